@@ -1,0 +1,67 @@
+"""Time as a thing that is passed in, so that a test can own it.
+
+Durations come from `monotonic`, which no jump of the wall clock moves; `now` is only for what people and AWS read.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import datetime, timezone
+from typing import Protocol
+
+
+class Stop(Protocol):
+    """What a sleep can be cut short by: a `threading.Event`, or the simulation's own."""
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
+class Clock(Protocol):
+    def now(self) -> datetime:
+        """The wall clock, UTC, aware."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds since an arbitrary moment; never jumps."""
+        ...
+
+    def sleep(self, seconds: float, until: Stop | None = None) -> bool:
+        """Wait `seconds`, or less where `until` is set; returns whether `until` is set."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> datetime:
+        return datetime.now(timezone.utc)
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float, until: Stop | None = None) -> bool:
+        if until is None:
+            time.sleep(max(0.0, seconds))
+            return False
+        return until.wait(max(0.0, seconds))
+
+
+def never() -> Stop:
+    """A stop that is never set."""
+    return threading.Event()
+
+
+def rfc3339(moment: datetime) -> str:
+    """`2026-11-21T08:00:00Z`: UTC, whole seconds, as AWS writes it."""
+    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_rfc3339(text: str) -> datetime:
+    """The moment an RFC 3339 string names; ValueError where it is none or has no zone."""
+    moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} names no time zone")
+    return moment.astimezone(timezone.utc)

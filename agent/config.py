@@ -1,0 +1,400 @@
+"""job.toml, every key of it, and the document that an instance gets: parsed once, frozen, all faults reported together.
+
+`KEYS` is the one table: the parser, the defaults, `fleetctl init` and the table in docs/job-toml.md are made from it.
+On the instance the same content is JSON, with what `request` decided beside it (`InstanceConfig`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spotheal.agent.errors import ConfigError
+from spotheal.agent.names import JOB_NAME, StoreUrl
+
+INSTANCE_SCHEMA_VERSION = 1
+REQUIRED: Any = object()
+_DURATION = re.compile(r"(\d+)\s*(s|m|h|d)")
+_DURATION_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds(duration: str) -> int:
+    """`"90s"`, `"20m"`, `"3h"`, `"2d"` as seconds; ValueError where it is none of these."""
+    match = _DURATION.fullmatch(duration.strip())
+    if not match:
+        raise ValueError("is not a duration such as 90s, 20m, 3h or 2d")
+    return int(match.group(1)) * _DURATION_SECONDS[match.group(2)]
+
+
+# ------------------------------------------------------------------------------------------- checks of a single value
+Check = Callable[[Any], str]  # "" where the value is good, else what is wrong with it ("must be …")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        return "must be a string"
+    return "must not hold control characters" if any(ord(c) < 32 or ord(c) == 127 for c in value) else ""
+
+
+def _matching(pattern: str, legal: str) -> Check:
+    return lambda value: _text(value) or ("" if re.fullmatch(pattern, value) else f"must be {legal}")
+
+
+def _one_of(*values: str) -> Check:
+    return lambda value: "" if value in values and isinstance(value, str) else "must be one of " + ", ".join(
+        f'"{legal}"' for legal in values
+    )
+
+
+def _boolean(value: Any) -> str:
+    return "" if isinstance(value, bool) else "must be true or false"
+
+
+def _integer(low: int, high: int) -> Check:
+    def check(value: Any) -> str:
+        good = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        return "" if good else f"must be a whole number from {low} to {high}"
+
+    return check
+
+
+def _amount(value: Any) -> str:
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9
+    return "" if good else "must be a number, 0 or more"
+
+
+def _duration(value: Any) -> str:
+    try:
+        return _text(value) or (seconds(value) and "")
+    except ValueError as fault:
+        return str(fault)
+
+
+def _argv(value: Any) -> str:
+    good = isinstance(value, list) and all(isinstance(word, str) and "\0" not in word for word in value)
+    return "" if good else 'must be a list of strings, such as ["python", "train.py"] (no shell reads it)'
+
+
+def _argvs(value: Any) -> str:
+    good = isinstance(value, list) and all(word and not _argv(word) for word in value)
+    return "" if good else 'must be a list of commands, each a list of strings, such as [["make", "data"]]'
+
+
+def _inside(value: Any) -> str:
+    """A path below the clone that cannot leave it."""
+    if _text(value):
+        return _text(value)
+    return "must be a path inside the repository" if value.startswith("/") or ".." in value.split("/") else ""
+
+
+def _insides(value: Any) -> str:
+    good = isinstance(value, list) and all(word and word != "." and not _inside(word) for word in value)
+    return "" if good else "must be a list of paths inside the repository"
+
+
+def _mount(value: Any) -> str:
+    safe = _matching(r"/[A-Za-z0-9._/-]+", "an absolute path of letters, digits and . _ - /")(value)
+    return safe or ("must not hold .." if ".." in value.split("/") else "")
+
+
+def _store(value: Any) -> str:
+    try:
+        return _text(value) or (value and StoreUrl.parse(value) and "")
+    except ValueError as fault:
+        return str(fault)
+
+
+def _gpus(value: Any) -> str:
+    return "" if value == "gpu" else _integer(1, 64)(value) and 'must be a whole number from 1 to 64, or "gpu"'
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of job.toml. `ready` is False where this version accepts only the default: better refused than ignored."""
+
+    table: str
+    name: str
+    default: Any
+    check: Check
+    says: str
+    ready: bool = True
+
+
+KEYS: tuple[Key, ...] = (
+    Key("job", "name", REQUIRED, _matching(JOB_NAME.pattern, "1 to 40 of a-z, 0-9 and -"), "the job's name"),
+    Key("job", "repository", REQUIRED, _text,
+        'https or ssh URL; "." carries this checkout\'s commit as a git bundle in the store; in a rehearsal any path'),
+    Key("job", "revision", "", _matching(r"[A-Za-z0-9._/@{}^~+-]*", "a branch, tag or commit"),
+        "branch, tag or commit; `request` pins it to a commit"),
+    Key("job", "command", REQUIRED, _argv, "the trainer, a list without a shell; ${SPOTHEAL_…} is expanded"),
+    Key("job", "resume_command", [], _argv, "from the second start on; default: command"),
+    Key("job", "setup", [], _argvs,
+        "commands run first, once per revision, setup and interpreter, in an environment of their own on the volume"),
+    Key("job", "directory", "", _inside, "folder of the clone in which everything runs"),
+    Key("job", "region", "", _matching(r"[a-z]{2}(-[a-z]+)+-\d|", "a region such as us-west-2"),
+        "written by init, so that tomorrow's shell finds the job"),
+    Key("job", "python", "", _text, "what `python` means; default: the machine image's environment with torch"),
+    Key("job", "keep", [], _insides, "paths of the clone that live on the volume"),
+    Key("job", "submodules", False, _boolean, "check out submodules too"),
+    Key("job", "set_aside_broken", False, _boolean,
+        "after two restarts without a step, set the newest checkpoint file aside"),
+    Key("job", "keep_on_failure", "0m", _duration, "leave a failed instance up for so long, for debugging"),
+    Key("job", "nproc_per_node", 1, _gpus, 'processes a machine, or "gpu" for one a GPU', ready=False),
+    Key("job", "nodes", "1", _matching(r"\d+(:\d+)?", 'a count or a range, "1" or "2:4"'), "machines", ready=False),
+    Key("volume", "name", "DL-datasets-checkpoints", _text, "Name tag of the volume"),
+    Key("volume", "size_gib", 100, _integer(1, 65536), "size in GiB"),
+    Key("volume", "type", "gp3", _one_of("gp3", "gp2", "io1", "io2", "st1", "sc1"), "EBS volume type"),
+    Key("volume", "mount", "/dltraining", _mount, "mount point; datasets/ checkpoints/ results/ logs/ lie below it"),
+    Key("volume", "filesystem", "xfs", _one_of("xfs", "ext4"), "filesystem of a new volume"),
+    Key("volume", "snapshot", "", _matching(r"(snap-[0-9a-f]+)?", "a snapshot id"), "start from this one (a dataset)"),
+    Key("volume", "initialization_rate", 0, _integer(0, 300), "MiB/s at which a restored volume is filled; 0 = lazily"),
+    Key("volume", "snapshot_every", "0m", _duration, "base snapshots, which make the next move small; 0m = none"),
+    Key("volume", "delete_superseded", True, _boolean, "false: old volumes and snapshots are left to the operator"),
+    Key("fleet", "engine", "spot-fleet", _one_of("spot-fleet", "ec2-fleet"), "AWS interface that keeps the capacity"),
+    Key("fleet", "harden", True, _boolean, "launch template with IMDSv2 required and a hop limit of 1"),
+    Key("fleet", "on_demand_after", "0m", _duration, "an on-demand instance after so long without spot; 0m = never",
+        ready=False),
+    Key("limits", "failures", 3, _integer(1, 100), "failures without a step gained between them that end the run"),
+    Key("limits", "hours", 0, _amount, "hours of the run after which it saves and ends; 0 = none"),
+    Key("limits", "dollars", 0, _amount, "dollars of instance time after which it saves and ends; 0 = none",
+        ready=False),
+    Key("cage", "mode", "on", _one_of("on", "imds", "off"), "how far the trainer is locked in"),
+    Key("cage", "user", "spotheal-trainer", _matching(r"[a-z_][a-z0-9_-]{0,31}", "a user name"),
+        "the user the trainer runs as, where it exists"),
+    Key("cage", "trainer_policy", "", _text, "policy file of a narrow role for the caged trainer", ready=False),
+    Key("store", "url", "", _store, "s3://bucket/prefix; default: bucket spotheal-<account>-<region>"),
+    Key("store", "results", "", _store, "where results go; default: the store", ready=False),
+    Key("notify", "webhook", "", _matching(r"(https?://\S+)?", "an http(s) URL"), "POSTed at every end", ready=False),
+    Key("notify", "sns", "", _matching(r"(arn:\S+)?", "a topic ARN"), "told at every end", ready=False),
+)
+FREE_TABLES = {
+    "environment": "NAME = \"value\": environment of the trainer",
+    "secrets": 'NAME = "ssm:/path" or "secretsmanager:id": fetched on the instance, never logged',
+}
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+# --------------------------------------------------------------------------------------------------- the frozen result
+@dataclass(frozen=True)
+class JobTable:
+    name: str
+    repository: str
+    revision: str
+    command: tuple[str, ...]
+    resume_command: tuple[str, ...]
+    setup: tuple[tuple[str, ...], ...]
+    directory: str
+    region: str
+    python: str
+    keep: tuple[str, ...]
+    submodules: bool
+    set_aside_broken: bool
+    keep_on_failure: str
+    nproc_per_node: int | str
+    nodes: str
+
+
+@dataclass(frozen=True)
+class VolumeTable:
+    name: str
+    size_gib: int
+    type: str
+    mount: str
+    filesystem: str
+    snapshot: str
+    initialization_rate: int
+    snapshot_every: str
+    delete_superseded: bool
+
+
+@dataclass(frozen=True)
+class FleetTable:
+    engine: str
+    harden: bool
+    on_demand_after: str
+
+
+@dataclass(frozen=True)
+class LimitsTable:
+    failures: int
+    hours: float
+    dollars: float
+
+
+@dataclass(frozen=True)
+class CageTable:
+    mode: str
+    user: str
+    trainer_policy: str
+
+
+@dataclass(frozen=True)
+class StoreTable:
+    url: str
+    results: str
+
+
+@dataclass(frozen=True)
+class NotifyTable:
+    webhook: str
+    sns: str
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """job.toml. Durations are kept as written; `config.seconds` reads them."""
+
+    job: JobTable
+    volume: VolumeTable
+    fleet: FleetTable
+    limits: LimitsTable
+    cage: CageTable
+    store: StoreTable
+    notify: NotifyTable
+    environment: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+
+    def to_document(self) -> dict[str, Any]:
+        """Plain tables, as job.toml has them: `parse_job(config.to_document())` gives `config` again."""
+        document: dict[str, Any] = {}
+        for key in KEYS:
+            value = getattr(getattr(self, key.table), key.name)
+            document.setdefault(key.table, {})[key.name] = _plain(value)
+        return document | {"environment": dict(self.environment), "secrets": dict(self.secrets)}
+
+
+_TABLES = {"job": JobTable, "volume": VolumeTable, "fleet": FleetTable, "limits": LimitsTable, "cage": CageTable,
+           "store": StoreTable, "notify": NotifyTable}
+
+
+def parse_job(document: Mapping[str, Any], *, source: str = "job.toml") -> JobConfig:
+    """The configuration that `document` (tables of job.toml) describes.
+
+    Raises ConfigError, whose message has one line a fault: `source: [table] key: what is wrong`.
+    """
+    faults: list[str] = []
+    values: dict[str, dict[str, Any]] = {table: {} for table in _TABLES}
+    for table in document:
+        if table not in _TABLES and table not in FREE_TABLES:
+            faults.append(f"[{table}] is no table; there are {', '.join([*_TABLES, *FREE_TABLES])}")
+    for table in _TABLES:
+        given = document.get(table, {})
+        if not isinstance(given, Mapping):
+            faults.append(f"{table} must be a table, [{table}]")
+            continue
+        keys = {key.name: key for key in KEYS if key.table == table}
+        faults += [f"[{table}] {name}: no such key; there are {', '.join(keys)}" for name in given if name not in keys]
+        for key in keys.values():
+            value, fault = _value(key, given)
+            values[table][key.name] = value
+            if fault:
+                faults.append(f"[{table}] {key.name}: {fault}")
+    for table in FREE_TABLES:
+        faults += _free_faults(table, document.get(table, {}))
+    if not faults and not document["job"]["command"]:
+        faults.append("[job] command: must name a program")
+    if faults:
+        raise ConfigError(
+            "\n".join(f"{source}: {fault}" for fault in faults), next_step=f"correct {source}; docs/job-toml.md lists every key"
+        )
+    tables = {name: cls(**{key: _frozen(value) for key, value in values[name].items()}) for name, cls in _TABLES.items()}
+    free = {name: dict(document.get(name, {})) for name in FREE_TABLES}
+    return JobConfig(**tables, **free)
+
+
+def _value(key: Key, given: Mapping[str, Any]) -> tuple[Any, str]:
+    if key.name not in given:
+        return (None, "is required") if key.default is REQUIRED else (key.default, "")
+    value = given[key.name]
+    fault = key.check(value)
+    if not fault and not key.ready and value != key.default:
+        fault = f"is not supported by this version; leave it out (default {json.dumps(key.default)})"
+    return value, fault
+
+
+def _free_faults(table: str, given: Any) -> list[str]:
+    if not isinstance(given, Mapping):
+        return [f"{table} must be a table, [{table}]"]
+    faults = []
+    for name, value in given.items():
+        if not _VARIABLE.fullmatch(name):
+            faults.append(f"[{table}] {name!r}: is no name of an environment variable")
+        elif name.startswith("SPOTHEAL_"):
+            faults.append(f"[{table}] {name}: names that begin with SPOTHEAL_ are the agent's")
+        elif not isinstance(value, str) or "\0" in value:
+            faults.append(f"[{table}] {name}: must be a string")
+        elif table == "secrets":
+            faults.append("[secrets] is not supported by this version; leave it out")
+    return faults
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+# --------------------------------------------------------------------------------------------- what an instance is told
+_RUN_PATTERNS = {
+    "id": r"[0-9A-Za-z]{1,40}",
+    "region": r"[a-z]{2}(-[a-z]+)+-\d",
+    "store": r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[A-Za-z0-9!_.*'()/-]+",
+    "revision": r"[0-9a-f]{40}([0-9a-f]{24})?",
+    "requested_at": r"[0-9TZ:+.-]*",
+}
+
+
+@dataclass(frozen=True)
+class InstanceConfig:
+    """The document in the user data: the job, and what `request` decided.
+
+    `store` is the run's prefix, `s3://bucket/prefix/<job>/<run>`. `revision` is a full commit id. `store` and `region`
+    are all that an instance needs to find everything else.
+    """
+
+    job: JobConfig
+    run: str
+    region: str
+    store: StoreUrl
+    revision: str
+    requested_at: str = ""  # RFC 3339; limits.hours counts from here
+
+    def to_json(self) -> str:
+        run = {"id": self.run, "region": self.region, "store": str(self.store), "revision": self.revision,
+               "requested_at": self.requested_at}
+        document = {"schema_version": INSTANCE_SCHEMA_VERSION, "run": run, **self.job.to_document()}
+        return json.dumps(document, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "the agent's configuration") -> InstanceConfig:
+        """Raises ConfigError that lists all faults."""
+        try:
+            document = json.loads(text)
+        except ValueError as fault:
+            raise ConfigError(f"{source} is not JSON: {fault}", next_step="render it again with `fleetctl request`") from None
+        if not isinstance(document, dict):
+            raise ConfigError(f"{source} must be a JSON object", next_step="render it again with `fleetctl request`")
+        version = document.pop("schema_version", None)
+        faults = [] if version == INSTANCE_SCHEMA_VERSION else [f"schema_version: must be {INSTANCE_SCHEMA_VERSION}"]
+        run = document.pop("run", None)
+        own: dict[str, str] = {}
+        for name, pattern in _RUN_PATTERNS.items():
+            value = run.get(name, "" if name == "requested_at" else None) if isinstance(run, dict) else None
+            if not isinstance(value, str) or not re.fullmatch(pattern, value):
+                faults.append(f"[run] {name}: is missing or not of the form {pattern}")
+            own[name] = str(value)
+        job = None
+        try:
+            job = parse_job(document, source=source)
+        except ConfigError as fault:
+            faults.append(fault.message)
+        if faults or job is None:
+            raise ConfigError("\n".join(f if f.startswith(source) else f"{source}: {f}" for f in faults),
+                              next_step="render it again with `fleetctl request`")
+        return cls(job=job, run=own["id"], region=own["region"], store=StoreUrl.parse(own["store"]),
+                   revision=own["revision"], requested_at=own["requested_at"])

@@ -1,0 +1,91 @@
+"""Errors as every other module sees them: what failed, whether trying again can help, and what to do next.
+
+`ec2`, `store`, `metadata` and `host` translate what they meet into these; above them no AWS code and no errno is
+looked at. A message is one sentence of what failed and why; `next_step` is what a person should do about it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of `fleetctl` (and of `spotheal-agent`, which uses a subset)."""
+
+    OK = 0
+    UNEXPECTED = 1
+    USAGE = 2
+    PERMISSION = 3
+    NOT_FOUND = 4
+    CAPACITY = 5
+    WAIT_TIMED_OUT = 6
+    JOB_FAILED = 7
+    CONFLICT = 8
+    INTERRUPTED = 130
+
+
+class SpothealError(Exception):
+    """Base of all our errors.
+
+    `code` is AWS's error code and `request_id` its request, both empty where AWS was not involved.
+    """
+
+    exit_code = ExitCode.UNEXPECTED
+
+    def __init__(self, message: str, *, next_step: str = "", code: str = "", request_id: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.next_step = next_step
+        self.code = code
+        self.request_id = request_id
+
+    def __str__(self) -> str:
+        aws = ", ".join(part for part in (self.code, f"request {self.request_id}" if self.request_id else "") if part)
+        text = f"{self.message} ({aws})" if aws else self.message
+        return f"{text}\n  next: {self.next_step}" if self.next_step else text
+
+
+class Retryable(SpothealError):
+    """Waiting and asking again may help: throttling, a describe that is stale, a network that is down."""
+
+
+class Fatal(SpothealError):
+    """Asking again gives the same answer: permission, configuration, a limit of the account."""
+
+
+class ConfigError(Fatal):
+    """The configuration is wrong; the message lists all its faults, one a line."""
+
+    exit_code = ExitCode.USAGE
+
+
+class PermissionDenied(Fatal):
+    """No credentials, or credentials that are not allowed to do this."""
+
+    exit_code = ExitCode.PERMISSION
+
+
+class NotFound(SpothealError):
+    """The named thing is not there (or not yet: whether to wait is the caller's decision)."""
+
+    exit_code = ExitCode.NOT_FOUND
+
+
+class Conflict(SpothealError):
+    """Somebody else got there first, or the thing exists already with other properties."""
+
+    exit_code = ExitCode.CONFLICT
+
+
+class CapacityError(SpothealError):
+    """No spot capacity, price too low, or a quota."""
+
+    exit_code = ExitCode.CAPACITY
+
+
+class WaitTimedOut(SpothealError):
+    exit_code = ExitCode.WAIT_TIMED_OUT
+
+
+class JobFailed(SpothealError):
+    exit_code = ExitCode.JOB_FAILED

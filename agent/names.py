@@ -1,0 +1,154 @@
+"""The names both sides agree on: tags, states, the layout of the store, the status document. Standard library only."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+# ---------------------------------------------------------------------------------------------------------------- tags
+TAG_JOB = "spotheal:job"
+TAG_RUN = "spotheal:run"
+TAG_TERM = "spotheal:term"
+TAG_STATE = "spotheal:state"
+TAG_PURPOSE = "spotheal:purpose"
+TAG_FLEET = "spotheal:fleet"
+TAG_REASON = "spotheal:reason"
+TAG_SAVED_STEP = "spotheal:saved-step"
+TAG_NAME = "Name"
+TAG_FLEET_REQUEST = "aws:ec2spot:fleet-request-id"  # put on instances by Spot Fleet
+TAG_EC2_FLEET = "aws:ec2:fleet-id"  # put on instances by EC2 Fleet
+
+
+class VolumeState(str, Enum):
+    """`spotheal:state` of a volume."""
+
+    NEW = "new"  # made by `request`, never written by a trainer; the only state that may be formatted
+    MOVING = "moving"  # half made in another zone; superseded, never promoted, by a later term
+    CURRENT = "current"  # the job's volume (the highest term wins)
+    SUPERSEDED = "superseded"  # a verified successor exists
+    DONE = "done"  # the run has ended
+
+
+class Purpose(str, Enum):
+    """`spotheal:purpose` of a snapshot."""
+
+    HANDOVER = "handover"  # left by a writer that unmounted first: complete, may be adopted
+    BASE = "base"  # taken of a mounted volume: only makes the next snapshot small
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+JOB_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+def new_run_id(now: datetime) -> str:
+    """A ULID: 26 characters that sort by time (48 bits of milliseconds, 80 random bits)."""
+    value = (int(now.timestamp() * 1000) << 80) | secrets.randbits(80)
+    return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def default_bucket(account: str, region: str) -> str:
+    return f"spotheal-{account}-{region}"
+
+
+def volume_token(run: str, term: int, zone: str, snapshot: str, attempt: int) -> str:
+    """ClientToken of CreateVolume: 60 hex digits, so that a retry of the same decision cannot make a second volume."""
+    return hashlib.sha256("\0".join((run, str(term), zone, snapshot, str(attempt))).encode()).hexdigest()[:60]
+
+
+# ------------------------------------------------------------------------------------------------- layout of the store
+@dataclass(frozen=True)
+class StoreLayout:
+    """Keys below `s3://bucket/prefix/<job>/<run>/`, relative to that prefix."""
+
+    job_document = "job.json"  # what `request` decided: the instance's configuration, the fleet's id beside it
+    fleet_document = "fleet.json"  # {"fleet_id", "engine", "requested_at", "request": {...}}
+    manifest = "agent/manifest.json"  # {"files": [{"name", "sha256", "size"}]}: the wheelhouse
+    wheels = "agent/wheels/"
+    repository_bundle = "agent/repository.bundle"  # where repository = "."
+    status = "status.json"
+    ledger = "ledger.jsonl"
+    logs = "logs/"  # logs/<instance>/agent.jsonl, logs/<instance>/trainer.log
+    results = "results/"
+    launches = "launches/"  # launches/<instance>.json, put before anything can fail
+    terms = "terms/"
+
+    @staticmethod
+    def term(number: int) -> str:
+        """`terms/<n>`: a claim, put with `If-None-Match: *`."""
+        return f"terms/{number}"
+
+    @staticmethod
+    def launch(instance: str) -> str:
+        return f"launches/{instance}.json"
+
+    @staticmethod
+    def agent_log(instance: str) -> str:
+        return f"logs/{instance}/agent.jsonl"
+
+    @staticmethod
+    def trainer_log(instance: str) -> str:
+        return f"logs/{instance}/trainer.log"
+
+
+LAYOUT = StoreLayout()
+
+
+@dataclass(frozen=True)
+class StoreUrl:
+    """`s3://bucket/prefix` taken apart; `prefix` has no slash at either end and may be empty."""
+
+    bucket: str
+    prefix: str
+
+    @classmethod
+    def parse(cls, url: str) -> StoreUrl:
+        """ValueError where `url` is not `s3://bucket[/prefix]`."""
+        match = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([A-Za-z0-9!_.*'()/-]*))?", url)
+        if not match:
+            raise ValueError(f"{url!r} is not of the form s3://bucket/prefix")
+        return cls(match.group(1), (match.group(2) or "").strip("/"))
+
+    def below(self, *parts: str) -> StoreUrl:
+        return StoreUrl(self.bucket, "/".join(part for part in (self.prefix, *parts) if part))
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}" if self.prefix else f"s3://{self.bucket}"
+
+
+# --------------------------------------------------------------------------------------------------------------- ends
+class Phase(str, Enum):
+    """`phase` of status.json: where the run is. The last five are ends and cancel the fleet."""
+
+    REQUESTED = "requested"
+    BOOTING = "booting"
+    HEALING = "healing"
+    TRAINING = "training"
+    INTERRUPTED = "interrupted"  # handed over; the fleet replaces the instance
+    DONE = "done"
+    FAILED = "failed"
+    SETUP_FAILED = "set-up failed"
+    LIMIT = "limit"
+    PARKED = "parked"
+
+    @property
+    def is_end(self) -> bool:
+        return self in (Phase.DONE, Phase.FAILED, Phase.SETUP_FAILED, Phase.LIMIT, Phase.PARKED)
+
+
+STATUS_SCHEMA_VERSION = 1
+HEARTBEAT_SECONDS = 60.0
+SILENT_SECONDS = 600.0  # no heartbeat for so long, seen twice SILENT_CONFIRM_SECONDS apart: the holder is fenced
+SILENT_CONFIRM_SECONDS = 60.0
+SNAPSHOTS_KEPT = 2
+
+# status.json, every key (absent figures are null; times RFC 3339 UTC):
+#   schema_version, job, run, phase, reason, heartbeat, term, fleet,
+#   instance, instance_type, zone, attempt (of the trainer on this run), launches,
+#   volume, revision,
+#   progress: {step, steps_total, epoch, loss, samples_per_second, metrics: {...}, saved: {step, path, time}} or null,
+#   notice: {kind, action, deadline} or null

@@ -1,0 +1,1 @@
+"""The IAM policies of the instance, of the fleet and of the operator."""

@@ -1,0 +1,1 @@
+"""What the trainer may import: crash-safe checkpoints, exact resume, the notice. Needs torch; nothing of AWS."""
