@@ -1,0 +1,100 @@
+"""boto3 clients as this project uses them, and AWS's errors as ours.
+
+One retry policy a call (botocore's `standard`); waiting for states is the caller's. Throttling that outlasts it is
+`Retryable`. The endpoint comes from AWS_ENDPOINT_URL, the credentials from boto3's usual chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from spotheal.agent.errors import CapacityError, Conflict, Fatal, NotFound, PermissionDenied, Retryable, SpothealError
+
+# Names are AWS's; sources: EC2 API reference "Error codes", S3 API reference "Error responses".
+_RETRYABLE = {
+    "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException", "SlowDown", "InternalError",
+    "InternalFailure", "ServiceUnavailable", "Unavailable", "RequestTimeout", "RequestExpired", "500", "502", "503", "504",
+    "ConditionalRequestConflict", "OperationAborted", "SnapshotCreationPerVolumeRateExceeded", "IncorrectState",
+    "ConcurrentSnapshotLimitExceeded", "RequestTimeTooSkewed",
+}  # fmt: skip
+_PERMISSION = {
+    "UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "AuthFailure", "InvalidClientTokenId",
+    "ExpiredToken", "ExpiredTokenException", "SignatureDoesNotMatch", "OptInRequired", "UnrecognizedClientException",
+    "InvalidAccessKeyId", "403",
+}  # fmt: skip
+_CAPACITY = {
+    "InsufficientInstanceCapacity", "SpotMaxPriceTooLow", "MaxSpotInstanceCountExceeded", "VcpuLimitExceeded",
+    "InstanceLimitExceeded", "VolumeLimitExceeded", "SnapshotLimitExceeded", "MaxSpotFleetRequestCountExceeded",
+    "AttachmentLimitExceeded",
+}  # fmt: skip
+_CONFLICT = {"PreconditionFailed", "412", "VolumeInUse", "InvalidVolume.ZoneMismatch", "IdempotentParameterMismatch"}
+_NEXT_STEP = {
+    PermissionDenied: "check the credentials in use with `aws sts get-caller-identity`; `fleetctl iam` prints the policies needed",
+    CapacityError: "allow more instance types and zones in spot_fleet_config.json, or raise the quota named",
+}
+
+
+def client(service: str, region: str, session: Any = None) -> Any:
+    """A boto3 client for `service` in `region`; imports boto3 only now (it costs a third of a second)."""
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        retries={"mode": "standard", "total_max_attempts": 5},
+        connect_timeout=5,
+        read_timeout=20,
+        user_agent_extra="spotheal",
+        s3={"addressing_style": "path"} if _has_own_endpoint() else None,
+    )
+    return (session or boto3.session.Session()).client(service, region_name=region, config=config)
+
+
+def _has_own_endpoint() -> bool:
+    """A bucket's name as host name resolves only at AWS."""
+    import os
+
+    return bool(os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_S3"))
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Raise what AWS answers inside as our errors; `what` completes "could not …"."""
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+
+    try:
+        yield
+    except ClientError as error:
+        raise from_client_error(what, error) from error
+    except (NoCredentialsError, PartialCredentialsError) as error:
+        raise PermissionDenied(
+            f"could not {what}: no AWS credentials were found",
+            next_step="`aws configure`, or set AWS_PROFILE; on an instance, give it the instance profile",
+        ) from error
+    except BotoCoreError as error:  # connection, timeout, a reply that cannot be read
+        raise Retryable(f"could not {what}: {error}") from error
+
+
+def from_client_error(what: str, error: Any) -> SpothealError:
+    """Our error for a botocore ClientError."""
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    said = str(error.response.get("Error", {}).get("Message", ""))
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    request_id = str(error.response.get("ResponseMetadata", {}).get("RequestId", ""))
+    kind = _kind(code, status)
+    return kind(f"could not {what}: {said or code}", next_step=_NEXT_STEP.get(kind, ""), code=code, request_id=request_id)
+
+
+def _kind(code: str, status: int) -> type[SpothealError]:
+    if code in _PERMISSION:
+        return PermissionDenied
+    if code in _CAPACITY:
+        return CapacityError
+    if code in _CONFLICT:
+        return Conflict
+    if code in _RETRYABLE:
+        return Retryable
+    if code.endswith(".NotFound") or code in ("NoSuchKey", "NoSuchBucket", "404", "InvalidSpotFleetRequestId.NotFound"):
+        return NotFound
+    return Retryable if status >= 500 or status == 429 else Fatal
