@@ -1,0 +1,81 @@
+"""What happened to the run, one JSON line an event, in the store: what `status`, the receipt and the rehearsal read.
+
+Events (fields beside time, event, id, instance, zone, term): `boot` (instance_type), `volume` (volume, moved_from,
+device), `trainer-started` (attempt, resumed_step), `trainer-ended` (attempt, kind, exit_code, signal, last_step,
+saved_step, reason), `notice` (action, deadline), `rebalance`, `handover` (snapshot, saved_step, seconds), `end` (phase,
+reason).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from spotheal.agent.clock import Clock, rfc3339
+from spotheal.agent.errors import Retryable
+from spotheal.agent.names import LAYOUT
+from spotheal.agent.store import Store
+
+
+class Ledger:
+    """Keeps events until the store has them: a store that is down delays them and never stops the run."""
+
+    def __init__(self, store: Store, clock: Clock, instance: str, zone: str) -> None:
+        self._store, self._clock = store, clock
+        self._fixed = {"instance": instance, "zone": zone}
+        self._pending: list[str] = []
+        self._count = 0
+        self._lock = threading.Lock()
+        self.term: int | None = None
+
+    def add(self, event: str, **fields: Any) -> None:
+        with self._lock:
+            self._count += 1
+            moment = self._clock.now()
+            # The id makes each line unique, so that an append made twice is seen once.
+            identity = f"{self._fixed['instance']}-{int(moment.timestamp() * 1000):x}-{self._count}"
+            line = {"time": rfc3339(moment), "event": event, "id": identity, **self._fixed, "term": self.term, **fields}
+            self._pending.append(json.dumps(line))
+        self.flush()
+
+    def flush(self) -> bool:
+        """Whether the store has everything now."""
+        with self._lock:
+            if self._pending:
+                try:
+                    self._store.append_lines(LAYOUT.ledger, self._pending)
+                except Retryable:
+                    return False
+                self._pending.clear()
+            return True
+
+
+def read_events(text: str) -> list[dict[str, Any]]:
+    """The events of a ledger, in order, each once; lines that are no event are left out."""
+    events: dict[str, dict[str, Any]] = {}
+    for line in text.splitlines():
+        event = _event(line)
+        if event is not None:
+            events.setdefault(str(event.get("id", line)), event)
+    return list(events.values())
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+
+
+def steps_redone(events: Iterable[dict[str, Any]]) -> int:
+    """Steps that were done again after a resume: for each start, how far the run had been beyond where it began."""
+    furthest, redone = 0, 0
+    for event in events:
+        if event["event"] == "trainer-started" and isinstance(event.get("resumed_step"), int):
+            redone += max(0, furthest - event["resumed_step"])
+        if event["event"] == "trainer-ended" and isinstance(event.get("last_step"), int):
+            furthest = max(furthest, event["last_step"])
+    return redone

@@ -1,0 +1,183 @@
+"""The run's prefix in S3: everything that must be readable when no instance is alive. The only module that knows S3.
+
+Layout: `names.StoreLayout`. S3 is strongly consistent; the two things that need more than that are claims
+(`If-None-Match: *`, so that one writer wins) and appends (`If-Match`, so that two writers lose nothing).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.errors import Conflict, NotFound, Retryable
+from spotheal.agent.names import LAYOUT, StoreUrl
+
+_APPEND_TRIES = 20
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`terms/<number>`: this instance is the writer from now on; every lower number is fenced."""
+
+    number: int
+    instance: str
+    zone: str
+    time: str  # RFC 3339
+
+
+class Store:
+    """One run's prefix. `client` is a boto3 S3 client, `url` the prefix of the run."""
+
+    def __init__(self, client: Any, url: StoreUrl) -> None:
+        self._s3 = client
+        self.url = url
+
+    # ------------------------------------------------------------------------------------------------------- objects
+    def get_bytes(self, key: str) -> bytes | None:
+        """The object's content, or None where there is none."""
+        found = self._get(key)
+        return None if found is None else found[0]
+
+    def put_bytes(self, key: str, body: bytes, content_type: str = "application/octet-stream") -> None:
+        with translated(f"write {self._name(key)}"):
+            self._s3.put_object(Bucket=self.url.bucket, Key=self._key(key), Body=body, ContentType=content_type)
+
+    def get_json(self, key: str) -> dict[str, Any] | None:
+        """The JSON object at `key`, or None where there is none; Retryable where it cannot be read as one."""
+        body = self.get_bytes(key)
+        if body is None:
+            return None
+        try:
+            document = json.loads(body)
+        except ValueError as fault:
+            raise Retryable(f"{self._name(key)} is not JSON: {fault}") from fault
+        if not isinstance(document, dict):
+            raise Retryable(f"{self._name(key)} is not a JSON object")
+        return document
+
+    def put_json(self, key: str, body: Mapping[str, Any]) -> None:
+        self.put_bytes(key, json.dumps(body, indent=1).encode(), "application/json")
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Upload a file of any size (in parts where it is large); OSError where it cannot be read."""
+        with translated(f"write {self._name(key)}"):
+            self._s3.upload_file(str(path), self.url.bucket, self._key(key))
+
+    def download(self, key: str, path: Path) -> None:
+        """NotFound where there is no such object."""
+        with translated(f"read {self._name(key)}"):
+            self._s3.download_file(self.url.bucket, self._key(key), str(path))
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Keys below `prefix`, relative to the run, sorted by S3."""
+        return [key for key, _ in self.sizes(prefix)]
+
+    def sizes(self, prefix: str = "") -> list[tuple[str, int]]:
+        """Keys below `prefix` with their sizes in bytes."""
+        start = len(self._key(""))
+        found: list[tuple[str, int]] = []
+        with translated(f"list {self._name(prefix)}"):
+            pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self.url.bucket, Prefix=self._key(prefix))
+            for page in pages:
+                found += [(item["Key"][start:], int(item["Size"])) for item in page.get("Contents", [])]
+        return found
+
+    def delete(self, key: str) -> None:
+        with translated(f"delete {self._name(key)}"):
+            self._s3.delete_object(Bucket=self.url.bucket, Key=self._key(key))
+
+    # --------------------------------------------------------------------------------------------------------- terms
+    def claim_term(self, claim: Claim) -> bool:
+        """Claim `claim.number`; False where another instance has it.
+
+        A claim whose reply was lost is found again: the stored claim names this instance.
+        """
+        body = json.dumps(asdict(claim)).encode()
+        if self._put_if(LAYOUT.term(claim.number), body, None):
+            return True
+        stored = self.term(claim.number)
+        return stored is not None and stored.instance == claim.instance
+
+    def term(self, number: int) -> Claim | None:
+        document = self.get_json(LAYOUT.term(number))
+        if document is None:
+            return None
+        return Claim(number, str(document["instance"]), str(document["zone"]), str(document["time"]))
+
+    def highest_term(self) -> Claim | None:
+        """The claim that fences all others, or None before the first."""
+        numbers = [int(match.group(1)) for key in self.keys(LAYOUT.terms) if (match := re.fullmatch(r"terms/(\d+)", key))]
+        return self.term(max(numbers)) if numbers else None
+
+    # ------------------------------------------------------------------------------------------- status and launches
+    def read_status(self) -> dict[str, Any] | None:
+        return self.get_json(LAYOUT.status)
+
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        self.put_json(LAYOUT.status, status)
+
+    def count_launch(self, instance: str, body: Mapping[str, Any]) -> None:
+        """Put `launches/<instance>.json`; the same instance again replaces it."""
+        self.put_json(LAYOUT.launch(instance), {"instance": instance, **body})
+
+    def launches(self) -> list[dict[str, Any]]:
+        """All launches of the run, by time."""
+        found = [document for key in self.keys(LAYOUT.launches) if (document := self.get_json(key)) is not None]
+        return sorted(found, key=lambda launch: (str(launch.get("time", "")), str(launch.get("instance", ""))))
+
+    # -------------------------------------------------------------------------------------------------------- append
+    def append_lines(self, key: str, lines: Iterable[str]) -> None:
+        """Append to a text object; each line at most once, also where a reply was lost and the call is made again.
+
+        Retryable where other writers win too often in a row. S3 has no append: the object is read and put again under
+        `If-Match`, so it must stay small (a ledger, not a log).
+        """
+        new = list(lines)
+        for _ in range(_APPEND_TRIES):
+            found = self._get(key)
+            old, etag = (b"", None) if found is None else found
+            present = set(old.decode().splitlines())
+            missing = [line for line in new if line not in present]
+            if not missing:
+                return
+            if self._put_if(key, old + "".join(f"{line}\n" for line in missing).encode(), etag):
+                return
+        raise Retryable(f"could not append to {self._name(key)}: others wrote it {_APPEND_TRIES} times in a row")
+
+    # --------------------------------------------------------------------------------------------------------- inside
+    def _put_if(self, key: str, body: bytes, etag: str | None) -> bool:
+        """Put where the object is still `etag` (None: absent); False where it is not."""
+        condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
+        try:
+            with translated(f"write {self._name(key)}"):
+                self._s3.put_object(Bucket=self.url.bucket, Key=self._key(key), Body=body, **condition)
+        except (Conflict, NotFound):  # NotFound: If-Match on an object that was deleted meanwhile
+            return False
+        except Retryable as error:
+            if error.code == "ConditionalRequestConflict":  # 409: a race; the loser looks again
+                return False
+            raise
+        return True
+
+    def _get(self, key: str) -> tuple[bytes, str] | None:
+        try:
+            with translated(f"read {self._name(key)}"):
+                answer = self._s3.get_object(Bucket=self.url.bucket, Key=self._key(key))
+                return answer["Body"].read(), str(answer["ETag"])
+        except NotFound as error:
+            if error.code == "NoSuchBucket":
+                raise NotFound(
+                    f"the store's bucket {self.url.bucket} does not exist", next_step="`fleetctl request` makes it"
+                ) from error
+            return None
+
+    def _key(self, key: str) -> str:
+        return f"{self.url.prefix}/{key}" if self.url.prefix else key
+
+    def _name(self, key: str) -> str:
+        return f"{self.url}/{key}"
