@@ -48,7 +48,8 @@ def client(service: str, region: str, session: Any = None) -> Any:
         user_agent_extra="spotheal",
         s3={"addressing_style": "path"} if _has_own_endpoint() else None,
     )
-    return (session or boto3.session.Session()).client(service, region_name=region, config=config)
+    maker: Any = session or boto3.session.Session()  # the stubs know only literal service names
+    return maker.client(service, region_name=region, config=config)
 
 
 def _has_own_endpoint() -> bool:
@@ -83,7 +84,9 @@ def from_client_error(what: str, error: Any) -> SpothealError:
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     request_id = str(error.response.get("ResponseMetadata", {}).get("RequestId", ""))
     kind = _kind(code, status)
-    return kind(f"could not {what}: {said or code}", next_step=_NEXT_STEP.get(kind, ""), code=code, request_id=request_id)
+    return kind(
+        f"could not {what}: {said or code}", next_step=_NEXT_STEP.get(kind, ""), code=code, request_id=request_id
+    )
 
 
 def _kind(code: str, status: int) -> type[SpothealError]:

@@ -44,8 +44,10 @@ def _matching(pattern: str, legal: str) -> Check:
 
 
 def _one_of(*values: str) -> Check:
-    return lambda value: "" if value in values and isinstance(value, str) else "must be one of " + ", ".join(
-        f'"{legal}"' for legal in values
+    return lambda value: (
+        ""
+        if value in values and isinstance(value, str)
+        else "must be one of " + ", ".join(f'"{legal}"' for legal in values)
     )
 
 
@@ -67,10 +69,13 @@ def _amount(value: Any) -> str:
 
 
 def _duration(value: Any) -> str:
+    if _text(value):
+        return _text(value)
     try:
-        return _text(value) or (seconds(value) and "")
+        seconds(value)
     except ValueError as fault:
         return str(fault)
+    return ""
 
 
 def _argv(value: Any) -> str:
@@ -101,10 +106,13 @@ def _mount(value: Any) -> str:
 
 
 def _store(value: Any) -> str:
+    if _text(value) or not value:
+        return _text(value)
     try:
-        return _text(value) or (value and StoreUrl.parse(value) and "")
+        StoreUrl.parse(value)
     except ValueError as fault:
         return str(fault)
+    return ""
 
 
 def _gpus(value: Any) -> str:
@@ -125,22 +133,47 @@ class Key:
 
 KEYS: tuple[Key, ...] = (
     Key("job", "name", REQUIRED, _matching(JOB_NAME.pattern, "1 to 40 of a-z, 0-9 and -"), "the job's name"),
-    Key("job", "repository", REQUIRED, _text,
-        'https or ssh URL; "." carries this checkout\'s commit as a git bundle in the store; in a rehearsal any path'),
-    Key("job", "revision", "", _matching(r"[A-Za-z0-9._/@{}^~+-]*", "a branch, tag or commit"),
-        "branch, tag or commit; `request` pins it to a commit"),
+    Key(
+        "job",
+        "repository",
+        REQUIRED,
+        _text,
+        'https or ssh URL; "." carries this checkout\'s commit as a git bundle in the store; in a rehearsal any path',
+    ),
+    Key(
+        "job",
+        "revision",
+        "",
+        _matching(r"[A-Za-z0-9._/@{}^~+-]*", "a branch, tag or commit"),
+        "branch, tag or commit; `request` pins it to a commit",
+    ),
     Key("job", "command", REQUIRED, _argv, "the trainer, a list without a shell; ${SPOTHEAL_…} is expanded"),
     Key("job", "resume_command", [], _argv, "from the second start on; default: command"),
-    Key("job", "setup", [], _argvs,
-        "commands run first, once per revision, setup and interpreter, in an environment of their own on the volume"),
+    Key(
+        "job",
+        "setup",
+        [],
+        _argvs,
+        "commands run first, once per revision, setup and interpreter, in an environment of their own on the volume",
+    ),
     Key("job", "directory", "", _inside, "folder of the clone in which everything runs"),
-    Key("job", "region", "", _matching(r"[a-z]{2}(-[a-z]+)+-\d|", "a region such as us-west-2"),
-        "written by init, so that tomorrow's shell finds the job"),
+    Key(
+        "job",
+        "region",
+        "",
+        _matching(r"[a-z]{2}(-[a-z]+)+-\d|", "a region such as us-west-2"),
+        "written by init, so that tomorrow's shell finds the job",
+    ),
     Key("job", "python", "", _text, "what `python` means; default: the machine image's environment with torch"),
     Key("job", "keep", [], _insides, "paths of the clone that live on the volume"),
     Key("job", "submodules", False, _boolean, "check out submodules too"),
-    Key("job", "set_aside_broken", False, _boolean,
-        "after two restarts without a step, set the newest checkpoint file aside"),
+    Key(
+        "job",
+        "set_aside_broken",
+        False,
+        _boolean,
+        "after two restarts without a step, set the newest checkpoint file aside",
+    ),
     Key("job", "keep_on_failure", "0m", _duration, "leave a failed instance up for so long, for debugging"),
     Key("job", "nproc_per_node", 1, _gpus, 'processes a machine, or "gpu" for one a GPU', ready=False),
     Key("job", "nodes", "1", _matching(r"\d+(:\d+)?", 'a count or a range, "1" or "2:4"'), "machines", ready=False),
@@ -155,15 +188,27 @@ KEYS: tuple[Key, ...] = (
     Key("volume", "delete_superseded", True, _boolean, "false: old volumes and snapshots are left to the operator"),
     Key("fleet", "engine", "spot-fleet", _one_of("spot-fleet", "ec2-fleet"), "AWS interface that keeps the capacity"),
     Key("fleet", "harden", True, _boolean, "launch template with IMDSv2 required and a hop limit of 1"),
-    Key("fleet", "on_demand_after", "0m", _duration, "an on-demand instance after so long without spot; 0m = never",
-        ready=False),
+    Key(
+        "fleet",
+        "on_demand_after",
+        "0m",
+        _duration,
+        "an on-demand instance after so long without spot; 0m = never",
+        ready=False,
+    ),
     Key("limits", "failures", 3, _integer(1, 100), "failures without a step gained between them that end the run"),
     Key("limits", "hours", 0, _amount, "hours of the run after which it saves and ends; 0 = none"),
-    Key("limits", "dollars", 0, _amount, "dollars of instance time after which it saves and ends; 0 = none",
-        ready=False),
+    Key(
+        "limits", "dollars", 0, _amount, "dollars of instance time after which it saves and ends; 0 = none", ready=False
+    ),
     Key("cage", "mode", "on", _one_of("on", "imds", "off"), "how far the trainer is locked in"),
-    Key("cage", "user", "spotheal-trainer", _matching(r"[a-z_][a-z0-9_-]{0,31}", "a user name"),
-        "the user the trainer runs as, where it exists"),
+    Key(
+        "cage",
+        "user",
+        "spotheal-trainer",
+        _matching(r"[a-z_][a-z0-9_-]{0,31}", "a user name"),
+        "the user the trainer runs as, where it exists",
+    ),
     Key("cage", "trainer_policy", "", _text, "policy file of a narrow role for the caged trainer", ready=False),
     Key("store", "url", "", _store, "s3://bucket/prefix; default: bucket spotheal-<account>-<region>"),
     Key("store", "results", "", _store, "where results go; default: the store", ready=False),
@@ -171,7 +216,7 @@ KEYS: tuple[Key, ...] = (
     Key("notify", "sns", "", _matching(r"(arn:\S+)?", "a topic ARN"), "told at every end", ready=False),
 )
 FREE_TABLES = {
-    "environment": "NAME = \"value\": environment of the trainer",
+    "environment": 'NAME = "value": environment of the trainer',
     "secrets": 'NAME = "ssm:/path" or "secretsmanager:id": fetched on the instance, never logged',
 }
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -266,8 +311,15 @@ class JobConfig:
         return document | {"environment": dict(self.environment), "secrets": dict(self.secrets)}
 
 
-_TABLES = {"job": JobTable, "volume": VolumeTable, "fleet": FleetTable, "limits": LimitsTable, "cage": CageTable,
-           "store": StoreTable, "notify": NotifyTable}
+_TABLES = {
+    "job": JobTable,
+    "volume": VolumeTable,
+    "fleet": FleetTable,
+    "limits": LimitsTable,
+    "cage": CageTable,
+    "store": StoreTable,
+    "notify": NotifyTable,
+}
 
 
 def parse_job(document: Mapping[str, Any], *, source: str = "job.toml") -> JobConfig:
@@ -298,10 +350,13 @@ def parse_job(document: Mapping[str, Any], *, source: str = "job.toml") -> JobCo
         faults.append("[job] command: must name a program")
     if faults:
         raise ConfigError(
-            "\n".join(f"{source}: {fault}" for fault in faults), next_step=f"correct {source}; docs/job-toml.md lists every key"
+            "\n".join(f"{source}: {fault}" for fault in faults),
+            next_step=f"correct {source}; docs/job-toml.md lists every key",
         )
-    tables = {name: cls(**{key: _frozen(value) for key, value in values[name].items()}) for name, cls in _TABLES.items()}
-    free = {name: dict(document.get(name, {})) for name in FREE_TABLES}
+    tables: dict[str, Any] = {
+        name: cls(**{key: _frozen(value) for key, value in values[name].items()}) for name, cls in _TABLES.items()
+    }
+    free: dict[str, Any] = {name: dict(document.get(name, {})) for name in FREE_TABLES}
     return JobConfig(**tables, **free)
 
 
@@ -365,8 +420,13 @@ class InstanceConfig:
     requested_at: str = ""  # RFC 3339; limits.hours counts from here
 
     def to_json(self) -> str:
-        run = {"id": self.run, "region": self.region, "store": str(self.store), "revision": self.revision,
-               "requested_at": self.requested_at}
+        run = {
+            "id": self.run,
+            "region": self.region,
+            "store": str(self.store),
+            "revision": self.revision,
+            "requested_at": self.requested_at,
+        }
         document = {"schema_version": INSTANCE_SCHEMA_VERSION, "run": run, **self.job.to_document()}
         return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
@@ -376,7 +436,9 @@ class InstanceConfig:
         try:
             document = json.loads(text)
         except ValueError as fault:
-            raise ConfigError(f"{source} is not JSON: {fault}", next_step="render it again with `fleetctl request`") from None
+            raise ConfigError(
+                f"{source} is not JSON: {fault}", next_step="render it again with `fleetctl request`"
+            ) from None
         if not isinstance(document, dict):
             raise ConfigError(f"{source} must be a JSON object", next_step="render it again with `fleetctl request`")
         version = document.pop("schema_version", None)
@@ -394,7 +456,15 @@ class InstanceConfig:
         except ConfigError as fault:
             faults.append(fault.message)
         if faults or job is None:
-            raise ConfigError("\n".join(f if f.startswith(source) else f"{source}: {f}" for f in faults),
-                              next_step="render it again with `fleetctl request`")
-        return cls(job=job, run=own["id"], region=own["region"], store=StoreUrl.parse(own["store"]),
-                   revision=own["revision"], requested_at=own["requested_at"])
+            raise ConfigError(
+                "\n".join(f if f.startswith(source) else f"{source}: {f}" for f in faults),
+                next_step="render it again with `fleetctl request`",
+            )
+        return cls(
+            job=job,
+            run=own["id"],
+            region=own["region"],
+            store=StoreUrl.parse(own["store"]),
+            revision=own["revision"],
+            requested_at=own["requested_at"],
+        )

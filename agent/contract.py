@@ -90,7 +90,7 @@ class Progress:
 
     @classmethod
     def from_json(cls, text: str) -> Progress:
-        """ValueError where `text` is no progress document; unknown numbers go to `extra`, other unknown keys are ignored."""
+        """ValueError where `text` is no progress document; unknown keys go to `extra` where they are numbers."""
         body = json.loads(text)
         if not isinstance(body, dict) or not _is_int(body.get("step")):
             raise ValueError("a progress file is a JSON object with at least an integer `step`")
@@ -102,7 +102,7 @@ class Progress:
         known = ("step", "epoch", "loss", "steps_total", "samples_per_second", "saved")
         return cls(
             step=body["step"],
-            epoch=body.get("epoch") if _is_int(body.get("epoch")) else None,
+            epoch=body["epoch"] if _is_int(body.get("epoch")) else None,
             loss=_number(body.get("loss")),
             steps_total=body.get("steps_total") if _is_int(body.get("steps_total")) else None,
             samples_per_second=_number(body.get("samples_per_second")),

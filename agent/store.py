@@ -111,7 +111,8 @@ class Store:
 
     def highest_term(self) -> Claim | None:
         """The claim that fences all others, or None before the first."""
-        numbers = [int(match.group(1)) for key in self.keys(LAYOUT.terms) if (match := re.fullmatch(r"terms/(\d+)", key))]
+        matches = (re.fullmatch(r"terms/(\d+)", key) for key in self.keys(LAYOUT.terms))
+        numbers = [int(match.group(1)) for match in matches if match]
         return self.term(max(numbers)) if numbers else None
 
     # ------------------------------------------------------------------------------------------- status and launches
