@@ -14,9 +14,9 @@ from spotheal.agent.errors import CapacityError, Conflict, Fatal, NotFound, Perm
 
 # Names are AWS's; sources: EC2 API reference "Error codes", S3 API reference "Error responses".
 _RETRYABLE = {
-    "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException", "SlowDown", "InternalError",
-    "InternalFailure", "ServiceUnavailable", "Unavailable", "RequestTimeout", "RequestExpired", "500", "502", "503", "504",
-    "ConditionalRequestConflict", "OperationAborted", "SnapshotCreationPerVolumeRateExceeded", "IncorrectState",
+    "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException", "SlowDown", 
+    "InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable", "RequestTimeout", "RequestExpired", "500", "502", "503",
+    "504", "ConditionalRequestConflict", "OperationAborted", "SnapshotCreationPerVolumeRateExceeded", "IncorrectState",
     "ConcurrentSnapshotLimitExceeded", "RequestTimeTooSkewed",
 }  # fmt: skip
 _PERMISSION = {
@@ -31,7 +31,7 @@ _CAPACITY = {
 }  # fmt: skip
 _CONFLICT = {"PreconditionFailed", "412", "VolumeInUse", "InvalidVolume.ZoneMismatch", "IdempotentParameterMismatch"}
 _NEXT_STEP = {
-    PermissionDenied: "check the credentials in use with `aws sts get-caller-identity`; `fleetctl iam` prints the policies needed",
+    PermissionDenied: "check who you are with `aws sts get-caller-identity`, and what is needed in docs/permissions.md",
     CapacityError: "allow more instance types and zones in spot_fleet_config.json, or raise the quota named",
 }
 
