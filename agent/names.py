@@ -72,7 +72,7 @@ class StoreLayout:
     repository_bundle = "agent/repository.bundle"  # where repository = "."
     status = "status.json"
     ledger = "ledger.jsonl"
-    logs = "logs/"  # logs/<instance>/agent.jsonl, logs/<instance>/trainer.log
+    logs = "logs/"  # logs/<instance>/agent.0000.jsonl, logs/<instance>/trainer.0000.log
     results = "results/"
     launches = "launches/"  # launches/<instance>.json, put before anything can fail
     terms = "terms/"
@@ -87,12 +87,14 @@ class StoreLayout:
         return f"launches/{instance}.json"
 
     @staticmethod
-    def agent_log(instance: str) -> str:
-        return f"logs/{instance}/agent.jsonl"
+    def agent_log(instance: str, segment: int = 0) -> str:
+        """JSON lines of the agent; a long log is cut in segments."""
+        return f"logs/{instance}/agent.{segment:04d}.jsonl"
 
     @staticmethod
-    def trainer_log(instance: str) -> str:
-        return f"logs/{instance}/trainer.log"
+    def trainer_log(instance: str, segment: int = 0) -> str:
+        """The trainer's output as it wrote it."""
+        return f"logs/{instance}/trainer.{segment:04d}.log"
 
 
 LAYOUT = StoreLayout()

@@ -1,0 +1,191 @@
+"""Where log lines go: plain lines for people, JSON lines for machines, and copies that outlive the instance.
+
+    <root>/var/log/spotheal/agent.log        plain lines, agent and trainer (`tail -f` over SSH)
+    <mount>/logs/<instance>.jsonl            JSON lines, on the volume while it is mounted
+    standard error                           plain on a terminal, JSON lines elsewhere (the journal, the console)
+    <store>/logs/<instance>/agent.0000.jsonl JSON lines, agent; shipped every minute and at a notice
+    <store>/logs/<instance>/trainer.0000.log the trainer's own output, as it wrote it
+
+Every line carries job, run, instance, zone, term and attempt. A sink that fails (disk full, volume gone) loses its
+lines and never stops the agent.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import IO, Any
+
+import structlog
+
+from spotheal.agent.errors import SpothealError
+from spotheal.agent.names import LAYOUT
+from spotheal.agent.store import Store
+
+FIELDS = ("job", "run", "instance", "zone", "term", "attempt")
+SEGMENT_BYTES = 4 << 20  # a shipped object is put whole again at each shipment, so it must stay small
+
+
+class Logs:
+    """The process's sinks. `log` is the structlog logger of the agent; `trainer_line` takes the trainer's output."""
+
+    def __init__(self, folder: Path, *, stderr: IO[str] | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._stderr = stderr or sys.stderr
+        self._human = self._stderr.isatty()
+        self._plain = _Sink(folder / "agent.log")
+        self._agent = _Shipped(folder / "agent.jsonl")
+        self._trainer = _Shipped(folder / "trainer.log")
+        self._volume: _Sink | None = None
+        self._lock = threading.Lock()
+        self._context: dict[str, Any] = dict.fromkeys(FIELDS)
+        structlog.configure(
+            processors=[
+                self._add_context,
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                structlog.processors.format_exc_info,
+                self._write,
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(0),
+            logger_factory=structlog.ReturnLoggerFactory(),
+            cache_logger_on_first_use=False,
+        )
+        self.log: Any = structlog.get_logger()
+
+    def bind(self, **fields: Any) -> None:
+        """Set fields that every later line carries, from whichever thread it comes."""
+        with self._lock:
+            self._context.update(fields)
+
+    def trainer_line(self, line: str) -> None:
+        """One line of the trainer's output, without its line end."""
+        with self._lock:
+            context = dict(self._context)
+            self._trainer.write(line + "\n")
+            self._plain.write(f"trainer | {line}\n")
+            if self._volume is not None:
+                self._volume.write(json.dumps({**context, "source": "trainer", "event": line}) + "\n")
+            if self._human:
+                _say(self._stderr, f"trainer | {line}\n")
+
+    def use_volume(self, folder: Path, instance: str) -> None:
+        """Write JSON lines to `<folder>/<instance>.jsonl` too, from now on."""
+        with self._lock:
+            self._volume = _Sink(folder / f"{instance}.jsonl")
+
+    def leave_volume(self) -> None:
+        """Close the file on the volume, so that it can be unmounted."""
+        with self._lock:
+            if self._volume is not None:
+                self._volume.close()
+            self._volume = None
+
+    def ship(self, store: Store, instance: str) -> bool:
+        """Copy what is new to the store; False where it could not be reached (the next call tries again)."""
+        with self._lock:
+            pieces = [
+                (LAYOUT.agent_log, self._agent.unshipped()),
+                (LAYOUT.trainer_log, self._trainer.unshipped()),
+            ]
+        try:
+            for name, found in pieces:
+                for number, body in found:
+                    store.put_bytes(name(instance, number), body, "text/plain; charset=utf-8")
+        except SpothealError:
+            return False
+        with self._lock:
+            self._agent.mark(pieces[0][1])
+            self._trainer.mark(pieces[1][1])
+        return True
+
+    # ------------------------------------------------------------------------------------------- structlog processors
+    def _add_context(self, _: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        with self._lock:
+            return {**self._context, **event}
+
+    def _write(self, _: Any, __: str, event: MutableMapping[str, Any]) -> str:
+        as_json = json.dumps(event, default=str) + "\n"
+        as_text = _plain_line(event)
+        with self._lock:
+            self._plain.write(as_text)
+            self._agent.write(as_json)
+            if self._volume is not None:
+                self._volume.write(as_json)
+            _say(self._stderr, as_text if self._human else as_json)
+        return ""
+
+
+def _plain_line(event: MutableMapping[str, Any]) -> str:
+    """`2026-11-21 08:00:00 info  attached the volume  volume=vol-0a device=/dev/sdf`."""
+    hidden = {"timestamp", "level", "event", *FIELDS}
+    time = str(event.get("timestamp", ""))[:19].replace("T", " ")
+    fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in hidden and value is not None)
+    text = f"{time} {event.get('level', '')!s:<7} {event.get('event', '')}"
+    return f"{text}  {fields}\n" if fields else f"{text}\n"
+
+
+def _say(stream: IO[str], text: str) -> None:
+    try:
+        stream.write(text)
+        stream.flush()
+    except (OSError, ValueError):
+        return  # a console that is gone must not end a training run
+
+
+class _Sink:
+    """A file opened for appending that forgives a full or vanished disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: IO[str] | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8", errors="replace", buffering=1)
+        except OSError as error:
+            _say(sys.stderr, f"spotheal: log file {path} cannot be opened: {error}\n")
+
+    def write(self, text: str) -> None:
+        if self._file is not None:
+            _say(self._file, text)
+
+    def close(self) -> None:
+        if self._file is not None:
+            try:
+                self._file.close()
+            except OSError:
+                return  # what was buffered is lost with the disk; there is no one to tell
+            finally:
+                self._file = None
+
+
+class _Shipped(_Sink):
+    """A sink of which the store gets a copy, in segments of `SEGMENT_BYTES`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._segments: list[bytearray] = [bytearray()]
+        self._first = 0  # number of the oldest segment still held
+        self._shipped = -1  # length of that segment in the store
+
+    def write(self, text: str) -> None:
+        super().write(text)
+        if len(self._segments[-1]) >= SEGMENT_BYTES:
+            self._segments.append(bytearray())
+        self._segments[-1] += text.encode("utf-8", "replace")
+
+    def unshipped(self) -> list[tuple[int, bytes]]:
+        """(segment number, content) of everything that is not in the store."""
+        if len(self._segments) == 1 and len(self._segments[0]) == self._shipped:
+            return []
+        return [(self._first + offset, bytes(body)) for offset, body in enumerate(self._segments)]
+
+    def mark(self, shipped: list[tuple[int, bytes]]) -> None:
+        """These are in the store now: only the newest segment is still held."""
+        if not shipped:
+            return
+        number, body = shipped[-1]
+        del self._segments[: number - self._first]
+        self._first, self._shipped = number, len(body)

@@ -1,0 +1,96 @@
+"""status.json: where the run is, for whoever asks when no instance can be asked. Also the writer's heartbeat.
+
+Only the holder of the newest term writes it. A holder that finds a higher term has been fenced: it must stop at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from spotheal.agent.clock import Clock, Stop, rfc3339
+from spotheal.agent.contract import Notice, Progress
+from spotheal.agent.errors import Retryable
+from spotheal.agent.names import HEARTBEAT_SECONDS, STATUS_SCHEMA_VERSION, Phase
+from spotheal.agent.store import Store
+
+PUBLISH_SECONDS_MIN = 10.0  # progress is published at most so often; the heartbeat comes besides
+
+
+class Status:
+    """The document and its publication; safe to call from any thread."""
+
+    def __init__(self, store: Store, clock: Clock, log: Any, **fixed: Any) -> None:
+        self._store, self._clock, self._log = store, clock, log
+        self._fields: dict[str, Any] = {
+            "phase": Phase.BOOTING.value,
+            "reason": "",
+            "term": None,
+            "attempt": None,
+            "launches": None,
+            "volume": None,
+            "progress": None,
+            "notice": None,
+            **fixed,
+        }
+        self._published = float("-inf")
+        self._lock = threading.RLock()
+        self.fenced = threading.Event()
+
+    def update(self, **fields: Any) -> None:
+        """Change fields and publish them at once (as far as we are the writer)."""
+        with self._lock:
+            self._fields |= {key: value.value if isinstance(value, Phase) else value for key, value in fields.items()}
+        self.publish()
+
+    def progress(self, progress: Progress) -> None:
+        """Note how far the trainer is; published at most every `PUBLISH_SECONDS_MIN`."""
+        with self._lock:
+            self._fields["progress"] = {
+                "step": progress.step,
+                "steps_total": progress.steps_total,
+                "epoch": progress.epoch,
+                "loss": progress.loss,
+                "samples_per_second": progress.samples_per_second,
+                "metrics": progress.extra,
+                "saved": None if progress.saved is None else asdict(progress.saved),
+            }
+            due = self._clock.monotonic() - self._published >= PUBLISH_SECONDS_MIN
+        if due:
+            self.publish()
+
+    def notice(self, notice: Notice) -> None:
+        deadline = rfc3339(notice.deadline)
+        self.update(notice={"kind": notice.kind, "action": notice.action, "deadline": deadline})
+
+    def publish(self) -> bool:
+        """Write the document; False where we are not (or no longer) the writer, or the store cannot be reached."""
+        with self._lock:
+            term = self._fields["term"]
+            if term is None or self.fenced.is_set():
+                return False
+            try:
+                highest = self._store.highest_term()
+                if highest is not None and highest.number > term:
+                    self.fenced.set()
+                    self._log.error("another instance holds a later term; stopping", ours=term, theirs=highest.number)
+                    return False
+                self._store.write_status(self.document())
+            except Retryable as error:
+                self._log.warning("status could not be stored; trying again", error=error.message)
+                return False
+            self._published = self._clock.monotonic()
+            return True
+
+    def document(self) -> dict[str, Any]:
+        with self._lock:
+            head = {"schema_version": STATUS_SCHEMA_VERSION, "heartbeat": rfc3339(self._clock.now())}
+            return {**head, **self._fields}
+
+    def beat(self, stop: Stop, also: Callable[[], object]) -> None:
+        """The heartbeat thread: publish, and do `also`, every `HEARTBEAT_SECONDS` until `stop`."""
+        while not self._clock.sleep(HEARTBEAT_SECONDS, until=stop):
+            self.publish()
+            also()
