@@ -14,10 +14,10 @@ from spotheal.agent.errors import CapacityError, Conflict, Fatal, NotFound, Perm
 
 # Names are AWS's; sources: EC2 API reference "Error codes", S3 API reference "Error responses".
 _RETRYABLE = {
-    "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException", "SlowDown", 
-    "InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable", "RequestTimeout", "RequestExpired", "500", "502", "503",
-    "504", "ConditionalRequestConflict", "OperationAborted", "SnapshotCreationPerVolumeRateExceeded", "IncorrectState",
-    "ConcurrentSnapshotLimitExceeded", "RequestTimeTooSkewed",
+    "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException", "SlowDown",
+    "InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable", "RequestTimeout", "RequestExpired",
+    "500", "502", "503", "504", "ConditionalRequestConflict", "OperationAborted", "IncorrectState",
+    "SnapshotCreationPerVolumeRateExceeded", "ConcurrentSnapshotLimitExceeded", "RequestTimeTooSkewed",
 }  # fmt: skip
 _PERMISSION = {
     "UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "AuthFailure", "InvalidClientTokenId",

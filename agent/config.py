@@ -121,7 +121,7 @@ def _gpus(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Key:
-    """One key of job.toml. Where `ready` is False this version accepts only the default: better refused than ignored."""
+    """One key of job.toml. Where `ready` is False only the default is accepted: better refused than ignored."""
 
     table: str
     name: str
