@@ -1,0 +1,195 @@
+"""The ends: which of them cancel the fleet (pure), and how an end is carried out, cancelling last.
+
+The list is exhaustive: done, failed, set-up failed, limit, parked. Anything else keeps the fleet. Cancelling ends this
+very instance, so everything that must survive is stored before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from spotheal.agent.clock import Clock, Stop
+from spotheal.agent.errors import Fatal, Retryable, SpothealError
+from spotheal.agent.ledger import Ledger
+from spotheal.agent.names import LAYOUT, TAG_REASON, TAG_SAVED_STEP, TAG_STATE, Phase, VolumeState
+from spotheal.agent.status import Status
+from spotheal.agent.store import Store
+
+LAUNCHES_WITHOUT_PROGRESS_MAX = 5
+RESULTS_SECONDS_MAX = 15 * 60.0
+POWER_OFF_SECONDS = 5 * 60.0
+_RETRY_SECONDS = 5.0
+_TAG_VALUE_MAX = 256
+
+
+# ------------------------------------------------------------------------------------------------------- the decision
+@dataclass(frozen=True)
+class End:
+    """The run is over: store the reason, cancel the fleet."""
+
+    phase: Phase
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not self.phase.is_end:
+            raise ValueError(f"{self.phase} is no end of a run")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How the supervisor's run ended: what `decide_end` looks at. `kind`: done, failed, interrupted or limit."""
+
+    kind: str
+    reason: str = ""
+    saved_step: int | None = None
+
+
+def decide_end(trained: Trained) -> End | None:
+    """The end that `trained` is, or None: the fleet replaces this instance and the run goes on."""
+    match trained.kind:
+        case "done":
+            return End(Phase.DONE, trained.reason or "the trainer exited with 0")
+        case "failed":
+            return End(Phase.FAILED, trained.reason)
+        case "limit":
+            return End(Phase.LIMIT, trained.reason)
+        case "interrupted":
+            return None
+        case _:
+            raise ValueError(f"{trained.kind!r} is no way for a trainer to end")
+
+
+def launches_without_progress(launches: Iterable[Mapping[str, Any]]) -> int:
+    """How many launches in a row, up to the last, acknowledged no new checkpoint. Interrupted ones are left out.
+
+    `launches` are the run's launch documents by time, without the one that is asking.
+    """
+    count = 0
+    for launch in launches:
+        if launch.get("acknowledged"):
+            count = 0
+        elif launch.get("outcome") != "interrupted":
+            count += 1
+    return count
+
+
+def decide_parked(launches: Iterable[Mapping[str, Any]]) -> End | None:
+    """Parked after `LAUNCHES_WITHOUT_PROGRESS_MAX` launches in a row that gained nothing."""
+    launches = list(launches)
+    count = launches_without_progress(launches)
+    if count < LAUNCHES_WITHOUT_PROGRESS_MAX:
+        return None
+    reasons = [str(launch["reason"]) for launch in launches if launch.get("reason")]
+    last = f"; the last one said: {reasons[-1]}" if reasons else ""
+    return End(Phase.PARKED, f"{count} launches in a row acknowledged no new checkpoint{last}")
+
+
+# ------------------------------------------------------------------------------------------------------- carrying out
+class Cloud(Protocol):
+    """What of `ec2.Ec2` an end needs."""
+
+    def tag(self, resources: Iterable[str], tags: Mapping[str, str]) -> None: ...
+
+    def fleet_of(self, instance: str) -> str | None: ...
+
+    def cancel_fleet(self, fleet: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Finishing:
+    """What an end works on. `results` is None where the volume was never mounted."""
+
+    store: Store
+    cloud: Cloud
+    clock: Clock
+    ledger: Ledger
+    status: Status
+    log: Any
+    instance: str
+    volume: str | None
+    results: Path | None
+    saved_step: int | None = None
+
+
+def store_results(work: Finishing, stop: Stop) -> str:
+    """Upload the results folder; returns "" or why the results are not stored. Retried for `RESULTS_SECONDS_MAX`."""
+    if work.results is None or not work.results.is_dir():
+        return ""
+    files = sorted(path for path in work.results.rglob("*") if path.is_file() and not path.is_symlink())
+    began = work.clock.monotonic()
+    fault = ""
+    stored: set[Path] = set()
+    while True:
+        try:
+            for path in files:
+                if path not in stored:
+                    work.store.put_file(f"{LAYOUT.results}{path.relative_to(work.results).as_posix()}", path)
+                    stored.add(path)
+            work.log.info("stored the results", files=len(files), to=f"{work.store.url}/{LAYOUT.results}")
+            return ""
+        except Retryable as error:
+            fault = error.message
+        except (Fatal, SpothealError, OSError) as error:
+            return str(error)
+        work.log.warning("results are not stored yet; trying again", error=fault, stored=len(stored), files=len(files))
+        late = work.clock.monotonic() - began > RESULTS_SECONDS_MAX
+        if late or work.clock.sleep(_RETRY_SECONDS, until=stop):
+            return fault
+
+
+def record(work: Finishing, end: End, stop: Stop) -> End:
+    """Write the end to store and tags. Returns it, with the reason changed where results could not be stored."""
+    missing = store_results(work, stop)
+    if missing:
+        end = replace(end, reason=f"{end.reason}; results not stored ({missing}), they are kept on {work.volume}")
+    work.ledger.add("end", phase=end.phase.value, reason=end.reason, saved_step=work.saved_step)
+    work.status.update(phase=end.phase, reason=end.reason)
+    _tag(work, end, results_stored=not missing)
+    return end
+
+
+def _tag(work: Finishing, end: End, results_stored: bool) -> None:
+    if work.volume is None:
+        return
+    tags = {TAG_REASON: f"{end.phase.value}: {end.reason}"[:_TAG_VALUE_MAX]}
+    if work.saved_step is not None:
+        tags[TAG_SAVED_STEP] = str(work.saved_step)
+    if end.phase is Phase.DONE and results_stored:
+        tags[TAG_STATE] = VolumeState.DONE.value  # every other end leaves the volume as it is, for --resume
+    try:
+        work.cloud.tag([work.volume], tags)
+    except SpothealError as error:  # the store has the reason; a tag must not keep a fleet alive
+        work.log.warning("the volume could not be tagged with the reason", error=error.message)
+
+
+def find_fleet(work: Finishing) -> str | None:
+    """The fleet that keeps this instance: AWS's tag on the instance, else what `request` wrote. Never another's."""
+    fleet = work.cloud.fleet_of(work.instance)
+    if fleet:
+        return fleet
+    document = work.store.get_json(LAYOUT.fleet_document) or {}
+    return str(document["fleet_id"]) if document.get("fleet_id") else None
+
+
+def cancel(work: Finishing, stop: Stop) -> bool:
+    """Cancel the fleet, trying until it is done or `stop` is set; False where there is no fleet to cancel."""
+    while True:
+        try:
+            fleet = find_fleet(work)
+            if fleet is None:
+                work.log.warning("this instance belongs to no fleet; nothing to cancel")
+                return False
+            work.log.info("cancelling the fleet", fleet=fleet)
+            work.cloud.cancel_fleet(fleet)
+            return True
+        except Retryable as error:
+            work.log.warning("the fleet is not cancelled yet; trying again", error=error.message)
+        except SpothealError as error:
+            # Not allowed, or a fleet that AWS does not know (any more). Trying on costs nothing, giving up may cost
+            # the price of a GPU until the fleet's own expiry.
+            work.log.error("the fleet could not be cancelled; trying again", error=str(error))
+        if work.clock.sleep(_RETRY_SECONDS, until=stop):
+            return False
