@@ -65,8 +65,9 @@ class Store:
 
     def put_file(self, key: str, path: Path) -> None:
         """Upload a file of any size (in parts where it is large); OSError where it cannot be read."""
-        with translated(f"write {self._name(key)}"):
-            self._s3.upload_file(str(path), self.url.bucket, self._key(key))
+        # upload_file would hide AWS's code in an exception of its own; upload_fileobj lets it through.
+        with translated(f"write {self._name(key)}"), path.open("rb") as body:
+            self._s3.upload_fileobj(body, self.url.bucket, self._key(key))
 
     def download(self, key: str, path: Path) -> None:
         """NotFound where there is no such object."""

@@ -1,0 +1,181 @@
+"""The ends of a run: which cancel the fleet, and that cancelling comes last."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from spotheal.agent.clock import Stop, never
+from spotheal.agent.errors import NotFound, PermissionDenied, Retryable
+from spotheal.agent.finish import (
+    End,
+    Finishing,
+    Trained,
+    cancel,
+    decide_end,
+    decide_parked,
+    launches_without_progress,
+    record,
+)
+from spotheal.agent.ledger import Ledger
+from spotheal.agent.names import Phase, StoreUrl
+from spotheal.agent.status import Status
+from spotheal.agent.store import Store
+
+
+class FastClock:
+    """Sleeps in no time and remembers how long it slept."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+
+    def now(self) -> datetime:
+        return datetime(2026, 11, 21, tzinfo=timezone.utc) + timedelta(seconds=self.passed)
+
+    def monotonic(self) -> float:
+        return self.passed
+
+    def sleep(self, seconds: float, until: Stop | None = None) -> bool:
+        self.passed += seconds
+        return until is not None and until.is_set()
+
+
+class FakeStore(Store):
+    """A store in a dictionary; `down` many writes fail first."""
+
+    def __init__(self, down: int = 0) -> None:
+        super().__init__(None, StoreUrl("bucket", "job/run"))
+        self.objects: dict[str, Any] = {}
+        self.down = down
+
+    def put_file(self, key: str, path: Path) -> None:
+        if self.down:
+            self.down -= 1
+            raise Retryable("S3 does not answer")
+        self.objects[key] = path.read_bytes()
+
+    def put_json(self, key: str, body: Mapping[str, Any]) -> None:
+        self.objects[key] = dict(body)
+
+    def get_json(self, key: str) -> dict[str, Any] | None:
+        return self.objects.get(key)
+
+    def append_lines(self, key: str, lines: Iterable[str]) -> None:
+        self.objects.setdefault(key, []).extend(lines)
+
+    def highest_term(self) -> None:
+        return None
+
+
+class FakeCloud:
+    """An EC2 whose answers are given."""
+
+    def __init__(self, fleet: str | None = "sfr-1", faults: list[Exception] | None = None) -> None:
+        self.fleet, self.faults = fleet, faults or []
+        self.tags: dict[str, str] = {}
+        self.cancelled: list[str] = []
+
+    def tag(self, resources: Iterable[str], tags: Mapping[str, str]) -> None:
+        self.tags.update(tags)
+
+    def fleet_of(self, instance: str) -> str | None:
+        return self.fleet
+
+    def cancel_fleet(self, fleet: str) -> None:
+        if self.faults:
+            raise self.faults.pop(0)
+        self.cancelled.append(fleet)
+
+
+def finishing(store: FakeStore, cloud: FakeCloud, results: Path | None = None) -> Finishing:
+    clock, log = FastClock(), structlog.get_logger()
+    status = Status(store, clock, log, term=1)
+    ledger = Ledger(store, clock, "i-0a", "us-west-2a")
+    return Finishing(store, cloud, clock, ledger, status, log, "i-0a", "vol-1", results, 90)
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase"), [("done", Phase.DONE), ("failed", Phase.FAILED), ("limit", Phase.LIMIT), ("interrupted", None)]
+)
+def test_only_an_interruption_keeps_the_fleet(kind: str, phase: Phase | None) -> None:
+    end = decide_end(Trained(kind, "because"))
+    assert phase == (end and end.phase)
+
+
+def test_an_unknown_ending_is_refused_and_not_guessed() -> None:
+    with pytest.raises(ValueError, match="no way for a trainer to end"):
+        decide_end(Trained("vanished"))
+    with pytest.raises(ValueError, match="no end"):
+        End(Phase.TRAINING, "")
+
+
+def test_five_launches_without_a_checkpoint_park_the_run() -> None:
+    barren = {"outcome": "booting", "reason": "no wheel"}
+    assert decide_parked([barren] * 4) is None
+    end = decide_parked([barren] * 5)
+    assert end is not None
+    assert Phase.PARKED is end.phase
+    assert "no wheel" in end.reason
+
+
+def test_a_checkpoint_starts_the_count_again_and_interruptions_do_not_count() -> None:
+    barren, fruitful, interrupted = {}, {"acknowledged": True}, {"outcome": "interrupted"}
+    assert 1 == launches_without_progress([barren, barren, fruitful, interrupted, barren])
+
+
+def test_done_stores_results_and_marks_the_volume(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/model.safetensors").write_bytes(b"weights")
+    store, cloud = FakeStore(down=3), FakeCloud()
+    record(finishing(store, cloud, tmp_path), End(Phase.DONE, "exit 0"), never())
+    assert b"weights" == store.objects["results/deep/model.safetensors"]
+    assert "done" == store.objects["status.json"]["phase"]
+    assert {"spotheal:state": "done", "spotheal:saved-step": "90", "spotheal:reason": "done: exit 0"} == cloud.tags
+
+
+def test_results_that_cannot_be_stored_keep_the_volume_and_say_so(tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(b"weights")
+    store, cloud = FakeStore(down=10**6), FakeCloud()
+    work = finishing(store, cloud, tmp_path)
+    end = record(work, End(Phase.DONE, "exit 0"), never())
+    assert "results not stored" in end.reason
+    assert "spotheal:state" not in cloud.tags
+    assert 900 <= work.clock.monotonic() < 1000
+
+
+def test_a_failed_run_keeps_its_volume_for_resume() -> None:
+    cloud = FakeCloud()
+    record(finishing(FakeStore(), cloud), End(Phase.FAILED, "x" * 1000), never())
+    assert "spotheal:state" not in cloud.tags
+    assert 256 == len(cloud.tags["spotheal:reason"])
+
+
+def test_cancelling_goes_on_until_it_holds() -> None:
+    cloud = FakeCloud(faults=[Retryable("UnsuccessfulFleetRequests"), PermissionDenied("no"), NotFound("stale")])
+    assert cancel(finishing(FakeStore(), cloud), never())
+    assert ["sfr-1"] == cloud.cancelled
+
+
+def test_the_fleet_is_taken_from_the_store_where_the_tag_is_missing() -> None:
+    store, cloud = FakeStore(), FakeCloud(fleet=None)
+    store.objects["fleet.json"] = {"fleet_id": "sfr-2"}
+    assert cancel(finishing(store, cloud), never())
+    assert ["sfr-2"] == cloud.cancelled
+
+
+def test_without_a_fleet_nothing_is_cancelled() -> None:
+    cloud = FakeCloud(fleet=None)
+    assert not cancel(finishing(FakeStore(), cloud), never())
+    assert [] == cloud.cancelled
+
+
+def test_cancelling_can_be_cut_short() -> None:
+    stop = threading.Event()
+    stop.set()
+    assert not cancel(finishing(FakeStore(), FakeCloud(faults=[Retryable("x")] * 99)), stop)

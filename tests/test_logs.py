@@ -1,0 +1,97 @@
+"""Logs: plain for people, JSON for machines, shipped to the store, and never the cause of a stop."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from spotheal.agent import logs as logs_module
+from spotheal.agent.errors import Retryable
+from spotheal.agent.logs import Logs
+from spotheal.agent.names import StoreUrl
+from spotheal.agent.store import Store
+
+
+class Kept(Store):
+    def __init__(self) -> None:
+        super().__init__(None, StoreUrl("bucket", "job/run"))
+        self.objects: dict[str, bytes] = {}
+        self.down = False
+
+    def put_bytes(self, key: str, body: bytes, content_type: str = "") -> None:
+        if self.down:
+            raise Retryable("S3 does not answer")
+        self.objects[key] = body
+
+
+@pytest.fixture(autouse=True)
+def restore_structlog() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+def test_every_json_line_says_where_it_comes_from(tmp_path: Path) -> None:
+    console = io.StringIO()
+    logs = Logs(tmp_path, stderr=console)
+    logs.bind(job="j", run="R", instance="i-0a", zone="us-west-2a", term=3, attempt=2)
+    logs.log.info("attached the volume", volume="vol-1")
+    line = json.loads(console.getvalue())
+    expected = {"job": "j", "run": "R", "instance": "i-0a", "zone": "us-west-2a", "term": 3, "attempt": 2}
+    assert expected == {key: line[key] for key in expected}
+    assert ("attached the volume", "info", "vol-1") == (line["event"], line["level"], line["volume"])
+
+
+def test_the_log_for_people_is_plain_and_marks_the_trainer(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, stderr=io.StringIO())
+    logs.log.info("attached the volume", volume="vol-1")
+    logs.trainer_line("epoch 1 loss 0.3")
+    first, second = (tmp_path / "agent.log").read_text().splitlines()
+    assert first.endswith("info    attached the volume  volume=vol-1")
+    assert "trainer | epoch 1 loss 0.3" == second
+
+
+def test_the_volume_has_a_copy_until_it_is_left(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "log", stderr=io.StringIO())
+    logs.use_volume(tmp_path / "volume", "i-0a")
+    logs.log.info("one")
+    logs.trainer_line("two")
+    logs.leave_volume()
+    logs.log.info("three")
+    lines = [json.loads(line) for line in (tmp_path / "volume/i-0a.jsonl").read_text().splitlines()]
+    assert ["one", "two"] == [line["event"] for line in lines]
+
+
+def test_what_could_not_be_shipped_is_shipped_later_and_long_logs_in_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs_module, "SEGMENT_BYTES", 100)
+    store, logs = Kept(), Logs(tmp_path, stderr=io.StringIO())
+    store.down = True
+    logs.trainer_line("first")
+    assert not logs.ship(store, "i-0a")
+    store.down = False
+    assert logs.ship(store, "i-0a")
+    assert b"first\n" == store.objects["logs/i-0a/trainer.0000.log"]
+    for number in range(50):
+        logs.trainer_line(f"line {number}")
+        if number % 7 == 0:
+            logs.ship(store, "i-0a")
+    logs.ship(store, "i-0a")
+    shipped = b"".join(store.objects[key] for key in sorted(store.objects) if "trainer" in key)
+    assert ["first"] + [f"line {number}" for number in range(50)] == shipped.decode().splitlines()
+    store.objects.clear()
+    assert logs.ship(store, "i-0a")
+    assert {} == store.objects
+
+
+def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "agent.log").mkdir()
+    logs = Logs(tmp_path, stderr=io.StringIO())
+    logs.use_volume(Path("/proc/nowhere"), "i-0a")
+    logs.log.error("went on")
+    logs.trainer_line("went on")

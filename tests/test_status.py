@@ -1,0 +1,96 @@
+"""The status document: written by the newest term only, published in measure."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import structlog
+
+from spotheal.agent.clock import Stop
+from spotheal.agent.contract import Progress, Saved
+from spotheal.agent.errors import Retryable
+from spotheal.agent.names import Phase, StoreUrl
+from spotheal.agent.status import Status
+from spotheal.agent.store import Claim, Store
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.passed = 0.0
+
+    def now(self) -> datetime:
+        return datetime(2026, 11, 21, 8, tzinfo=timezone.utc)
+
+    def monotonic(self) -> float:
+        return self.passed
+
+    def sleep(self, seconds: float, until: Stop | None = None) -> bool:
+        self.passed += seconds
+        return until is not None and until.is_set()
+
+
+class Kept(Store):
+    def __init__(self) -> None:
+        super().__init__(None, StoreUrl("bucket", "job/run"))
+        self.written: list[dict[str, Any]] = []
+        self.highest = 1
+        self.down = False
+
+    def write_status(self, status: Any) -> None:
+        if self.down:
+            raise Retryable("S3 does not answer")
+        self.written.append(dict(status))
+
+    def highest_term(self) -> Claim:
+        return Claim(self.highest, "i-0a", "us-west-2a", "")
+
+
+def status(store: Kept, clock: HandClock | None = None) -> Status:
+    return Status(store, clock or HandClock(), structlog.get_logger(), job="j", run="R", instance="i-0a")
+
+
+def test_nothing_is_written_before_a_term_is_ours() -> None:
+    store = Kept()
+    status(store).update(phase=Phase.HEALING)
+    assert [] == store.written
+
+
+def test_the_document_names_the_phase_the_term_and_the_heartbeat() -> None:
+    store = Kept()
+    status(store).update(term=1, phase=Phase.TRAINING)
+    document = store.written[-1]
+    assert ("training", 1, "2026-11-21T08:00:00Z", 1) == tuple(
+        document[key] for key in ("phase", "term", "heartbeat", "schema_version")
+    )
+
+
+def test_a_holder_whose_term_has_passed_writes_nothing_and_knows_it() -> None:
+    store = Kept()
+    ours = status(store)
+    ours.update(term=1)
+    store.highest = 2
+    ours.update(phase=Phase.TRAINING)
+    assert 1 == len(store.written)
+    assert ours.fenced.is_set()
+
+
+def test_a_store_that_is_down_stops_nothing() -> None:
+    store = Kept()
+    store.down = True
+    assert not status(store).publish()
+    ours = status(store)
+    ours.update(term=1)
+    store.down = False
+    assert ours.publish()
+
+
+def test_progress_is_published_in_measure() -> None:
+    store, clock = Kept(), HandClock()
+    ours = status(store, clock)
+    ours.update(term=1)
+    for step in range(100):
+        clock.passed += 1
+        ours.progress(Progress(step=step, saved=Saved(step, "p", "t")))
+    assert 11 == len(store.written)
+    assert 99 == store.written[-1]["progress"]["saved"]["step"]
