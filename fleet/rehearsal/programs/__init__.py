@@ -1,0 +1,28 @@
+"""Programs that a rehearsed machine finds first on its PATH, behaving as the real ones do on an EC2 instance.
+
+They stand in for what needs root or hardware: the disks, the mounts, the power switch. Each machine gets small shell
+files of these names that run `stand_in.py NAME …`; `init.py` is the machine's first process. Both run under
+`python -I -S`, import nothing of ours and know a machine only by its folder, SPOTHEAL_REHEARSAL_INSTANCE_DIR.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+NAMES = (
+    "lsblk",
+    "blkid",
+    "findmnt",
+    "mount",
+    "umount",
+    "mkfs.xfs",
+    "mkfs.ext4",
+    "fsfreeze",
+    "sync",
+    "shutdown",
+    "poweroff",
+    "systemctl",
+)
+INSTANCE_DIR = "SPOTHEAL_REHEARSAL_INSTANCE_DIR"
+MARKER = "SPOTHEAL_REHEARSAL_INSTANCE"
