@@ -1,0 +1,231 @@
+"""This machine's disks, mounts and power: the only module that runs lsblk, blkid, mount and their like.
+
+Mounts are read with findmnt, never from /proc: what the programs say is what counts. Device contents are read, never
+written, except by mkfs on a device that `is_blank`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from spotheal.agent import devices as decide
+from spotheal.agent import holders as processes
+from spotheal.agent import programs
+from spotheal.agent.devices import Device
+from spotheal.agent.errors import Conflict, Fatal, Retryable
+from spotheal.agent.paths import Paths
+
+BY_ID = Path("/dev/disk/by-id")
+FILESYSTEMS = ("xfs", "ext4")
+MIB = 1024 * 1024
+QUERY_SECONDS = 20.0
+MKFS_SECONDS = 600.0
+MOUNT_SECONDS = 900.0  # a log replay on a volume that is still loaded from its snapshot reads at 10 MB/s
+UMOUNT_SECONDS = 300.0  # flushes what is still in memory
+
+_COLUMNS = "NAME,PATH,SERIAL,SIZE,FSTYPE,UUID,MOUNTPOINTS,TYPE"
+_OLD_COLUMNS = "NAME,SERIAL,SIZE,FSTYPE,UUID,MOUNTPOINT,TYPE"  # util-linux before 2.37 (Ubuntu 20.04, Amazon Linux 2)
+
+
+class Host:
+    """The machine the agent runs on. Every call is bounded; a program that is missing is a clear Fatal."""
+
+    def __init__(self, paths: Paths | None = None, by_id: Path = BY_ID) -> None:
+        self._paths = paths or Paths.from_environment()
+        self._by_id = by_id
+
+    # -------------------------------------------------------------------------------------------------------- devices
+    def devices(self) -> tuple[Device, ...]:
+        """All disks lsblk shows."""
+        found = programs.run(["lsblk", "--json", "--bytes", "--output", _COLUMNS], seconds_max=QUERY_SECONDS)
+        if found.code != 0 and "unknown column" in found.err:
+            found = programs.run(["lsblk", "--json", "--bytes", "--output", _OLD_COLUMNS], seconds_max=QUERY_SECONDS)
+        if found.code != 0:
+            raise Retryable(f"lsblk failed: {found.said}")
+        return decide.parse_lsblk(found.out)
+
+    def find_device(self, volume: str, attached_as: str = "") -> str | None:
+        """The path of the disk that is `volume`, None while it is not there (udev may need seconds after the attach).
+
+        `attached_as` (the name given to AttachVolume, /dev/sdf) is needed only on Xen machines.
+        """
+        device = decide.choose(self.devices(), self._links(), volume, attached_as)
+        return None if device is None else device.path
+
+    def device_at(self, path: str) -> Device | None:
+        """What lsblk says of the disk at `path`."""
+        real = os.path.realpath(path)
+        return next((device for device in self.devices() if os.path.realpath(device.path) == real), None)
+
+    def _links(self) -> dict[str, str]:
+        try:
+            names = [name for name in os.listdir(self._by_id) if name.startswith(decide.LINK_PREFIX)]
+        except OSError:
+            return {}
+        return {name: os.path.realpath(self._by_id / name) for name in names}
+
+    # ----------------------------------------------------------------------------------------------------- filesystems
+    def filesystem(self, device: str) -> str:
+        """The signature on `device` itself (xfs, ext4, …), "" where it has none; Fatal where it is ambivalent.
+
+        Asked of the device, not of udev's memory, which may be older than the last mkfs.
+        """
+        found = programs.run(["blkid", "-p", "-o", "export", device], seconds_max=QUERY_SECONDS)
+        if found.code == 2 and not found.err.strip():
+            return ""
+        tags = dict(line.partition("=")[::2] for line in found.out.splitlines() if "=" in line)
+        if found.code == 0:
+            return tags.get("TYPE") or f"a {tags.get('PTTYPE', 'strange')} partition table"
+        if found.code == 8:
+            raise Fatal(f"{device} carries signatures of several filesystems", next_step=f"look at `wipefs {device}`")
+        raise Retryable(f"blkid cannot read {device}: {found.said}")
+
+    def is_blank(self, device: str) -> bool:
+        """Whether nothing was ever written to `device`: no signature, no partition, first and last MiB zero."""
+        seen = self.device_at(device)
+        if seen is None or seen.has_children or seen.mountpoints or seen.fstype or self.filesystem(device):
+            return False
+        try:
+            with open(device, "rb", buffering=0) as file:
+                size = file.seek(0, os.SEEK_END)
+                return size > 0 and not any(_holds_bytes(file.fileno(), at) for at in (0, max(0, size - MIB)))
+        except OSError as fault:
+            raise Retryable(f"{device} cannot be read: {fault.strerror}") from fault
+
+    def make_filesystem(self, device: str, fstype: str) -> None:
+        """Format `device`; Fatal, and nothing done, where it is not blank."""
+        if fstype not in FILESYSTEMS:
+            raise Fatal(f"{fstype!r} is no filesystem we make", next_step=f"use one of {', '.join(FILESYSTEMS)}")
+        programs.find(f"mkfs.{fstype}")
+        if not self.is_blank(device):
+            raise Fatal(f"{device} is not blank and is not formatted", next_step=f"look at `blkid -p {device}`")
+        made = programs.run([f"mkfs.{fstype}", "-q", device], seconds_max=MKFS_SECONDS)
+        if made.code != 0:
+            raise Retryable(f"mkfs.{fstype} failed on {device}: {made.said}")
+
+    # ---------------------------------------------------------------------------------------------------------- mounts
+    def mounted_at(self, mountpoint: str) -> str | None:
+        """The device that is mounted at `mountpoint`, None where none is."""
+        return self._mount_entry(mountpoint)[0] or None
+
+    def is_read_only(self, mountpoint: str) -> bool:
+        """Whether what is mounted there cannot be written (a filesystem goes read-only by itself after an error)."""
+        return "ro" in self._mount_entry(mountpoint)[1]
+
+    def free_bytes(self, mountpoint: str) -> int:
+        """What an ordinary user can still write there."""
+        seen = os.statvfs(mountpoint)
+        return seen.f_bavail * seen.f_frsize
+
+    def mount(self, device: str, mountpoint: str, fstype: str = "", volume: str = "", attached_as: str = "") -> None:
+        """Mount `device`, writable; "already so" is success.
+
+        With `volume` the device's serial is looked at once more, in the last moment. The filesystem found on the device
+        wins over `fstype`. Raises Fatal where the device is another volume, has no filesystem or stays read-only.
+        """
+        if volume and (now := self.find_device(volume, attached_as)) != device:
+            raise Fatal(f"{device} is not {volume} (that is {now or 'not there'}); it is not mounted")
+        there, options = self._mount_entry(mountpoint)
+        if there and os.path.realpath(there) != os.path.realpath(device):
+            raise Conflict(f"{there} is mounted at {mountpoint}, not {device}", next_step=f"`umount {mountpoint}`")
+        if there:
+            with contextlib.suppress(Retryable):  # left frozen by an agent that died; else "not frozen"
+                self.thaw(mountpoint)
+        else:
+            self._mount(device, mountpoint, fstype)
+            there, options = self._mount_entry(mountpoint)
+        if os.path.realpath(there) != os.path.realpath(device):
+            raise Retryable(f"{device} was mounted at {mountpoint}, but {there or 'nothing'} is there")
+        if "ro" in options:
+            self.unmount(mountpoint)
+            raise Fatal(
+                f"{device} can only be mounted read-only", next_step="look at `dmesg`; the volume may be damaged"
+            )
+
+    def _mount(self, device: str, mountpoint: str, fstype: str) -> None:
+        found = self.filesystem(device)
+        if found not in FILESYSTEMS:
+            raise Fatal(
+                f"{device} holds {found or 'no filesystem'}, not {fstype or ' or '.join(FILESYSTEMS)}",
+                next_step="a volume holds one filesystem on the whole device; copy the data to such a one",
+            )
+        # nosuid, nodev: the trainer writes here, and so can a snapshot's maker. nouuid: an XFS copy has its source's
+        # UUID, and the kernel refuses a second one; which device it is was settled by the serial.
+        options = "nosuid,nodev,noatime" + (",nouuid" if found == "xfs" else "")
+        try:
+            os.makedirs(mountpoint, exist_ok=True)
+        except OSError as fault:
+            raise Fatal(f"the mount point {mountpoint} cannot be made: {fault.strerror}") from fault
+        done = programs.run(["mount", "-t", found, "-o", options, device, mountpoint], seconds_max=MOUNT_SECONDS)
+        if done.code != 0:
+            raise Retryable(f"mounting {device} at {mountpoint} failed: {done.said}", next_step="look at `dmesg`")
+
+    def _mount_entry(self, mountpoint: str) -> tuple[str, tuple[str, ...]]:
+        found = programs.run(
+            ["findmnt", "--json", "--output", "SOURCE,TARGET,FSTYPE,OPTIONS", "--mountpoint", mountpoint],
+            seconds_max=QUERY_SECONDS,
+        )
+        if found.code != 0 and not found.err.strip():
+            return "", ()
+        try:
+            entry = json.loads(found.out)["filesystems"][-1]  # the last one hides those below it
+            return str(entry["source"]), tuple(str(entry["options"]).split(","))
+        except (ValueError, KeyError, TypeError, IndexError) as fault:
+            raise Retryable(f"findmnt cannot tell what is mounted at {mountpoint}: {found.said}") from fault
+
+    def unmount(self, mountpoint: str, seconds_max: float = UMOUNT_SECONDS) -> bool:
+        """Whether nothing is mounted there now; False while it is busy. Never lazy: what is off is written.
+
+        Raises TimedOut where memory is still being written out after `seconds_max`.
+        """
+        for _ in range(8):  # several may lie one above the other
+            if self.mounted_at(mountpoint) is None:
+                return True
+            done = programs.run(["umount", mountpoint], seconds_max=seconds_max)
+            if "busy" in done.err:
+                return False
+            if done.code != 0 and self.mounted_at(mountpoint) is not None:
+                raise Retryable(f"unmounting {mountpoint} failed: {done.said}")
+        raise Retryable(f"{mountpoint} is mounted more often than can be undone")
+
+    def holders(self, mountpoint: str) -> tuple[int, ...]:
+        """Processes that keep `mountpoint` busy, we ourselves among them."""
+        return processes.holders(mountpoint)
+
+    def kill(self, pids: Iterable[int]) -> tuple[int, ...]:
+        """SIGKILL, but never to process 1, to us, or to those that started us; returns who was sent it."""
+        return processes.kill(pids)
+
+    def sync(self, mountpoint: str, seconds_max: float = 60.0) -> None:
+        """Write out what memory holds of the filesystem at `mountpoint`."""
+        self._do(["sync", "-f", mountpoint], seconds_max)
+
+    def freeze(self, mountpoint: str, seconds_max: float = 60.0) -> None:
+        """Stop all writes to the filesystem. Whoever writes there then hangs, we too, until `thaw`."""
+        self._do(["fsfreeze", "-f", mountpoint], seconds_max)
+
+    def thaw(self, mountpoint: str, seconds_max: float = 60.0) -> None:
+        """Undo `freeze`."""
+        self._do(["fsfreeze", "-u", mountpoint], seconds_max)
+
+    def _do(self, argv: list[str], seconds_max: float) -> None:
+        done = programs.run(argv, seconds_max=seconds_max)
+        if done.code != 0:
+            raise Retryable(f"`{' '.join(argv)}` failed: {done.said}")
+
+    # ----------------------------------------------------------------------------------------------------------- power
+    def power_off(self) -> None:
+        """Switch the machine off. Refused where the agent runs below another root with the machine's own programs:
+        then the machine is somebody's desk."""
+        shutdown = programs.find("shutdown")
+        if not self._paths.is_whole_machine and os.path.dirname(shutdown) in programs.SYSTEM_FOLDERS:
+            raise Fatal("this machine is not the agent's to switch off")
+        self._do(["shutdown", "-h", "now"], 30.0)
+
+
+def _holds_bytes(descriptor: int, at: int) -> bool:
+    return any(os.pread(descriptor, MIB, at))
