@@ -1,0 +1,97 @@
+"""The end of a rehearsal as a person reads it: instances on one time axis, the figures, the verdict."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from spotheal.fleet.rehearsal.summary import InstanceStory, Summary
+
+_WIDTH = 44
+_ENDS = {"interrupted": "red", "killed": "red", "cancelled": "green"}
+
+
+def report(summary: Summary) -> RenderableType:
+    return Group(timeline(summary), figures(summary), verdict(summary))
+
+
+def timeline(summary: Summary) -> RenderableType:
+    """One row a machine: `.` boot and healing, `#` training, then how it ended."""
+    story = summary.story
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("instance", "zone", f"0 s{'':{_WIDTH - 12}}{story.seconds:6.0f} s", "steps", "end"):
+        table.add_column(title, no_wrap=True)
+    for instance in story.instances:
+        colour = _ENDS.get(instance.end, "yellow")
+        table.add_row(
+            instance.instance,
+            instance.zone,
+            _bar(instance, story.seconds),
+            _steps(instance),
+            Text(instance.end, colour),
+        )
+    return table
+
+
+def _bar(instance: InstanceStory, seconds: float) -> Text:
+    def column(moment: float) -> int:
+        return min(_WIDTH, max(0, round(moment / max(seconds, 1e-9) * _WIDTH)))
+
+    ended = column(seconds if instance.ended is None else instance.ended)
+    begun = column(instance.launched)
+    trained = ended if instance.trained is None else min(column(instance.trained), ended)
+    return Text.assemble(
+        " " * begun, ("." * (trained - begun), "dim"), ("#" * (ended - trained), "cyan"), " " * (_WIDTH - ended)
+    )
+
+
+def _steps(instance: InstanceStory) -> str:
+    if instance.last_step is None:
+        return "-"
+    return f"{'?' if instance.resumed_step is None else instance.resumed_step} to {instance.last_step}"
+
+
+def figures(summary: Summary) -> RenderableType:
+    story, document = summary.story, summary.to_document()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    rows = [
+        ("job", f"{story.job}, run {story.run}: {', '.join(filter(None, (story.phase or 'unknown', story.reason)))}"),
+        ("scenario", f"{story.scenario} (seed {story.seed}): {story.events_taken} of {story.events_planned} events"),
+        ("machines", f"{document['instances']} in {document['zones']} zones; {story.notices} interruptions with notice,"
+                     f" {story.kills} kills without, {_known(story.zone_moves)} zone moves"),
+        ("API", f"{story.api_calls} calls, {story.throttled_calls} of them throttled"),
+        ("steps", f"{_known(story.steps_total)} in all; done again {_known(summary.steps_redone)} (with notice"
+                  f" {_known(summary.steps_lost_with_notice)}, without {_known(summary.steps_lost_without_notice)})"),
+        ("weights", _weights(summary)),
+        ("fleet", f"{story.fleet_state or 'unknown'}, cancelled by {story.fleet_cancelled_by or 'nobody'}"),
+        ("left", f"{story.volumes_left} volume, {story.snapshots_left} snapshots"),
+        ("seconds", f"{story.seconds:.0f}"),
+    ]  # fmt: skip
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def _weights(summary: Summary) -> str:
+    story = summary.story
+    if summary.exact is None:
+        return f"{(story.final_sha256 or 'none found')[:16]}, not compared"
+    if summary.exact:
+        return f"{(story.final_sha256 or '')[:16]}, equal bit for bit to a run that was never interrupted"
+    return (
+        f"{(story.final_sha256 or '')[:16]} differ from {(story.reference_sha256 or '')[:16]} of an uninterrupted run"
+    )
+
+
+def verdict(summary: Summary) -> RenderableType:
+    if summary.passed:
+        return Text("The rehearsal passed.", "bold green")
+    lines = [Text("The rehearsal did not pass:", "bold red"), *(Text(f"  - {line}") for line in summary.broken)]
+    return Group(*lines)
+
+
+def _known(value: object) -> str:
+    return "unknown" if value is None else str(value)

@@ -1,0 +1,193 @@
+"""Which faults a rehearsal makes, and when: named lists of events, driven by how far training is seen to be. Pure.
+
+An event waits until a trainer runs on a machine that no earlier event has touched, has gained a step there and is past
+`fraction` of the run. For trainers that write no progress, and for runs too long to wait for a fraction, it waits
+`seconds` of training on that machine. A run that ends before its events took place has proved less than it says.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spotheal.agent.errors import ConfigError
+
+# AWS gives two minutes. The trainer's deadline is 40 s before the end, so with 50 s it goes on for a few seconds and
+# saves, the hand-over has the 40 s it has at AWS, and nobody watches a machine wait for its end.
+LEAD_SECONDS = 50.0
+PATIENCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """Notice at spot/instance-action, the machine is ended `lead_seconds` later; its replacement starts at once."""
+
+    lead_seconds: float = LEAD_SECONDS
+
+
+@dataclass(frozen=True)
+class Kill:
+    """The machine is ended without a notice."""
+
+
+@dataclass(frozen=True)
+class Rebalance:
+    """A recommendation that never comes true."""
+
+
+@dataclass(frozen=True)
+class NoCapacity:
+    """The fleet finds no spot capacity for a while."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Throttle:
+    """EC2 answers RequestLimitExceeded with `probability` for a while."""
+
+    seconds: float
+    probability: float = 0.5
+
+
+@dataclass(frozen=True)
+class NextZone:
+    """Where the replacement is placed: in another zone than the machine's, or in the same."""
+
+    other: bool
+
+
+Fault = Interrupt | Kill | Rebalance | NoCapacity | Throttle | NextZone
+
+
+@dataclass(frozen=True)
+class Event:
+    """`faults` are made together, in order, once training is past `fraction` (or after `seconds` on one machine)."""
+
+    fraction: float
+    faults: tuple[Fault, ...]
+    seconds: float = PATIENCE_SECONDS
+
+    @property
+    def ends_machine(self) -> bool:
+        return any(isinstance(fault, (Interrupt, Kill)) for fault in self.faults)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    says: str
+    events: tuple[Event, ...]
+
+    @property
+    def needs_zones(self) -> int:
+        """How many zones the fleet must be allowed in."""
+        return 2 if any(NextZone(other=True) in event.faults for event in self.events) else 1
+
+    @property
+    def zone_moves(self) -> int:
+        return sum(NextZone(other=True) in event.faults for event in self.events)
+
+    @property
+    def instances(self) -> int:
+        """How many machines it takes at least."""
+        return 1 + sum(event.ends_machine for event in self.events)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a scenario may look at: the trainer that runs now. Steps are None where it writes no progress.
+
+    `touched`: an earlier event ended (or is ending) this machine.
+    """
+
+    instance: str
+    touched: bool
+    training_seconds: float
+    first_step: int | None = None
+    step: int | None = None
+    steps_total: int | None = None
+
+
+def due(events: tuple[Event, ...], taken: int, seen: Seen | None) -> Event | None:
+    """The event to make now, None where none is due. `taken` events of `events` were made already."""
+    if taken >= len(events) or seen is None or seen.touched:
+        return None
+    event = events[taken]
+    if seen.step is None or seen.first_step is None:
+        return event if seen.training_seconds >= min(event.seconds, 8.0) else None
+    if seen.step <= seen.first_step:
+        return None
+    if seen.steps_total and seen.step >= event.fraction * seen.steps_total:
+        return event
+    return event if seen.training_seconds >= event.seconds else None
+
+
+# ------------------------------------------------------------------------------------------------------- the scenarios
+def _standard(_: random.Random) -> tuple[Event, ...]:
+    return (
+        Event(0.15, (NextZone(other=True), Throttle(10.0), Interrupt())),
+        Event(0.40, (NextZone(other=False), Kill())),
+        Event(0.65, (NextZone(other=True), Interrupt())),
+    )
+
+
+def _storm(chance: random.Random) -> tuple[Event, ...]:
+    events: list[Event] = []
+    for fraction in sorted(round(chance.uniform(0.05, 0.9), 3) for _ in range(chance.randint(3, 6))):
+        faults: list[Fault] = [NextZone(other=chance.random() < 0.5)]
+        if chance.random() < 0.3:
+            faults.append(Throttle(chance.uniform(3, 15), chance.uniform(0.2, 0.7)))
+        if chance.random() < 0.2:
+            faults.append(NoCapacity(chance.uniform(2, 10)))
+        kinds: tuple[Fault, ...] = (Interrupt(chance.uniform(44, 60)), Kill(), Rebalance())
+        faults.append(chance.choices(kinds, weights=(4, 4, 1))[0])
+        if isinstance(faults[-1], Rebalance):
+            faults = [fault for fault in faults if not isinstance(fault, (NextZone, NoCapacity))]
+        events.append(Event(fraction, tuple(faults)))
+    return tuple(events)
+
+
+def _fixed(*events: Event) -> Callable[[random.Random], tuple[Event, ...]]:
+    return lambda _: events
+
+
+_SCENARIOS: dict[str, tuple[str, Callable[[random.Random], tuple[Event, ...]]]] = {
+    "standard": (
+        "a notice with a move to another zone under API throttling, a kill without notice, a second notice and move",
+        _standard,
+    ),
+    "quiet": ("no fault", _fixed()),
+    "notice": ("one interruption with notice, replaced in the same zone", _fixed(
+        Event(0.4, (NextZone(other=False), Interrupt())),
+    )),
+    "kill": ("one kill without notice, replaced in the same zone", _fixed(
+        Event(0.4, (NextZone(other=False), Kill())),
+    )),
+    "rebalance": ("a rebalance recommendation that never comes true", _fixed(Event(0.4, (Rebalance(),)))),
+    "no-capacity": ("a kill, then 15 s without spot capacity", _fixed(
+        Event(0.4, (NoCapacity(15.0), NextZone(other=False), Kill())),
+    )),
+    "throttle": ("a kill, and every second API call throttled for 20 s", _fixed(
+        Event(0.4, (Throttle(20.0), NextZone(other=False), Kill())),
+    )),
+    "other-zone": ("a kill without notice, replaced in another zone", _fixed(
+        Event(0.4, (NextZone(other=True), Kill())),
+    )),
+    "storm": ("3 to 6 random faults, by --seed", _storm),
+}  # fmt: skip
+NAMES = tuple(_SCENARIOS)
+
+
+def scenario(name: str, seed: int = 0) -> Scenario:
+    """The scenario `name`; only `storm` looks at the seed. ConfigError names those there are."""
+    if name not in _SCENARIOS:
+        raise ConfigError(f"there is no scenario {name!r}", next_step=f"--scenario is one of {', '.join(NAMES)}")
+    says, make = _SCENARIOS[name]
+    return Scenario(name, says, make(random.Random(seed)))
+
+
+def describe() -> str:
+    """One line a scenario, for --help."""
+    return "\n".join(f"{name}: {says}" for name, (says, _) in _SCENARIOS.items())

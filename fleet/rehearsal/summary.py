@@ -1,0 +1,195 @@
+"""What a rehearsal proved: figures from its records, and the expectations that were not met. Pure.
+
+The figures come from three witnesses: the rule book (instances, zones, who cancelled the fleet, what is left), the
+run's ledger in the store (where each trainer resumed), and the progress file on each machine as the machine left it
+(the last step it completed). A figure that none of them can tell is None, never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from spotheal.agent.names import SNAPSHOTS_KEPT, Phase
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class InstanceStory:
+    """One machine. Times are seconds since the fleet was requested. `end`: interrupted, killed, cancelled, …"""
+
+    instance: str
+    zone: str
+    instance_type: str
+    launched: float
+    booted: float | None = None
+    trained: float | None = None  # its trainer began
+    ended: float | None = None
+    end: str = ""
+    resumed_step: int | None = None
+    last_step: int | None = None
+    saved_step: int | None = None
+
+    @property
+    def has_trained(self) -> bool:
+        return self.trained is not None
+
+
+@dataclass(frozen=True)
+class Story:
+    """Everything that was seen."""
+
+    job: str
+    run: str
+    scenario: str
+    seed: int
+    seconds: float
+    phase: str | None  # of status.json
+    reason: str
+    instances: tuple[InstanceStory, ...]
+    events_planned: int
+    events_taken: int
+    notices: int
+    kills: int
+    zone_moves: int | None
+    zone_moves_planned: int
+    steps_total: int | None
+    fleet_state: str | None
+    fleet_cancelled_by: str | None  # an instance's id, "operator", None where nobody did
+    volumes_left: int
+    snapshots_left: int
+    final_sha256: str | None
+    reference_sha256: str | None
+    reference_made: bool = True
+    reference_fault: str = ""
+    throttled_calls: int = 0
+    api_calls: int = 0
+    log: str = ""
+    timeline: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Summary:
+    """`broken`: one line an expectation that was not met, empty where the rehearsal passed."""
+
+    story: Story
+    steps_redone: int | None
+    steps_lost_with_notice: int | None
+    steps_lost_without_notice: int | None
+    exact: bool | None
+    broken: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return not self.broken
+
+    def to_document(self) -> dict[str, Any]:
+        """The JSON object of `--output json`; figures that cannot be known are null."""
+        story = self.story
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "job": story.job,
+            "run": story.run,
+            "scenario": story.scenario,
+            "seed": story.seed,
+            "outcome": "ok" if self.passed else "failed",
+            "broken": list(self.broken),
+            "phase": story.phase,
+            "reason": story.reason,
+            "instances": len(story.instances),
+            "zones": len({instance.zone for instance in story.instances}),
+            "interruptions": story.notices,
+            "kills": story.kills,
+            "zone_moves": story.zone_moves,
+            "events_planned": story.events_planned,
+            "events_taken": story.events_taken,
+            "steps_total": story.steps_total,
+            "steps_redone": self.steps_redone,
+            "steps_lost_with_notice": self.steps_lost_with_notice,
+            "steps_lost_without_notice": self.steps_lost_without_notice,
+            "final_sha256": story.final_sha256,
+            "reference_sha256": story.reference_sha256,
+            "exact": self.exact,
+            "fleet_state": story.fleet_state,
+            "fleet_cancelled_by": story.fleet_cancelled_by,
+            "volumes_left": story.volumes_left,
+            "snapshots_left": story.snapshots_left,
+            "api_calls": story.api_calls,
+            "throttled_calls": story.throttled_calls,
+            "seconds": round(story.seconds, 1),
+            "timeline": [_rounded(asdict(instance)) for instance in story.instances],
+        }
+
+
+def summarise(story: Story) -> Summary:
+    """Figures and broken expectations of `story`."""
+    with_notice, without = _lost(story.instances)
+    redone = None if with_notice is None or without is None else with_notice + without
+    exact = None
+    if story.final_sha256 and story.reference_sha256:
+        exact = story.final_sha256 == story.reference_sha256
+    broken = tuple(_broken(story, with_notice, exact))
+    return Summary(story, redone, with_notice, without, exact, broken)
+
+
+def _lost(instances: Sequence[InstanceStory]) -> tuple[int | None, int | None]:
+    """Steps done again after interruptions with notice, and after all other ends; None where nothing counts steps."""
+    # One that ended before its first step had nothing to lose.
+    stepped = [instance for instance in instances if instance.has_trained and instance.last_step is not None]
+    if not stepped:
+        return None, None
+    with_notice = without = 0
+    for before, after in pairwise(stepped):
+        if before.last_step is None or after.resumed_step is None:
+            return None, None
+        lost = max(0, before.last_step - after.resumed_step)
+        if before.end == "interrupted":
+            with_notice += lost
+        else:
+            without += lost
+    return with_notice, without
+
+
+def _broken(story: Story, lost_with_notice: int | None, exact: bool | None) -> list[str]:
+    found: list[str] = []
+
+    def expect(fact: bool, otherwise: str) -> None:
+        if not fact:
+            found.append(otherwise)
+
+    ended = f"the run's phase is {story.phase or 'unknown'}" + (f" ({story.reason})" if story.reason else "")
+    expect(story.phase == Phase.DONE.value, f"the job did not finish: {ended}")
+    expect(
+        story.events_taken == story.events_planned,
+        f"only {story.events_taken} of {story.events_planned} events of the scenario took place before the end;"
+        " a longer job, or --scenario notice, leaves time for all",
+    )
+    by = story.fleet_cancelled_by
+    expect(story.fleet_state is not None and story.fleet_state.startswith(("cancelled", "deleted")),
+           f"the fleet was not cancelled: its state is {story.fleet_state or 'unknown'}")  # fmt: skip
+    expect(by is not None and by.startswith("i-"), f"the fleet was cancelled by {by or 'nobody'}, not by the agent")
+    expect(story.volumes_left == 1, f"{story.volumes_left} volumes are left, not 1")
+    expect(story.snapshots_left <= SNAPSHOTS_KEPT,
+           f"{story.snapshots_left} snapshots are left, more than the {SNAPSHOTS_KEPT} that are kept")  # fmt: skip
+    if lost_with_notice:
+        found.append(f"{lost_with_notice} steps were lost although a notice was given")
+    if story.zone_moves is not None and story.zone_moves < story.zone_moves_planned:
+        found.append(f"the volume moved to another zone {story.zone_moves} times, not {story.zone_moves_planned}")
+    if story.reference_made:
+        if story.reference_fault:
+            found.append(f"the uninterrupted run failed, so nothing can be compared: {story.reference_fault}")
+        elif exact is None:
+            found.append("no weights were found to compare: the trainer leaves none in its results or checkpoints")
+        expect(
+            exact is not False,
+            "the final weights differ from those of a run that was never interrupted (is the trainer deterministic,"
+            " and does it restore everything: optimizer, data order, random state?)",
+        )
+    return found
+
+
+def _rounded(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: round(value, 1) if isinstance(value, float) else value for key, value in row.items()}

@@ -1,0 +1,174 @@
+"""What a rehearsal says it proved: figures and broken expectations, and when its faults are made."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from spotheal.agent.errors import ConfigError
+from spotheal.fleet.rehearsal import scenario, weights
+from spotheal.fleet.rehearsal.progress import Lines, MachineView, View
+from spotheal.fleet.rehearsal.report import report
+from spotheal.fleet.rehearsal.scenario import Event, Interrupt, Kill, Seen, due
+from spotheal.fleet.rehearsal.summary import InstanceStory, Story, summarise
+
+ONE = InstanceStory("i-1", "eu-west-1a", "m5.large", 0.0, 2.0, 8.0, 20.0, "interrupted", 0, 10, 10)
+TWO = InstanceStory("i-2", "eu-west-1b", "m5.large", 12.0, 14.0, 22.0, 30.0, "killed", 10, 25, 20)
+THREE = InstanceStory("i-3", "eu-west-1b", "m5.large", 31.0, 33.0, 40.0, 50.0, "cancelled", 20, 60, 60)
+GOOD = Story(
+    job="digits", run="R", scenario="standard", seed=0, seconds=50.0, phase="done", reason="",
+    instances=(ONE, TWO, THREE),
+    events_planned=2, events_taken=2, notices=1, kills=1, zone_moves=1, zone_moves_planned=1, steps_total=60,
+    fleet_state="cancelled_terminating", fleet_cancelled_by="i-3", volumes_left=1, snapshots_left=2,
+    final_sha256="aa", reference_sha256="aa",
+)  # fmt: skip
+
+
+def test_a_good_story_passes_and_its_document_holds_every_figure_of_the_interface() -> None:
+    summary = summarise(GOOD)
+    document = summary.to_document()
+    assert summary.passed
+    keys = "schema_version job outcome instances zones interruptions zone_moves steps_total steps_redone \
+        steps_lost_with_notice final_sha256 reference_sha256 exact fleet_state volumes_left snapshots_left seconds"
+    assert [key for key in keys.split() if document.get(key) is None] == []
+    expected = {"outcome": "ok", "instances": 3, "zones": 2, "steps_redone": 5, "steps_lost_with_notice": 0}
+    assert {key: document[key] for key in expected} == expected
+    assert document["steps_lost_without_notice"] == 5
+    assert json.loads(json.dumps(document)) == document
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"phase": "failed", "reason": "exit 1"}, "did not finish"),
+        ({"events_taken": 1}, "only 1 of 2 events"),
+        ({"fleet_state": "active"}, "not cancelled"),
+        ({"fleet_cancelled_by": "operator"}, "by operator, not by the agent"),
+        ({"fleet_cancelled_by": None}, "by nobody"),
+        ({"volumes_left": 2}, "2 volumes are left"),
+        ({"snapshots_left": 3}, "3 snapshots"),
+        ({"instances": (replace(ONE, last_step=12), TWO, THREE)}, "2 steps were lost although"),
+        ({"final_sha256": "bb"}, "differ"),
+        ({"final_sha256": None}, "no weights were found"),
+        ({"reference_sha256": None, "reference_fault": "exit 1"}, "uninterrupted run failed"),
+        ({"zone_moves": 0}, "moved to another zone 0 times"),
+    ],
+)
+def test_a_broken_expectation_fails_the_rehearsal_and_is_named(changes: dict[str, Any], said: str) -> None:
+    summary = summarise(replace(GOOD, **changes))
+    assert summary.to_document()["outcome"] == "failed"
+    assert any(said in line for line in summary.broken)
+
+
+def test_a_trainer_without_progress_has_null_steps_and_can_pass() -> None:
+    silent = tuple(replace(i, resumed_step=None, last_step=None, saved_step=None) for i in GOOD.instances)
+    summary = summarise(replace(GOOD, instances=silent, steps_total=None))
+    assert summary.passed
+    assert (summary.steps_redone, summary.steps_lost_with_notice) == (None, None)
+
+
+def test_a_machine_that_ended_before_its_first_step_lost_none() -> None:
+    early = replace(TWO, resumed_step=None, last_step=None)
+    assert summarise(replace(GOOD, instances=(ONE, early, replace(THREE, resumed_step=10)))).steps_redone == 0
+
+
+def test_the_report_is_readable_without_colour() -> None:
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(report(summarise(replace(GOOD, volumes_left=2))))
+    text = console.export_text()
+    assert "i-2" in text and "2 volumes are left, not 1" in text and "done again 5" in text
+
+
+# ---------------------------------------------------------------------------------------------------------- scenarios
+EVENTS = (Event(0.5, (Interrupt(),)), Event(0.6, (Kill(),)))
+
+
+def test_an_event_waits_for_its_fraction_and_for_a_step_on_that_machine() -> None:
+    seen = Seen("i-1", False, 5.0, first_step=0, step=49, steps_total=100)
+    assert due(EVENTS, 0, seen) is None
+    assert due(EVENTS, 0, replace(seen, step=50)) == EVENTS[0]
+    assert due(EVENTS, 1, replace(seen, first_step=70, step=70)) is None
+    assert due(EVENTS, 1, replace(seen, first_step=70, step=71)) == EVENTS[1]
+    assert due(EVENTS, 2, replace(seen, step=90)) is None
+
+
+def test_a_machine_that_is_ending_already_gets_no_further_event() -> None:
+    assert due(EVENTS, 1, Seen("i-1", True, 99.0, 0, 99, 100)) is None
+    assert due(EVENTS, 1, None) is None
+
+
+def test_a_trainer_without_progress_and_a_long_run_are_waited_for_by_the_clock() -> None:
+    assert due(EVENTS, 0, Seen("i-1", False, 7.0)) is None
+    assert due(EVENTS, 0, Seen("i-1", False, 9.0)) == EVENTS[0]
+    long = Seen("i-1", False, 61.0, first_step=0, step=5, steps_total=10**6)
+    assert due(EVENTS, 0, long) == EVENTS[0]
+
+
+def test_the_standard_scenario_takes_four_machines_two_zones_and_throttles() -> None:
+    standard = scenario.scenario("standard")
+    faults = [type(fault).__name__ for event in standard.events for fault in event.faults]
+    assert (standard.instances, standard.needs_zones) == (4, 2)
+    assert {"Interrupt", "Kill", "Throttle", "NextZone"} <= set(faults)
+
+
+def test_a_storm_is_made_by_its_seed() -> None:
+    assert scenario.scenario("storm", 7) == scenario.scenario("storm", 7)
+    assert len({scenario.scenario("storm", seed).events for seed in range(20)}) > 15
+    with pytest.raises(ConfigError, match="no scenario 'none'"):
+        scenario.scenario("none")
+
+
+# ------------------------------------------------------------------------------------------------------------ weights
+@pytest.mark.torch
+def test_weights_are_compared_by_tensors_and_not_by_what_else_a_file_says(tmp_path: Path) -> None:
+    import torch
+
+    digests = []
+    for name, text, value in (("a", "monday", 1.0), ("b", "tuesday", 1.0), ("c", "monday", 2.0)):
+        results = tmp_path / name / "results"
+        results.mkdir(parents=True)
+        header = {"__metadata__": {"saved": text}, "w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+        body = json.dumps(header).encode()
+        raw = torch.tensor([value]).numpy().tobytes()
+        (results / "model.safetensors").write_bytes(len(body).to_bytes(8, "little") + body + raw)
+        torch.save({"model": {"w": torch.tensor([value])}}, results / "model.pt")
+        (results / "report.json").write_text(text)
+        digests.append(weights.digest(tmp_path / name)["sha256"])
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_without_results_the_newest_checkpoint_counts_and_without_both_nothing_does(tmp_path: Path) -> None:
+    assert weights.digest(tmp_path)["sha256"] is None
+    folder = tmp_path / "checkpoints" / "step-5"
+    folder.mkdir(parents=True)
+    (folder / "w.npy").write_bytes(b"weights")
+    found = weights.digest(tmp_path)
+    assert (found["of"], [item["file"] for item in found["files"]]) == ("newest checkpoint", ["step-5/w.npy"])
+
+
+def test_a_hostile_checkpoint_is_compared_by_its_bytes_and_never_executed(tmp_path: Path) -> None:
+    import pickle
+
+    class Hostile:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "executed",)
+
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "model.pt").write_bytes(pickle.dumps(Hostile()))
+    assert weights.digest(tmp_path)["sha256"] is not None
+    assert not (tmp_path / "executed").exists()
+
+
+def test_plain_lines_come_for_events_at_once_and_for_progress_every_few_seconds() -> None:
+    lines: list[str] = []
+    shown = Lines(lines.append)
+    view = View(1.0, (MachineView("i-1", "a", "t", "training", 1.0, 3),), step=3, steps_total=9)
+    shown.show(view)
+    shown.show(view)
+    shown.event(2.0, "i-1 gets a notice")
+    assert lines == ["   1.0 s  step 3 of 9; i-1 a training", "   2.0 s  i-1 gets a notice"]
