@@ -85,7 +85,10 @@ def choose(devices: tuple[Device, ...], links: Mapping[str, str], volume: str, a
         if linked is not None and not linked.serial:  # a link to a disk of another serial is older than the disk
             found[linked.path] = linked
     if len(found) > 1:
-        raise Fatal(f"{', '.join(sorted(found))} all claim to be {volume}", next_step="reboot the instance; look at `lsblk -o +SERIAL`")
+        raise Fatal(
+            f"{', '.join(sorted(found))} all claim to be {volume}",
+            next_step="look at `lsblk -o +SERIAL`, then reboot the instance",
+        )
     if found:
         return next(iter(found.values()))
     return _xen(devices, attached_as)

@@ -7,6 +7,7 @@ written, except by mkfs on a device that `is_blank`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterable
@@ -37,6 +38,7 @@ class Host:
     def __init__(self, paths: Paths | None = None, by_id: Path = BY_ID) -> None:
         self._paths = paths or Paths.from_environment()
         self._by_id = by_id
+        self._leaving: dict[str, str] = {}  # mount point: the device that an unmount was begun for
 
     # -------------------------------------------------------------------------------------------------------- devices
     def devices(self) -> tuple[Device, ...]:
@@ -180,17 +182,33 @@ class Host:
     def unmount(self, mountpoint: str, seconds_max: float = UMOUNT_SECONDS) -> bool:
         """Whether nothing is mounted there now; False while it is busy. Never lazy: what is off is written.
 
-        Raises TimedOut where memory is still being written out after `seconds_max`.
+        Raises Retryable where memory is still being written out after `seconds_max`, or where the filesystem lives on
+        in another mount namespace.
         """
         for _ in range(8):  # several may lie one above the other
-            if self.mounted_at(mountpoint) is None:
+            device = self.mounted_at(mountpoint)
+            if device is None:
+                self._see_released(mountpoint)
                 return True
+            self._leaving[mountpoint] = device
             done = programs.run(["umount", mountpoint], seconds_max=seconds_max)
             if "busy" in done.err:
                 return False
             if done.code != 0 and self.mounted_at(mountpoint) is not None:
                 raise Retryable(f"unmounting {mountpoint} failed: {done.said}")
         raise Retryable(f"{mountpoint} is mounted more often than can be undone")
+
+    def _see_released(self, mountpoint: str) -> None:
+        """The kernel takes a mount out of the table first and writes out memory afterwards; only then is the device
+        free for an exclusive open."""
+        device = self._leaving.get(mountpoint, "")
+        try:
+            if device:
+                os.close(os.open(device, os.O_RDONLY | os.O_EXCL))
+        except OSError as fault:
+            if fault.errno == errno.EBUSY:
+                raise Retryable(f"{device} is off {mountpoint}, but the kernel still uses it") from fault
+        self._leaving.pop(mountpoint, None)
 
     def holders(self, mountpoint: str) -> tuple[int, ...]:
         """Processes that keep `mountpoint` busy, we ourselves among them."""
