@@ -1,0 +1,65 @@
+#!/bin/sh
+# spotheal: user data of an instance. Fixed text: no value is ever written into this shell program.
+#
+# For the renderer: each of the three words between @ below stands once, in single quotes, and is replaced by characters
+# of A-Z a-z 0-9 + / = only, which no shell interprets (userdata/__init__.py, fill; nothing else is replaced):
+#   BOOTSTRAP        base64 of the gzipped bootstrap.py
+#   CONFIG           base64 of the gzipped configuration (JSON)
+#   MANIFEST_SHA256  hex digest of agent/manifest.json in the run's store
+#
+# Finds a Python, unpacks the two files below $SPOTHEAL_ROOT/opt/spotheal and goes on in bootstrap.py. Running it
+# again is harmless.
+BOOTSTRAP='@BOOTSTRAP@'
+CONFIG='@CONFIG@'
+MANIFEST_SHA256='@MANIFEST_SHA256@'
+
+root=${SPOTHEAL_ROOT:-}
+root=${root%/}
+home=$root/opt/spotheal
+logs=$root/var/log/spotheal
+
+# One line on the console, in cloud-init's log and in ours.
+say() {
+    line="spotheal: $*"
+    printf '%s\n' "$line" >&2
+    if [ -d "$logs" ]; then printf '%s\n' "$line" >>"$logs/user-data.log"; fi
+    if [ -z "$root" ] && [ -w /dev/console ]; then { printf '%s\r\n' "$line" >/dev/console; } 2>/dev/null; fi
+    return 0
+}
+
+fail() {
+    say "this machine cannot start the job: $*"
+    exit 1
+}
+
+good() {
+    [ -n "$1" ] && "$1" -I -c 'import ssl, sys, zlib; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1
+}
+
+find_python() {
+    for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
+        python=$(command -v "$name") && good "$python" && return 0
+    done
+    for python in /usr/local/bin/python3 /opt/pytorch/bin/python3 /opt/conda/bin/python3 /opt/conda/envs/*/bin/python3 \
+        /opt/miniconda*/bin/python3 /opt/anaconda*/bin/python3 /opt/tensorflow/bin/python3 /home/*/*conda3/bin/python3; do
+        good "$python" && return 0
+    done
+    return 1
+}
+
+# unpack FILE: base64 of gzip from standard input; the file is there whole or not at all.
+unpack() {
+    "$python" -I -c 'import base64, gzip, sys
+sys.stdout.buffer.write(gzip.decompress(base64.b64decode(sys.stdin.read(), validate=True)))' >"$1.new.$$" &&
+        mv -f "$1.new.$$" "$1"
+}
+
+umask 022
+mkdir -p "$home" "$logs" || fail "$home and $logs cannot be made (disk full, or not root?)"
+find_python || fail "no Python 3.10 or newer on this image; choose one that has it (Debian 12, Ubuntu 22.04, a PyTorch DLAMI)"
+umask 077
+printf '%s' "$BOOTSTRAP" | unpack "$home/bootstrap.py" || fail "bootstrap.py cannot be unpacked into $home"
+printf '%s' "$CONFIG" | unpack "$home/config.json" || fail "config.json cannot be unpacked into $home"
+umask 022
+exec "$python" -I "$home/bootstrap.py" "$MANIFEST_SHA256"
+
