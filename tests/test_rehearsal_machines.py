@@ -107,9 +107,9 @@ def test_orphans_end_with_the_machine_also_when_its_first_process_is_killed(
 
 
 def test_a_shut_down_lets_the_agent_end_by_itself(launch: Callable[[str], Machine], tmp_path: Path) -> None:
-    agent = tmp_path / "spotheal-agent"
-    agent.write_text(f"#!/bin/sh\ntrap 'echo saved > {tmp_path / 'said'}; exit 0' TERM\nsleep 300 & wait\n")
-    machine = launch(f"#!/bin/sh\nsh {agent} & echo started; wait\n")
+    keeper = tmp_path / "bootstrap.py"
+    keeper.write_text(f"#!/bin/sh\ntrap 'echo saved > {tmp_path / 'said'}; exit 0' TERM\nsleep 300 & wait\n")
+    machine = launch(f"#!/bin/sh\nsh {keeper} keep & echo started; wait\n")
     assert eventually(lambda: "started" in (machine.folder / "console.log").read_text())
     time.sleep(0.2)  # the shell sets its trap
     machine.shut_down(seconds_max=1.0)

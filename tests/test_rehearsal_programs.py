@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from spotheal.agent.host import Host
+from spotheal.agent.paths import Paths
 from spotheal.fleet.rehearsal import programs
 from spotheal.fleet.rehearsal.machines import Launch, Machine
 from spotheal.fleet.rehearsal.volumes import Volumes
@@ -115,3 +117,28 @@ def test_a_filesystem_is_frozen_once(world: World) -> None:
 
 def test_an_unknown_option_is_an_error_and_not_ignored(world: World) -> None:
     assert "unrecognized option" in world.run("umount", "--lazy", world.target).stderr
+
+
+def test_the_agents_own_host_formats_mounts_and_unmounts_through_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{world.machine.folder / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv(programs.INSTANCE_DIR, str(world.machine.folder))
+    host, target = Host(Paths(world.machine.root)), str(world.target)
+    device = host.find_device("vol-0a")
+    assert device == world.device
+    assert host.is_blank(device)
+    host.make_filesystem(device, "xfs")
+    assert not host.is_blank(device)
+    host.mount(device, target, "xfs", volume="vol-0a")
+    host.mount(device, target, "xfs", volume="vol-0a")
+    assert (host.mounted_at(target), world.machine.has_mounted("vol-0a")) == (device, True)
+    with subprocess.Popen(["sleep", "60"], cwd=target) as holder:
+        assert holder.pid in host.holders(target)
+        assert not host.unmount(target)
+        host.freeze(target)
+        host.thaw(target)
+        host.kill([holder.pid])
+    host.sync(target)
+    assert host.unmount(target)
+    assert (host.mounted_at(target), world.machine.has_mounted("vol-0a")) == (None, False)

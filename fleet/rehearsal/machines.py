@@ -194,6 +194,13 @@ class Machine:
             self._disks.pop(volume, None)
             self._write_devices()
 
+    def has_mounted(self, volume: str) -> bool:
+        try:
+            table = json.loads((self.folder / "mounts.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return any(entry["volume"] == volume for entry in table)
+
     def _rows(self) -> list[dict[str, Any]]:
         """As on a GPU instance: the root disk, a blank instance-store disk that is not ours, then what was attached."""
         own = self.folder / "own-disks"

@@ -84,21 +84,20 @@ def reap(first: int, folder: str) -> None:
 
 
 def stop_agents() -> None:
-    """SIGTERM to the agent, as a service manager with KillMode=mixed does; its own children are the agent's to end."""
+    """SIGTERM to the agent's keeper alone, as a service manager with KillMode=mixed does: the rest is its to end."""
     pids = descendants(os.getpid())
-    agents = [pid for pid in pids if is_agent(pid)]
-    for pid in agents or pids:
+    for pid in [pid for pid in pids if keeps_agent(pid)] or pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGTERM)
 
 
-def is_agent(pid: int) -> bool:
+def keeps_agent(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read().split(b"\0")
+            words = [os.path.basename(word) for word in file.read().split(b"\0")]
     except OSError:
         return False
-    return any(os.path.basename(word) == b"spotheal-agent" for word in words[:4]) or b"spotheal.agent" in words[:6]
+    return b"bootstrap.py" in words and b"keep" in words
 
 
 def end_all(first: int, folder: str) -> None:

@@ -1,0 +1,201 @@
+"""What is rehearsed: an example of our own, or the operator's two files with what this machine demands changed.
+
+The operator's repository and command stay what they are. Changed are: the interpreter where the file names none (or
+one of a machine image), the trainer's user, and what exists only in an account (key pairs, groups, subnets, templates,
+snapshots, placeholders). Each change is said.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spotheal.agent.config import JobConfig
+from spotheal.agent.errors import ConfigError, NotFound
+from spotheal.fleet.config import FleetConfig, job_file_beside, parse_fleet, read_job
+
+REGION = "us-west-2"
+_ACCOUNT = "123456789012"
+_STAND_INS = {"ACCOUNT_NUMBER": _ACCOUNT, "KEYPAIR_NAME": "rehearsal", "SECURITY_GROUP_ID": "sg-0123456789abcdef0"}
+_PLACEHOLDER = re.compile(r"<([A-Za-z_][A-Za-z0-9_ -]*)>")
+
+EXAMPLE_COMMAND = (
+    "python", "-m", "spotheal.training", "--dataset", "digits", "--model", "mlp", "--epochs", "40",
+)  # fmt: skip
+_EXAMPLE_JOB = """\
+# The job that `make rehearse` trains. docs/job-toml.md lists every key.
+[job]
+name = "digits"
+repository = {repository}
+command = {command}
+
+[environment]
+OMP_NUM_THREADS = "1"
+
+[volume]
+size_gib = 1
+"""
+_EXAMPLE_FLEET: dict[str, Any] = {
+    "TargetCapacity": 1,
+    "AllocationStrategy": "priceCapacityOptimized",
+    "IamFleetRole": f"arn:aws:iam::{_ACCOUNT}:role/DL-Training-Spot-Fleet-Role",
+    "LaunchSpecifications": [
+        {
+            "ImageId": "ami-0027dfad6168539c7",
+            "InstanceType": kind,
+            "Placement": {"AvailabilityZone": "us-west-2a, us-west-2b"},
+            "IamInstanceProfile": {"Arn": f"arn:aws:iam::{_ACCOUNT}:instance-profile/DL-Training"},
+        }
+        for kind in ("g5.xlarge", "g4dn.xlarge")
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """The two configurations as they are rehearsed; `notes` say what was changed."""
+
+    fleet: FleetConfig
+    job: JobConfig
+    fleet_file: Path
+    job_file: Path
+    notes: tuple[str, ...] = ()
+
+
+def example(folder: Path) -> Rehearsed:
+    """The example: a small repository and two files, written to `folder` for the operator to look at."""
+    repository = folder / "repository"
+    repository.mkdir(parents=True)
+    (repository / "README").write_text(
+        "What an operator's repository would be: here the trainer comes with spotheal.\n"
+    )
+    git(repository, "init", "--quiet", "--initial-branch", "main")
+    git(repository, "add", "README")
+    git(repository, "commit", "--quiet", "--message", "The trainer is spotheal's own")
+    job_file, fleet_file = folder / "job.toml", folder / "spot_fleet_config.json"
+    job_file.write_text(
+        _EXAMPLE_JOB.format(repository=json.dumps(str(repository)), command=json.dumps(list(EXAMPLE_COMMAND)))
+    )
+    fleet_file.write_text(json.dumps(_EXAMPLE_FLEET, indent=2) + "\n")
+    return users(fleet_file, job_file)
+
+
+def users(fleet_file: Path, job_file: Path | None = None) -> Rehearsed:
+    """The operator's files; NotFound and ConfigError as for a request."""
+    notes: list[str] = []
+    fleet = _fleet(fleet_file, notes)
+    job_file = job_file or job_file_beside(fleet_file)
+    job = _job(read_job(job_file), job_file, notes)
+    return Rehearsed(fleet, job, fleet_file, job_file, tuple(notes))
+
+
+def git(folder: Path, *arguments: str) -> None:
+    """git with an author of its own, whatever the operator's settings are."""
+    who = {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER")
+           for key, value in (("NAME", "rehearsal"), ("EMAIL", "rehearsal@localhost"))}  # fmt: skip
+    environment = {**os.environ, **who, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    if shutil.which("git") is None:
+        raise ConfigError("the program git is not on this machine", next_step="install it: `apt-get install git`")
+    done = subprocess.run(["git", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ConfigError(f"git {arguments[0]} failed in {folder}: {done.stderr.strip()}")
+
+
+# ------------------------------------------------------------------------------------------------------------- the job
+def _job(job: JobConfig, job_file: Path, notes: list[str]) -> JobConfig:
+    table = job.job
+    if not table.python or shutil.which(table.python) is None:
+        if table.python:
+            notes.append(f"[job] python: {table.python} is not on this machine; {sys.executable} is used")
+        table = replace(table, python=sys.executable)
+    repository = (job_file.parent / table.repository).resolve()
+    if table.repository != "." and (table.repository.startswith((".", "/", "~")) or repository.is_dir()):
+        repository = Path(table.repository).expanduser() if table.repository.startswith("~") else repository
+        table = replace(table, repository=str(repository))
+    volume = job.volume
+    if volume.snapshot:
+        notes.append(f"[volume] snapshot: {volume.snapshot} exists only in your account; the volume begins empty")
+        volume = replace(volume, snapshot="")
+    cage = replace(job.cage, mode="off", user=_user())
+    return replace(job, job=table, volume=volume, cage=cage)
+
+
+def _user() -> str:
+    name = getpass.getuser()
+    return name if re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", name) else "spotheal-trainer"
+
+
+# ----------------------------------------------------------------------------------------------------------- the fleet
+def _fleet(path: Path, notes: list[str]) -> FleetConfig:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise NotFound(
+            f"there is no {path}", next_step="name AWS's SpotFleetRequestConfig, or rehearse without an argument"
+        ) from None
+    except (OSError, UnicodeDecodeError) as fault:
+        raise ConfigError(f"{path} cannot be read: {fault}") from None
+    filled = fill_placeholders(text)
+    if filled != text:
+        names = ", ".join(dict.fromkeys(match.group() for match in _PLACEHOLDER.finditer(text)))
+        notes.append(
+            f"{path.name}: the placeholders {names} are filled in for the rehearsal; `fleetctl request` wants them"
+        )
+    return parse_fleet(filled, str(path))
+
+
+def fill_placeholders(text: str) -> str:
+    """`<ACCOUNT_NUMBER>` and its like as something that has the form AWS wants, in quotes where they have none."""
+
+    def stand_in(match: re.Match[str]) -> str:
+        name = match.group(1).upper().replace("-", "_").replace(" ", "_")
+        if name == "SUBNET_ID":
+            return match.group()  # a subnet decides the zone: that cannot be made up
+        value = _STAND_INS.get(name, "rehearsal")
+        quoted = text[: match.start()].rstrip().endswith(":") or text[: match.start()].rstrip().endswith("[")
+        return json.dumps(value) if quoted else value
+
+    return _PLACEHOLDER.sub(stand_in, text)
+
+
+def localise(fleet: FleetConfig, subnets: dict[str, str], template: str) -> tuple[FleetConfig, list[str]]:
+    """`fleet` with what exists only in the operator's account replaced by what exists in the rehearsal's.
+
+    `subnets` are the rehearsal's, by zone; the operator's are given zones in turn. `template` is the name of a launch
+    template of the rehearsal.
+    """
+    document = json.loads(json.dumps(fleet.document))
+    notes: list[str] = []
+    local = [subnets[zone] for zone in sorted(subnets)]
+    theirs = list(dict.fromkeys(fleet.subnets))
+    given = {subnet: local[number % len(local)] for number, subnet in enumerate(theirs)} if local else {}
+    if given:
+        notes.append("subnets exist only in your account; the rehearsal spreads them over its zones")
+    for spec in document.get("LaunchSpecifications", []):
+        _replace_subnets(spec, given)
+        spec.pop("KeyName", None)
+    if document.get("LaunchTemplateConfigs"):
+        notes.append("launch templates exist only in your account; the rehearsal uses one of its own in their place")
+    for config in document.get("LaunchTemplateConfigs", []):
+        config["LaunchTemplateSpecification"] = {"LaunchTemplateName": template, "Version": "$Latest"}
+        for override in config.get("Overrides", []):
+            _replace_subnets(override, given)
+    return replace(fleet, document=document), notes
+
+
+def _replace_subnets(place: dict[str, Any], given: dict[str, str]) -> None:
+    if place.get("SubnetId"):
+        named = [part.strip() for part in place["SubnetId"].split(",")]
+        place["SubnetId"] = ", ".join(dict.fromkeys(given.get(subnet, subnet) for subnet in named))
+    for card in place.get("NetworkInterfaces", []):
+        if card.get("SubnetId"):
+            card["SubnetId"] = given.get(card["SubnetId"], card["SubnetId"])
+        card.pop("Groups", None)
