@@ -23,7 +23,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.volumes = Volumes(folder / "cloud")
         self.machine = Machine(folder / "i-1", Launch("i-1", "z", "t", b"#!/bin/sh\n"))
-        self.disk = self.volumes.create("vol-0a", 1)
+        self.disk = self.volumes.create("vol-0123456789abcdef0", 1)
         self.device = self.machine.attach(self.disk)
         self.target = self.machine.root / "dltraining"
         self.target.mkdir()
@@ -52,10 +52,16 @@ def world(tmp_path: Path) -> World:
 def test_lsblk_shows_the_root_disk_the_instance_store_and_the_volume_by_serial(world: World) -> None:
     rows = json.loads(world.ok("lsblk", "--json", "--bytes", "--output", "PATH,SERIAL,SIZE,FSTYPE,MOUNTPOINTS"))
     serials = {row["serial"]: row for row in rows["blockdevices"]}
-    assert set(serials) == {"vol0000000000000root", "AWS00000000000000001", "vol0a"}
-    expected = {"path": world.device, "serial": "vol0a", "size": 2**30, "fstype": None, "mountpoints": [None]}
-    assert serials["vol0a"] == expected
-    assert serials["vol0000000000000root"]["children"][0]["mountpoints"] == ["/"]
+    assert set(serials) == {"vol00000000000000001", "AWS00000000000000001", "vol0123456789abcdef0"}
+    expected = {
+        "path": world.device,
+        "serial": "vol0123456789abcdef0",
+        "size": 2**30,
+        "fstype": None,
+        "mountpoints": [None],
+    }
+    assert serials["vol0123456789abcdef0"] == expected
+    assert serials["vol00000000000000001"]["children"][0]["mountpoints"] == ["/"]
 
 
 def test_a_new_volume_reads_as_zeros_and_has_no_signature(world: World) -> None:
@@ -100,8 +106,8 @@ def test_a_busy_filesystem_cannot_be_unmounted(world: World) -> None:
 
 def test_a_copy_of_a_mounted_xfs_needs_nouuid_beside_its_source(world: World, tmp_path: Path) -> None:
     world.mounted()
-    world.volumes.snapshot("vol-0a", "snap-1")
-    copy = world.machine.attach(world.volumes.create("vol-0b", 1, "snap-1"))
+    world.volumes.snapshot("vol-0123456789abcdef0", "snap-1")
+    copy = world.machine.attach(world.volumes.create("vol-0123456789abcdef1", 1, "snap-1"))
     beside = tmp_path / "beside"
     beside.mkdir()
     assert "duplicate UUID" in world.run("mount", "-t", "xfs", copy, beside).stderr
@@ -125,14 +131,14 @@ def test_the_agents_own_host_formats_mounts_and_unmounts_through_them(
     monkeypatch.setenv("PATH", f"{world.machine.folder / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv(programs.INSTANCE_DIR, str(world.machine.folder))
     host, target = Host(Paths(world.machine.root)), str(world.target)
-    device = host.find_device("vol-0a")
+    device = host.find_device("vol-0123456789abcdef0")
     assert device == world.device
     assert host.is_blank(device)
     host.make_filesystem(device, "xfs")
     assert not host.is_blank(device)
-    host.mount(device, target, "xfs", volume="vol-0a")
-    host.mount(device, target, "xfs", volume="vol-0a")
-    assert (host.mounted_at(target), world.machine.has_mounted("vol-0a")) == (device, True)
+    host.mount(device, target, "xfs", volume="vol-0123456789abcdef0")
+    host.mount(device, target, "xfs", volume="vol-0123456789abcdef0")
+    assert (host.mounted_at(target), world.machine.has_mounted("vol-0123456789abcdef0")) == (device, True)
     with subprocess.Popen(["sleep", "60"], cwd=target) as holder:
         assert holder.pid in host.holders(target)
         assert not host.unmount(target)
@@ -141,4 +147,4 @@ def test_the_agents_own_host_formats_mounts_and_unmounts_through_them(
         host.kill([holder.pid])
     host.sync(target)
     assert host.unmount(target)
-    assert (host.mounted_at(target), world.machine.has_mounted("vol-0a")) == (None, False)
+    assert (host.mounted_at(target), world.machine.has_mounted("vol-0123456789abcdef0")) == (None, False)

@@ -204,10 +204,10 @@ class Machine:
     def _rows(self) -> list[dict[str, Any]]:
         """As on a GPU instance: the root disk, a blank instance-store disk that is not ours, then what was attached."""
         own = self.folder / "own-disks"
-        root = Disk("vol-0000000000000root", own / "root", own / "nothing")
+        root = Disk("vol-00000000000000001", own / "root", own / "nothing")
         store = Disk("", own / "store", own / "nothing")
         rows = [
-            self._row(0, root, "vol0000000000000root", root=True),
+            self._row(0, root, "vol00000000000000001", root=True),
             self._row(1, store, "AWS00000000000000001", model="Amazon EC2 NVMe Instance Storage"),
         ]
         return rows + [
