@@ -65,6 +65,14 @@ class PermissionDenied(Fatal):
     exit_code = ExitCode.PERMISSION
 
 
+class SetupFailed(Fatal):
+    """The job cannot be started as it is described: credentials, revision, `setup`, `command`. An end of the run."""
+
+
+class Interrupted(SpothealError):
+    """A stop cut the work short; nothing is wrong with it and it may be begun again."""
+
+
 class NotFound(SpothealError):
     """The named thing is not there (or not yet: whether to wait is the caller's decision)."""
 

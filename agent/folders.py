@@ -1,0 +1,105 @@
+"""Where things lie on an instance: what a trainer is given, and what the agent keeps for itself."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from spotheal.agent.account import Account
+
+PRIVATE = ".spotheal"  # the agent's own folder on the volume
+
+
+@dataclass(frozen=True)
+class Folders:
+    """`datasets` … `keep` and `environments` lie on the volume, the others on the machine.
+
+    `run_dir` belongs to the agent and only its subfolder `trainer` to the trainer: an agent that runs as root must
+    never write by name in a folder in which the trainer could have put a link.
+    """
+
+    datasets: Path
+    checkpoints: Path
+    results: Path
+    logs: Path
+    clone: Path
+    run_dir: Path
+    trainer_lib: Path
+    keep: Path
+    environments: Path
+    home: Path  # HOME of a trainer whose user has none
+
+    @classmethod
+    def at(cls, root: Path, mount: str) -> Folders:
+        """The layout below `root` (SPOTHEAL_ROOT, "/" on a real instance) with the volume at `mount`."""
+        volume = root / mount.lstrip("/")
+        return cls(
+            datasets=volume / "datasets",
+            checkpoints=volume / "checkpoints",
+            results=volume / "results",
+            logs=volume / "logs",
+            clone=root / "var/lib/spotheal/src",
+            run_dir=root / "run/spotheal",
+            trainer_lib=root / "opt/spotheal/trainer",
+            keep=volume / "keep",
+            environments=volume / PRIVATE,
+            home=root / "var/lib/spotheal/home",
+        )
+
+    @property
+    def notice_file(self) -> Path:
+        return self.run_dir / "notice.json"
+
+    @property
+    def rebalance_file(self) -> Path:
+        return self.run_dir / "rebalance"
+
+    @property
+    def progress_file(self) -> Path:
+        return self.run_dir / "trainer" / "progress.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        """On the volume: the curves of a run outlive its machines."""
+        return self.logs / "metrics.jsonl"
+
+    def make(self, account: Account | None) -> None:
+        """Make every folder a trainer may rely on, and hand it to the trainer's user; again is harmless.
+
+        What is in `checkpoints`, `results` and `keep` follows where the folder was somebody else's (a volume first
+        used by another image, whose user had another number); datasets can hold millions of files and are only read,
+        so there the folder alone does. `logs` is shared, as /tmp is: there root's files are safe from the trainer.
+        """
+        for folder in (self.run_dir, self.clone.parent, self.environments, self.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        if account is not None:
+            self.logs.chmod(0o1777)
+        for folder in (self.checkpoints, self.results, self.keep):
+            folder.mkdir(parents=True, exist_ok=True)
+            if account is not None and folder.stat().st_uid != account.uid:
+                give(folder, account)
+        for folder in (self.datasets, self.run_dir / "trainer", self.home):
+            folder.mkdir(parents=True, exist_ok=True)
+            if account is not None:
+                os.chown(folder, account.uid, account.gid)
+
+
+def give(path: Path, account: Account | None) -> None:
+    """Make `path` and all below it the account's; links are changed themselves, never followed."""
+    if account is None:
+        return
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            os.lchown(os.path.join(folder, name), account.uid, account.gid)
+    os.lchown(path, account.uid, account.gid)
+
+
+def publish(path: Path, text: str) -> None:
+    """Write by rename, readable for every user whatever the agent's umask is: a reader sees all of it or nothing."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(file.fileno(), 0o644)
+        file.write(text)
+    os.replace(beside, path)

@@ -1,0 +1,324 @@
+"""A foreign program with everything it starts: in a session of its own, told by signal, and ended without a rest.
+
+A process group alone is not enough: torchrun gives each worker a session of its own, and daemons leave theirs. So
+orphans are made to come to us (PR_SET_CHILD_SUBREAPER, Linux) and are found by descent, session and environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spotheal.agent.account import Account
+from spotheal.agent.clock import Clock
+from spotheal.agent.launchers import is_launcher, is_shell
+from spotheal.agent.output import Pump
+
+_PR_SET_CHILD_SUBREAPER = 36
+# Tells the agent's own programs (lsblk, mount, …) from orphans that came to us: a trainer never gets this variable.
+_AGENT = "SPOTHEAL_AGENT_PID"
+_UMASK = 0o022
+# Ignored signals stay ignored over exec (SIGINT and SIGQUIT of a background job, SIGHUP under nohup), and a trainer
+# with an ignored SIGINT is not the trainer its author tried out. Only the process itself can undo that; code between
+# fork and exec (preexec_fn) is not safe beside threads, so a few lines of Python stand in front.
+_RESET = (
+    "import os,signal,sys\n"
+    "for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:\n"
+    "    signal.signal(number, signal.SIG_DFL)\n"
+    "try:\n"
+    "    os.execvp(sys.argv[1], sys.argv[1:])\n"
+    "except OSError as error:\n"
+    "    sys.exit(f'could not start {sys.argv[1]}: {error.strerror}')\n"
+)
+_RESTORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
+
+
+@dataclass(frozen=True)
+class Process:
+    """One line of the process table."""
+
+    pid: int
+    parent: int
+    group: int
+    session: int
+    state: str
+    started: int  # ticks since boot: with the pid the identity of a process
+
+    @property
+    def alive(self) -> bool:
+        return self.state not in "ZX"
+
+
+def processes() -> dict[int, Process]:
+    """The process table, from /proc; processes that end meanwhile are left out."""
+    table = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            stat = Path("/proc", entry, "stat").read_bytes()
+        except OSError:
+            continue
+        fields = stat[stat.rindex(b")") + 2 :].split()  # the name before it may hold anything
+        table[int(entry)] = Process(
+            int(entry), int(fields[1]), int(fields[2]), int(fields[3]), fields[0].decode(), int(fields[19])
+        )
+    return table
+
+
+def descendants(table: Mapping[int, Process], roots: set[int]) -> set[int]:
+    """`roots` and all that descend from them."""
+    found, fresh = set(roots), set(roots)
+    while fresh:
+        fresh = {process.pid for process in table.values() if process.parent in fresh} - found
+        found |= fresh
+    return found
+
+
+def carrying(variable: str, value: str) -> set[int]:
+    """Processes that were started with `variable=value` in their environment; ourselves left out."""
+    wanted = f"{variable}={value}".encode()
+    found = set()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid() and wanted in _environment(int(entry)):
+            found.add(int(entry))
+    return found
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether the process has a handler for signal `number` (SigCgt); False where it cannot be known."""
+    return bool(_signal_sets(pid).get("SigCgt", 0) >> (number - 1) & 1)
+
+
+def command_line(pid: int) -> tuple[str, ...]:
+    try:
+        return tuple(os.fsdecode(word) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1])
+    except OSError:
+        return ()
+
+
+def adopt_orphans() -> bool:
+    """Make orphans below this process its children (Linux); False where the system knows no such thing."""
+    os.environ[_AGENT] = str(os.getpid())
+    prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
+    return prctl is not None and prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def send(pid: int, number: int) -> bool:
+    """Send a signal; False where the process is gone. Never to ourselves, nor to all (0, -1)."""
+    if pid <= 1 or pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+class ForeignProgram:
+    """A program that runs from construction on, as `account`, with its output handed to `on_line`.
+
+    `ended` is set when its main process has ended; that stays a zombie until `end_all`, so that its number cannot
+    become another's meanwhile. Raises OSError where it cannot be started. `mark` is a variable of `environment` whose
+    value no other program on this machine has: it finds what hides.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        directory: Path,
+        environment: Mapping[str, str],
+        account: Account | None,
+        on_line: Callable[[str], None],
+        on_end: Callable[[], None] = lambda: None,
+        mark: str = "",
+    ) -> None:
+        adopt_orphans()
+        self._on_end, self._mark = on_end, (mark, environment[mark]) if mark else None
+        self._before = {(child.pid, child.started) for child in processes().values() if child.parent == os.getpid()}
+        self._told: set[tuple[int, int]] = set()
+        self.exit_code: int | None = None
+        self.signal: int | None = None
+        self.ended = threading.Event()
+        reading, writing = os.pipe()
+        try:
+            self._popen = _start(argv, directory, environment, account, writing)
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        self.pid = self._popen.pid
+        self._pump = Pump(reading, on_line)
+        threading.Thread(target=self._wait, name="trainer-end", daemon=True).start()
+
+    # ------------------------------------------------------------------------------------------------------- looking
+    def family(self) -> list[Process]:
+        """All living processes of this program, wherever they went; the main one first."""
+        table = processes()
+        own = os.getsid(0)
+        roots = {self.pid} | {p.pid for p in table.values() if self.pid in (p.session, p.group)}
+        roots |= {p.pid for p in table.values() if self._is_orphan(p, own)}
+        if self._mark is not None:
+            roots |= carrying(*self._mark)
+        found = (table[pid] for pid in descendants(table, roots) if pid in table and pid != os.getpid())
+        return sorted((p for p in found if p.alive), key=lambda p: p.pid != self.pid)
+
+    def own_group(self) -> list[Process]:
+        """Living processes of the main process's own group."""
+        return [process for process in processes().values() if process.group == self.pid and process.alive]
+
+    def addressees(self) -> list[int]:
+        """Whom a signal is meant for: the main process, or, below a launcher or a shell, what it has started.
+
+        torchrun kills its workers 30 s after it is told, and a shell dies at once and leaves its child untold; so
+        these are left alone and their children told. A shell with a trap wants to be told itself.
+        """
+        table = processes()
+        return sorted(self._below(table, self.pid))
+
+    def _below(self, table: Mapping[int, Process], pid: int) -> set[int]:
+        line = command_line(pid)
+        if not is_launcher(line) and not (is_shell(line) and not handles(pid, signal.SIGTERM)):
+            return {pid}
+        children = [p.pid for p in table.values() if p.parent == pid and p.alive]
+        return set().union(*(self._below(table, child) for child in children)) or {pid}
+
+    def is_launched(self) -> bool:
+        """Whether a launcher that may start workers again stands between us and the trainer."""
+        return any(is_launcher(command_line(process.pid)) for process in self.own_group())
+
+    def _is_orphan(self, process: Process, own_session: int) -> bool:
+        if process.parent != os.getpid() or process.session == own_session:
+            return False
+        if (process.pid, process.started) in self._before:
+            return False
+        return f"{_AGENT}={os.getpid()}".encode() not in _environment(process.pid)
+
+    # ------------------------------------------------------------------------------------------------------- telling
+    def tell(self, number: int, *, only_handled: bool = False) -> list[int]:
+        """Send a signal to the addressees that did not get one by `tell` before, and return them.
+
+        `only_handled`: only to those that have a handler, each time.
+        """
+        table, told = processes(), []
+        for pid in self.addressees():
+            process = table.get(pid)
+            if process is None or not process.alive or (only_handled and not handles(pid, number)):
+                continue
+            if not only_handled and (pid, process.started) in self._told:
+                continue
+            if send(pid, number):
+                told.append(pid)
+                if not only_handled:
+                    self._told.add((pid, process.started))
+        return told
+
+    def tell_group(self, number: int) -> list[int]:
+        """Send a signal to every living process of the main process's group."""
+        return [process.pid for process in self.own_group() if send(process.pid, number)]
+
+    # -------------------------------------------------------------------------------------------------------- ending
+    def end_all(self, clock: Clock, seconds: float = 5.0) -> list[int]:
+        """Kill all that is left, wait until it is gone, at most `seconds`; returns what cannot be killed (disk sleep).
+
+        Looks again after each round: what forks while it is killed is found the next time.
+        """
+        until, pause = clock.monotonic() + seconds, 0.01
+        killed: set[tuple[int, int]] = set()
+        while left := self.family():
+            for process in left:
+                send(process.pid, signal.SIGKILL)
+                killed.add((process.pid, process.started))
+            if clock.monotonic() > until:
+                break
+            clock.sleep(pause)
+            pause = min(0.2, pause * 2)
+        self._bury(killed)
+        if not left:
+            self.ended.wait(seconds)
+            self._popen.poll()
+        self._pump.close(0.2 if left else 2.0)
+        return [process.pid for process in left]
+
+    def _bury(self, killed: set[tuple[int, int]]) -> None:
+        """Reap those of `killed` that have come to us as orphans; nobody else knows of them."""
+        for process in processes().values():
+            mine = process.parent == os.getpid() and process.pid != self.pid
+            if mine and not process.alive and (process.pid, process.started) in killed:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(process.pid, os.WNOHANG)
+
+    def _wait(self) -> None:
+        try:
+            end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # reaped by somebody else: the code is lost, the end is not
+            end = None
+        if end is not None and end.si_code == os.CLD_EXITED:
+            self.exit_code = end.si_status
+        elif end is not None:
+            self.signal = end.si_status
+        self.ended.set()
+        self._on_end()
+
+
+def end_leftovers(variable: str, value: str, clock: Clock, seconds: float = 5.0) -> list[int]:
+    """Kill what an agent that was killed itself left running: two trainers must never share a checkpoint folder."""
+    until, ended = clock.monotonic() + seconds, set[int]()
+    while True:
+        table = processes()
+        left = {pid for pid in descendants(table, carrying(variable, value)) if pid in table and table[pid].alive}
+        left -= {os.getpid()}
+        if not left or clock.monotonic() > until:
+            return sorted(ended)
+        ended |= {pid for pid in left if send(pid, signal.SIGKILL)}
+        clock.sleep(0.05)
+
+
+def _start(
+    argv: Sequence[str], directory: Path, environment: Mapping[str, str], account: Account | None, output: int
+) -> subprocess.Popen[bytes]:
+    ignored = _signal_sets(os.getpid()).get("SigIgn", 0)
+    strange = {n for n in signal.valid_signals() if ignored >> (n - 1) & 1} - _RESTORED_BY_PYTHON
+    command = [sys.executable, "-I", "-S", "-c", _RESET, *argv] if strange else list(argv)
+    mask = signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the child inherits this thread's
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=directory,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            restore_signals=True,
+            umask=_UMASK,
+            **(account.as_user() if account is not None else {}),
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _signal_sets(pid: int) -> dict[str, int]:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return {}
+    rows = (row.partition(":") for row in status.splitlines())
+    return {name: int(value, 16) for name, _, value in rows if name in ("SigCgt", "SigIgn", "SigBlk")}

@@ -1,0 +1,119 @@
+"""What a foreign program is given: the environment of the contract, the interpreter, and no credentials of ours."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from spotheal.agent import contract
+from spotheal.agent.account import Account
+from spotheal.agent.config import InstanceConfig
+from spotheal.agent.errors import SetupFailed
+from spotheal.agent.folders import Folders
+
+# Of the agent's own AWS_* only these: the rest may be credentials, which a trainer must not have.
+_AWS_PASSED_ON = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_EC2_METADATA_SERVICE_ENDPOINT")
+# What systemd and Python put into the agent's environment is about the agent.
+_AGENTS_OWN = {
+    "INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "SYSTEMD_EXEC_PID",
+    "CREDENTIALS_DIRECTORY", "STATE_DIRECTORY", "RUNTIME_DIRECTORY", "LOGS_DIRECTORY", "MEMORY_PRESSURE_WATCH",
+    "LISTEN_PID", "LISTEN_FDS", "VIRTUAL_ENV", "PYTHONHOME", "PYTHONSAFEPATH", "OLDPWD", "PWD",
+}  # fmt: skip
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_VARIABLE = re.compile(r"\$\{(SPOTHEAL_[A-Z0-9_]*)\}")
+
+
+def base_environment(own: Mapping[str, str], account: Account | None, home: Path) -> dict[str, str]:
+    """`own` (the agent's environment) as a foreign program may see it, with the account's HOME and USER.
+
+    `home` serves where the account's own does not exist, as with users made for a service.
+    """
+    kept = {
+        name: value
+        for name, value in own.items()
+        if not name.startswith(("AWS_", "SPOTHEAL_", "BOTO_")) and name not in _AGENTS_OWN
+    }
+    kept |= {name: own[name] for name in _AWS_PASSED_ON if name in own}
+    kept.setdefault("PATH", _PATH)
+    if account is not None:
+        of_account = account.home if os.path.isdir(account.home) and account.home != "/" else str(home)
+        kept |= {"HOME": of_account, "USER": account.name, "LOGNAME": account.name}
+        for name in [name for name in kept if name.startswith(("XDG_", "SUDO_", "SSH_", "DBUS_"))]:
+            del kept[name]
+    kept.setdefault("HOME", str(home))
+    return kept
+
+
+def trainer_environment(
+    config: InstanceConfig,
+    folders: Folders,
+    interpreter: Path,
+    own: Mapping[str, str],
+    account: Account | None,
+    attempt: int,
+) -> dict[str, str]:
+    """The whole environment of a trainer (and of `setup`): the contract's variables over [environment] over `own`."""
+    found = base_environment(own, account, folders.home)
+    found.setdefault("AWS_REGION", config.region)
+    found.setdefault("PYTHONUNBUFFERED", "1")  # through a pipe, Python would keep back the last lines before a kill
+    found |= config.job.environment
+    found |= {
+        contract.JOB: config.job.job.name,
+        contract.RUN: config.run,
+        contract.DATASETS_DIR: str(folders.datasets),
+        contract.CHECKPOINT_DIR: str(folders.checkpoints),
+        contract.RESULTS_DIR: str(folders.results),
+        contract.LOG_DIR: str(folders.logs),
+        contract.ATTEMPT: str(attempt),
+        contract.NOTICE_FILE: str(folders.notice_file),
+        contract.REBALANCE_FILE: str(folders.rebalance_file),
+        contract.PROGRESS_FILE: str(folders.progress_file),
+        contract.METRICS_FILE: str(folders.metrics_file),
+    }
+    index = own.get(contract.INDEX) or own.get(contract.BATCH_INDEX)
+    if index is not None:
+        found |= {contract.INDEX: index, contract.BATCH_INDEX: index}
+    shims = make_shims(folders.run_dir / "bin", interpreter)
+    found["PATH"] = ":".join([str(interpreter.parent), *shims, found["PATH"]])
+    if (interpreter.parent.parent / "pyvenv.cfg").exists():
+        found["VIRTUAL_ENV"] = str(interpreter.parent.parent)
+    path = [found["PYTHONPATH"]] if found.get("PYTHONPATH") else []
+    found["PYTHONPATH"] = ":".join([*path, str(folders.trainer_lib)])
+    return found
+
+
+def make_shims(folder: Path, interpreter: Path) -> list[str]:
+    """A folder for PATH in which `python` is the interpreter; none where its own folder has one already.
+
+    A script and no link: an interpreter of a virtual environment finds that by the path it is called by.
+    """
+    if (interpreter.parent / "python").exists():
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    shim = folder / "python"
+    shim.write_text(f'#!/bin/sh\nexec {shlex.quote(str(interpreter))} "$@"\n')
+    shim.chmod(0o755)
+    return [str(folder)]
+
+
+def expand(argv: Sequence[str], environment: Mapping[str, str], interpreter: Path) -> list[str]:
+    """`argv` with `${SPOTHEAL_…}` filled in and the program `python` resolved; nothing else is expanded.
+
+    Raises SetupFailed where a variable is none of the contract's.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match.group(1) not in environment:
+            known = ", ".join(sorted(name for name in environment if name.startswith("SPOTHEAL_")))
+            raise SetupFailed(
+                f"the command names ${{{match.group(1)}}}, which is not set", next_step=f"use one of {known}"
+            )
+        return environment[match.group(1)]
+
+    words = [_VARIABLE.sub(value, word) for word in argv]
+    if words and words[0] in ("python", "python3") and interpreter.is_absolute():
+        words[0] = str(interpreter)
+    return words

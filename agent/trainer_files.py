@@ -1,0 +1,138 @@
+"""What a trainer's files tell: growth, the newest checkpoint, files that grew elsewhere; and what is done to them.
+
+The trainer owns these folders: links in them are never followed, and what cannot be read is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from spotheal.agent.clock import rfc3339
+from spotheal.agent.contract import Progress, read_progress
+
+_PROGRESS_BYTES_MAX = 1 << 20
+_SMALL_BYTES = 1024
+_NOT_GROWTH = {".git", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", "node_modules"}
+# Folders that are one checkpoint: HF writes checkpoint-500/, DeepSpeed global_step500/.
+_CHECKPOINT_FOLDER = re.compile(r"(checkpoint|ckpt|global_step|step|epoch|iter)[-_=]?\d+\b.*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One file, by its path below the folder that was looked at."""
+
+    path: str
+    size: int
+    changed: float  # seconds since 1970
+
+
+def files_below(folder: Path) -> Iterator[Seen]:
+    """All regular files below `folder`; links are not followed."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _NOT_GROWTH]
+        for name in names:
+            path = os.path.join(place, name)
+            try:
+                status = os.lstat(path)
+            except OSError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield Seen(os.path.relpath(path, folder), status.st_size, status.st_mtime)
+
+
+def mark_of(folders: Iterable[Path]) -> frozenset[tuple[str, str, int, float]]:
+    """What changes when a checkpoint is written: the large files, each with size and time.
+
+    Small ones (an event file, a configuration written at each start) say nothing about progress.
+    """
+    found = [(str(folder), seen) for folder in folders for seen in files_below(folder)]
+    largest = max((seen.size for _, seen in found), default=0)
+    return frozenset((top, seen.path, seen.size, seen.changed) for top, seen in found if seen.size * 10 >= largest)
+
+
+def newest(folder: Path) -> Seen | None:
+    return max(files_below(folder), key=lambda seen: (seen.changed, seen.path), default=None)
+
+
+def describe(seen: Seen) -> str:
+    """`checkpoint-500/model.safetensors (0 bytes, written 2026-11-21T08:00:00Z)`."""
+    return f"{seen.path} ({seen.size} bytes, written {rfc3339(datetime.fromtimestamp(seen.changed, timezone.utc))})"
+
+
+def grown_elsewhere(clone: Path, since: float, count: int = 5) -> list[Seen]:
+    """The largest files in the clone that were written after `since` (seconds since 1970)."""
+    found = [s for s in files_below(clone) if s.changed >= since and s.size >= _SMALL_BYTES]
+    return sorted(found, key=lambda seen: (-seen.size, seen.path))[:count]
+
+
+def set_aside(folder: Path, seen: Seen, now: datetime) -> Path:
+    """Move the checkpoint that `seen` belongs to out of `folder`, beside it; returns where it is now.
+
+    A file in a folder that is one checkpoint (`checkpoint-500`) takes that folder along: half of it is worse than none.
+    OSError where it cannot be moved.
+    """
+    parts = Path(seen.path).parts
+    depth = next((i for i, part in enumerate(parts[:-1], 1) if _CHECKPOINT_FOLDER.fullmatch(part)), len(parts))
+    source = folder.joinpath(*parts[:depth])
+    aside = folder.parent / "set-aside"
+    aside.mkdir(exist_ok=True)
+    target = aside / f"{rfc3339(now).replace(':', '')}-{'-'.join(parts[:depth])}"
+    os.rename(source, target)
+    return target
+
+
+def progress_of(path: Path) -> tuple[Progress, int] | None:
+    """The progress document and a number that changes whenever it is written anew; None where there is none."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _PROGRESS_BYTES_MAX:
+        return None  # a pipe would hold the agent up, a large file fill its memory
+    progress = read_progress(path)
+    return None if progress is None else (progress, hash((status.st_ino, status.st_mtime_ns, status.st_size)))
+
+
+def drop_metrics_after(path: Path, step: int) -> int:
+    """Drop the lines of a metrics file whose `step` lies after `step`: these steps are done again. Returns how many.
+
+    By rename; the file keeps its owner and mode. A file that is a link or cannot be read is left as it is.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return 0
+    with open(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            return 0
+        lines = file.readlines()
+    # A last line without an end is half of one: the next would be glued to it.
+    kept = [line for line in lines if line.endswith(b"\n") and not _is_after(line, step)]
+    if len(kept) == len(lines):
+        return 0
+    beside, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with open(beside, "wb") as file:
+        file.writelines(kept)
+        os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
+        if os.geteuid() == 0:
+            os.fchown(file.fileno(), status.st_uid, status.st_gid)
+    os.replace(name, path)
+    return len(lines) - len(kept)
+
+
+def _is_after(line: bytes, step: int) -> bool:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return False
+    at = found.get("step") if isinstance(found, dict) else None
+    return isinstance(at, (int, float)) and at > step

@@ -1,0 +1,320 @@
+"""The supervisor with real trainers: how they end, and what the run makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from spotheal.agent.clock import Stop, SystemClock
+from spotheal.agent.config import InstanceConfig, parse_job
+from spotheal.agent.contract import Notice
+from spotheal.agent.errors import SetupFailed
+from spotheal.agent.folders import Folders
+from spotheal.agent.names import StoreUrl
+from spotheal.agent.supervisor import Ended, Hooks, Supervisor, Timing
+
+pytestmark = pytest.mark.processes
+TRAINERS = Path(__file__).parent / "trainers"
+QUICK = Timing(poll_seconds=0.05, first_poll_seconds=0.02, unasked_wait_seconds=0.1, empty_checkpoints_seconds=600)
+
+
+class HurriedClock(SystemClock):
+    """Remembers what was to be slept, and sleeps at most a twentieth of a second of it."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def sleep(self, seconds: float, until: Stop | None = None) -> bool:
+        self.slept.append(seconds)
+        return super().sleep(min(seconds, 0.05), until)
+
+
+class Bench:
+    """A machine below a temporary folder, with one trainer on it."""
+
+    def __init__(self, root: Path) -> None:
+        self.folders = Folders.at(root, "/volume")
+        self.folders.clone.mkdir(parents=True)
+        self.clock = HurriedClock()
+        self.lines: list[str] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.attempts: list[int] = []
+
+    def supervisor(self, *command: str, job: dict[str, Any] | None = None, **more: Any) -> Supervisor:
+        hooks = Hooks(
+            on_line=self.lines.append,
+            on_attempt=self.attempts.append,
+            on_event=lambda name, **fields: self.events.append((name, fields)),
+        )
+        limits, environment = more.pop("limits", {}), more.pop("environment", {})
+        document = {
+            "job": {"name": "j", "repository": "/r", "command": list(command), **(job or {})},
+            "limits": limits,
+            "environment": environment,
+        }
+        config = InstanceConfig(parse_job(document), "run", "us-west-2", StoreUrl("bucket", "j/run"), "0" * 40)
+        more = {"interpreter": Path(sys.executable), "hooks": hooks, "timing": QUICK, **more}
+        return Supervisor(config, self.folders, self.clock, structlog.get_logger(), **more)
+
+    def trainer(self, name: str, *arguments: str, **more: Any) -> Supervisor:
+        return self.supervisor("python", str(TRAINERS / f"{name}.py"), *arguments, **more)
+
+    def is_ready(self) -> bool:
+        return (self.folders.results / "ready").exists()
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in self.events if name == event]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """A bench whose trainers leave no process behind."""
+    bench = Bench(tmp_path)
+    yield bench
+    marked = f"SPOTHEAL_NOTICE_FILE={bench.folders.notice_file}".encode()
+    assert [pid for pid in _pids() if marked in _environ(pid)] == []
+
+
+def _pids() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def run_with(supervisor: Supervisor, when: Callable[[], bool], then: Callable[[], None]) -> Ended:
+    """Run the supervisor; do `then` once `when` holds."""
+    results: list[Ended] = []
+    thread = threading.Thread(target=lambda: results.append(supervisor.run()))
+    thread.start()
+    until = time.monotonic() + 20
+    while not when() and thread.is_alive() and time.monotonic() < until:
+        time.sleep(0.01)
+    then()
+    thread.join(30)
+    assert not thread.is_alive()
+    return results[0]
+
+
+def notice(clock: SystemClock, seconds: float) -> Notice:
+    return Notice("terminate", clock.now() + timedelta(seconds=seconds))
+
+
+# -------------------------------------------------------------------------------------------- ends without a notice
+def test_a_trainer_that_exits_0_is_done(bench: Bench) -> None:
+    ended = bench.trainer("counting", "3", "0.01").run()
+    assert (ended.kind, ended.exit_code, ended.last_step, ended.saved_step) == ("done", 0, 3, 3)
+
+
+def test_a_trainer_that_crashes_at_once_three_times_has_failed(bench: Bench) -> None:
+    ended = bench.supervisor("python", "-c", "print('no module named x'); raise SystemExit(4)").run()
+    assert (ended.kind, ended.exit_code, ended.attempts) == ("failed", 4, 3)
+    assert "failed 3 times with no step gained in between; the last time it exited with 4" in ended.reason
+    assert ended.tail == ("no module named x",)
+    assert [seconds for seconds in bench.clock.slept if seconds >= 1] == [1.0, 2.0]
+
+
+def test_a_trainer_that_gains_steps_between_its_crashes_goes_on(bench: Bench) -> None:
+    code = "import os,runpy,sys; sys.argv=['', '6', '0', str(1 + 2 * int(os.environ['SPOTHEAL_ATTEMPT']))]; "
+    ended = bench.supervisor("python", "-c", code + f"runpy.run_path({str(TRAINERS / 'counting.py')!r})").run()
+    assert (ended.kind, ended.last_step, ended.attempts) == ("done", 6, 3)
+
+
+def test_a_trainer_that_crashes_at_one_step_again_and_again_has_failed(bench: Bench) -> None:
+    ended = bench.trainer("counting", "9", "0", "5").run()
+    assert (ended.kind, ended.last_step, ended.saved_step, ended.attempts) == ("failed", 4, 4, 3)
+
+
+def test_steps_done_again_after_a_move_are_no_steps_gained(bench: Bench) -> None:
+    ended = bench.trainer("counting", "9", "0", "5", best_step=7, failures=1, first_attempt=4).run()
+    assert (ended.kind, ended.attempts) == ("failed", 5)
+
+
+def test_a_trainer_killed_for_memory_is_a_failure_that_names_the_signal(bench: Bench) -> None:
+    ended = bench.supervisor("python", "-c", "import os; os.kill(os.getpid(), 9)", limits={"failures": 1}).run()
+    assert (ended.kind, ended.exit_code, ended.signal) == ("failed", None, signal.SIGKILL)
+    assert "was ended by SIGKILL (out of memory?)" in ended.reason
+
+
+def test_75_without_a_notice_is_restarted_uncounted_and_three_times_without_a_step_is_a_failure(bench: Bench) -> None:
+    ended = bench.supervisor("python", "-c", "raise SystemExit(75)", limits={"failures": 2}).run()
+    assert (ended.kind, ended.exit_code, ended.attempts) == ("failed", 75, 6)
+
+
+def test_75_with_a_notice_soon_after_is_an_interruption(bench: Bench) -> None:
+    supervisor = bench.supervisor("python", "-c", "raise SystemExit(75)", timing=replace(QUICK, unasked_wait_seconds=9))
+    bench.clock.sleep = SystemClock().sleep  # type: ignore[method-assign]
+    ended = run_with(
+        supervisor, lambda: bool(bench.named("trainer-started")), lambda: supervisor.notify(notice(bench.clock, 9))
+    )
+    assert (ended.kind, ended.exit_code, ended.attempts) == ("interrupted", 75, 1)
+
+
+def test_growth_of_the_checkpoint_folder_is_progress_of_a_trainer_that_reports_none(bench: Bench) -> None:
+    code = (
+        "import os,pathlib; n=int(os.environ['SPOTHEAL_ATTEMPT']);"
+        "pathlib.Path(os.environ['SPOTHEAL_CHECKPOINT_DIR'], f'epoch-{n}.pt').write_bytes(b'w'*5000);"
+        "raise SystemExit(0 if n == 5 else 1)"
+    )
+    ended = bench.supervisor("python", "-c", code).run()
+    assert (ended.kind, ended.last_step, ended.attempts) == ("done", None, 5)
+
+
+def test_a_command_that_is_not_there_is_a_setup_failure(bench: Bench) -> None:
+    with pytest.raises(SetupFailed, match=r"no-such-trainer: No such file"):
+        bench.supervisor("no-such-trainer").run()
+
+
+def test_resume_command_is_used_from_the_second_attempt_of_the_run_on(bench: Bench) -> None:
+    job = {"resume_command": ["python", "-c", "print('resumed', __import__('os').environ['SPOTHEAL_ATTEMPT'])"]}
+    bench.supervisor("python", "-c", "raise SystemExit(1)", job=job).run()
+    bench.supervisor("python", "-c", "raise SystemExit(1)", job=job, first_attempt=7).run()
+    assert bench.lines == ["resumed 2", "resumed 7"]
+    assert bench.attempts == [1, 2, 7]
+
+
+# ---------------------------------------------------------------------------------------------------------- at a notice
+def test_a_trainer_that_exits_0_half_way_at_sigterm_is_interrupted(bench: Bench) -> None:
+    supervisor = bench.trainer("exits_0_at_sigterm")
+    ended = run_with(supervisor, bench.is_ready, lambda: supervisor.notify(notice(bench.clock, 20)))
+    assert (ended.kind, ended.exit_code) == ("interrupted", 0)
+    assert json.loads(bench.folders.notice_file.read_text())["action"] == "terminate"
+
+
+def test_a_trainer_that_dies_of_the_signal_is_interrupted(bench: Bench) -> None:
+    supervisor = bench.trainer("plain")
+    ended = run_with(supervisor, bench.is_ready, lambda: supervisor.notify(notice(bench.clock, 20)))
+    assert (ended.kind, ended.signal) == ("interrupted", signal.SIGTERM)
+
+
+def test_a_trainer_that_ignores_sigterm_is_killed_at_the_deadline_and_not_before(bench: Bench) -> None:
+    supervisor = bench.trainer("ignores_sigterm")
+    at: list[float] = []
+
+    def tell() -> None:
+        at.append(time.monotonic())
+        supervisor.notify(notice(bench.clock, 1.5))
+
+    ended = run_with(supervisor, bench.is_ready, tell)
+    assert (ended.kind, ended.signal) == ("interrupted", signal.SIGKILL)
+    assert time.monotonic() - at[0] >= 1.4
+
+
+def test_a_trainer_that_saves_and_exits_75_is_interrupted_with_its_saved_step(bench: Bench) -> None:
+    supervisor = bench.trainer("counting", "1000", "0.02")
+    ended = run_with(
+        supervisor, lambda: (supervisor.best_step or 0) > 3, lambda: supervisor.notify(notice(bench.clock, 20))
+    )
+    assert (ended.kind, ended.exit_code) == ("interrupted", 75)
+    assert ended.saved_step == ended.last_step is not None
+
+
+def test_a_trainer_that_finishes_in_the_very_moment_of_a_notice_loses_nothing(bench: Bench) -> None:
+    supervisor = bench.trainer("counting", "5", "0.001")
+    ended = run_with(supervisor, lambda: supervisor.best_step == 5, lambda: supervisor.notify(notice(bench.clock, 20)))
+    assert ended.kind in ("done", "interrupted")
+    assert bench.trainer("counting", "5", "0.001", first_attempt=2).run().kind == "done"
+
+
+def test_a_trainer_that_had_ended_before_the_notice_is_done(bench: Bench) -> None:
+    supervisor = bench.trainer("counting", "5", "0")
+    supervisor_ended = supervisor.run()
+    supervisor.notify(notice(bench.clock, 20))
+    assert supervisor_ended.kind == "done"
+
+
+def test_a_notice_between_two_attempts_starts_no_other(bench: Bench) -> None:
+    supervisor = bench.supervisor("python", "-c", "raise SystemExit(1)", limits={"failures": 9})
+    bench.clock.sleep = SystemClock().sleep  # type: ignore[method-assign]
+    ended = run_with(
+        supervisor, lambda: bool(bench.named("trainer-ended")), lambda: supervisor.notify(notice(bench.clock, 9))
+    )
+    assert (ended.kind, ended.attempts, ended.failures) == ("interrupted", 1, 1)
+
+
+def test_a_limit_saves_first_and_stays_a_limit_when_a_notice_follows(bench: Bench) -> None:
+    supervisor = bench.trainer("counting", "1000", "0.02")
+
+    def reach_limit() -> None:
+        supervisor.stop_for_limit("2 hours are used up")
+        supervisor.notify(notice(bench.clock, 20))
+
+    ended = run_with(supervisor, lambda: (supervisor.best_step or 0) > 3, reach_limit)
+    assert (ended.kind, ended.exit_code) == ("limit", 75)
+    assert ended.reason.startswith("2 hours are used up")
+
+
+# ---------------------------------------------------------------------------------------------------------- a rebalance
+def test_a_script_without_a_handler_survives_a_rebalance(bench: Bench) -> None:
+    supervisor = bench.trainer("plain")
+
+    def then() -> None:
+        supervisor.rebalance()
+        while not bench.named("rebalance-told"):
+            time.sleep(0.01)
+        supervisor.notify(notice(bench.clock, 20))
+
+    ended = run_with(supervisor, bench.is_ready, then)
+    assert (ended.signal, bench.named("rebalance-told")) == (signal.SIGTERM, [{"signalled": 0}])
+    assert bench.folders.rebalance_file.exists()
+
+
+def test_a_handler_of_sigusr1_is_called_at_a_rebalance(bench: Bench) -> None:
+    supervisor = bench.trainer("saves_at_sigusr1")
+    assert run_with(supervisor, bench.is_ready, supervisor.rebalance).kind == "done"
+    assert (bench.folders.results / "saved").exists()
+
+
+# -------------------------------------------------------------------------------------------------- what is left behind
+@pytest.mark.parametrize("code", ["0", "1"])
+def test_no_grandchild_outlives_the_trainer(bench: Bench, code: str) -> None:
+    bench.trainer("leaves_grandchildren", code, limits={"failures": 1}).run()
+    left = [int(pid) for pid in (bench.folders.results / "pids").read_text().split()]
+    assert [pid for pid in left if is_alive(pid)] == []
+
+
+def test_huge_and_binary_output_reaches_the_log_as_lines(bench: Bench) -> None:
+    ended = bench.trainer("prints_much", "1000").run()
+    assert ended.kind == "done"
+    assert bench.lines[:2] == ["line 0", "line 1"]
+    assert sum(line.count("x") for line in bench.lines if line.startswith("xx")) == 100_000
+    assert bench.lines[-2:] == ["100%", "last line, without an end"]
+
+
+def test_a_log_that_stalls_does_not_stall_the_trainer(bench: Bench) -> None:
+    free = threading.Event()
+    hooks = Hooks(on_line=lambda line: (free.wait(20), bench.lines.append(line))[1])
+    code = "import sys; [print('y' * 100) for _ in range(50_000)]; open(sys.argv[1], 'w')"
+    done = bench.folders.clone / "done"
+    supervisor = bench.supervisor("python", "-c", code, str(done), hooks=hooks)
+    assert run_with(supervisor, done.exists, free.set).kind == "done"
+    assert done.exists()
+    assert any("came faster than they could be logged" in line for line in bench.lines)
+
+
+def test_files_that_grow_elsewhere_are_named_while_the_checkpoint_folder_is_empty(bench: Bench) -> None:
+    bench.trainer("writes_into_clone").run()
+    assert bench.named("checkpoints-elsewhere") == [{"files": ["runs/model.bin (5000 bytes)"]}]
