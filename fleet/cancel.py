@@ -1,0 +1,79 @@
+"""The end of a run by an operator's hand: its own fleet, never another's; the volume and the store stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.clock import Clock, rfc3339
+from spotheal.agent.ec2 import Instance, Volume
+from spotheal.agent.errors import Conflict, Retryable
+from spotheal.agent.names import TAG_JOB, TAG_RUN, Phase
+from spotheal.fleet import runs
+from spotheal.fleet.session import Session
+
+CANCEL_TRIES = 5
+_GONE = ("terminated", "shutting-down")
+
+
+@dataclass(frozen=True)
+class CancelPlan:
+    """`fleet` is "" where none is live. `instances` end with it; `kept` is what stays and costs."""
+
+    job: str
+    run: str
+    fleet: str
+    instances: tuple[Instance, ...]
+    kept: tuple[Volume, ...]
+    pending: bool = False
+
+
+def make_plan(session: Session, run: runs.Run) -> CancelPlan:
+    """What a cancel would do. Conflict where the fleet recorded for the run carries another run's tags."""
+    document = run.fleet_document()
+    fleet = str(document.get("fleet_id") or "")
+    live = ""
+    if fleet:
+        config = _described(session, fleet)
+        if config.get("SpotFleetRequestState") in runs.LIVE_FLEET_STATES:
+            _check_owner(fleet, config, run)
+            live = fleet
+    instances = [one for one in session.ec2.instances_tagged(TAG_RUN, run.id) if one.state not in _GONE]
+    kept = session.ec2.volumes_of_run(run.id)
+    pending = not fleet and bool(document.get("request"))
+    return CancelPlan(run.job, run.id, live, tuple(instances), kept, pending)
+
+
+def carry_out(session: Session, run: runs.Run, plan: CancelPlan, clock: Clock) -> None:
+    """Cancel the fleet and its instances; the store then says who ended the run. Cancelled already is success."""
+    if plan.fleet:
+        for attempt in range(1, CANCEL_TRIES + 1):
+            try:
+                session.ec2.cancel_fleet(plan.fleet)
+                break
+            except Retryable:
+                if attempt == CANCEL_TRIES:
+                    raise
+                clock.sleep(2.0 * attempt)
+    status = run.store.read_status() or {}
+    if status and not any(status.get("phase") == phase.value for phase in Phase if phase.is_end):
+        # The agent may still write while its instance goes down; what it hands over then is the better truth.
+        run.store.write_status({**status, "reason": f"cancelled by fleetctl at {rfc3339(clock.now())}"})
+
+
+def _described(session: Session, fleet: str) -> dict[str, Any]:
+    with translated(f"describe {fleet}"):
+        answer = session.client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[fleet])
+    configs = answer.get("SpotFleetRequestConfigs", [])
+    return dict(configs[0]) if configs else {}
+
+
+def _check_owner(fleet: str, config: dict[str, Any], run: runs.Run) -> None:
+    tags = {tag["Key"]: tag["Value"] for tag in config.get("Tags") or []}
+    for tag, ours in ((TAG_RUN, run.id), (TAG_JOB, run.job)):
+        if tags.get(tag, ours) != ours:
+            raise Conflict(
+                f"{fleet} carries {tag}={tags[tag]}, not {ours}: it is another run's, and is left alone",
+                next_step=f"look at it with `aws ec2 describe-spot-fleet-requests --spot-fleet-request-ids {fleet}`",
+            )

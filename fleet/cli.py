@@ -1,0 +1,440 @@
+"""fleetctl: one function a verb. The only place of the operator's side that prints, asks or exits.
+
+stdout is data, stderr is messages. Everything heavy (boto3, botocore's models) is imported inside the verb that needs
+it: `fleetctl --help` must answer at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from spotheal.agent.errors import ConfigError, ExitCode, SpothealError
+
+if TYPE_CHECKING:
+    from spotheal.agent.config import JobConfig
+    from spotheal.fleet.runs import Run
+    from spotheal.fleet.session import Session
+
+app = typer.Typer(
+    name="fleetctl",
+    help="Training on EC2 spot instances that heals itself: request, status, logs, cancel, rehearse, validate.",
+    epilog="Example: fleetctl request spot_fleet_config.json",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # rich takes longer to import than the help to print
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+Verb = TypeVar("Verb", bound=Callable[..., None])
+
+
+@dataclass
+class Globals:
+    region: str = ""
+    profile: str = ""
+    output: str = "table"
+
+
+_globals = Globals()
+
+Region = Annotated[
+    str, typer.Option("--region", help="AWS region; else AWS_REGION, AWS_DEFAULT_REGION, job.toml, the profile.")
+]
+Profile = Annotated[str, typer.Option("--profile", help="AWS profile; else AWS_PROFILE.")]
+Output = Annotated[str, typer.Option("--output", help="table or json.")]
+JobArgument = Annotated[str, typer.Argument(metavar="[JOB]", help="The job's name; else that of ./job.toml.")]
+JobFile = Annotated[Path | None, typer.Option("--job", help="The job's file; else job.toml beside the fleet's file.")]
+RunOption = Annotated[str, typer.Option("--run", help="A run of the job by its id; else the newest.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def verb(function: Verb) -> Verb:
+    """Turn whatever a verb raises into a message and the documented exit code."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+            sys.stdout.flush()
+        except SpothealError as error:
+            _fail(f"fleetctl: {error}", error.exit_code)
+        except (KeyboardInterrupt, EOFError):
+            _fail("fleetctl: interrupted; the same command goes on where it was", ExitCode.INTERRUPTED)
+        except BrokenPipeError:  # `fleetctl logs | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except typer.Exit:
+            raise
+        except Exception as error:
+            _unexpected(error)
+
+    return guarded  # type: ignore[return-value]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "table",
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    _globals.region, _globals.profile, _globals.output = region, profile, output
+    if version:
+        from importlib.metadata import version as installed
+
+        print(f"fleetctl {installed('spotheal')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+# -------------------------------------------------------------------------------------------------------------- request
+@app.command(epilog="Example: fleetctl request spot_fleet_config.json --wait")
+@verb
+def request(
+    file: Annotated[Path, typer.Argument(help="AWS's SpotFleetRequestConfig.")] = Path("spot_fleet_config.json"),
+    job: JobFile = None,
+    yes: Yes = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Send nothing; print the exact request as JSON.")] = False,
+    render: Annotated[
+        Path | None, typer.Option("--render", help="Send nothing; write the request for the aws CLI.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the job's last run and its volume.")] = False,
+    new_run: Annotated[bool, typer.Option("--new-run", help="Begin another run of a job that has one.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the run to its end.")] = False,
+    timeout: Annotated[str, typer.Option("--timeout", help="With --wait: give up after 90s, 20m, 3h …")] = "",
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """Start a job: a fleet that replaces interrupted instances until the training has ended.
+
+    Shows what it will do and what it costs, asks once, and can be typed again at any time: a job that runs is shown,
+    an interrupted request goes on.
+    """
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet import config, gather, plan, runs, show, submit, wheelhouse
+
+    as_json = _as_json(output)
+    seconds_max = _timeout(timeout)
+    sends = not dry_run and render is None
+    if resume and new_run:
+        raise ConfigError("--resume and --new-run exclude each other", next_step="give one of them")
+    if sends and not yes and not sys.stdin.isatty():
+        raise ConfigError("there is no terminal to ask on", next_step="--yes to go ahead, or --dry-run to look first")
+    job_file = job or config.job_file_beside(file)
+    wanted = gather.Wanted(*config.read_request(file, job_file), job_file, file, resume, new_run)
+    session, clock = _session(region, profile), SystemClock()
+    gather.settle_region(session, wanted)
+    name = wanted.job.job.name
+    offline = not sends and not session.has_credentials()
+    _say_progress("reading the account …", quiet=offline)
+    way: plan.Way
+    if offline:
+        root_url, way = gather.offline_root(session, wanted.job.store.url), plan.Begin()
+    else:
+        root_url = session.store_root(wanted.job.store.url)
+        existing = gather.existing_run(session, root_url, name)
+        way = plan.decide_run(name, existing, resume=resume, new_run=new_run)
+    if isinstance(way, plan.Show):
+        run = runs.open_run(session.client("s3"), root_url, name, way.existing.run)
+        _say(f"job {name} is at work already: run {run.id}, {way.existing.fleet}")
+        _show_status(session, run, as_json)
+    else:
+        ready = gather.make_plan(session, wanted, way, root_url, wheelhouse.build(), clock, offline=offline)
+        if dry_run:
+            _say(show.plan_text(ready.plan))
+            print(show.as_json(show.plan_document(ready.plan, sent=False)))
+            return
+        if render is not None:
+            _render(ready.plan, render)
+            return
+        _say(show.plan_text(ready.plan))
+        _ask("Go ahead?", yes)
+        done = submit.carry_out(session, ready, clock, _say)
+        document = show.plan_document(ready.plan, sent=True, result=done)
+        print(show.as_json(document) if as_json else f"{done['fleet_id']}  run {ready.plan.run} of job {name}")
+        _say(f"next: fleetctl status {name}, fleetctl logs -f {name}, fleetctl cancel {name}")
+        run = runs.open_run(session.client("s3"), root_url, name, ready.plan.run)
+    if wait:
+        _wait(session, run, seconds_max)
+
+
+def _wait(session: Session, run: Run, seconds_max: float | None) -> None:
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet.wait import wait as follow
+
+    status = follow(session, run, SystemClock(), _say, seconds_max)
+    _say(f"done: {status.get('reason') or 'the run has ended'}; results in {run.store.url}/results/")
+
+
+def _render(plan: Any, target: Path) -> None:
+    from spotheal.fleet import request as building
+
+    built = building.Request(tuple(plan.request["create_launch_template"]), plan.request["request_spot_fleet"])
+    for suffix, text in building.render(built, target.name).items():
+        path = target.with_name(target.name + suffix)
+        path.write_text(text, encoding="utf-8")
+        if suffix == ".sh":
+            path.chmod(0o755)
+        print(path)
+    for note in plan.notes:
+        _say(f"note: {note}")
+    _say("nothing was sent. The instances will look for the run's documents, wheels and volume, which only "
+         "`fleetctl request` makes; to send it by hand all the same, see the .sh file beside it")  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------- status, logs, cancel
+@app.command(epilog="Example: fleetctl status resnet50 --output json")
+@verb
+def status(
+    job: JobArgument = "",
+    job_file: JobFile = None,
+    run: RunOption = "",
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """Where a job is: fleet, instances past and present, volumes, progress. Answers also when nothing runs."""
+    as_json = _as_json(output)
+    session, found = _find(job, job_file, run, region, profile)
+    _show_status(session, found, as_json)
+
+
+def _show_status(session: Session, run: Run, as_json: bool) -> None:
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet import show
+    from spotheal.fleet import status as state
+
+    now = SystemClock().now()
+    document = state.summarise(state.gather(session, run), now)
+    print(show.as_json(document) if as_json else state.render(document, now))
+    for note in document["notes"]:
+        _say(f"note: {note}")
+
+
+@app.command(epilog="Example: fleetctl logs -f resnet50")
+@verb
+def logs(
+    job: JobArgument = "",
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run ends, across replacements.")
+    ] = False,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", help="Only the instance of this start of the trainer.")
+    ] = None,
+    instance: Annotated[str, typer.Option("--instance", help="Only this instance.")] = "",
+    source: Annotated[str, typer.Option("--source", help="agent or trainer; else both.")] = "",
+    job_file: JobFile = None,
+    run: RunOption = "",
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """What agent and trainer said, on every instance of the run, those that are gone included."""
+    import json
+
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet import logs as reading
+    from spotheal.fleet.table import printable
+
+    as_json = _as_json(output)
+    if source not in ("", "agent", "trainer"):
+        raise ConfigError(f"--source {source!r} is neither agent nor trainer", next_step="leave it out for both")
+    if attempt is not None and instance:
+        raise ConfigError("--attempt and --instance exclude each other", next_step="give one of them")
+    _, found = _find(job, job_file, run, region, profile)
+    reader = reading.Reader(found, instance=reading.select(found, attempt=attempt, instance=instance), source=source)
+    shown = ""
+    for line in reader.follow(SystemClock()) if follow else reader.new_lines():
+        if as_json:
+            print(json.dumps({"schema_version": 1, **vars(line)}), flush=follow)
+            continue
+        if line.instance != shown:
+            _say(f"== {line.instance}")
+            shown = line.instance
+        print(f"trainer | {printable(line.text)}" if line.source == "trainer" else printable(line.text), flush=follow)
+    if not shown and not as_json:
+        _say("no instance has written logs to the store yet (they come every minute, and at a notice)")
+
+
+@app.command(epilog="Example: fleetctl cancel resnet50 --yes")
+@verb
+def cancel(
+    job: JobArgument = "",
+    yes: Yes = False,
+    job_file: JobFile = None,
+    run: RunOption = "",
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """End a run: its fleet and instances. The volume with the checkpoints stays, and so does the store."""
+    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.errors import Conflict
+    from spotheal.fleet import cancel as cancelling
+    from spotheal.fleet import show
+
+    as_json = _as_json(output)
+    session, found = _find(job, job_file, run, region, profile)
+    plan = cancelling.make_plan(session, found)
+    _say(show.cancel_text(plan))
+    if plan.pending:
+        raise Conflict(
+            f"the request of run {found.id} was interrupted, and may have reached AWS",
+            next_step="`fleetctl request` once more finishes it; then cancel",
+        )
+    if plan.fleet:
+        _ask(f"End {1 + len(plan.instances)} of them?" if plan.instances else "End it?", yes)
+        cancelling.carry_out(session, found, plan, SystemClock())
+    document = show.cancel_document(plan, cancelled=bool(plan.fleet))
+    said = f"cancelled {plan.fleet}" if plan.fleet else "nothing to cancel: no fleet of this run is live"
+    print(show.as_json(document) if as_json else said)
+    if plan.kept:
+        kept = ", ".join(one.id for one in plan.kept)
+        _say(f"{kept} stays and costs; `fleetctl request --resume` goes on with it")
+
+
+# --------------------------------------------------------------------------------------------------- validate, rehearse
+@app.command(epilog="Example: fleetctl validate spot_fleet_config.json")
+@verb
+def validate(
+    file: Annotated[Path, typer.Argument(help="AWS's SpotFleetRequestConfig.")] = Path("spot_fleet_config.json"),
+    job: JobFile = None,
+    output: Output = "",
+) -> None:
+    """Check both files of a request without calling AWS; all faults at once."""
+    from spotheal.fleet import config, show
+
+    as_json = _as_json(output)
+    job_file = job or config.job_file_beside(file)
+    try:
+        fleet, _ = config.read_request(file, job_file)
+    except ConfigError as error:
+        if as_json:
+            print(show.as_json({"schema_version": 1, "valid": False, "faults": error.message, "warnings": []}))
+        raise
+    for warning in fleet.warnings:
+        _say(f"note: {warning}")
+    document = {"schema_version": 1, "valid": True, "faults": "", "warnings": list(fleet.warnings)}
+    print(show.as_json(document) if as_json else f"{file} and {job_file} are good")
+
+
+# --------------------------------------------------------------------------------------------------------------- inside
+def _session(region: str, profile: str) -> Session:
+    from spotheal.fleet.session import Session
+
+    return Session(region or _globals.region, profile or _globals.profile)
+
+
+def _find(job: str, job_file: Path | None, run: str, region: str, profile: str) -> tuple[Session, Run]:
+    """The run that is meant: of the job named, or of ./job.toml, which also knows region and store."""
+    from spotheal.fleet import runs
+
+    described = _job_described(job, job_file)
+    session = _session(region, profile)
+    session.settle_region(described.job.region if described else "")
+    name = runs.check_job_name(job or (described.job.name if described else ""))
+    root_url = session.store_root(described.store.url if described else "")
+    return session, runs.find(session.client("s3"), root_url, name, run)
+
+
+def _job_described(job: str, job_file: Path | None) -> JobConfig | None:
+    from spotheal.fleet import config
+
+    path = job_file or Path(config.DEFAULT_JOB_FILE)
+    if job_file is None and not path.exists():
+        if not job:
+            raise ConfigError(
+                "no job is named, and there is no job.toml here", next_step="name the job, or give --job FILE"
+            )
+        return None
+    try:
+        described = config.read_job(path)
+    except ConfigError:
+        if job and job_file is None:
+            return None
+        raise
+    if job and described.job.name != job:
+        return None
+    return described
+
+
+def _as_json(output: str) -> bool:
+    chosen = output or _globals.output
+    if chosen not in ("table", "json"):
+        raise ConfigError(f"--output {chosen!r} is neither table nor json", next_step="--output json")
+    return chosen == "json"
+
+
+def _timeout(text: str) -> float | None:
+    from spotheal.agent.config import seconds
+
+    try:
+        return float(seconds(text)) if text else None
+    except ValueError as fault:
+        raise ConfigError(f"--timeout {text!r} {fault}", next_step="write 90s, 20m, 3h or 2d") from None
+
+
+def _ask(question: str, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError("there is no terminal to ask on", next_step="--yes to go ahead")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        _say("nothing was done")
+        raise typer.Exit(ExitCode.OK)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _say_progress(text: str, *, quiet: bool) -> None:
+    if sys.stderr.isatty() and not quiet:
+        _say(text)
+
+
+def _fail(text: str, code: ExitCode) -> None:
+    _say(text)
+    raise typer.Exit(int(code))
+
+
+def _unexpected(error: Exception) -> None:
+    """One line and where the rest is: a traceback helps the authors, not the user."""
+    import traceback
+
+    if os.environ.get("SPOTHEAL_DEBUG"):
+        traceback.print_exc()
+        raise typer.Exit(int(ExitCode.UNEXPECTED))
+    log = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spotheal" / "last-error.log"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(traceback.format_exc(), encoding="utf-8")
+        where = f"the details are in {log}"
+    except OSError:
+        where = "SPOTHEAL_DEBUG=1 shows the details"
+    _fail(
+        f"fleetctl: unexpected: {type(error).__name__}: {error}\n  next: {where}; please report it", ExitCode.UNEXPECTED
+    )
+
+
+def main() -> None:
+    """The console script `fleetctl`."""
+    try:
+        app(prog_name="fleetctl")
+    except KeyboardInterrupt:
+        _say("fleetctl: interrupted")
+        sys.exit(int(ExitCode.INTERRUPTED))
+
+
+if __name__ == "__main__":
+    main()

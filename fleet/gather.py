@@ -1,0 +1,314 @@
+"""What a request needs to know, read from files, git and AWS; nothing is changed here. Ends in a `plan.Plan`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.clock import Clock, rfc3339
+from spotheal.agent.config import InstanceConfig, JobConfig
+from spotheal.agent.errors import ConfigError, Conflict, NotFound, PermissionDenied, SpothealError
+from spotheal.agent.names import LAYOUT, StoreUrl, default_bucket, new_run_id
+from spotheal.fleet import plan, repository, request, runs, template, userdata
+from spotheal.fleet.config import FleetConfig, region_of
+from spotheal.fleet.session import PLACEHOLDER_ACCOUNT, Session
+from spotheal.fleet.wheelhouse import Wheelhouse
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the operator asked for."""
+
+    fleet: FleetConfig
+    job: JobConfig
+    job_file: Path
+    fleet_file: Path
+    resume: bool = False
+    new_run: bool = False
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A plan and what carrying it out needs beside it. `fresh`: no fleet of this generation can have been sent before."""
+
+    plan: plan.Plan
+    instance: InstanceConfig
+    wheelhouse: Wheelhouse
+    source: repository.Source
+    previous: tuple[str, ...]
+    fresh: bool
+
+
+def settle_region(session: Session, wanted: Wanted) -> str:
+    """The region of the request; ConfigError where the fleet's zones are in another."""
+    region = session.settle_region(wanted.job.job.region, wanted.fleet.region)
+    strange = [zone for zone in wanted.fleet.zones if region_of(zone) != region]
+    if strange:
+        raise ConfigError(
+            f"{wanted.fleet.source} names {', '.join(strange)}, but the region is {region}",
+            next_step=f"--region {region_of(strange[0])}, or correct the zones",
+        )
+    return region
+
+
+def existing_run(session: Session, root: StoreUrl, job: str) -> plan.Existing | None:
+    """The newest run of the job as the store and AWS show it."""
+    run = runs.newest(session.client("s3"), root, job)
+    if run is None:
+        return None
+    document = run.fleet_document()
+    fleet = str(document.get("fleet_id") or "")
+    status = run.store.read_status() or {}
+    instance = run.store.get_json(LAYOUT.job_document) or {}
+    requested_at = str(document.get("requested_at") or instance.get("run", {}).get("requested_at") or "")
+    live = bool(fleet) and runs.fleet_state(session.client("ec2"), fleet) in runs.LIVE_FLEET_STATES
+    return plan.Existing(
+        run=run.id,
+        phase=str(status.get("phase") or ""),
+        fleet=fleet,
+        live=live,
+        pending=not fleet and bool(document.get("request")),
+        generation=int(document.get("generation") or 1),
+        requested_at=requested_at,
+        volume=str(document.get("volume_id") or ""),
+        request=document.get("request"),
+    )
+
+
+def make_plan(
+    session: Session,
+    wanted: Wanted,
+    way: plan.Begin | plan.Continue | plan.Resume,
+    root: StoreUrl,
+    wheels: Wheelhouse,
+    clock: Clock,
+    *,
+    allow_paths: bool = False,
+    offline: bool = False,
+) -> Ready:
+    """The plan of a request. `offline`: no call is made, and what only AWS knows is left out and noted."""
+    job = wanted.job
+    run, generation, requested_at, previous = _identity(session, way, root, job.job.name, clock)
+    source = repository.resolve(
+        job, wanted.job_file.resolve().parent, ours=(wanted.job_file, wanted.fleet_file), allow_paths=allow_paths
+    )
+    store = root.below(job.job.name, run)
+    instance = InstanceConfig(job, run, session.region, store, source.commit, requested_at)
+    data = userdata.render(instance, wheels.sha256)
+    notes = [*wanted.fleet.warnings, *source.warnings]
+    described = () if offline else _described_templates(session, wanted.fleet)
+    order = request.Order(wanted.fleet, job, run, requested_at, userdata.encoded(data), generation, tuple(described))
+    built = request.build(order)
+    zones: tuple[str, ...] = wanted.fleet.zones
+    prices: tuple[plan.Price, ...] = ()
+    steps: list[plan.Step]
+    if isinstance(way, plan.Continue) and way.existing.pending:
+        steps = _pending_steps(session, way.existing)
+        notes.append("an earlier attempt was interrupted while it sent the request; exactly that request is sent again")
+        if steps[-1] != plan.SendFleet(built.fleet):
+            notes.append(
+                "job.toml, the fleet's file or the revision changed since: not applied; cancel, then --new-run, to apply it"
+            )
+    elif offline:
+        notes += _offline_notes(wanted.fleet)
+        volume = plan.decide_volume(job, run, (*zones, f"{session.region}a")[0], (), (), resumed=False)
+        steps = _steps(store, wheels, source, volume, built, bucket_missing=True)
+    else:
+        zones = _zones(session, wanted.fleet)
+        prices = _prices(session, wanted.fleet.instance_types, zones, clock)
+        volume = _volume_step(session, job, run, plan.cheapest_zone(zones, prices), isinstance(way, plan.Resume))
+        if isinstance(volume, plan.AdoptVolume) and volume.volume.size_gib != job.volume.size_gib:
+            notes.append(
+                f"{volume.volume.id} keeps its {volume.volume.size_gib} GiB; job.toml says {job.volume.size_gib}"
+            )
+        steps = _steps(store, wheels, source, volume, built, bucket_missing=not _bucket_exists(session, store.bucket))
+    whole = plan.Plan(
+        job=job.job.name, run=run, generation=generation, requested_at=requested_at,
+        account=PLACEHOLDER_ACCOUNT if offline else session.account, region=session.region, store=store,
+        repository=source.repository, commit=source.commit, types=wanted.fleet.instance_types, zones=tuple(zones),
+        prices=tuple(prices), steps=tuple(steps), user_data_bytes=len(data.encode()), notes=tuple(notes),
+    )  # fmt: skip
+    return Ready(whole, instance, wheels, source, previous, fresh=not isinstance(way, plan.Continue))
+
+
+def _steps(
+    store: StoreUrl,
+    wheels: Wheelhouse,
+    source: repository.Source,
+    volume: plan.Step,
+    built: request.Request,
+    *,
+    bucket_missing: bool,
+) -> list[plan.Step]:
+    steps: list[plan.Step] = [plan.CreateBucket(store.bucket)] if bucket_missing else []
+    steps += [plan.RecordRun(str(store)), plan.UploadWheels(len(wheels.wheels), wheels.size)]
+    steps += [plan.UploadBundle(source.commit)] if source.bundle else []
+    return [*steps, volume, *(plan.CreateTemplate(one) for one in built.templates), plan.SendFleet(built.fleet)]
+
+
+def _pending_steps(session: Session, existing: plan.Existing) -> list[plan.Step]:
+    """Everything up to the request was done; its fleet may be at work, so nothing it uses may be touched."""
+    volume = session.ec2.volume(existing.volume)
+    if volume is None or existing.request is None:
+        raise Conflict(
+            f"the volume of run {existing.run}, {existing.volume}, is not to be seen",
+            next_step="wait a minute and try again",
+        )
+    return [plan.KeepVolume(volume), plan.SendFleet(existing.request)]
+
+
+def _volume_step(
+    session: Session, job: JobConfig, run: str, zone: str, resumed: bool
+) -> plan.CreateVolume | plan.AdoptVolume | plan.KeepVolume:
+    of_run, named = session.ec2.volumes_of_run(run), session.ec2.volumes_named(job.volume.name)
+    return plan.decide_volume(job, run, zone, of_run, named, resumed=resumed)
+
+
+def offline_root(session: Session, configured: str) -> StoreUrl:
+    return (
+        StoreUrl.parse(configured) if configured else StoreUrl(default_bucket(PLACEHOLDER_ACCOUNT, session.region), "")
+    )
+
+
+def _offline_notes(fleet: FleetConfig) -> list[str]:
+    notes = [
+        "without credentials nothing was read from AWS: prices, an existing run and the volume are not known, "
+        f"and the account's number is written as {PLACEHOLDER_ACCOUNT}"
+    ]
+    if fleet.template_configs:
+        notes.append(
+            "your launch templates could not be read: their contents are missing from the templates shown here"
+        )
+    return notes
+
+
+def _identity(
+    session: Session, way: plan.Begin | plan.Continue | plan.Resume, root: StoreUrl, job: str, clock: Clock
+) -> tuple[str, int, str, tuple[str, ...]]:
+    now = rfc3339(clock.now())
+    if isinstance(way, plan.Begin):
+        return new_run_id(clock.now()), 1, now, ()
+    document = runs.open_run(session.client("s3"), root, job, way.existing.run).fleet_document()
+    previous = tuple(str(fleet) for fleet in document.get("previous", []))
+    if isinstance(way, plan.Continue):
+        return way.existing.run, way.existing.generation, way.existing.requested_at or now, previous
+    return way.existing.run, way.existing.generation + 1, now, (*previous, way.existing.fleet)
+
+
+def _zones(session: Session, fleet: FleetConfig) -> tuple[str, ...]:
+    zones = list(fleet.zones)
+    client = session.client("ec2")
+    if fleet.subnets:
+        with translated(f"describe {', '.join(fleet.subnets)}"):
+            answer = client.describe_subnets(SubnetIds=list(fleet.subnets))
+        zones += [subnet["AvailabilityZone"] for subnet in answer["Subnets"]]
+    if not zones:
+        with translated("list the availability zones"):
+            answer = client.describe_availability_zones(Filters=[{"Name": "state", "Values": ["available"]}])
+        zones = sorted(zone["ZoneName"] for zone in answer["AvailabilityZones"])
+    return tuple(dict.fromkeys(zones))
+
+
+def _prices(session: Session, types: tuple[str, ...], zones: tuple[str, ...], clock: Clock) -> tuple[plan.Price, ...]:
+    """Spot prices now by type and zone. Without them a request goes on: they are shown, and choose the volume's zone."""
+    if not types:
+        return ()
+    found: dict[tuple[str, str], float] = {}
+    try:
+        with translated("read spot prices"):
+            pages = (
+                session.client("ec2")
+                .get_paginator("describe_spot_price_history")
+                .paginate(
+                    InstanceTypes=list(types),
+                    ProductDescriptions=["Linux/UNIX"],
+                    StartTime=clock.now(),
+                    Filters=[{"Name": "availability-zone", "Values": list(zones)}],
+                )
+            )
+            for page in pages:
+                for item in page.get("SpotPriceHistory", []):
+                    found.setdefault((item["InstanceType"], item["AvailabilityZone"]), float(item["SpotPrice"]))
+    except PermissionDenied:
+        raise
+    except SpothealError:
+        return ()
+    on_demand = {name: _on_demand(session, name) for name in sorted({name for name, _ in found})}
+    return tuple(
+        plan.Price(name, zone, spot, on_demand[name])
+        for (name, zone), spot in sorted(found.items())
+        if name in types and zone in zones
+    )
+
+
+def _on_demand(session: Session, instance_type: str) -> float | None:
+    """The on-demand price of Linux; None where the price list does not answer (its API is in few regions, and local
+    clouds have none)."""
+    wanted = {
+        "instanceType": instance_type,
+        "regionCode": session.region,
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+    }
+    try:
+        with translated("read on-demand prices"):
+            answer = session.client("pricing", "us-east-1").get_products(
+                ServiceCode="AmazonEC2",
+                MaxResults=1,
+                Filters=[{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()],
+            )
+        terms = json.loads(answer["PriceList"][0])["terms"]["OnDemand"]
+        dimensions = next(iter(terms.values()))["priceDimensions"]
+        return float(next(iter(dimensions.values()))["pricePerUnit"]["USD"])
+    except (SpothealError, LookupError, ValueError, StopIteration):
+        return None
+
+
+def _bucket_exists(session: Session, bucket: str) -> bool:
+    try:
+        with translated(f"look for bucket {bucket}"):
+            session.client("s3").head_bucket(Bucket=bucket)
+    except NotFound:
+        return False
+    except PermissionDenied as error:
+        raise PermissionDenied(
+            f"bucket {bucket} cannot be used: it belongs to somebody else, or these credentials may not see it",
+            next_step="name another in [store] url of job.toml",
+            code=error.code,
+            request_id=error.request_id,
+        ) from error
+    return True
+
+
+def _described_templates(session: Session, fleet: FleetConfig) -> list[dict[str, Any]]:
+    found = []
+    for entry in fleet.template_configs:
+        named = dict(entry["LaunchTemplateSpecification"])
+        version = named.pop("Version", "$Default")
+        label = named.get("LaunchTemplateId") or named.get("LaunchTemplateName")
+        with translated(f"read launch template {label}"):
+            answer = session.client("ec2").describe_launch_template_versions(**named, Versions=[version])
+        versions = answer.get("LaunchTemplateVersions", [])
+        if not versions:
+            raise NotFound(
+                f"launch template {label} has no version {version}",
+                next_step="`aws ec2 describe-launch-template-versions` lists them",
+            )
+        data = template.from_described(versions[0]["LaunchTemplateData"])
+        if data.get("UserData"):
+            raise Conflict(
+                f"launch template {label} has user data of its own, which the agent's would replace",
+                next_step="move its commands to `setup` in job.toml, and name a template without user data",
+            )
+        if not data.get("IamInstanceProfile"):
+            raise ConfigError(
+                f"launch template {label} names no IamInstanceProfile: the agent could not touch the volume",
+                next_step="add one to the template",
+            )
+        found.append(data)
+    return found

@@ -1,0 +1,307 @@
+"""What a request will do, decided before anything is done. Pure: what was seen in, steps out.
+
+The same list is shown, asked about, printed by `--dry-run` and carried out by `fleet.submit`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from spotheal.agent.config import JobConfig
+from spotheal.agent.ec2 import Volume, VolumeSpec
+from spotheal.agent.errors import Conflict
+from spotheal.agent.names import (
+    TAG_JOB,
+    TAG_NAME,
+    TAG_RUN,
+    TAG_STATE,
+    TAG_TERM,
+    Phase,
+    StoreUrl,
+    VolumeState,
+    volume_token,
+)
+
+
+# -------------------------------------------------------------------------------------------------------- which run
+@dataclass(frozen=True)
+class Existing:
+    """The newest run of the job. `fleet` is "" where none was recorded; `live` as AWS says; `pending` where a request
+    was about to be sent and its answer is not known."""
+
+    run: str
+    phase: str
+    fleet: str
+    live: bool
+    pending: bool
+    generation: int
+    requested_at: str
+    volume: str = ""
+    request: dict[str, Any] | None = None  # the pending one
+
+
+@dataclass(frozen=True)
+class Show:
+    """A fleet works on it already."""
+
+    existing: Existing
+
+
+@dataclass(frozen=True)
+class Begin:
+    """A run of its own."""
+
+
+@dataclass(frozen=True)
+class Continue:
+    """A request that was interrupted: the same run and tokens, so that nothing is made twice."""
+
+    existing: Existing
+
+
+@dataclass(frozen=True)
+class Resume:
+    """The same run and volume under another fleet."""
+
+    existing: Existing
+
+
+Way = Show | Begin | Continue | Resume
+
+
+def decide_run(job: str, existing: Existing | None, *, resume: bool, new_run: bool) -> Way:
+    """Which run the request is about; Conflict where only the operator can tell."""
+    if existing is None:
+        if resume:
+            raise Conflict(
+                f"job {job!r} has no run to resume", next_step="`fleetctl request` without --resume begins one"
+            )
+        return Begin()
+    if existing.live:
+        if new_run:
+            raise Conflict(
+                f"{existing.fleet} works on job {job!r}",
+                next_step=f"`fleetctl cancel {job}` first, or another name in job.toml",
+            )
+        return Show(existing)
+    if existing.pending or not existing.fleet:
+        if new_run and existing.pending:
+            raise Conflict(
+                f"the request of run {existing.run} was interrupted, and may have reached AWS",
+                next_step=f"`fleetctl request` once more finishes it; then `fleetctl cancel {job}`",
+            )
+        return Begin() if new_run else Continue(existing)
+    if new_run:
+        return Begin()
+    if resume:
+        if existing.phase == Phase.DONE.value:
+            raise Conflict(
+                f"run {existing.run} of job {job!r} is done; nothing is left to resume",
+                next_step="`fleetctl request --new-run` begins another",
+            )
+        return Resume(existing)
+    over = existing.phase in {phase.value for phase in Phase if phase.is_end}
+    state = f"ended ({existing.phase})" if over else f"has no fleet any more (it was {existing.phase or 'requested'})"
+    raise Conflict(
+        f"job {job!r} has a run, {existing.run}, which {state}",
+        next_step="--resume goes on with it and its volume, --new-run begins another",
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ the steps
+@dataclass(frozen=True)
+class CreateBucket:
+    bucket: str
+
+    def says(self) -> str:
+        return f"create bucket {self.bucket} (private, encrypted)"
+
+
+@dataclass(frozen=True)
+class RecordRun:
+    """Write the run's documents to the store, so that whatever follows can be found and continued."""
+
+    store: str
+
+    def says(self) -> str:
+        return f"write the run's documents to {self.store}"
+
+
+@dataclass(frozen=True)
+class UploadWheels:
+    files: int
+    size: int
+
+    def says(self) -> str:
+        return f"upload the agent: {self.files} wheels, {self.size / 1e6:.1f} MB"
+
+
+@dataclass(frozen=True)
+class UploadBundle:
+    commit: str
+
+    def says(self) -> str:
+        return f"upload this checkout's commit {self.commit[:10]} as a git bundle"
+
+
+@dataclass(frozen=True)
+class CreateVolume:
+    spec: VolumeSpec
+
+    def says(self) -> str:
+        origin = f" from {self.spec.snapshot}" if self.spec.snapshot else ""
+        return f"create a volume: {self.spec.size_gib} GiB {self.spec.type} in {self.spec.zone}{origin}"
+
+
+@dataclass(frozen=True)
+class AdoptVolume:
+    volume: Volume
+    tags: dict[str, str]
+
+    def says(self) -> str:
+        return (
+            f"adopt {self.volume.id}: {self.volume.size_gib} GiB {self.volume.type} in {self.volume.zone}, "
+            f"named {self.volume.tags.get(TAG_NAME, '')}; its files stay, and from now on the run writes to it"
+        )
+
+
+@dataclass(frozen=True)
+class KeepVolume:
+    volume: Volume
+
+    def says(self) -> str:
+        return f"use {self.volume.id}: {self.volume.size_gib} GiB in {self.volume.zone}, the run's own"
+
+
+@dataclass(frozen=True)
+class CreateTemplate:
+    arguments: dict[str, Any]
+
+    def says(self) -> str:
+        return f"create launch template {self.arguments['LaunchTemplateName']}"
+
+
+@dataclass(frozen=True)
+class SendFleet:
+    arguments: dict[str, Any]
+
+    def says(self) -> str:
+        config = self.arguments["SpotFleetRequestConfig"]
+        return f"request a spot fleet of 1 instance, {config['AllocationStrategy']}, valid until {config['ValidUntil']}"
+
+
+Step = (
+    CreateBucket
+    | RecordRun
+    | UploadWheels
+    | UploadBundle
+    | CreateVolume
+    | AdoptVolume
+    | KeepVolume
+    | CreateTemplate
+    | SendFleet
+)
+
+
+def decide_volume(
+    job: JobConfig, run: str, zone: str, of_run: tuple[Volume, ...], named: tuple[Volume, ...], *, resumed: bool
+) -> CreateVolume | AdoptVolume | KeepVolume:
+    """The volume the run will write to. `of_run` carry the run's tag, `named` only the Name that job.toml gives.
+
+    Conflict where there are two, or where the only one is in use: a wrong guess would cost somebody's data.
+    """
+    held = [
+        volume for volume in of_run if volume.tags.get(TAG_STATE) != VolumeState.SUPERSEDED.value and _exists(volume)
+    ]
+    if held:
+        return KeepVolume(max(held, key=lambda volume: int(volume.tags.get(TAG_TERM, "0") or 0)))
+    if resumed:
+        raise Conflict(f"run {run} has no volume any more", next_step="--new-run begins another run with a new volume")
+    free = [volume for volume in named if TAG_RUN not in volume.tags and TAG_JOB not in volume.tags and _exists(volume)]
+    if len(free) > 1:
+        ids = ", ".join(f"{volume.id} ({volume.zone})" for volume in free)
+        raise Conflict(
+            f'{len(free)} volumes are named "{job.volume.name}": {ids}; which one is the job\'s cannot be told',
+            next_step="take the Name tag off the others (`aws ec2 delete-tags --resources vol-… --tags Key=Name`), "
+            "or set another [volume] name in job.toml for a new one",
+        )
+    tags = {TAG_JOB: job.job.name, TAG_RUN: run, TAG_TERM: "0"}
+    if free:
+        volume = free[0]
+        if volume.state != "available":
+            holder = volume.attachments[0].instance if volume.attachments else "something"
+            raise Conflict(
+                f'{volume.id}, named "{job.volume.name}", is {volume.state} (attached to {holder})',
+                next_step=f"`aws ec2 detach-volume --volume-id {volume.id}` after unmounting it there, "
+                "or set another [volume] name in job.toml for a new one",
+            )
+        return AdoptVolume(volume, {**tags, TAG_STATE: VolumeState.CURRENT.value})
+    snapshot = job.volume.snapshot
+    # Only a volume that was made empty is `new`: nothing else is ever formatted.
+    state = VolumeState.CURRENT if snapshot else VolumeState.NEW
+    spec = VolumeSpec(
+        zone=zone,
+        size_gib=job.volume.size_gib,
+        type=job.volume.type,
+        snapshot=snapshot or None,
+        tags={**tags, TAG_STATE: state.value, TAG_NAME: job.volume.name},
+        encrypted=not snapshot,
+        initialization_rate=job.volume.initialization_rate if snapshot else 0,
+        token=volume_token(run, 0, zone, snapshot, 1),
+    )
+    return CreateVolume(spec)
+
+
+def _exists(volume: Volume) -> bool:
+    return volume.state not in ("deleting", "deleted", "error")
+
+
+# ----------------------------------------------------------------------------------------------------------- the whole
+@dataclass(frozen=True)
+class Price:
+    """Dollars an hour; None where AWS was not asked or did not say."""
+
+    instance_type: str
+    zone: str
+    spot: float
+    on_demand: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of a request. `steps` in the order in which they are carried out, each idempotent."""
+
+    job: str
+    run: str
+    generation: int
+    requested_at: str
+    account: str
+    region: str
+    store: StoreUrl
+    repository: str
+    commit: str
+    types: tuple[str, ...]
+    zones: tuple[str, ...]
+    prices: tuple[Price, ...]
+    steps: tuple[Step, ...]
+    user_data_bytes: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The exact calls, as `--dry-run` prints them."""
+        fleet = [step.arguments for step in self.steps if isinstance(step, SendFleet)]
+        return {
+            "create_volume": next((step.spec.request() for step in self.steps if isinstance(step, CreateVolume)), None),
+            "create_launch_template": [step.arguments for step in self.steps if isinstance(step, CreateTemplate)],
+            "request_spot_fleet": fleet[0] if fleet else None,
+        }
+
+
+def cheapest_zone(zones: tuple[str, ...], prices: tuple[Price, ...]) -> str:
+    """Where the volume is made: the fleet will most likely launch there first, and then nothing has to move."""
+    best = min(
+        (price for price in prices if price.zone in zones), key=lambda price: (price.spot, price.zone), default=None
+    )
+    return best.zone if best else zones[0]

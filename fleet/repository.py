@@ -1,0 +1,322 @@
+"""Which commit a run trains: resolved now, so that every instance clones the same one.
+
+Work that the instances could not get (uncommitted, unpushed) is refused before anything is made. git is run with
+argument lists, never asks for a password, and may not use transports that run commands.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from spotheal.agent.config import JobConfig
+from spotheal.agent.errors import ConfigError, Conflict, NotFound, PermissionDenied, Retryable
+
+HERE = "."
+GIT_SECONDS_MAX = 60.0
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_URL = re.compile(r"(?:https?|ssh|git)://[^\s]+")
+_SCP = re.compile(r"(?:[\w.-]+@)?[\w.-]+:(?!//)[^\s:]\S*")
+_PERMISSION = (
+    "Permission denied",
+    "Authentication failed",
+    "could not read Username",
+    "could not read Password",
+    "HTTP 403",
+    "error: 403",
+    "error: 401",
+    "terminal prompts disabled",
+    "Host key verification failed",
+)
+# New files of these kinds are most likely a forgotten `git add`.
+_CODE = {".py", ".sh", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".c", ".cpp", ".cu", ".h", ".go", ".rs", ".jl", ".lua", ".ipynb"}
+_MISSING = (
+    "Repository not found",
+    "not found",
+    "does not exist",
+    "does not appear to be a git repository",
+    "error: 404",
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The commit to train. `bundle` is the checkout to carry it from, None where instances clone `repository`."""
+
+    repository: str
+    commit: str
+    ref: str
+    bundle: Path | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def resolve(config: JobConfig, folder: Path, *, ours: tuple[Path, ...] = (), allow_paths: bool = False) -> Source:
+    """The commit that `[job] repository` and `revision` mean now.
+
+    `folder` is where job.toml lies; `ours` are files that need not be committed (the two of the request). Local paths
+    are for rehearsals: no instance could clone them.
+    """
+    repository, revision = config.job.repository, config.job.revision
+    if repository == HERE:
+        return _checkout(folder, revision, ours)
+    _refuse_address(repository, allow_paths)
+    commit, ref = _remote(repository, revision, allow_paths)
+    warnings = _compare_with_checkout(repository, revision, commit, ref, folder, ours)
+    if not allow_paths and (repository.startswith("ssh:") or _SCP.fullmatch(repository)):
+        warnings = (
+            *warnings,
+            'instances have no ssh key of yours; if the repository is private, `repository = "."` carries the commit',
+        )
+    return Source(repository, commit, ref, None, warnings)
+
+
+def write_bundle(source: Source, target: Path) -> Path:
+    """A git bundle with `source.commit` as its HEAD, from the checkout; clones without the network."""
+    assert source.bundle is not None
+    with tempfile.TemporaryDirectory(prefix="spotheal-bundle-") as scratch:
+        # A bundle holds refs, not commits; the ref is made in a bare copy that borrows the objects, not in the checkout.
+        bare = Path(scratch) / "bare.git"
+        _git(["clone", "--quiet", "--bare", "--shared", str(source.bundle), str(bare)], source.bundle, allow_paths=True)
+        _git(["update-ref", "refs/heads/spotheal", source.commit], bare)
+        _git(["symbolic-ref", "HEAD", "refs/heads/spotheal"], bare)
+        _git(["bundle", "create", "--quiet", str(target.resolve()), "HEAD", "refs/heads/spotheal"], bare)
+    return target
+
+
+def _refuse_address(repository: str, allow_paths: bool) -> None:
+    next_step = "correct [job] repository in job.toml"
+    if re.match(r"https?://[^/@]*:[^/@]*@", repository):
+        raise ConfigError(
+            "[job] repository holds a password, which user data would show to anyone on the instance",
+            next_step='remove it from the address; `repository = "."` carries the commit of a private repository',
+        )
+    if repository.startswith("-") or re.match(r"[\w+-]+::", repository):
+        raise ConfigError(f"[job] repository {repository!r} is no address that git may clone here", next_step=next_step)
+    if _URL.fullmatch(repository) or (_SCP.fullmatch(repository) and not Path(repository).exists()):
+        return
+    if not allow_paths:
+        raise ConfigError(
+            f'[job] repository {repository!r} is neither an https or ssh address nor "."; instances cannot clone a path',
+            next_step='write `repository = "."` to carry this checkout\'s commit, or push it and write its address',
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------- remote
+def _remote(repository: str, revision: str, allow_paths: bool) -> tuple[str, str]:
+    """The commit and the full name of what was asked for."""
+    if _COMMIT.fullmatch(revision):
+        _list_remote(
+            repository, ["HEAD"], allow_paths
+        )  # the address is good; whether it has the commit shows at the clone
+        return revision, revision
+    patterns = (
+        ["HEAD"]
+        if not revision
+        else [f"refs/heads/{revision}", f"refs/tags/{revision}", f"refs/tags/{revision}^{{}}", revision]
+    )
+    found = _list_remote(repository, patterns, allow_paths)
+    if not revision:
+        if "HEAD" not in found:
+            raise NotFound(
+                f"{repository} has no default branch (is it empty?)",
+                next_step="push a commit, or name a branch in [job] revision",
+            )
+        return found["HEAD"], "HEAD"
+    tag = found.get(f"refs/tags/{revision}^{{}}") or found.get(f"refs/tags/{revision}")
+    branch = found.get(f"refs/heads/{revision}")
+    if tag and branch and tag != branch:
+        raise ConfigError(
+            f"{repository} has a branch and a tag {revision!r}, at different commits",
+            next_step=f"write refs/heads/{revision} or refs/tags/{revision} in [job] revision",
+        )
+    for name, commit in (
+        (f"refs/heads/{revision}", branch),
+        (f"refs/tags/{revision}", tag),
+        (revision, found.get(revision)),
+    ):
+        if commit:
+            return commit, name
+    short = re.fullmatch(r"[0-9a-f]{4,39}", revision)
+    raise NotFound(
+        f"{repository} has no branch or tag {revision!r}",
+        next_step="write the commit's full 40 digits (`git rev-parse " + revision + "`)"
+        if short
+        else f"`git ls-remote {repository}` lists them; is it pushed?",
+    )
+
+
+def _list_remote(repository: str, patterns: list[str], allow_paths: bool) -> dict[str, str]:
+    output = _git(["ls-remote", "--", repository, *patterns], None, allow_paths=allow_paths, remote=repository)
+    return {name: commit for commit, name in (line.split("\t", 1) for line in output.splitlines() if "\t" in line)}
+
+
+# -------------------------------------------------------------------------------------------------------------- checkout
+def _checkout(folder: Path, revision: str, ours: tuple[Path, ...]) -> Source:
+    top = _top_of(folder)
+    if top is None:
+        raise ConfigError(
+            f'[job] repository is ".", and {folder.resolve()} is in no git checkout',
+            next_step="`git init`, commit, and try again; or write the repository's address",
+        )
+    if _git(["rev-parse", "--is-shallow-repository"], top).strip() == "true":
+        raise ConfigError(
+            "this checkout is shallow: a bundle of it could not be cloned", next_step="git fetch --unshallow"
+        )
+    commit = _commit(top, revision or "HEAD")
+    head = _commit(top, "HEAD")
+    if commit is None:
+        raise NotFound(
+            f"this checkout has no revision {revision or 'HEAD'!r}",
+            next_step="commit first" if head is None else "`git log --oneline` lists commits",
+        )
+    notes: tuple[str, ...] = ()
+    if commit == head:
+        notes = _refuse_uncommitted(top, ours, "commit it (`git commit -am …`); instances get the commit, not the folder")
+    return Source(HERE, commit, revision or "HEAD", top, notes)
+
+
+def _compare_with_checkout(
+    repository: str, revision: str, commit: str, ref: str, folder: Path, ours: tuple[Path, ...]
+) -> tuple[str, ...]:
+    """Refuse work in this checkout that the address does not have; what merely differs is a warning."""
+    top = _top_of(folder)
+    remote = _remote_named(top, repository) if top else None
+    if top is None or remote is None:
+        return ()
+    branch = _git(["branch", "--show-current"], top).strip()
+    if revision and revision not in (branch, f"refs/heads/{branch}"):
+        return ()  # pinned elsewhere on purpose
+    notes = _refuse_uncommitted(top, ours, 'commit and push it, or write `repository = "."` and commit')
+    head = _commit(top, "HEAD")
+    if head is None or head == commit:
+        return notes
+    known = [commit] if _commit(top, commit) else []
+    unpushed = _git(["rev-list", "--count", "HEAD", "--not", f"--remotes={remote}", *known], top)
+    if int(unpushed.strip() or 0):
+        raise Conflict(
+            f"this checkout has {unpushed.strip()} commit(s) that {repository} does not have",
+            next_step=f'`git push {remote} {branch or "HEAD"}`, or write `repository = "."` to carry them, or pin a commit in [job] revision',
+        )
+    return (
+        *notes,
+        f"the run trains {commit[:10]} ({ref}); this checkout is at {head[:10]}" + (f" ({branch})" if branch else ""),
+    )
+
+
+def _refuse_uncommitted(top: Path, ours: tuple[Path, ...], cure: str) -> tuple[str, ...]:
+    """Changed files are refused, and new ones that look like code: the forgotten `git add`. Other new files are a note."""
+    own = {path.resolve() for path in ours}
+    output = _git(["status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all"], top)
+    entries = [(entry[:2], entry[3:]) for entry in output.split("\0") if entry]
+    entries = [(state, name) for state, name in entries if (top / name).resolve() not in own]
+    refused = [name for state, name in entries if state != "??" or Path(name).suffix in _CODE]
+    if refused:
+        raise Conflict(
+            f"this checkout has uncommitted work: {_few(refused)}",
+            next_step=f"{cure}; new files that do not belong to it go to .gitignore",
+        )
+    left = [name for _, name in entries]
+    return (f"not part of the commit, so not there on the instances: {_few(left)}",) if left else ()
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _top_of(folder: Path) -> Path | None:
+    try:
+        return Path(_git(["rev-parse", "--show-toplevel"], folder.resolve()).rstrip("\n"))
+    except ConfigError:
+        return None
+
+
+def _commit(top: Path, revision: str) -> str | None:
+    try:
+        return (
+            _git(["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"], top).strip()
+            or None
+        )
+    except ConfigError:
+        return None
+
+
+def _remote_named(top: Path, repository: str) -> str | None:
+    """The remote of the checkout that has this address, written either way."""
+    for name in _git(["remote"], top).split():
+        if same_repository(_git(["remote", "get-url", name], top).strip(), repository):
+            return name
+    return None
+
+
+def same_repository(one: str, other: str) -> bool:
+    """`git@host:a/b.git`, `ssh://git@host/a/b` and `https://host/a/b` are the same repository."""
+    return _plain_address(one) == _plain_address(other)
+
+
+def _plain_address(address: str) -> str:
+    text = address.strip().rstrip("/")
+    text = text[:-4] if text.endswith(".git") else text
+    if match := re.fullmatch(r"(?:https?|ssh|git)://(?:[^@/]*@)?([^/:]+)(?::\d+)?/(.+)", text):
+        return f"{match.group(1).lower()}/{match.group(2)}"
+    if (match := re.fullmatch(r"(?:[\w.-]+@)?([\w.-]+):(.+)", text)) and not Path(text).exists():
+        return f"{match.group(1).lower()}/{match.group(2).lstrip('/')}"
+    return str(Path(text).resolve())
+
+
+# ------------------------------------------------------------------------------------------------------------------- git
+def _git(arguments: list[str], folder: Path | None, *, allow_paths: bool = False, remote: str = "") -> str:
+    """Run git; ConfigError with what it said where it fails, our other errors where a remote's answer is understood."""
+    argv = [
+        "git",
+        "-c",
+        "protocol.ext.allow=never",
+        "-c",
+        f"protocol.file.allow={'always' if allow_paths else 'never'}",
+        "-c",
+        "core.quotePath=false",
+        *arguments,
+    ]
+    environment = {
+        **os.environ,
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ASKPASS": "true",
+        "LC_ALL": "C",
+        "GIT_OPTIONAL_LOCKS": "0",
+    }
+    environment.setdefault("GIT_SSH_COMMAND", "ssh -o BatchMode=yes -o ConnectTimeout=15")
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=GIT_SECONDS_MAX,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise ConfigError("git is not installed here", next_step="install git") from None
+    except subprocess.TimeoutExpired:
+        raise Retryable(
+            f"git {arguments[0]} {remote} gave no answer for {GIT_SECONDS_MAX:.0f} s",
+            next_step="check the network and the address, then try again",
+        ) from None
+    if done.returncode == 0:
+        return done.stdout
+    said = " ".join(done.stderr.split()) or f"exit {done.returncode}"
+    if not remote:
+        raise ConfigError(f"git {arguments[0]} failed: {said}")
+    if any(sign in said for sign in _PERMISSION):
+        raise PermissionDenied(
+            f"{remote} cannot be read: {said}",
+            next_step='check the address and your rights with `git ls-remote`; `repository = "."` carries a private commit',
+        )
+    if any(sign in said for sign in _MISSING):
+        raise NotFound(f"{remote} cannot be read: {said}", next_step="correct [job] repository in job.toml")
+    raise Retryable(f"{remote} cannot be read: {said}", next_step="check the network and the address, then try again")

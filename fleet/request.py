@@ -1,0 +1,166 @@
+"""The exact calls that a request makes. Pure: an order in, the arguments of boto3's calls out.
+
+`fleet.plan` gathers the order, `fleet.submit` sends what is built here; `--dry-run` prints it, `--render` writes it as
+files for the aws CLI. So all three are the same request.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import shlex
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from spotheal.agent.clock import parse_rfc3339, rfc3339
+from spotheal.agent.config import JobConfig
+from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN
+from spotheal.fleet import template
+from spotheal.fleet.config import FleetConfig
+
+DEFAULT_STRATEGY = "priceCapacityOptimized"
+VALID_DAYS = 30  # without limits.hours
+VALID_MARGIN_HOURS = 6  # beyond limits.hours: the agent's own end comes first, with a checkpoint
+_TEMPLATE_NAME_LENGTH_MAX = 128
+
+
+@dataclass(frozen=True)
+class Order:
+    """All that a fleet's request is made of. `generation` counts the fleets of the run, from 1."""
+
+    fleet: FleetConfig
+    job: JobConfig
+    run: str
+    requested_at: str  # RFC 3339; ValidUntil counts from here, so that the same order gives the same request tomorrow
+    user_data: str  # base64
+    generation: int = 1
+    described_templates: tuple[dict[str, Any], ...] = field(
+        default=()
+    )  # the data of the user's own templates, in order
+
+
+@dataclass(frozen=True)
+class Request:
+    """`templates`: arguments of CreateLaunchTemplate, in order; `fleet`: arguments of RequestSpotFleet."""
+
+    templates: tuple[dict[str, Any], ...]
+    fleet: dict[str, Any]
+
+    def to_document(self) -> dict[str, Any]:
+        return {"create_launch_templates": list(self.templates), "request_spot_fleet": self.fleet}
+
+
+def build(order: Order) -> Request:
+    """The request of `order`; the same order always gives the same request, byte for byte."""
+    config = copy.deepcopy(order.fleet.document)
+    config["Type"] = "maintain"
+    config["TargetCapacity"] = 1
+    config.setdefault("AllocationStrategy", DEFAULT_STRATEGY)
+    config.setdefault("ValidUntil", valid_until(order))
+    config.setdefault("TerminateInstancesWithExpiration", True)
+    config["ClientToken"] = token(order, "fleet")
+    own = run_tags(order)
+    theirs = config.get("TagSpecifications", [])
+    fleet_tags = [
+        tag for entry in theirs if entry.get("ResourceType") == "spot-fleet-request" for tag in entry.get("Tags", [])
+    ]
+    config["TagSpecifications"] = [
+        *(entry for entry in theirs if entry.get("ResourceType") != "spot-fleet-request"),
+        {"ResourceType": "spot-fleet-request", "Tags": template.merged([*fleet_tags, *own])},
+    ]
+    templates: list[dict[str, Any]] = []
+    if order.fleet.template_configs:
+        config["LaunchTemplateConfigs"] = [
+            _copied(order, index, entry, templates) for index, entry in enumerate(order.fleet.template_configs)
+        ]
+    elif order.job.fleet.harden:
+        del config["LaunchSpecifications"]
+        config["LaunchTemplateConfigs"] = [
+            _hardened(order, index, spec, templates) for index, spec in enumerate(order.fleet.specifications)
+        ]
+    else:
+        config["LaunchSpecifications"] = [_specification(order, spec) for spec in order.fleet.specifications]
+    return Request(tuple(templates), {"SpotFleetRequestConfig": config})
+
+
+def valid_until(order: Order) -> str:
+    """When AWS ends the fleet by itself: the stop that works without an agent."""
+    hours = order.job.limits.hours
+    length = timedelta(hours=hours + VALID_MARGIN_HOURS) if hours else timedelta(days=VALID_DAYS)
+    return rfc3339(parse_rfc3339(order.requested_at) + length)
+
+
+def run_tags(order: Order) -> list[dict[str, str]]:
+    return [{"Key": TAG_JOB, "Value": order.job.job.name}, {"Key": TAG_RUN, "Value": order.run}]
+
+
+def token(order: Order, purpose: str) -> str:
+    """ClientToken: at most 64 characters, the same for the same run and generation, whoever asks and how often."""
+    return hashlib.sha256("\0".join((order.run, str(order.generation), purpose)).encode()).hexdigest()[:60]
+
+
+def template_name(order: Order, index: int) -> str:
+    return f"spotheal-{order.job.job.name}-{order.run}-{order.generation}-{index}"[:_TEMPLATE_NAME_LENGTH_MAX]
+
+
+def _instance_tags(order: Order) -> list[dict[str, str]]:
+    return [*run_tags(order), {"Key": TAG_NAME, "Value": f"spotheal {order.job.job.name}"}]
+
+
+def _specification(order: Order, spec: dict[str, Any]) -> dict[str, Any]:
+    spec["UserData"] = order.user_data
+    kept = [entry for entry in spec.get("TagSpecifications", []) if entry.get("ResourceType", "instance") != "instance"]
+    tags = template.with_ours(template.own_instance_tags(spec), _instance_tags(order))
+    spec["TagSpecifications"] = [*kept, {"ResourceType": "instance", "Tags": tags}]
+    return spec
+
+
+def _created(order: Order, index: int, data: dict[str, Any], templates: list[dict[str, Any]]) -> dict[str, Any]:
+    name = template_name(order, index)
+    templates.append(
+        {
+            "LaunchTemplateName": name,
+            "ClientToken": token(order, f"template {index}"),
+            "LaunchTemplateData": data,
+            "TagSpecifications": [{"ResourceType": "launch-template", "Tags": run_tags(order)}],
+        }
+    )
+    return {"LaunchTemplateName": name, "Version": "1"}
+
+
+def _hardened(order: Order, index: int, spec: dict[str, Any], templates: list[dict[str, Any]]) -> dict[str, Any]:
+    data = template.template_data(spec, order.user_data, _instance_tags(order))
+    return {
+        "LaunchTemplateSpecification": _created(order, index, data, templates),
+        "Overrides": template.overrides(spec),
+    }
+
+
+def _copied(order: Order, index: int, entry: dict[str, Any], templates: list[dict[str, Any]]) -> dict[str, Any]:
+    theirs = order.described_templates[index] if index < len(order.described_templates) else {}
+    data = template.completed(theirs, order.user_data, _instance_tags(order), harden=order.job.fleet.harden)
+    return {**entry, "LaunchTemplateSpecification": _created(order, index, data, templates)}
+
+
+# --------------------------------------------------------------------------------------------------- for the aws CLI
+def render(request: Request, fleet_file: str) -> dict[str, str]:
+    """Files for the aws CLI by name suffix: "" the fleet's, ".template-N.json" each template's, ".sh" the commands.
+
+    `aws ec2 request-spot-fleet --spot-fleet-request-config file://FILE` takes the first unchanged.
+    """
+    files = {"": json.dumps(request.fleet["SpotFleetRequestConfig"], indent=2) + "\n"}
+    commands = []
+    for index, arguments in enumerate(request.templates):
+        suffix = f".template-{index}.json"
+        files[suffix] = json.dumps(arguments, indent=2) + "\n"
+        commands.append(
+            f"aws ec2 create-launch-template --cli-input-json {shlex.quote(f'file://{fleet_file}{suffix}')}"
+        )
+    commands.append(f"aws ec2 request-spot-fleet --spot-fleet-request-config {shlex.quote(f'file://{fleet_file}')}")
+    if request.templates:
+        files[".sh"] = (
+            "\n".join(["#!/bin/sh", "# What `fleetctl request` sends, for the aws CLI.", "set -e", *commands]) + "\n"
+        )
+    return files

@@ -1,0 +1,80 @@
+"""Runs of a job, found by its name in the store: `<root>/<job>/<run>/`. Run ids sort by time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.errors import ConfigError, NotFound
+from spotheal.agent.names import JOB_NAME, LAYOUT, StoreUrl
+from spotheal.agent.store import Store
+
+LIVE_FLEET_STATES = ("submitted", "active", "modifying")
+_RUN_ID = re.compile(r"[0-9A-Z]{26}")
+
+
+@dataclass(frozen=True)
+class Run:
+    job: str
+    id: str
+    store: Store
+
+    def fleet_document(self) -> dict[str, Any]:
+        return self.store.get_json(LAYOUT.fleet_document) or {}
+
+
+def check_job_name(name: str) -> str:
+    if not JOB_NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name of a job: 1 to 40 of a-z, 0-9 and -")
+    return name
+
+
+def run_ids(s3: Any, root: StoreUrl, job: str) -> list[str]:
+    """All runs of a job, oldest first; none where there is no such bucket.
+
+    One call for a thousand runs of this job, however many jobs there are.
+    """
+    prefix = f"{root.below(job).prefix}/"
+    found: list[str] = []
+    try:
+        with translated(f"list the runs of {job}"):
+            for page in s3.get_paginator("list_objects_v2").paginate(Bucket=root.bucket, Prefix=prefix, Delimiter="/"):
+                found += [item["Prefix"][len(prefix) :].rstrip("/") for item in page.get("CommonPrefixes", [])]
+    except NotFound:
+        return []
+    return sorted(name for name in found if _RUN_ID.fullmatch(name))
+
+
+def open_run(s3: Any, root: StoreUrl, job: str, run: str) -> Run:
+    return Run(job, run, Store(s3, root.below(job, run)))
+
+
+def newest(s3: Any, root: StoreUrl, job: str) -> Run | None:
+    ids = run_ids(s3, root, job)
+    return open_run(s3, root, job, ids[-1]) if ids else None
+
+
+def find(s3: Any, root: StoreUrl, job: str, run: str = "") -> Run:
+    """The named run, or the newest; NotFound with the next command."""
+    ids = run_ids(s3, root, check_job_name(job))
+    if not ids:
+        raise NotFound(
+            f"there is no run of a job {job!r} in {root}",
+            next_step="check --region, --profile and [store] url in job.toml; `fleetctl request` starts one",
+        )
+    if run and run not in ids:
+        raise NotFound(f"job {job!r} has no run {run!r}", next_step=f"its runs: {', '.join(ids[-5:])}")
+    return open_run(s3, root, job, run or ids[-1])
+
+
+def fleet_state(ec2: Any, fleet: str) -> str:
+    """AWS's state of a spot fleet; "" where it no longer knows it (48 hours after its end). Asked by id: one call."""
+    try:
+        with translated(f"describe {fleet}"):
+            answer = ec2.describe_spot_fleet_requests(SpotFleetRequestIds=[fleet])
+    except NotFound:
+        return ""
+    configs = answer.get("SpotFleetRequestConfigs", [])
+    return str(configs[0].get("SpotFleetRequestState", "")) if configs else ""

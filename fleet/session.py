@@ -1,0 +1,88 @@
+"""Which account and region a verb speaks to, and the clients it speaks with, each made when it is first needed."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cached_property
+from typing import Any
+
+from spotheal.agent.ec2 import Ec2
+from spotheal.agent.errors import ConfigError, PermissionDenied, SpothealError
+from spotheal.agent.names import StoreUrl, default_bucket
+
+_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
+PLACEHOLDER_ACCOUNT = "000000000000"  # what a dry run without credentials writes where the account's number goes
+
+
+class Session:
+    """`region` may be "" until a verb has looked into its files: `settle_region`."""
+
+    def __init__(self, region: str = "", profile: str = "") -> None:
+        self.profile = profile or os.environ.get("AWS_PROFILE", "")
+        self._region = region or os.environ.get("AWS_REGION", "") or os.environ.get("AWS_DEFAULT_REGION", "")
+        self._clients: dict[str, Any] = {}
+
+    @property
+    def region(self) -> str:
+        if not self._region:
+            self.settle_region()
+        return self._region
+
+    def settle_region(self, *more: str) -> str:
+        """The region: the option, AWS_REGION, AWS_DEFAULT_REGION, then `more` and the profile's, the first that is set."""
+        if not self._region:
+            self._region = next((region for region in more if region), "") or self._profile_region()
+        if not self._region:
+            raise ConfigError(
+                "no region is set", next_step="--region REGION, AWS_REGION, `region` in job.toml or in the AWS profile"
+            )
+        if not _REGION.fullmatch(self._region):
+            raise ConfigError(f"{self._region!r} is no AWS region", next_step="write one such as us-west-2")
+        return self._region
+
+    def client(self, service: str, region: str = "") -> Any:
+        from spotheal.agent import aws
+
+        key = f"{service} {region}"
+        if key not in self._clients:
+            self._clients[key] = aws.client(service, region or self.region, self._boto)
+        return self._clients[key]
+
+    @property
+    def ec2(self) -> Ec2:
+        return Ec2(self.client("ec2"))
+
+    @cached_property
+    def account(self) -> str:
+        """The account's number; PermissionDenied without credentials."""
+        from spotheal.agent.aws import translated
+
+        with translated("ask AWS whose credentials these are"):
+            return str(self.client("sts").get_caller_identity()["Account"])
+
+    def has_credentials(self) -> bool:
+        """Whether credentials are configured at all; asks nobody whether they are good."""
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            return self._boto.get_credentials() is not None
+        except (BotoCoreError, SpothealError):
+            return False
+
+    def store_root(self, configured: str) -> StoreUrl:
+        """The prefix above all jobs: `[store] url`, else the account's default bucket."""
+        return StoreUrl.parse(configured) if configured else StoreUrl(default_bucket(self.account, self.region), "")
+
+    @cached_property
+    def _boto(self) -> Any:
+        import boto3
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            return boto3.session.Session(profile_name=self.profile or None)
+        except BotoCoreError as fault:
+            raise PermissionDenied(str(fault), next_step="`aws configure list-profiles` lists the profiles") from fault
+
+    def _profile_region(self) -> str:
+        return str(self._boto.region_name or "")

@@ -1,0 +1,164 @@
+"""A plan carried out: step by step, each of which may be made again. Interrupted anywhere and run again, it goes on.
+
+The run's documents are stored before anything is created, with the exact request before it is sent: whatever happens
+to this process, the next `fleetctl request` finds the run and sends the same request with the same tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.clock import Clock, rfc3339
+from spotheal.agent.ec2 import TokenUsed
+from spotheal.agent.errors import Conflict, Fatal, SpothealError
+from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase
+from spotheal.agent.store import Store
+from spotheal.fleet import plan, repository
+from spotheal.fleet.gather import Ready
+from spotheal.fleet.session import Session
+
+Say = Callable[[str], None]
+
+
+def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[str, Any]:
+    """Carry out every step; returns `{"fleet_id", "volume_id"}`."""
+    done: dict[str, Any] = {}
+    store = Store(session.client("s3"), ready.plan.store)
+    for step in ready.plan.steps:
+        say(step.says())
+        match step:
+            case plan.CreateBucket(bucket):
+                _create_bucket(session, bucket)
+            case plan.RecordRun():
+                _record(store, ready, clock)
+            case plan.UploadWheels():
+                _upload_wheels(store, ready)
+            case plan.UploadBundle():
+                _upload_bundle(store, ready)
+            case plan.CreateVolume(spec):
+                done["volume_id"] = _create_volume(session, spec)
+            case plan.AdoptVolume(volume, tags):
+                session.ec2.tag([volume.id], tags)
+                done["volume_id"] = volume.id
+            case plan.KeepVolume(volume):
+                done["volume_id"] = volume.id
+            case plan.CreateTemplate(arguments):
+                _create_template(session, arguments)
+            case plan.SendFleet(arguments):
+                done["fleet_id"] = _send(session, store, ready, arguments, done["volume_id"])
+    return done
+
+
+def _create_bucket(session: Session, bucket: str) -> None:
+    s3 = session.client("s3")
+    where: dict[str, Any] = {}
+    if session.region != "us-east-1":  # the one region that refuses its own name here
+        where = {"CreateBucketConfiguration": {"LocationConstraint": session.region}}
+    try:
+        with translated(f"create bucket {bucket}"):
+            s3.create_bucket(Bucket=bucket, **where)
+    except SpothealError as error:
+        if error.code != "BucketAlreadyOwnedByYou":
+            raise
+    block = dict.fromkeys(("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets"), True)
+    rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
+    with translated(f"close bucket {bucket} to the public"):
+        s3.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=block)
+        s3.put_bucket_encryption(Bucket=bucket, ServerSideEncryptionConfiguration={"Rules": [rule]})
+
+
+def _record(store: Store, ready: Ready, clock: Clock) -> None:
+    """The run's documents. The status is reset where no fleet can have been sent yet, so that an end of an earlier
+    fleet is not read as this one's, nor a running one's progress overwritten."""
+    store.put_json(LAYOUT.job_document, json.loads(ready.instance.to_json()))
+    _write_fleet(store, ready, fleet="", request=None, volume="")
+    if ready.fresh or store.read_status() is None:
+        _write_status(store, ready, clock)
+    if ready.fresh and ready.plan.generation > 1:
+        # Launches without a checkpoint are counted towards parking; those of the earlier fleets are forgiven.
+        marker = {"time": rfc3339(clock.now()), "acknowledged": True, "outcome": "resumed"}
+        store.count_launch(f"resume-{ready.plan.generation}", marker)
+
+
+def _write_fleet(store: Store, ready: Ready, *, fleet: str, request: dict[str, Any] | None, volume: str) -> None:
+    store.put_json(LAYOUT.fleet_document, {
+        "schema_version": 1, "fleet_id": fleet or None, "engine": ready.instance.job.fleet.engine,
+        "requested_at": ready.plan.requested_at, "generation": ready.plan.generation, "previous": list(ready.previous),
+        "volume_id": volume or None, "request": request,
+    })  # fmt: skip
+
+
+def _upload_wheels(store: Store, ready: Ready) -> None:
+    """Wheels first, the manifest last: a manifest in the store means that all its wheels are there."""
+    present = dict(store.sizes(LAYOUT.wheels))
+    for wheel in ready.wheelhouse.wheels:
+        key = f"{LAYOUT.wheels}{wheel.name}"
+        if present.get(key) != wheel.size or wheel.name.startswith("spotheal-"):
+            store.put_file(key, ready.wheelhouse.folder / wheel.name)
+    store.put_bytes(LAYOUT.manifest, ready.wheelhouse.manifest, "application/json")
+
+
+def _upload_bundle(store: Store, ready: Ready) -> None:
+    with tempfile.TemporaryDirectory(prefix="spotheal-") as scratch:
+        store.put_file(
+            LAYOUT.repository_bundle, repository.write_bundle(ready.source, Path(scratch) / "repository.bundle")
+        )
+
+
+def _create_volume(session: Session, spec: Any) -> str:
+    try:
+        return session.ec2.create_volume(spec).id
+    except TokenUsed as error:
+        raise Conflict(
+            f"the run's volume was made before and is gone or different: {error.message}",
+            next_step="--new-run begins another run with a new volume",
+        ) from error
+
+
+def _create_template(session: Session, arguments: dict[str, Any]) -> None:
+    """Its name holds run and generation, so one that is there already is ours, of an interrupted attempt.
+
+    Its contents may be older than job.toml; AWS has no call to replace a version, so it is made anew.
+    """
+    ec2 = session.client("ec2")
+    name = arguments["LaunchTemplateName"]
+    try:
+        with translated(f"create launch template {name}"):
+            ec2.create_launch_template(**arguments)
+        return
+    except SpothealError as error:
+        if error.code not in ("InvalidLaunchTemplateName.AlreadyExistsException", "IdempotentParameterMismatch"):
+            raise
+    with translated(f"replace launch template {name}"):
+        ec2.delete_launch_template(LaunchTemplateName=name)
+        fresh = {key: value for key, value in arguments.items() if key != "ClientToken"}
+        ec2.create_launch_template(**fresh)
+
+
+def _send(session: Session, store: Store, ready: Ready, arguments: dict[str, Any], volume: str) -> str:
+    _write_fleet(store, ready, fleet="", request=arguments, volume=volume)
+    try:
+        with translated("request the spot fleet"):
+            answer = session.client("ec2").request_spot_fleet(**arguments)
+    except SpothealError as error:
+        if isinstance(error, Fatal):  # AWS said no: nothing is on its way, and a corrected request may follow
+            _write_fleet(store, ready, fleet="", request=None, volume=volume)
+        raise
+    fleet = str(answer["SpotFleetRequestId"])
+    _write_fleet(store, ready, fleet=fleet, request=arguments, volume=volume)
+    return fleet
+
+
+def _write_status(store: Store, ready: Ready, clock: Clock) -> None:
+    stored = store.read_status() or {}
+    store.write_status({
+        "schema_version": STATUS_SCHEMA_VERSION, "job": ready.plan.job, "run": ready.plan.run,
+        "phase": Phase.REQUESTED.value, "reason": "", "heartbeat": rfc3339(clock.now()), "term": None, "fleet": None,
+        "instance": None, "instance_type": None, "zone": None, "attempt": None, "launches": None, "volume": None,
+        "revision": ready.plan.commit, "progress": stored.get("progress"), "notice": None,
+    })  # fmt: skip

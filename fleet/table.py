@@ -1,0 +1,44 @@
+"""Plain text for terminals and pipes alike: aligned columns, no colour, no frames. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Columns as wide as their longest cell; None is shown as -."""
+    cells = [list(heads), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+    )
+
+
+def lines_of(rows: Sequence[tuple[str, str]]) -> str:
+    """`name   value`, one a line."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name.ljust(width)}  {printable(value)}" for name, value in rows)
+
+
+def printable(text: str) -> str:
+    """Without control characters: what a trainer or a repository wrote must not steer the terminal."""
+    return "".join(c if c.isprintable() else " " if c in "\n\t\r" else "?" for c in text)
+
+
+def duration(seconds: float | None) -> str:
+    """`45 s`, `12 min`, `3 h 05 min`, `2 d 4 h`."""
+    if seconds is None:
+        return "-"
+    whole = int(max(0, seconds))
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 2 * 3600:
+        return f"{whole // 60} min"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None or value == "" else printable(str(value))

@@ -1,0 +1,30 @@
+"""The user data of a run, within EC2's limit. The stub and what may stand in it are `spotheal.userdata`'s."""
+
+from __future__ import annotations
+
+import base64
+
+from spotheal import userdata
+from spotheal.agent.config import InstanceConfig
+from spotheal.agent.errors import ConfigError
+
+LIMIT_BYTES = 16_384
+
+
+def render(config: InstanceConfig, manifest_sha256: str) -> str:
+    """The user data as text; ConfigError that names what is too large where it is more than EC2 takes."""
+    document = config.to_json()
+    text = userdata.render(document, manifest_sha256)
+    size = len(text.encode())
+    if size > LIMIT_BYTES:
+        share = len(userdata.packed(document))
+        raise ConfigError(
+            f"the user data would be {size} bytes and EC2 takes {LIMIT_BYTES}: {share} bytes of it are job.toml, compressed",
+            next_step="move long commands and lists of [environment] into a file of the repository",
+        )
+    return text
+
+
+def encoded(text: str) -> str:
+    """As the API takes it."""
+    return base64.b64encode(text.encode()).decode()

@@ -1,0 +1,245 @@
+"""The wheels an instance installs the agent from, made of what is installed here: offline, and the same every time.
+
+The distributions the agent needs are zipped again from their installed files as pure wheels, so that an instance with
+another Python installs exactly the versions that were tested here, without a package index. Compiled speed-ups are
+dropped where the same module is there in Python; a distribution that needs compiled code is refused. Of botocore's
+service models only those in use are kept (28 MB of 30 are others).
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from pathlib import Path, PurePosixPath
+
+from spotheal.agent.errors import ConfigError
+
+ROOTS = ("boto3", "requests", "tenacity", "structlog")
+# structlog needs it on Python 3.10, which an instance may have though this machine has a newer one.
+EXTRA = ("typing-extensions",)
+OWN_PACKAGES = ("agent", "training", "userdata")
+AWS_SERVICES = ("ec2", "s3", "sts", "ssm", "secretsmanager", "sns")
+MANIFEST_NAME = "manifest.json"
+_FORMAT = 1  # part of the cache's key: another way of zipping is another wheelhouse
+_EPOCH = (2020, 1, 1, 0, 0, 0)  # zip entries carry a time; a fixed one keeps the wheels the same
+_BOTOCORE_DATA = re.compile(r"(botocore|boto3)/data/([^/]+)/")
+_COMPILED = (".so", ".pyd", ".dylib")
+
+
+@dataclass(frozen=True)
+class Wheel:
+    name: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Wheelhouse:
+    """A folder of wheels and its manifest. `sha256` is the manifest's, which the user data carries."""
+
+    folder: Path
+    wheels: tuple[Wheel, ...]
+
+    @property
+    def manifest(self) -> bytes:
+        files = [{"name": wheel.name, "sha256": wheel.sha256, "size": wheel.size} for wheel in self.wheels]
+        return json.dumps({"files": files}, separators=(",", ":")).encode()
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.manifest).hexdigest()
+
+    @property
+    def size(self) -> int:
+        return sum(wheel.size for wheel in self.wheels)
+
+
+def build(cache: Path | None = None) -> Wheelhouse:
+    """The wheelhouse of what is installed here; made once for each set of versions and kept in the user's cache."""
+    parts = {dist.metadata["Name"]: dist for dist in needed()}
+    own = _own_files()
+    digest = _digest(parts.values(), own)
+    folder = (cache or cache_folder()) / f"wheelhouse-{digest[:20]}"
+    if not (folder / MANIFEST_NAME).exists():
+        _build_into(folder, parts.values(), own)
+    listed = json.loads((folder / MANIFEST_NAME).read_bytes())["files"]
+    return Wheelhouse(folder, tuple(Wheel(item["name"], item["sha256"], item["size"]) for item in listed))
+
+
+def needed(roots: Iterable[str] = (*ROOTS, *EXTRA)) -> list[metadata.Distribution]:
+    """The distributions of `roots` and what they require, by name. ConfigError where one is missing here."""
+    found: dict[str, metadata.Distribution] = {}
+    waiting = list(roots)
+    while waiting:
+        name = _normal(waiting.pop())
+        if name in found:
+            continue
+        try:
+            found[name] = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            if name in map(_normal, EXTRA):
+                continue
+            raise ConfigError(
+                f"{name}, which the agent needs, is not installed here",
+                next_step="install fleetctl again: pip install --force-reinstall spotheal",
+            ) from None
+        waiting += _requires(found[name])
+    return [found[name] for name in sorted(found)]
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spotheal"
+
+
+def _requires(dist: metadata.Distribution) -> Iterator[str]:
+    for line in dist.requires or []:
+        requirement, _, marker = line.partition(";")
+        if "extra" in marker or "win32" in marker or "platform_system" in marker:
+            continue
+        name = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
+        # A marker on the Python version is for the instance's Python, which is not known here: taken where installed.
+        if name and (not marker or _is_installed(name.group())):
+            yield name.group()
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+# ---------------------------------------------------------------------------------------------------------- the contents
+def _files_of(dist: metadata.Distribution) -> dict[str, Path]:
+    """The files of an installed distribution by their path in a wheel, without what only suits this machine."""
+    name = dist.metadata["Name"]
+    listed = dist.files
+    if not listed:
+        raise ConfigError(
+            f"{name} is installed without a list of its files (RECORD), so its wheel cannot be made",
+            next_step=f"pip install --force-reinstall {name}",
+        )
+    kept: dict[str, Path] = {}
+    compiled: list[str] = []
+    for entry in listed:
+        path = entry.as_posix()
+        if path.startswith(("../", "/")) or "__pycache__" in path or path.endswith((".pyc", ".pyo")):
+            continue
+        if path.endswith(_COMPILED):
+            compiled.append(path)
+            continue
+        if PurePosixPath(path).name in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "WHEEL"):
+            continue
+        if (data := _BOTOCORE_DATA.match(path)) and data.group(2) not in AWS_SERVICES:
+            continue
+        kept[path] = Path(str(dist.locate_file(entry)))
+    for path in compiled:
+        module = path.split(".", 1)[0]
+        if f"{module}.py" not in kept and not PurePosixPath(module).name.endswith("__mypyc"):
+            raise ConfigError(
+                f"{name} needs compiled code ({path}), which suits this machine only",
+                next_step=f"install another version of {name}, or run fleetctl on the platform of the instances",
+            )
+    return kept
+
+
+def _own_files() -> dict[str, Path]:
+    """Our packages as they are imported here, an editable install included."""
+    found: dict[str, Path] = {}
+    for package in OWN_PACKAGES:
+        module = import_module(f"spotheal.{package}")
+        assert module.__file__ is not None
+        root = Path(module.__file__).resolve().parent
+        for path in sorted(root.rglob("*")):
+            inside = path.relative_to(root)
+            if path.is_file() and "__pycache__" not in inside.parts and not inside.name.endswith((".pyc", ".swp", "~")):
+                found[f"spotheal/{package}/{inside.as_posix()}"] = path
+    return found
+
+
+def _digest(parts: Iterable[metadata.Distribution], own: dict[str, Path]) -> str:
+    versions = sorted(f"{part.metadata['Name']}=={part.version}" for part in parts)
+    contents = [f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for name, path in sorted(own.items())]
+    return hashlib.sha256("\n".join([str(_FORMAT), *AWS_SERVICES, *versions, *contents]).encode()).hexdigest()
+
+
+# -------------------------------------------------------------------------------------------------------------- the wheels
+def _build_into(folder: Path, parts: Iterable[metadata.Distribution], own: dict[str, Path]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".wheelhouse-", dir=folder.parent))
+    try:
+        wheels = [_wheel(scratch, part.metadata["Name"], part.version, _files_of(part)) for part in parts]
+        wheels.append(_own_wheel(scratch, own))
+        house = Wheelhouse(scratch, tuple(sorted(wheels, key=lambda wheel: wheel.name)))
+        (scratch / MANIFEST_NAME).write_bytes(house.manifest)
+        try:
+            os.replace(scratch, folder)
+        except OSError:  # another fleetctl was quicker: its wheels are the same
+            if not (folder / MANIFEST_NAME).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                os.replace(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _own_wheel(folder: Path, own: dict[str, Path]) -> Wheel:
+    version = metadata.version("spotheal") if _is_installed("spotheal") else "0"
+    dist_info = f"spotheal-{version}.dist-info"
+    texts = {
+        f"{dist_info}/METADATA": f"Metadata-Version: 2.1\nName: spotheal\nVersion: {version}\n",
+        f"{dist_info}/entry_points.txt": "[console_scripts]\nspotheal-agent = spotheal.agent.__main__:main\n",
+    }
+    return _zip(
+        folder,
+        "spotheal",
+        version,
+        {name: path.read_bytes() for name, path in own.items()} | {name: text.encode() for name, text in texts.items()},
+    )
+
+
+def _wheel(folder: Path, name: str, version: str, files: dict[str, Path]) -> Wheel:
+    return _zip(folder, name, version, {path: source.read_bytes() for path, source in files.items()})
+
+
+def _zip(folder: Path, name: str, version: str, contents: dict[str, bytes]) -> Wheel:
+    stem = f"{re.sub(r'[-_.]+', '_', name)}-{version}"
+    dist_info = next(
+        (path.split("/")[0] for path in contents if path.split("/")[0].endswith(".dist-info")), f"{stem}.dist-info"
+    )
+    contents = dict(contents)
+    contents[f"{dist_info}/WHEEL"] = (
+        b"Wheel-Version: 1.0\nGenerator: spotheal\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
+    rows = [(path, f"sha256={_urlsafe(body)}", str(len(body))) for path, body in sorted(contents.items())]
+    record = io.StringIO()
+    csv.writer(record, lineterminator="\n").writerows([*rows, (f"{dist_info}/RECORD", "", "")])
+    contents[f"{dist_info}/RECORD"] = record.getvalue().encode()
+    target = folder / f"{stem}-py3-none-any.whl"
+    with zipfile.ZipFile(target, "w") as archive:
+        for path, body in sorted(contents.items()):
+            entry = zipfile.ZipInfo(path, date_time=_EPOCH)
+            entry.external_attr = 0o644 << 16
+            entry.create_system = 3
+            archive.writestr(entry, body, compress_type=zipfile.ZIP_DEFLATED, compresslevel=6)
+    body = target.read_bytes()
+    return Wheel(target.name, hashlib.sha256(body).hexdigest(), len(body))
+
+
+def _urlsafe(body: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(body).digest()).rstrip(b"=").decode()
