@@ -11,6 +11,7 @@ import errno
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from spotheal.agent import devices as decide
@@ -21,6 +22,7 @@ from spotheal.agent.errors import Conflict, Fatal, Retryable
 from spotheal.agent.paths import Paths
 
 BY_ID = Path("/dev/disk/by-id")
+SYS_BLOCK = Path("/sys/block")
 FILESYSTEMS = ("xfs", "ext4")
 MIB = 1024 * 1024
 QUERY_SECONDS = 20.0
@@ -35,9 +37,9 @@ _OLD_COLUMNS = "NAME,SERIAL,SIZE,FSTYPE,UUID,MOUNTPOINT,TYPE"  # util-linux befo
 class Host:
     """The machine the agent runs on. Every call is bounded; a program that is missing is a clear Fatal."""
 
-    def __init__(self, paths: Paths | None = None, by_id: Path = BY_ID) -> None:
+    def __init__(self, paths: Paths | None = None, by_id: Path = BY_ID, sys_block: Path = SYS_BLOCK) -> None:
         self._paths = paths or Paths.from_environment()
-        self._by_id = by_id
+        self._by_id, self._sys_block = by_id, sys_block
         self._leaving: dict[str, str] = {}  # mount point: the device that an unmount was begun for
 
     # -------------------------------------------------------------------------------------------------------- devices
@@ -48,7 +50,15 @@ class Host:
             found = programs.run(["lsblk", "--json", "--bytes", "--output", _OLD_COLUMNS], seconds_max=QUERY_SECONDS)
         if found.code != 0:
             raise Retryable(f"lsblk failed: {found.said}")
-        return decide.parse_lsblk(found.out)
+        return tuple(each if each.serial else self._with_serial(each) for each in decide.parse_lsblk(found.out))
+
+    def _with_serial(self, device: Device) -> Device:
+        """The same with the kernel's serial: lsblk may ask udev, which learns of a new disk later."""
+        try:
+            file = self._sys_block / os.path.basename(device.path) / "device" / "serial"
+            return replace(device, serial=decide.plain_serial(file.read_text(encoding="ascii", errors="replace")))
+        except OSError:
+            return device
 
     def find_device(self, volume: str, attached_as: str = "") -> str | None:
         """The path of the disk that is `volume`, None while it is not there (udev may need seconds after the attach).
