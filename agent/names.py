@@ -83,6 +83,17 @@ class StoreLayout:
         return f"terms/{number}"
 
     @staticmethod
+    def holds(number: int, volume: str) -> str:
+        """`terms/<n>.holds.<volume>`, empty: term `n` writes to `volume`. Put when it is mounted and verified, before
+        the trainer starts; what the describes say of a volume's tags may be minutes old, this is not."""
+        return f"terms/{number}.holds.{volume}"
+
+    @staticmethod
+    def released(number: int) -> str:
+        """`terms/<n>.released`, empty: term `n` will not mount or write again. Put before its handover snapshot."""
+        return f"terms/{number}.released"
+
+    @staticmethod
     def launch(instance: str) -> str:
         return f"launches/{instance}.json"
 

@@ -1,0 +1,165 @@
+"""Carries out one action, without opinions. Everything may be done again; "already so" is success."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from spotheal.agent.clock import rfc3339
+from spotheal.agent.ec2 import DeviceNameTaken, TokenUsed
+from spotheal.agent.errors import Retryable, SpothealError
+from spotheal.agent.names import (
+    LAYOUT,
+    TAG_PURPOSE,
+    TAG_REASON,
+    TAG_SAVED_STEP,
+    TAG_STATE,
+    TAG_TERM,
+    Purpose,
+    VolumeState,
+)
+from spotheal.agent.store import Claim
+from spotheal.agent.volume.actions import (
+    Action,
+    Attach,
+    ClaimTerm,
+    CreateVolume,
+    DetachFrom,
+    FenceHolder,
+    GiveUp,
+    MakeFilesystem,
+    Mount,
+    Promote,
+    Ready,
+    Reject,
+    SetTerm,
+    StepAside,
+    Supersede,
+    TakeOver,
+    TakeSnapshot,
+    Wait,
+)
+from spotheal.agent.volume.context import Context
+from spotheal.agent.volume.seen import REJECTED
+
+DEVICE_NAMES = tuple(f"/dev/sd{letter}" for letter in "fghijklmnop")
+_DEVICE_LOOK_SECONDS = 1.0
+_UNMOUNT_SECONDS = 60.0
+
+
+def act(action: Action, ctx: Context) -> None:
+    """Raises what the boundary raises; `Ready` and `GiveUp` are for the caller."""
+    match action:
+        case Wait():
+            _wait(action, ctx)
+        case ClaimTerm(number):
+            _claim(number, ctx)
+        case StepAside(_, _, volumes):
+            let_go(ctx, volumes)
+        case FenceHolder(instance):
+            ctx.ec2.terminate(instance)
+            ctx.clock.sleep(5.0, until=ctx.stop)
+        case DetachFrom(volume, instance):
+            ctx.memory.asked.pop(("attach", volume), None)
+            ctx.ec2.detach(volume, instance)
+        case TakeSnapshot(volume, term, saved_step):
+            ctx.memory.snapshot = ""
+            ctx.ask("snapshot", volume)
+            tags = snapshot_tags(ctx, Purpose.HANDOVER, term, saved_step)
+            ctx.memory.snapshot = ctx.ec2.create_snapshot(volume, tags).id
+        case CreateVolume(spec):
+            try:
+                ctx.memory.copy = ctx.ec2.create_volume(spec).id
+                ctx.ask("copy", ctx.memory.copy)
+            except TokenUsed as error:
+                ctx.memory.attempt += 1
+                ctx.log.warning("trying another token", why=error.message)
+        case Attach(volume):
+            _attach(volume, ctx)
+        case SetTerm(volume, term):
+            ctx.ec2.tag([volume], {TAG_TERM: str(term)})
+            ctx.ask("term", volume)
+        case MakeFilesystem(_, device, filesystem):
+            ctx.host.make_filesystem(device, filesystem)
+        case Mount(volume, device):
+            ctx.host.mount(device, ctx.desired.mountpoint, ctx.desired.filesystem, volume, _name_of(volume, ctx))
+        case Reject(volume, snapshot, why):
+            ctx.memory.rejected.add(snapshot)
+            ctx.ec2.tag([snapshot], {TAG_REASON: REJECTED + why})
+            _set_state(ctx, [volume], VolumeState.SUPERSEDED)
+            let_go(ctx, (volume,))
+        case TakeOver(volume, term):
+            ctx.store.put_json(LAYOUT.holds(term, volume), {"instance": ctx.desired.instance})
+        case Promote(volume, term):
+            ctx.ec2.tag([volume], {TAG_STATE: VolumeState.CURRENT.value, TAG_TERM: str(term)})
+            ctx.memory.states[volume] = VolumeState.CURRENT.value
+        case Supersede(volumes):
+            _set_state(ctx, list(volumes), VolumeState.SUPERSEDED)
+        case Ready() | GiveUp():
+            pass
+        case _:
+            _assert_never(action)
+
+
+def snapshot_tags(ctx: Context, purpose: Purpose, term: int, saved_step: int | None) -> dict[str, str]:
+    tags = {**ctx.desired.tags, TAG_PURPOSE: purpose.value, TAG_TERM: str(term)}
+    return tags if saved_step is None else {**tags, TAG_SAVED_STEP: str(saved_step)}
+
+
+def let_go(ctx: Context, volumes: tuple[str, ...]) -> None:
+    """Unmount, then detach: never a mounted volume. Retryable where the mount point stays busy."""
+    mountpoint = ctx.desired.mountpoint
+    if ctx.host.mounted_at(mountpoint) is not None and not ctx.host.unmount(mountpoint, _UNMOUNT_SECONDS):
+        raise Retryable(f"{mountpoint} is busy and cannot be unmounted", next_step=f"`fuser -vm {mountpoint}`")
+    for volume in volumes:
+        ctx.ec2.detach(volume, ctx.desired.instance)
+
+
+def _wait(action: Wait, ctx: Context) -> None:
+    until = ctx.clock.monotonic() + action.seconds
+    ctx.on_wait(action.why)
+    while (left := until - ctx.clock.monotonic()) > 0:
+        step = left if action.device_of is None else min(left, _DEVICE_LOOK_SECONDS)
+        if ctx.clock.sleep(step, until=ctx.stop):
+            return
+        volume = action.device_of
+        if volume is not None and ctx.host.find_device(volume, _name_of(volume, ctx)) is not None:
+            return
+
+
+def _claim(number: int, ctx: Context) -> None:
+    """A claim that fails is no fault: another instance was faster, and the next look says so."""
+    desired = ctx.desired
+    claim = Claim(number, desired.instance, desired.zone, rfc3339(ctx.clock.now()))
+    won = ctx.store.claim_term(claim)
+    ctx.log.info("claimed the term" if won else "another instance claimed the term first", number=number)
+
+
+def _attach(volume: str, ctx: Context) -> None:
+    """As the first device name that is free; the kernel's own name for it is another matter."""
+    taken: SpothealError | None = None
+    for name in DEVICE_NAMES[ctx.memory.device_letter :]:
+        try:
+            ctx.ec2.attach(volume, ctx.desired.instance, name)
+        except DeviceNameTaken as error:
+            taken = error
+            ctx.memory.device_letter += 1
+            continue
+        ctx.ask("attach", volume)
+        return
+    ctx.memory.device_letter = 0
+    raise Retryable(f"no device name is free for {volume}") from taken
+
+
+def _name_of(volume: str, ctx: Context) -> str:
+    """The device name given to AttachVolume; needed only on Xen machines."""
+    letter = min(ctx.memory.device_letter, len(DEVICE_NAMES) - 1)
+    return DEVICE_NAMES[letter] if ("attach", volume) in ctx.memory.asked else ""
+
+
+def _set_state(ctx: Context, volumes: list[str], state: VolumeState) -> None:
+    ctx.ec2.tag(volumes, {TAG_STATE: state.value})
+    ctx.memory.states.update({volume: state.value for volume in volumes})
+
+
+def _assert_never(action: NoReturn) -> NoReturn:
+    raise AssertionError(f"unknown action {action!r}")

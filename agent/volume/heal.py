@@ -1,0 +1,121 @@
+"""The loop: look, decide, say why, act; until the job's volume is mounted here, or it cannot be, or we are stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spotheal.agent.errors import (
+    Conflict,
+    Interrupted,
+    NotFound,
+    PermissionDenied,
+    Retryable,
+    SpothealError,
+    WaitTimedOut,
+)
+from spotheal.agent.finish import End
+from spotheal.agent.volume.act import act
+from spotheal.agent.volume.actions import Action, GiveUp, Ready, Wait
+from spotheal.agent.volume.context import Context
+from spotheal.agent.volume.observe import observe
+from spotheal.agent.volume.plan import decide
+from spotheal.agent.volume.release import leave
+from spotheal.agent.volume.seen import Observed
+
+BACKOFF_SECONDS = 1.0
+BACKOFF_SECONDS_MAX = 30.0
+# A role that was made minutes ago is not known everywhere, and IMDS may give no credentials for a while.
+REFUSED_SECONDS_MAX = 120.0
+FAILING_SECONDS_MAX = 30 * 60.0
+STORY_LENGTH = 200
+
+
+@dataclass(frozen=True)
+class Held:
+    """The volume is mounted here and `term` is ours. `moved_from`: the volume this one was copied from."""
+
+    volume: str
+    term: int
+    device: str
+    mountpoint: str
+    moved_from: str | None = None
+
+
+@dataclass
+class _Patience:
+    """Until when the same wait, or the same fault, is borne."""
+
+    ctx: Context
+    waiting: tuple[str, float] = ("", 0.0)
+    failing_since: float | None = None
+    failures: int = 0
+    story: list[tuple[Observed, Action]] = field(default_factory=list)
+
+    def waits(self, action: Wait) -> None:
+        now = self.ctx.clock.monotonic()
+        if self.waiting[0] != action.kind:
+            self.waiting = (action.kind, now)
+            self.ctx.log.info("waiting", why=action.why)
+        elif action.seconds_max is not None and now - self.waiting[1] > action.seconds_max:
+            raise WaitTimedOut(f"{action.why}, for {(now - self.waiting[1]) / 60:.0f} minutes")
+
+    def acts(self, action: Action) -> None:
+        self.waiting = ("", 0.0)
+        self.ctx.log.info(
+            "healing", action=type(action).__name__, **{k: v for k, v in vars(action).items() if k != "spec"}
+        )
+
+    def succeeded(self) -> None:
+        self.failing_since, self.failures = None, 0
+
+    def failed(self, error: SpothealError) -> None:
+        """Sleep before the next try; raises `error` where trying again is hopeless."""
+        now = self.ctx.clock.monotonic()
+        self.failing_since = now if self.failing_since is None else self.failing_since
+        limit = 0.0
+        if isinstance(error, (Retryable, Conflict)):
+            limit = FAILING_SECONDS_MAX
+        elif isinstance(error, (NotFound, PermissionDenied)):
+            limit = REFUSED_SECONDS_MAX
+        if now - self.failing_since >= limit:
+            raise error
+        self.failures += 1
+        ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2.0 ** min(self.failures, 8))
+        seconds = ceiling * (0.5 + 0.5 * self.ctx.random.random())
+        self.ctx.log.warning("trying again", error=error.message, seconds=round(seconds, 1))
+        self.ctx.clock.sleep(seconds, until=self.ctx.stop)
+
+
+def heal(ctx: Context) -> Held | End:
+    """The job's volume, mounted here under a term of ours; or the end of the run where it cannot be had.
+
+    Raises Interrupted (after letting go of what was begun) where `ctx.stop` is set, WaitTimedOut where a wait has
+    outlasted its limit, and Fatal errors as they come.
+    """
+    patience = _Patience(ctx)
+    told: int | None = None
+    while True:
+        if ctx.stop.is_set():
+            leave(ctx)
+            raise Interrupted("healing was stopped; what was begun is let go")
+        try:
+            seen = observe(ctx)
+            if ctx.memory.term is not None and ctx.memory.term != told:
+                told = ctx.memory.term
+                ctx.on_term(told)
+            action = decide(ctx.desired, seen)
+            patience.story = [*patience.story[1 - STORY_LENGTH :], (seen, action)]
+            if isinstance(action, Wait):
+                patience.waits(action)
+            else:
+                patience.acts(action)
+            if isinstance(action, Ready):
+                return Held(action.volume, action.term, action.device, ctx.desired.mountpoint, action.moved_from)
+            if isinstance(action, GiveUp):
+                return End(action.phase, action.reason)
+            act(action, ctx)
+            patience.succeeded()
+        except WaitTimedOut:
+            raise
+        except SpothealError as error:
+            patience.failed(error)

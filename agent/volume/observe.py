@@ -1,0 +1,257 @@
+"""One look at cloud, store and host: the only reading that healing does. Calls do not grow with the account.
+
+What is not needed for the decision is not asked for: in the zone of the volume no snapshot is listed, and of a holder
+that is dead no heartbeat is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from spotheal.agent.clock import parse_rfc3339
+from spotheal.agent.ec2 import Instance, Snapshot, Volume
+from spotheal.agent.names import LAYOUT, SILENT_SECONDS, TAG_SAVED_STEP, TAG_STATE
+from spotheal.agent.store import Claim
+from spotheal.agent.volume.context import Context
+from spotheal.agent.volume.seen import (
+    GONE_STATES,
+    HELD_STATES,
+    DeviceSeen,
+    Observed,
+    Source,
+    adoptable,
+    source_of,
+    term_of,
+)
+
+_MARK = re.compile(r"terms/(\d+)(?:\.(holds|released)(?:\.(vol-[0-9a-f]+))?)?")
+_STEP = re.compile(r"step-(\d+)")
+DESCRIBE_LAG_SECONDS = 60.0  # how long something we asked for may be missing from the describes
+
+
+def observe(ctx: Context) -> Observed:
+    """What there is now."""
+    claim, holds, released = _terms(ctx)
+    volumes = _volumes(ctx)
+    source = source_of(holds, volumes)
+    mine = claim is not None and claim.instance == ctx.desired.instance
+    if ctx.memory.term != (claim.number if claim is not None and mine else None):
+        _new_term(ctx, claim.number if claim is not None and mine else None)
+    others = _others(ctx, claim, volumes)
+    known = {instance.id: instance for instance in ctx.ec2.instances(others)}
+    snapshots = _snapshots(ctx, source, claim if claim is not None and claim.number in released else None)
+    status = _status(ctx, claim, source, volumes, known, others)
+    absent = {each: ctx.memory.watch.seconds("absent", each) for each in others if each not in known}
+    silent = {}
+    for other in others:
+        seconds = _silent(ctx, other, claim, status)
+        if seconds is not None:
+            silent[other] = seconds
+    mounted = ctx.host.mounted_at(ctx.desired.mountpoint)
+    devices = _devices(ctx, volumes, mounted)
+    names = tuple(ctx.checkpoint_names(ctx.desired.mountpoint)) if mounted else ()
+    attached_for = {
+        (volume.id, a.instance): ctx.memory.watch.seconds("attachment", volume.id, a.instance, a.state)
+        for volume in volumes
+        for a in volume.attachments
+    }
+    gone = source is None or (source.volume is None)
+    seen = Observed(
+        claim=claim,
+        holds=holds,
+        released=released,
+        volumes=volumes,
+        snapshots=snapshots,
+        known=known,
+        absent=absent,
+        silent=silent,
+        attached_for=attached_for,
+        volume_gone_for=ctx.memory.watch.seconds("no volume") if gone else 0.0,
+        devices=devices,
+        mounted=mounted,
+        steps=steps_in(names) if mounted else None,
+        checkpoints_present=bool(names),
+        saved_step=_saved_step(source, snapshots, status),
+        term_set=frozenset(v.id for v in volumes if ctx.recently("term", v.id, DESCRIBE_LAG_SECONDS)),
+        attach_asked=frozenset(v.id for v in volumes if ctx.recently("attach", v.id, DESCRIBE_LAG_SECONDS)),
+        asked_snapshot=_asked_snapshot(ctx, source, snapshots),
+        asked_copy=_asked_copy(ctx, volumes),
+        attempt=ctx.memory.attempt + _dead_copies(volumes, claim, ctx.desired.zone),
+    )
+    ctx.memory.watch.end_round()
+    return seen
+
+
+def steps_in(names: Iterable[str]) -> tuple[int, ...]:
+    """The steps of the checkpoints among `names`: `step-<n>`, which a save's last rename makes."""
+    matches = (_STEP.fullmatch(name) for name in names)
+    return tuple(sorted(int(match.group(1)) for match in matches if match))
+
+
+def checkpoint_names(mountpoint: str) -> tuple[str, ...]:
+    """Names in the checkpoint folder below `mountpoint`; () where there is none."""
+    try:
+        return tuple(sorted(os.listdir(os.path.join(mountpoint, "checkpoints"))))
+    except FileNotFoundError:
+        return ()
+
+
+# ---------------------------------------------------------------------------------------------------------------- store
+def _terms(ctx: Context) -> tuple[Claim | None, dict[int, str], frozenset[int]]:
+    """The last claim, and what each term wrote to and released: one list, strongly consistent."""
+    numbers, holds, released = set(), {}, set()
+    for key in ctx.store.keys(LAYOUT.terms):
+        match = _MARK.fullmatch(key)
+        if match is None:
+            continue
+        number, mark, volume = int(match.group(1)), match.group(2), match.group(3)
+        if mark is None:
+            numbers.add(number)
+        elif mark == "released":
+            released.add(number)
+        elif volume is not None:
+            holds[number] = volume
+    if not numbers:
+        return None, holds, frozenset(released)
+    highest = max(numbers)
+    if highest not in ctx.memory.claims:
+        claim = ctx.store.term(highest)
+        if claim is not None:
+            ctx.memory.claims[highest] = claim
+    return ctx.memory.claims.get(highest), holds, frozenset(released)
+
+
+def _new_term(ctx: Context, term: int | None) -> None:
+    """What was remembered is about another term."""
+    memory = ctx.memory
+    memory.term, memory.snapshot, memory.copy, memory.attempt = term, None, None, 0
+    memory.asked.clear()
+    memory.states.clear()
+
+
+def _status(
+    ctx: Context,
+    claim: Claim | None,
+    source: Source | None,
+    volumes: tuple[Volume, ...],
+    known: dict[str, Instance],
+    others: frozenset[str],
+) -> dict[str, Any] | None:
+    """status.json, where a heartbeat or the saved step of another writer counts."""
+    alive = any(other not in known or known[other].state not in ("terminated", "stopped") for other in others)
+    moving = source is not None and source.writer > 0 and not _is_here(ctx, source)
+    return ctx.store.read_status() if alive or moving else None
+
+
+def _saved_step(source: Source | None, snapshots: tuple[Snapshot, ...], status: dict[str, Any] | None) -> int | None:
+    """The last step that the source's writer is known to have saved: by its status, and by what is adopted."""
+    if source is None:
+        return None
+    found = [int(s.tags[TAG_SAVED_STEP]) for s in adoptable(source, snapshots)[:1] if _is_step(s)]
+    if status is not None and status.get("term") == source.writer:
+        saved = ((status.get("progress") or {}).get("saved") or {}).get("step")
+        if isinstance(saved, int):
+            found.append(saved)
+    return max(found, default=None)
+
+
+def _is_step(snapshot: Snapshot) -> bool:
+    return snapshot.tags.get(TAG_SAVED_STEP, "").isdigit()
+
+
+# ------------------------------------------------------------------------------------------------------------------ EC2
+def _volumes(ctx: Context) -> tuple[Volume, ...]:
+    """The run's volumes, with the states that we have written ourselves and the describe may not show yet."""
+    states = ctx.memory.states
+    return tuple(
+        replace(volume, tags={**volume.tags, TAG_STATE: states[volume.id]}) if volume.id in states else volume
+        for volume in ctx.ec2.volumes_of_run(ctx.desired.run)
+    )
+
+
+def _others(ctx: Context, claim: Claim | None, volumes: tuple[Volume, ...]) -> frozenset[str]:
+    """Instances that hold something we may want."""
+    found = {a.instance for volume in volumes for a in volume.attachments if a.state in HELD_STATES}
+    return frozenset(found | ({claim.instance} if claim is not None else set())) - {ctx.desired.instance}
+
+
+def _is_here(ctx: Context, source: Source) -> bool:
+    return source.volume is not None and source.volume.zone == ctx.desired.zone and source.volume.state != "error"
+
+
+def _snapshots(ctx: Context, source: Source | None, released: Claim | None) -> tuple[Snapshot, ...]:
+    """The run's snapshots, where the volume must move, or where one proves that the holder has let go."""
+    if source is None:
+        return ()
+    others_release = released is not None and released.instance != ctx.desired.instance
+    if _is_here(ctx, source) and not others_release:
+        return ()
+    rejected = ctx.memory.rejected
+    return tuple(s for s in ctx.ec2.snapshots_of_run(ctx.desired.run) if s.id not in rejected)
+
+
+def _asked_snapshot(ctx: Context, source: Source | None, snapshots: tuple[Snapshot, ...]) -> str | None:
+    """The snapshot that we asked for, as long as it may be missing from the describes only because they are stale."""
+    asked = ctx.memory.snapshot
+    if asked is None or source is None or not ctx.recently("snapshot", source.id, 2 * DESCRIBE_LAG_SECONDS):
+        return None
+    return None if any(snapshot.id == asked for snapshot in snapshots) else asked
+
+
+def _asked_copy(ctx: Context, volumes: tuple[Volume, ...]) -> str | None:
+    made = ctx.memory.copy
+    if made is None or not ctx.recently("copy", made, 2 * DESCRIBE_LAG_SECONDS):
+        return None
+    return None if any(volume.id == made for volume in volumes) else made
+
+
+def _dead_copies(volumes: tuple[Volume, ...], claim: Claim | None, zone: str) -> int:
+    """Copies of this term that came to nothing: each makes the next attempt's token another."""
+    dead = (*GONE_STATES, "error")
+    return sum(1 for v in volumes if claim and term_of(v) == claim.number and v.zone == zone and v.state in dead)
+
+
+def _silent(ctx: Context, other: str, claim: Claim | None, status: dict[str, Any] | None) -> float | None:
+    """Seconds for which we have watched `other` being silent, None where it is not.
+
+    Silent: its last sign of life (heartbeat, or the last claim) is older than `SILENT_SECONDS`. The same sign has to be
+    seen twice: that its age is told by two wall clocks would not do alone.
+    """
+    signs = [] if claim is None else [claim.time]
+    if status is not None and status.get("instance") == other:
+        signs.append(str(status.get("heartbeat", "")))
+    moments = [moment for sign in signs if (moment := _moment(sign)) is not None]
+    if not moments:
+        return None
+    last = max(moments)
+    if ctx.clock.now().timestamp() - last < SILENT_SECONDS:
+        return None
+    return ctx.memory.watch.seconds("silent", other, str(last))
+
+
+def _moment(text: str) -> float | None:
+    try:
+        return parse_rfc3339(text).timestamp()
+    except ValueError:
+        return None
+
+
+# ----------------------------------------------------------------------------------------------------------------- host
+def _devices(ctx: Context, volumes: tuple[Volume, ...], mounted: str | None) -> dict[str, DeviceSeen]:
+    """The run's volumes that this machine has as disks."""
+    found = {}
+    for volume in volumes:
+        attached_as = next((a.device for a in volume.attachments if a.instance == ctx.desired.instance), "")
+        if volume.zone != ctx.desired.zone:
+            continue
+        path = ctx.host.find_device(volume.id, attached_as)
+        if path is None:
+            continue
+        filesystem = "" if path == mounted else ctx.host.filesystem(path)
+        blank = path != mounted and not filesystem and ctx.host.is_blank(path)
+        found[volume.id] = DeviceSeen(path, filesystem, blank)
+    return found

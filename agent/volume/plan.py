@@ -1,0 +1,328 @@
+"""What to do next: one pure function of the desired and the observed. The rules are those of docs/architecture.md.
+
+No clock, no client, no log in here. Every answer may be wrong for a while (describes are stale both ways), so nothing
+is concluded from an absence that has not lasted, and whatever must not be stale is read from the store.
+"""
+
+from __future__ import annotations
+
+from spotheal.agent.ec2 import Instance, Volume, VolumeSpec
+from spotheal.agent.names import SILENT_CONFIRM_SECONDS, TAG_RUN, TAG_STATE, TAG_TERM, Phase, VolumeState, volume_token
+from spotheal.agent.volume.actions import (
+    Action,
+    Attach,
+    ClaimTerm,
+    CreateVolume,
+    DetachFrom,
+    FenceHolder,
+    GiveUp,
+    MakeFilesystem,
+    Mount,
+    Promote,
+    Ready,
+    Reject,
+    SetTerm,
+    StepAside,
+    Supersede,
+    TakeOver,
+    TakeSnapshot,
+    Wait,
+)
+from spotheal.agent.volume.seen import (
+    GONE_STATES,
+    HELD_STATES,
+    Desired,
+    Observed,
+    Source,
+    adoptable,
+    is_unwritten,
+    source_of,
+    state_of,
+    term_of,
+)
+
+VOLUME_GONE_SECONDS = 15 * 60.0
+ABSENT_SECONDS = 120.0  # an instance that claimed a term long ago cannot be missing for so long and run
+STUCK_SECONDS = 90.0
+SNAPSHOT_FAILURES_MAX = 3
+COPY_FAILURES_MAX = 5
+DAY = 24 * 3600.0
+_DEAD = ("terminated", "stopped")
+
+
+def decide(desired: Desired, seen: Observed) -> Action:
+    """The one thing to do now."""
+    claim = seen.claim
+    if claim is not None and claim.instance == desired.instance and claim.number not in seen.released:
+        return _as_holder(desired, seen, claim.number)
+    if claim is not None and claim.instance != desired.instance:
+        ours = tuple(v.id for v in seen.volumes if _held_by(v, desired.instance) or v.id in seen.devices)
+        if seen.mounted or ours:
+            return StepAside(claim.number, claim.instance, ours)
+    return _as_candidate(desired, seen)
+
+
+# ---------------------------------------------------------------------------------------------- who may be the writer
+def _as_candidate(desired: Desired, seen: Observed) -> Action:
+    """A term is claimed only where the last one's holder is gone or has released; a living one is waited for."""
+    claim, source = seen.claim, source_of(seen.holds, seen.volumes)
+    if claim is None or claim.instance == desired.instance:
+        if source is None or (source.volume is None and not adoptable(source, seen.snapshots)):
+            return _without_volume(seen, source)
+        return ClaimTerm(
+            1 if claim is None else claim.number + 1, "first of the run" if claim is None else "ours ended"
+        )
+    holder, state = claim.instance, seen.instance_state(claim.instance)
+    dead = state in _DEAD or (state == "absent" and _is_long_gone(seen, holder))
+    if dead or _has_released(seen, source):
+        if source is None or (source.volume is None and not adoptable(source, seen.snapshots)):
+            return _without_volume(seen, source)
+        why = f"{holder} is {state}" if dead else f"{holder} has released the volume"
+        return ClaimTerm(claim.number + 1, why)
+    return _await_release(seen, holder, f"{holder} holds term {claim.number}")
+
+
+def _has_released(seen: Observed, source: Source | None) -> bool:
+    """Whether the last term wrote its handover (or never wrote at all) and let every volume go."""
+    claim = seen.claim
+    if claim is None or source is None or claim.number not in seen.released:
+        return False
+    if any(a.state in HELD_STATES for volume in seen.volumes for a in volume.attachments):
+        return False
+    wrote = claim.number in seen.holds
+    return not wrote or bool(adoptable(source, seen.snapshots))
+
+
+def _await_release(seen: Observed, instance: str, why: str) -> Action:
+    """Wait for an instance that is not seen to be dead; fence it where it is silent."""
+    state, silent = seen.instance_state(instance), seen.silent.get(instance)
+    if silent is not None and silent >= SILENT_CONFIRM_SECONDS and state in ("pending", "running", "stopping"):
+        return FenceHolder(instance, f"{why}, is {state} and has shown no sign of life")
+    if state == "absent":
+        return Wait(f"{why}; no describe shows it", f"absent {instance}", None)
+    quiet = "" if silent is None else f", silent for {silent:.0f} s more than allowed"
+    return Wait(f"{why} and is {state}{quiet}", f"held by {instance}", None)
+
+
+def _is_long_gone(seen: Observed, instance: str) -> bool:
+    """Terminated instances leave the describes after an hour; a young one may not be in them yet."""
+    return seen.absent.get(instance, 0.0) >= ABSENT_SECONDS and instance in seen.silent
+
+
+def _without_volume(seen: Observed, source: Source | None) -> Action:
+    """No volume is shown. An empty answer is no proof: only a long row of them is."""
+    name = "a volume of this run" if source is None else source.id
+    if seen.volume_gone_for < VOLUME_GONE_SECONDS:
+        return Wait(f"no describe shows {name}", "no volume", 2 * VOLUME_GONE_SECONDS)
+    return GiveUp(Phase.PARKED, f"the volume is gone: no describe has shown {name} for 15 minutes")
+
+
+# ------------------------------------------------------------------------------------------------------- as the writer
+def _as_holder(desired: Desired, seen: Observed, term: int) -> Action:
+    source = source_of(seen.holds, seen.volumes)
+    if source is None:
+        return _without_volume(seen, source)
+    if source.volume is not None and source.volume.zone == desired.zone and source.volume.state != "error":
+        return _take(desired, seen, term, source, source.volume)
+    copies = [
+        volume
+        for volume in seen.volumes
+        if state_of(volume) == VolumeState.MOVING.value
+        and term_of(volume) == term
+        and volume.zone == desired.zone
+        and volume.state not in (*GONE_STATES, "error")
+    ]
+    copy = min(copies, key=lambda volume: volume.id, default=None)
+    if copy is None:
+        return _make_copy(desired, seen, term, source)
+    return _take(desired, seen, term, source, copy)
+
+
+def _make_copy(desired: Desired, seen: Observed, term: int, source: Source) -> Action:
+    """Snapshot, then a volume in our zone. The source is only read, and stays until its successor is verified."""
+    volume = source.volume
+    if volume is not None:
+        blocked = _free(desired, seen, volume)
+        if blocked is not None:
+            return blocked
+        if is_unwritten(source):
+            return _create(desired, seen, term, volume, volume.snapshot, volume.size_gib)
+    snapshots = adoptable(source, seen.snapshots)
+    if snapshots:
+        best = snapshots[0]
+        if best.state == "completed":
+            return _create(desired, seen, term, volume, best.id, best.size_gib)
+        return Wait(f"{best.id} of {source.id} is at {best.progress} %", f"snapshot {best.id}", DAY)
+    if volume is None:
+        return _without_volume(seen, source)
+    if volume.state == "error":
+        return GiveUp(Phase.PARKED, f"{volume.id} is in error and no snapshot holds all that was on it")
+    if volume.state == "creating":
+        return Wait(f"{volume.id} is being created", f"creating {volume.id}", 3600.0)
+    if seen.asked_snapshot is not None:
+        asked = seen.asked_snapshot or f"the snapshot of {volume.id} that was asked for"
+        return Wait(f"no describe shows {asked} yet", f"unseen snapshot of {volume.id}", 600.0)
+    failed = [s for s in seen.snapshots if s.volume == volume.id and term_of(s) == term]
+    if len(failed) >= SNAPSHOT_FAILURES_MAX:
+        return GiveUp(Phase.PARKED, f"{len(failed)} snapshots of {volume.id} in a row failed; the volume is kept")
+    return TakeSnapshot(volume.id, term, seen.saved_step)
+
+
+def _create(
+    desired: Desired, seen: Observed, term: int, like: Volume | None, snapshot: str | None, size_gib: int
+) -> Action:
+    if seen.attempt >= COPY_FAILURES_MAX:
+        return GiveUp(Phase.PARKED, f"{seen.attempt} volumes in a row could not be made in {desired.zone}")
+    if seen.asked_copy is not None:
+        return Wait(f"no describe shows {seen.asked_copy} yet", "unseen copy", 600.0)
+    tags = {**desired.tags, TAG_TERM: str(term), TAG_STATE: VolumeState.MOVING.value}
+    spec = VolumeSpec(
+        zone=desired.zone,
+        size_gib=max(size_gib, like.size_gib if like else 0),
+        type=like.type if like else desired.type,
+        tags=tags,
+        token=volume_token(desired.run, term, desired.zone, snapshot or "", seen.attempt),
+        snapshot=snapshot,
+        iops=like.iops if like else None,
+        throughput=like.throughput if like else None,
+        encrypted=like.encrypted if like else False,
+        kms_key=like.kms_key if like else None,
+        initialization_rate=desired.initialization_rate,
+    )
+    return CreateVolume(spec)
+
+
+def _take(desired: Desired, seen: Observed, term: int, source: Source, target: Volume) -> Action:
+    """From a volume in our zone to a verified mount of it."""
+    device = seen.devices.get(target.id)
+    blocked = _attach(desired, seen, target, attached=device is not None)
+    if blocked is not None:
+        return blocked
+    if term_of(target) != term:
+        if target.id in seen.term_set:
+            return Wait(f"term {term} on {target.id} is to be read back", f"term of {target.id}", 600.0)
+        return SetTerm(target.id, term)
+    if device is None:
+        return _await_device(desired, seen, target)
+    if seen.mounted is None:
+        return _mount(desired, seen, term, source, target)
+    if seen.mounted != device.path:
+        where = f"{seen.mounted} is mounted at {desired.mountpoint}"
+        return GiveUp(Phase.SETUP_FAILED, f"{where}, where {target.id} ({device.path}) belongs")
+    if target.id != source.id and target.snapshot is not None and source.writer > 0:
+        fault = unverified(seen, target)
+        if fault:
+            return Reject(target.id, target.snapshot, f"{target.id}, made from {target.snapshot}, {fault}")
+    return _hand_out(desired, seen, term, source, target, device.path)
+
+
+def _hand_out(desired: Desired, seen: Observed, term: int, source: Source, target: Volume, device: str) -> Action:
+    """It is mounted and verified: say so in the store, promote it, and only then supersede what it replaces."""
+    if seen.holds.get(term) != target.id:
+        return TakeOver(target.id, term)
+    if state_of(target) != VolumeState.CURRENT.value:
+        return Promote(target.id, term)
+    live = (VolumeState.NEW.value, VolumeState.MOVING.value, VolumeState.CURRENT.value, VolumeState.DONE.value)
+    replaced = [
+        volume.id
+        for volume in seen.volumes
+        if volume.id != target.id
+        and state_of(volume) in live
+        and volume.state not in GONE_STATES
+        and term_of(volume) <= term
+    ]
+    if replaced:
+        return Supersede(tuple(replaced), target.id)
+    older = [number for number in seen.holds if number < term]
+    before = seen.holds[max(older)] if older else None
+    return Ready(target.id, term, device, before if before != target.id else None)
+
+
+def unverified(seen: Observed, target: Volume) -> str:
+    """What a copy lacks, "" where it is good. A trainer with checkpoints of another form: it has some."""
+    if seen.saved_step is None:
+        return ""
+    if seen.steps:
+        newest = max(seen.steps)
+        return "" if newest >= seen.saved_step else f"ends at step {newest}, not at {seen.saved_step}"
+    return "" if seen.checkpoints_present else f"holds no checkpoint, but step {seen.saved_step} was saved"
+
+
+# ------------------------------------------------------------------------------------------------------------ attaching
+def _held_by(volume: Volume, instance: str) -> bool:
+    return any(a.instance == instance and a.state in HELD_STATES for a in volume.attachments)
+
+
+def _free(desired: Desired, seen: Observed, volume: Volume) -> Action | None:
+    """What must happen before nobody else has `volume`, or None. A living holder is waited for, never robbed."""
+    for attachment in volume.attachments:
+        other = attachment.instance
+        if other == desired.instance or attachment.state not in HELD_STATES:
+            continue
+        state, since = seen.instance_state(other), seen.attached_for.get((volume.id, other), 0.0)
+        why = f"{volume.id} is {attachment.state} at {other}, which is {state}"
+        if state == "stopped" and attachment.state != "detaching":
+            return DetachFrom(volume.id, other, why)
+        if state in _DEAD or (state == "absent" and _is_long_gone(seen, other)):
+            # A terminated instance's volumes come free by themselves, within seconds.
+            return DetachFrom(volume.id, other, why) if since >= STUCK_SECONDS else _held(why, other)
+        if state != "absent" and not _is_ours(desired, seen, seen.known[other]):
+            return Wait(f"{why} and not of this run", f"foreign {other}", 3600.0)
+        return _await_release(seen, other, f"{other} has {volume.id} ({attachment.state})")
+    return None
+
+
+def _is_ours(desired: Desired, seen: Observed, instance: Instance) -> bool:
+    """Only instances of this run are ever terminated."""
+    claimed = seen.claim is not None and seen.claim.instance == instance.id
+    return claimed or instance.tags.get(TAG_RUN) == desired.run
+
+
+def _held(why: str, instance: str) -> Wait:
+    return Wait(why, f"detaching {instance}", 3600.0)
+
+
+def _attach(desired: Desired, seen: Observed, target: Volume, attached: bool) -> Action | None:
+    """What must happen before `target` is attached here, or None where it is (or is about to be)."""
+    blocked = _free(desired, seen, target)
+    if blocked is not None:
+        return blocked
+    own = next((a for a in target.attachments if a.instance == desired.instance and a.state in HELD_STATES), None)
+    if own is not None:
+        since = seen.attached_for.get((target.id, desired.instance), 0.0)
+        if own.state in ("detaching", "busy"):
+            if since >= STUCK_SECONDS:
+                return DetachFrom(
+                    target.id, desired.instance, f"detaching {target.id} has been stuck for {since:.0f} s"
+                )
+            return _held(f"{target.id} is being detached from here", desired.instance)
+        return None
+    if attached or target.id in seen.attach_asked:
+        return None
+    if target.state == "creating":
+        return Wait(f"{target.id} is being created", f"creating {target.id}", 3600.0)
+    if target.state == "in-use":
+        return _held(f"{target.id} is in use, but no describe shows by whom", "unknown")
+    return Attach(target.id)
+
+
+def _await_device(desired: Desired, seen: Observed, target: Volume) -> Action:
+    since = seen.attached_for.get((target.id, desired.instance), 0.0)
+    own = next((a for a in target.attachments if a.instance == desired.instance), None)
+    if since >= STUCK_SECONDS and own is not None:
+        return DetachFrom(target.id, desired.instance, f"{own.state} for {since:.0f} s and no device has appeared")
+    return Wait(f"{target.id} has no device yet", f"device of {target.id}", 3600.0, device_of=target.id)
+
+
+def _mount(desired: Desired, seen: Observed, term: int, source: Source, target: Volume) -> Action:
+    """Formatting needs every proof that nothing is lost by it; a filesystem that is there is mounted as it is."""
+    device = seen.devices[target.id]
+    if device.filesystem:
+        return Mount(target.id, device.path)
+    fresh = state_of(target) == VolumeState.NEW.value or (
+        state_of(target) == VolumeState.MOVING.value and is_unwritten(source)
+    )
+    if fresh and target.snapshot is None and target.id not in seen.holds.values() and device.blank:
+        return MakeFilesystem(target.id, device.path, desired.filesystem)
+    held = "is blank but was written to" if device.blank else "holds data, but no filesystem"
+    return GiveUp(Phase.SETUP_FAILED, f"{target.id} ({device.path}) {held}; it is not formatted")

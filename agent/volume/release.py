@@ -1,0 +1,93 @@
+"""What a writer leaves behind: the handover snapshot, the base snapshot, a free volume. The order is the caller's."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from spotheal.agent.errors import Conflict, NotFound, Retryable, SpothealError
+from spotheal.agent.names import LAYOUT, TAG_PURPOSE, Purpose
+from spotheal.agent.volume.act import let_go, snapshot_tags
+from spotheal.agent.volume.context import Context
+from spotheal.agent.volume.seen import HELD_STATES, term_of
+
+LISTED_SECONDS_MAX = 60.0
+_LOOK_SECONDS = 1.0
+_LEAVE_SECONDS = 10.0
+
+
+class Writer(Protocol):
+    """`heal.Held`."""
+
+    @property
+    def volume(self) -> str: ...
+
+    @property
+    def term(self) -> int: ...
+
+
+def create_handover(ctx: Context, held: Writer, saved_step: int | None) -> str:
+    """Take the handover snapshot of the unmounted (or frozen) volume and see it listed; returns its id.
+
+    The store is told first that this term will not write again: should this machine live on after all, it must claim
+    another term, which makes this snapshot stale. May be called again after it failed.
+    """
+    ctx.store.put_json(LAYOUT.released(held.term), {"instance": ctx.desired.instance})
+    asked = ctx.clock.monotonic()
+    snapshot = _own_handover(ctx, held)
+    if snapshot is None:
+        tags = snapshot_tags(ctx, Purpose.HANDOVER, held.term, saved_step)
+        snapshot = ctx.ec2.create_snapshot(held.volume, tags).id
+    while ctx.clock.monotonic() - asked < LISTED_SECONDS_MAX:
+        try:
+            if _own_handover(ctx, held) is not None:
+                break
+        except (Retryable, NotFound) as error:
+            ctx.log.warning("the handover cannot be seen yet", error=error.message)
+        ctx.clock.sleep(_LOOK_SECONDS)
+    return snapshot
+
+
+def _own_handover(ctx: Context, held: Writer) -> str | None:
+    """This term's handover, should it exist: CreateSnapshot takes no token, so a lost reply is found by tags."""
+    found = [
+        snapshot.id
+        for snapshot in ctx.ec2.snapshots_of_run(ctx.desired.run)
+        if snapshot.volume == held.volume
+        and term_of(snapshot) == held.term
+        and snapshot.tags.get(TAG_PURPOSE) == Purpose.HANDOVER.value
+        and snapshot.state != "error"
+    ]
+    return min(found, default=None)
+
+
+def create_base(ctx: Context, held: Writer, saved_step: int | None) -> str:
+    """A snapshot beside a running trainer: it makes the next one small and is never adopted."""
+    return ctx.ec2.create_snapshot(held.volume, snapshot_tags(ctx, Purpose.BASE, held.term, saved_step)).id
+
+
+def detach(ctx: Context, held: Writer) -> None:
+    """Ask for the end of the attachment, after the unmount and after the handover was listed."""
+    if ctx.host.mounted_at(ctx.desired.mountpoint) is not None:
+        raise Conflict(f"{held.volume} is still mounted at {ctx.desired.mountpoint} and is not detached")
+    ctx.ec2.detach(held.volume, ctx.desired.instance)
+
+
+def leave(ctx: Context) -> None:
+    """Stop healing half-way: unmount, detach, and release the term, so that a successor need not wait for our end.
+
+    Nothing was written by a trainer in this term, so the snapshots of before stay good. Tried for ten seconds; what
+    fails is put right by the end of this machine.
+    """
+    began = ctx.clock.monotonic()
+    while ctx.clock.monotonic() - began < _LEAVE_SECONDS:
+        try:
+            volumes = ctx.ec2.volumes_of_run(ctx.desired.run)
+            me = ctx.desired.instance
+            ours = [v.id for v in volumes if any(a.instance == me and a.state in HELD_STATES for a in v.attachments)]
+            let_go(ctx, tuple(ours))
+            if ctx.memory.term is not None:
+                ctx.store.put_json(LAYOUT.released(ctx.memory.term), {"instance": me})
+            return
+        except SpothealError as error:
+            ctx.log.warning("letting go", error=error.message)
+            ctx.clock.sleep(_LOOK_SECONDS)

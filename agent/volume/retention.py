@@ -1,0 +1,77 @@
+"""Deletes what a run no longer needs: superseded volumes, and snapshots beyond the last two.
+
+Called by the writer only after it has acknowledged a checkpoint of its own, so the volume it holds is newer than all
+that is deleted. Only things with our run's tag are looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotheal.agent.ec2 import Snapshot, Volume
+from spotheal.agent.errors import Conflict, Retryable
+from spotheal.agent.names import SNAPSHOTS_KEPT, TAG_PURPOSE, Purpose, VolumeState
+from spotheal.agent.volume.context import Context
+from spotheal.agent.volume.release import Writer
+from spotheal.agent.volume.seen import GONE_STATES, state_of, term_of
+
+
+@dataclass(frozen=True)
+class Surplus:
+    volumes: tuple[str, ...]
+    snapshots: tuple[str, ...]
+
+
+def surplus(held: Writer, volumes: tuple[Volume, ...], snapshots: tuple[Snapshot, ...]) -> Surplus:
+    """What can go, seen by the holder of the last term. Pure.
+
+    Volumes: superseded ones, and copies of earlier terms that were never finished; never one that is attached.
+    Snapshots: ours by purpose, all but the newest two; a pending one is left to complete.
+    """
+    old = [
+        volume.id
+        for volume in volumes
+        if volume.id != held.volume
+        and not volume.attachments
+        and volume.state not in GONE_STATES
+        and term_of(volume) <= held.term
+        and (
+            state_of(volume) == VolumeState.SUPERSEDED.value
+            or (state_of(volume) == VolumeState.MOVING.value and term_of(volume) < held.term)
+        )
+    ]
+    purposes = tuple(purpose.value for purpose in Purpose)
+    ours = [s for s in snapshots if s.tags.get(TAG_PURPOSE) in purposes and term_of(s) <= held.term]
+    failed = [s for s in ours if s.state == "error"]
+    newest_first = sorted(
+        (s for s in ours if s.state != "error"), key=lambda s: (term_of(s), s.started, s.id), reverse=True
+    )
+    done = [s for s in newest_first[SNAPSHOTS_KEPT:] if s.state == "completed"]
+    return Surplus(tuple(sorted(old)), tuple(sorted(s.id for s in (*failed, *done))))
+
+
+def clean_up(ctx: Context, held: Writer, *, acknowledged_step: int | None) -> Surplus:
+    """Delete the surplus and return what was deleted; nothing where this term has acknowledged no checkpoint.
+
+    Retryable as AWS is; what could not be deleted is found again by the next call.
+    """
+    if acknowledged_step is None:
+        return Surplus((), ())
+    highest = ctx.store.highest_term()
+    if highest is None or highest.number != held.term or highest.instance != ctx.desired.instance:
+        return Surplus((), ())
+    found = surplus(held, ctx.ec2.volumes_of_run(ctx.desired.run), ctx.ec2.snapshots_of_run(ctx.desired.run))
+    volumes, snapshots = [], []
+    for volume in found.volumes:
+        try:
+            ctx.ec2.delete_volume(volume)
+            volumes.append(volume)
+        except (Conflict, Retryable) as error:
+            ctx.log.warning("a superseded volume is not deleted yet", volume=volume, error=error.message)
+    for snapshot in found.snapshots:
+        try:
+            ctx.ec2.delete_snapshot(snapshot)
+            snapshots.append(snapshot)
+        except (Conflict, Retryable) as error:
+            ctx.log.warning("a surplus snapshot is not deleted yet", snapshot=snapshot, error=error.message)
+    return Surplus(tuple(volumes), tuple(snapshots))
