@@ -1,0 +1,135 @@
+"""`python -m spotheal.training`: the example trainer. It keeps the whole contract of docs/contract.md.
+
+Without the agent's environment it works in the current folder: ./datasets, ./checkpoints, ./results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from spotheal.agent import contract
+from spotheal.agent.contract import write_atomically
+from spotheal.agent.errors import ConfigError, SpothealError
+from spotheal.training.options import config_of, parser
+
+EXIT_USAGE = 2
+EXIT_FAILED = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 75 saved and stopped for an interruption, 2 wrong options, 1 anything else."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    chosen = parser().parse_args(arguments)
+    try:
+        return run(chosen)
+    except ConfigError as fault:
+        print(f"error: {fault}", file=sys.stderr, flush=True)
+        return EXIT_USAGE
+    except SpothealError as fault:
+        print(f"error: {fault}", file=sys.stderr, flush=True)
+        return EXIT_FAILED
+
+
+def run(options: argparse.Namespace) -> int:
+    folders = Folders(os.environ)
+    if (finished := read_finished(folders.results, options)) is not None:
+        print(f"already finished at step {finished['step']}: {folders.results / 'model.safetensors'}", flush=True)
+        return contract.EXIT_DONE
+
+    from spotheal.training.distributed import refuse_several, world
+
+    refuse_several(world())
+    from spotheal.training import build, loop
+    from spotheal.training.checkpoint import Store
+    from spotheal.training.notice import Watcher
+    from spotheal.training.pace import Pace
+    from spotheal.training.report import Metrics, Reporter
+
+    with Watcher.from_environment(imds=not options.no_imds) as watcher:
+        report = Reporter(folders.progress, Metrics(folders.metrics))
+        store = Store(
+            folders.checkpoints,
+            options.slots,
+            on_end=lambda outcome: report.saved(outcome.step, outcome.path) if outcome.path is not None else None,
+            before_commit=report.metrics.sync,
+        )
+        try:
+            training = build.build(options, folders.datasets, saved_threads(store))
+            loop.resume(training, store, report)
+            pace = Pace(options.save_every, options.interruption_hours * 3600)
+            ended = loop.train(training, store, pace, watcher, report)
+            if ended is loop.Ended.SAVED_AND_STOPPED:
+                report.say(f"saved at step {training.counters.step} and stopped for the notice")
+                return contract.EXIT_SAVED_AND_STOPPED
+            write_results(training, store, folders.results, options)
+            report.say(f"done: {training.counters.step} steps, {folders.results / 'model.safetensors'}")
+            return contract.EXIT_DONE
+        finally:
+            store.close()
+            report.metrics.close()
+
+
+class Folders:
+    """Where things lie: as the agent says, else below the current folder."""
+
+    def __init__(self, environment: Any) -> None:
+        def path(name: str, default: str) -> Path:
+            return Path(environment.get(name) or default)
+
+        self.datasets = path(contract.DATASETS_DIR, "datasets")
+        self.checkpoints = path(contract.CHECKPOINT_DIR, "checkpoints")
+        self.results = path(contract.RESULTS_DIR, "results")
+        self.metrics = path(contract.METRICS_FILE, str(self.results / "metrics.jsonl"))
+        progress = environment.get(contract.PROGRESS_FILE)
+        self.progress = Path(progress) if progress else None
+
+
+def saved_threads(store: Any) -> int:
+    """The number of CPU threads that the newest checkpoint was made with; 0 where there is none."""
+    info = store.newest_info()
+    threads = info.get("threads") if isinstance(info, dict) else None
+    return threads if isinstance(threads, int) and 0 < threads <= 4096 else 0
+
+
+# -------------------------------------------------------------------------------------------------------- the results
+def write_results(training: Any, store: Any, folder: Path, options: argparse.Namespace) -> None:
+    """model.safetensors (and ema, best), then metrics.json: its presence says that the run is finished."""
+    from spotheal.training.export import export
+
+    counters = training.counters
+    sums = {"model.safetensors": export(folder / "model.safetensors", training.model.state_dict(), {})}
+    if training.average is not None:
+        sums["ema.safetensors"] = export(folder / "ema.safetensors", training.average.state_dict(), {})
+    if options.best and (chosen := store.load_best()) is not None:
+        weights = chosen.tree["parts"]["model"]
+        sums["best.safetensors"] = export(folder / "best.safetensors", weights, {"step": chosen.step})
+    body = {
+        "finished": True,
+        "step": counters.step,
+        "epochs": training.epochs,
+        "best": {"metric": options.best, "value": counters.best, "step": counters.best_step},
+        "sha256": sums,
+        "config": training.config,
+    }
+    write_atomically(folder / "metrics.json", json.dumps(body, indent=2) + "\n")
+
+
+def read_finished(folder: Path, options: argparse.Namespace) -> dict[str, Any] | None:
+    """metrics.json of a run with these very options, where its weights are there too; else None."""
+    try:
+        body = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+        same = body["finished"] is True and body["config"] == config_of(options)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return body if same and (folder / "model.safetensors").is_file() else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Put a run together from the options of the example trainer."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from spotheal.agent.errors import ConfigError
+from spotheal.training import data, models
+from spotheal.training.loop import Counters, Run
+from spotheal.training.options import config_of, model_of
+from spotheal.training.sampler import ExactSampler, SeededSamples, exact_loader
+
+AMP = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def build(options: argparse.Namespace, datasets: Path, saved_threads: int) -> Run:
+    """The run that `options` describe, at step 0. ConfigError where they cannot be had on this machine."""
+    device = device_of(options.device)
+    make_deterministic(options, saved_threads)
+    loaded = data.load(options.dataset, datasets)
+    model = models.build(model_of(options), loaded.channels, loaded.size, loaded.classes).to(device)
+    sampler = ExactSampler(len(loaded.train), seed=options.seed)  # type: ignore[arg-type]
+    samples = SeededSamples(loaded.train, options.seed) if loaded.augmented else loaded.train
+    optimizer = optimizer_of(options, model)
+    amp = AMP[options.amp]
+    run = Run(
+        model=model,
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0),
+        scaler=scaler(device) if amp is torch.float16 else None,
+        average=models.Average(model, options.ema) if options.ema else None,
+        sampler=sampler,
+        train_loader=exact_loader(samples, sampler, options.batch_size, options.workers),
+        valid_loader=exact_loader(
+            loaded.valid,
+            ExactSampler(len(loaded.valid), shuffle=False),  # type: ignore[arg-type]
+            options.batch_size,
+            options.workers,
+        ),
+        device=device,
+        epochs=options.epochs,
+        best=options.best,
+        amp=amp,
+        milestones=options.milestones,
+        last_safe_step=options.at_notice == "last-safe-step",
+        step_seconds_min=options.step_seconds,
+        config=config_of(options),
+        counters=Counters(epoch_loss=torch.zeros((), dtype=torch.float64, device=device)),
+    )
+    run.scheduler = warm_up_then_cosine(optimizer, run.steps_total, options.warmup)
+    return run
+
+
+def device_of(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as fault:
+        raise ConfigError(f"--device {name}: {str(fault).splitlines()[0]}", next_step="use --device auto") from fault
+    return device
+
+
+def make_deterministic(options: argparse.Namespace, saved_threads: int) -> None:
+    """Seeds, threads and kernels: the same options give the same bits on the same kind of machine."""
+    if threads := options.threads or saved_threads:
+        torch.set_num_threads(threads)
+    random.seed(options.seed)
+    torch.manual_seed(options.seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(options.seed % 2**32)
+    if not options.fast:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA begins
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+
+
+def optimizer_of(options: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
+    figures: dict[str, Any] = {"lr": options.lr, "weight_decay": options.weight_decay}
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, **figures)
+    return torch.optim.AdamW(model.parameters(), **figures)
+
+
+def warm_up_then_cosine(
+    optimizer: torch.optim.Optimizer, steps: int, warmup: float
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """A closed form of the step, so that its state is one number."""
+    rising = max(1, round(steps * warmup))
+
+    def factor(step: int) -> float:
+        if step < rising:
+            return (step + 1) / rising
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - rising) / max(1, steps - rising))))
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def scaler(device: torch.device) -> Any:
+    """torch.amp.GradScaler since torch 2.3, torch.cuda.amp's before. ConfigError off CUDA, where fp16 gains nothing."""
+    if device.type != "cuda":
+        raise ConfigError("--amp fp16 needs a CUDA device", next_step="use --amp bf16 or --amp off")
+    if hasattr(torch.amp, "GradScaler"):
+        return torch.amp.GradScaler("cuda")
+    return torch.cuda.amp.GradScaler()

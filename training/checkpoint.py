@@ -1,0 +1,273 @@
+"""The checkpoint store: saves that cost the training a copy at most, and a load that takes no file on trust.
+
+    store = Store("checkpoints")
+    loaded = store.load()                 # the newest valid one, or None
+    store.save(step, tree)                # returns at once; True once begun, False while another save is pending
+    store.wait_copied()                   # before optimizer.step, where `tree` may still be being copied
+    store.flush()                         # until it is durable
+
+Source of the order of operations: slots.py. What a tree may hold: state.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spotheal.agent.errors import SpothealError
+from spotheal.training.copying import Copy
+from spotheal.training.files import Files
+from spotheal.training.format import BrokenCheckpoint, Header, Layout, chunk_count, header_room
+from spotheal.training.image import FORMAT_DTYPE, Image
+from spotheal.training.slots import Payload, Series, read, read_header, set_aside
+from spotheal.training.state import pack, to_json, unpack
+
+CHUNK_BYTES = 8 << 20
+
+log = logging.getLogger("spotheal.training")
+
+
+class SaveFailed(SpothealError):
+    """A save did not become durable; the checkpoints before it are as they were."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one save ended: `path` is durable, or `fault` says why there is none."""
+
+    step: int
+    seconds: float  # from the request until durable
+    data_bytes: int
+    path: Path | None = None
+    fault: SaveFailed | None = None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A verified checkpoint. Its tensors lie in the store's buffer: copy them (`state.restore` does) before a save."""
+
+    step: int
+    path: Path
+    tree: Any
+    info: Any
+    seconds: float
+    data_bytes: int
+
+
+class Store:
+    """One rank's checkpoints in one folder. One thread saves and loads; `on_end` is called from the writer's thread.
+
+    `slots` files are overwritten in place, at least 2; with 2 a single older one is left while one is written.
+    `best` and `milestone` are series of their own: see `save`.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        slots: int = 3,
+        *,
+        files: Files | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        on_end: Callable[[Outcome], None] | None = None,
+        before_commit: Callable[[], None] | None = None,
+    ) -> None:
+        if slots < 2:
+            raise ValueError("a store needs 2 slots: while one is written another must be whole")
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.slots = Series(self.folder, "step-", slots)
+        self.best = Series(self.folder, "best-", 2)
+        self.milestones = Series(self.folder, "milestone-", 0)
+        self.set_aside: list[tuple[Path, str]] = []  # broken files and what is wrong with them
+        self.last: Outcome | None = None
+        self._files = files or Files()
+        self._chunk_bytes = chunk_bytes
+        self._on_end, self._before_commit = on_end, before_commit
+        self._image: Image | None = None
+        self._rooms: tuple[Layout, int] | None = None
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="checkpoint")
+        self._copy: Copy | None = None
+        self._pending: Future[Outcome] | None = None
+
+    # ----------------------------------------------------------------------------------------------------------- save
+    @property
+    def busy(self) -> bool:
+        """A save is pending: copying, writing or waiting for the disk."""
+        return self._pending is not None and not self._pending.done()
+
+    def prepare(self, tree: Any) -> int:
+        """Make and touch the buffer for states like `tree`, so the first save is as quick as any; the bytes of one."""
+        tensors, values = pack(tree)
+        header = self._header(0, tensors, to_json(values), "null")
+        self._image_for(header.file_bytes)
+        return header.layout.data_bytes
+
+    def save(
+        self,
+        step: int,
+        tree: Any,
+        *,
+        info: Any = None,
+        later: Iterable[torch.Tensor] = (),
+        best: bool = False,
+        milestone: bool = False,
+    ) -> bool:
+        """Begin to save `tree` as `step` and return: False, with nothing done, where a save is pending.
+
+        `later` are tensors that nothing changes before the next `wait_copied`: they are copied in the background.
+        `best` and `milestone` write the same state into those series as well. `info` is JSON, readable with the header
+        alone. Raises UnsavableState; a fault of the disk comes with the outcome (`flush`, `on_end`, `last`).
+        """
+        if self.busy:
+            return False
+        began = time.monotonic()
+        tensors, values = pack(tree)
+        state_json, info_json = to_json(values), to_json(info)
+        header = self._header(step, tensors, state_json, info_json)
+        image = self._image_for(header.file_bytes)
+        storages = {tensor.untyped_storage().data_ptr() for tensor in later}
+        copy = Copy(header, image, tensors, storages)
+        self._copy = copy
+        copying = self._threads.submit(copy.run)
+        series = [self.slots, *([self.best] if best else []), *([self.milestones] if milestone else [])]
+        payload = Payload(image, header, state_json, info_json)
+        self._pending = self._threads.submit(self._write, payload, copy, copying, series, began)
+        return True
+
+    def wait_copied(self) -> None:
+        """Return when the tensors given to the last `save` may be changed again: call it before `optimizer.step`."""
+        if self._copy is not None:
+            self._copy.wait()
+            self._copy = None
+
+    def ended(self) -> Outcome | None:
+        """The outcome of a save that has ended since the last call; None where there is none. Never waits."""
+        return self.flush() if self._pending is not None and self._pending.done() else None
+
+    def flush(self) -> Outcome | None:
+        """Wait for the pending save and return the outcome of the last one; None where there was none."""
+        if self._pending is not None:
+            self.last = self._pending.result()
+            self._pending = None
+        return self.last
+
+    def save_now(self, step: int, tree: Any, **options: Any) -> Outcome:
+        """Save and wait until it is durable. SaveFailed where it is not."""
+        self.flush()
+        self.save(step, tree, **options)
+        outcome = self.flush()
+        assert outcome is not None
+        if outcome.fault is not None:
+            raise outcome.fault
+        return outcome
+
+    def close(self) -> None:
+        """Finish the pending save and end the threads."""
+        self.flush()
+        self._threads.shutdown()
+
+    def _write(
+        self, payload: Payload, copy: Copy, copying: Future[None], series: Sequence[Series], began: float
+    ) -> Outcome:
+        step, size = payload.header.step, payload.header.layout.data_bytes
+        paths: list[Path] = []
+        fault = None
+        try:
+            for one in series:
+                if self._before_commit is not None and not paths:
+                    self._before_commit()
+                paths.append(one.write(self._files, payload, copy.checksum))
+        except OSError as error:
+            copying.exception()
+            fault = SaveFailed(
+                f"step {step} could not be saved in {self.folder}: {error.strerror or error}",
+                next_step="the checkpoints before it are intact; see `df -h`, `dmesg` and the folder's permissions",
+            )
+        outcome = Outcome(step, time.monotonic() - began, size, paths[0] if paths else None, fault)
+        if self._on_end is not None:
+            self._on_end(outcome)
+        return outcome
+
+    def _header(self, step: int, tensors: dict[str, torch.Tensor], state_json: str, info_json: str) -> Header:
+        layout = Layout.of({name: (FORMAT_DTYPE[item.dtype], tuple(item.shape)) for name, item in tensors.items()})
+        room = header_room(layout, state_json, info_json, self._chunk_bytes)
+        if self._rooms is not None and self._rooms[0] == layout:  # keep the data where it lies while it fits
+            room = max(room, self._rooms[1])
+        self._rooms = layout, room
+        sums = (0,) * chunk_count(layout.data_bytes, self._chunk_bytes)
+        return Header(layout, step, None, None, self._chunk_bytes, sums, room)
+
+    def _image_for(self, size: int) -> Image:
+        if self._image is None or self._image.size < size:
+            self._image = None  # let the old pages go first
+            self._image = Image(size)
+        return self._image
+
+    # ----------------------------------------------------------------------------------------------------------- load
+    def load(self) -> Loaded | None:
+        """The newest valid checkpoint of the slots, every byte verified; None where there is none.
+
+        A broken one is renamed to `broken-…`, logged with what is wrong, listed in `set_aside`, and the one before it
+        is taken. OSError where the folder cannot be read: that says nothing about the checkpoints in it.
+        """
+        self.flush()
+        for step, path in self.slots.found():
+            began = time.monotonic()
+            try:
+                header, image = read(path, self._image_for)
+                if header.step != step:
+                    raise BrokenCheckpoint(f"its name says step {step}, its content step {header.step}")
+                tree = _tree(header, image)
+            except BrokenCheckpoint as fault:
+                self._put_aside(path, fault.message)
+                continue
+            except OSError as fault:
+                if fault.errno not in (errno.EIO, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EISDIR, errno.ENOENT):
+                    raise  # no permission, no memory: says nothing about the file
+                self._put_aside(path, f"it cannot be read: {fault.strerror or fault}")
+                continue
+            self._rooms = header.layout, header.data_at
+            seconds = time.monotonic() - began
+            return Loaded(step, path, tree, header.info, seconds, header.layout.data_bytes)
+        return None
+
+    def load_best(self) -> Loaded | None:
+        """The newest valid one of the `best` series; broken ones are passed over."""
+        self.flush()
+        for step, path in self.best.found():
+            with contextlib.suppress(BrokenCheckpoint, OSError):
+                header, image = read(path, self._image_for)
+                return Loaded(step, path, _tree(header, image), header.info, 0.0, header.layout.data_bytes)
+        return None
+
+    def newest_info(self) -> Any:
+        """`info` of the newest checkpoint whose header is whole, without reading the rest; None where there is none."""
+        for step, path in self.slots.found():
+            with contextlib.suppress(BrokenCheckpoint, OSError):
+                header = read_header(path)
+                if header.step == step:
+                    return header.info
+        return None
+
+    def _put_aside(self, path: Path, what: str) -> None:
+        aside = set_aside(path, self._files)
+        self.set_aside.append((aside, what))
+        log.warning("checkpoint %s is broken: %s; set aside as %s, the one before it is used", path, what, aside.name)
+
+
+def _tree(header: Header, image: Image) -> Any:
+    tensors = image.tensors(header.layout, header.data_at)
+    try:
+        return unpack(header.state, tensors)
+    except (KeyError, ValueError, TypeError, RecursionError) as fault:
+        raise BrokenCheckpoint(f"its state cannot be put together: {type(fault).__name__}: {fault}") from fault

@@ -1,0 +1,92 @@
+"""The few operations on files that a checkpoint is made of, in one place, so that a test can record or fail each."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from spotheal.training.format import ALIGNMENT
+
+_DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+class Files:
+    """Operations of the operating system, by path and descriptor. All raise OSError."""
+
+    def create(self, path: Path) -> int:
+        """Open for writing, made where absent. Never follows a link."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+    def write(self, fd: int, data: memoryview | bytes, offset: int) -> None:
+        """All of `data`; a short write is continued."""
+        rest = memoryview(data)
+        while rest:
+            done = os.pwrite(fd, rest, offset)
+            if done <= 0:
+                raise OSError(errno.EIO, "nothing was written")
+            offset += done
+            rest = rest[done:]
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def sync_folder(self, folder: Path) -> None:
+        """Make renames in `folder` durable: without it an acknowledged file can be gone after a power loss."""
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def direct(self, path: Path) -> int | None:
+        """A second descriptor that writes past the page cache, or None where the filesystem has no such way."""
+        if not _DIRECT:
+            return None
+        try:
+            return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | _DIRECT)
+        except OSError as fault:
+            if fault.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                return None
+            raise
+
+
+def open_regular(path: Path, direct: bool = False) -> int:
+    """Open for reading; OSError where it is a link or no regular file (a pipe would block for ever)."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags | (_DIRECT if direct else 0))
+    except OSError as fault:
+        if not direct or fault.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        fd = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return fd
+
+
+def read_into(fd: int, view: memoryview, offset: int) -> int:
+    """Read until `view` is full or the file ends; returns the bytes read."""
+    done = 0
+    while done < len(view):
+        count = os.preadv(fd, [view[done:]], offset + done)
+        if count == 0:
+            break
+        done += count
+        if done % ALIGNMENT and done < len(view):
+            break  # the end of the file: O_DIRECT refuses to ask from an odd place
+    return done

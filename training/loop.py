@@ -1,0 +1,366 @@
+"""The training loop: resume, train, save, validate, hand over. Read it from `train` downwards."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from spotheal.agent.errors import SpothealError
+from spotheal.training import state
+from spotheal.training.checkpoint import Loaded, Outcome, Store
+from spotheal.training.models import Average
+from spotheal.training.notice import Watcher
+from spotheal.training.pace import Pace
+from spotheal.training.report import Reporter
+from spotheal.training.sampler import ExactSampler, SeededSamples
+
+DIGEST_SAMPLES = 64
+FAILED_SAVES_MAX = 3
+FINAL_SAVE_FACTOR, FINAL_SAVE_SECONDS = 1.5, 5.0  # what is kept free before the deadline
+NOTICE_SECONDS = 60.0  # what a final save must fit in: two minutes, less the agent's 40 s and the detection
+
+
+class Ended(Enum):
+    DONE = "done"
+    SAVED_AND_STOPPED = "saved and stopped"
+
+
+@dataclass
+class Counters:
+    """Figures that are part of the state: those of the epoch so far, and the best so far."""
+
+    step: int = 0
+    epoch_loss: torch.Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    epoch_samples: int = 0
+    best: float | None = None
+    best_step: int | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        loss = state_dict["epoch_loss"].to(self.epoch_loss.device)
+        vars(self).update({**state_dict, "epoch_loss": loss})
+
+
+@dataclass
+class Run:
+    """Everything one training is made of. `parts()` is what a checkpoint holds."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    scaler: Any  # torch.amp.GradScaler, or None
+    average: Average | None
+    sampler: ExactSampler
+    train_loader: DataLoader[Any]
+    valid_loader: DataLoader[Any]
+    device: torch.device
+    epochs: int
+    best: str = ""  # "max:val_acc"
+    amp: torch.dtype | None = None
+    milestones: int = 0  # every so many epochs one checkpoint is kept for good; 0: none
+    last_safe_step: bool = False  # at a notice go on while there is time, instead of saving at once
+    step_seconds_min: float = 0.0
+    config: dict[str, Any] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
+
+    def parts(self) -> dict[str, state.Stateful]:
+        parts: dict[str, Any] = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "sampler": self.sampler,
+            "counters": self.counters,
+        }
+        optional = {"scaler": self.scaler, "average": self.average}
+        return parts | {name: part for name, part in optional.items() if part is not None}
+
+    @property
+    def steps_total(self) -> int:
+        batch = int(self.train_loader.batch_size or 1)
+        return self.epochs * -(-self.sampler.share // batch)
+
+
+def train(run: Run, store: Store, pace: Pace, watcher: Watcher, report: Reporter) -> Ended:
+    """Train to the last epoch, or until a notice; the state is durable in both cases when this returns.
+
+    SaveFailed where the last save, or three in a row, could not be made durable.
+    """
+    saver = Saver(run, store, pace, report)
+    run.optimizer.register_step_pre_hook(lambda *_: store.wait_copied())
+    report.progress(now=True, step=run.counters.step, epoch=run.sampler.epoch, steps_total=run.steps_total)
+    while run.sampler.epoch < run.epochs:
+        began, samples_before = time.monotonic(), run.counters.epoch_samples
+        for inputs, targets in batches(run):
+            step_began = time.monotonic()
+            loss = one_step(run, inputs, targets)
+            if run.step_seconds_min:
+                time.sleep(max(0.0, run.step_seconds_min - (time.monotonic() - step_began)))
+            if report.due:
+                rate = (run.counters.epoch_samples - samples_before) / (time.monotonic() - began)
+                tell(run, report, float(loss), rate)
+            if must_leave(run, watcher, saver, time.monotonic() - step_began):
+                return saver.hand_over()
+            saver.after_step(asked=watcher.take_save_request())
+        seconds = time.monotonic() - began
+        figures = validate(run, watcher)
+        if figures is None:
+            return saver.hand_over()
+        end_epoch(run, saver, report, figures, seconds, run.counters.epoch_samples - samples_before)
+    saver.save_now()
+    return Ended.DONE
+
+
+# --------------------------------------------------------------------------------------------------------- the pieces
+def batches(run: Run) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """What is left of this epoch, on the device. Making the iterator draws nothing from the global generators."""
+    run.model.train()
+    if isinstance(run.train_loader.dataset, SeededSamples):
+        run.train_loader.dataset.set_epoch(run.sampler.epoch)
+    if not len(run.sampler):
+        return
+    for inputs, targets in run.train_loader:
+        yield inputs.to(run.device, non_blocking=True), targets.to(run.device, non_blocking=True)
+
+
+def one_step(run: Run, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Forward, backward, step; the counters move only when the step is complete. Returns the loss."""
+    run.optimizer.zero_grad(set_to_none=True)
+    with autocast(run):
+        loss = nn.functional.cross_entropy(run.model(inputs), targets)
+    if run.scaler is not None:
+        run.scaler.scale(loss).backward()
+        run.scaler.step(run.optimizer)
+        run.scaler.update()
+    else:
+        loss.backward()  # type: ignore[no-untyped-call]
+        run.optimizer.step()
+    run.scheduler.step()
+    if run.average is not None:
+        run.average.update()
+    run.counters.step += 1
+    run.counters.epoch_samples += len(targets)
+    run.counters.epoch_loss += loss.detach().double() * len(targets)
+    run.sampler.advance(len(targets))
+    return loss.detach()
+
+
+def autocast(run: Run) -> contextlib.AbstractContextManager[Any]:
+    return torch.autocast(run.device.type, run.amp) if run.amp is not None else contextlib.nullcontext()
+
+
+@torch.no_grad()
+def validate(run: Run, watcher: Watcher) -> dict[str, float] | None:
+    """Loss and accuracy on the validation set; None where a notice came meanwhile: the resumed run begins it anew."""
+    run.model.eval()
+    loss = torch.zeros((), dtype=torch.float64, device=run.device)
+    right = torch.zeros((), dtype=torch.int64, device=run.device)
+    count = 0
+    for inputs, targets in run.valid_loader:
+        inputs, targets = inputs.to(run.device), targets.to(run.device)
+        with autocast(run):
+            outputs = run.model(inputs)
+            loss += nn.functional.cross_entropy(outputs, targets, reduction="sum").double()
+        right += (outputs.argmax(1) == targets).sum()
+        count += len(targets)
+        if watcher.notice is not None:
+            return None
+    return {"val_loss": loss.item() / count, "val_acc": right.item() / count}
+
+
+def end_epoch(
+    run: Run, saver: Saver, report: Reporter, figures: dict[str, float], seconds: float, samples: int
+) -> None:
+    """Print, record, keep the best, and go to the next epoch."""
+    counters = run.counters
+    epoch, rate = run.sampler.epoch, samples / max(seconds, 1e-9)
+    figures = {"train_loss": counters.epoch_loss.item() / max(1, counters.epoch_samples), **figures}
+    report.metrics.add(step=counters.step, epoch=epoch, **figures, lr=run.optimizer.param_groups[0]["lr"])
+    report.progress(now=True, step=counters.step, epoch=epoch, loss=figures["train_loss"], samples_per_second=rate,
+                    extra=figures)  # fmt: skip
+    report.say(
+        f"epoch {epoch + 1}/{run.epochs}  step {counters.step}/{run.steps_total}  {rate:.0f} samples/s"
+        + "".join(f"  {name.replace('_', ' ')} {value:.4f}" for name, value in figures.items())
+    )
+    better = is_better(run.best, figures, counters.best)
+    if better is not None:
+        counters.best, counters.best_step = better, counters.step
+    run.sampler.next_epoch()
+    counters.epoch_loss.zero_()
+    counters.epoch_samples = 0
+    milestone = bool(run.milestones) and run.sampler.epoch % run.milestones == 0
+    if better is not None or milestone:
+        saver.keep(best=better is not None, milestone=milestone)
+
+
+def is_better(rule: str, figures: dict[str, float], best: float | None) -> float | None:
+    """The value of `rule`'s metric where it beats `best`, else None. ValueError where there is no such metric."""
+    if not rule:
+        return None
+    direction, _, name = rule.partition(":")
+    if name not in figures:
+        raise ValueError(f"--best {rule}: there is no {name!r}, only {', '.join(figures)}")
+    value = figures[name]
+    if best is None or (value > best if direction == "max" else value < best):
+        return value
+    return None
+
+
+def must_leave(run: Run, watcher: Watcher, saver: Saver, step_seconds: float) -> bool:
+    if watcher.notice is None:
+        return False
+    reserve = FINAL_SAVE_FACTOR * saver.save_seconds + FINAL_SAVE_SECONDS + 2 * step_seconds
+    return not run.last_safe_step or watcher.seconds_left() <= reserve
+
+
+def tell(run: Run, report: Reporter, loss: float, rate: float) -> None:
+    step, epoch = run.counters.step, run.sampler.epoch
+    report.progress(step=step, epoch=epoch, loss=loss, samples_per_second=rate)
+    report.metrics.add(step=step, epoch=epoch, loss=loss, samples_per_second=rate)
+
+
+# ---------------------------------------------------------------------------------------------------- resume and save
+class Saver:
+    """Saves the run at its pace, and learns what a save takes."""
+
+    def __init__(self, run: Run, store: Store, pace: Pace, report: Reporter) -> None:
+        self.run, self.store, self.pace, self.report = run, store, pace, report
+        self.save_seconds = 0.0  # the longest of the last few
+        self._wanted = False
+        self._failed = 0
+
+    def after_step(self, asked: bool) -> None:
+        """Save where it is due or asked for. While one save is pending the next waits, the training does not."""
+        outcome = self.store.ended()
+        if outcome is not None:
+            self._learn(outcome)
+        self._wanted = self._wanted or asked or self.pace.due(self.run.counters.step)
+        if self._wanted and not self.store.busy:
+            self._begin()
+            self._wanted = False
+
+    def keep(self, best: bool, milestone: bool) -> None:
+        """Save this very state for good: a pending save is waited for, which happens once an epoch at most."""
+        self.store.wait_copied()
+        self._learn(self.store.flush())
+        self._begin(best=best, milestone=milestone)
+
+    def save_now(self) -> Outcome | None:
+        """The state of this step, durable when this returns. SaveFailed where it is not."""
+        self.store.wait_copied()
+        last = self.store.flush()
+        if last is None or last.step != self.run.counters.step or last.path is None or self._position_moved:
+            self._begin()
+            last = self.store.flush()
+        if last is not None and last.fault is not None:
+            raise last.fault
+        return last
+
+    def hand_over(self) -> Ended:
+        self.save_now()
+        return Ended.SAVED_AND_STOPPED
+
+    def _begin(self, best: bool = False, milestone: bool = False) -> None:
+        run = self.run
+        began = time.monotonic()
+        tree = state.gather(run.parts(), config=run.config)
+        mark = state.digest(tree["rng"], run.sampler.next_ids(DIGEST_SAMPLES))
+        info = {
+            "epoch": run.sampler.epoch,
+            "digest": mark,
+            "best": run.counters.best,
+            "save_seconds": self.save_seconds,
+            "threads": torch.get_num_threads(),
+        }
+        self.store.save(run.counters.step, tree, info=info, later=changed_by_step(run), best=best, milestone=milestone)
+        self._saved_epoch = run.sampler.epoch
+        self.pace.begun()
+        self.pace.cost(time.monotonic() - began)
+
+    _saved_epoch = -1
+
+    @property
+    def _position_moved(self) -> bool:
+        """The epoch was closed since the last save, without a step between."""
+        return self._saved_epoch != self.run.sampler.epoch
+
+    def _learn(self, outcome: Outcome | None) -> None:
+        if outcome is None:
+            return
+        if outcome.fault is not None:
+            self._failed += 1
+            self.report.warn(str(outcome.fault))
+            if self._failed >= FAILED_SAVES_MAX:
+                raise outcome.fault
+            return
+        self._failed = 0
+        first, self.save_seconds = self.save_seconds == 0, max(outcome.seconds, self.save_seconds * 0.7)
+        if first:
+            warn_if_too_slow(self.save_seconds, outcome.data_bytes, self.report)
+
+
+def changed_by_step(run: Run) -> list[torch.Tensor]:
+    """The tensors that nothing but `optimizer.step` changes: parameters that it trains, and its own state."""
+    tensors = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
+    own = [value for values in run.optimizer.state.values() for value in values.values()]
+    return tensors + [value for value in own if isinstance(value, torch.Tensor)]
+
+
+def resume(run: Run, store: Store, report: Reporter) -> Loaded | None:
+    """Load the newest valid checkpoint into `run`, or prepare for the first save; the generators are restored last."""
+    loaded = store.load()
+    for path, what in store.set_aside:
+        report.warn(f"a broken checkpoint was set aside as {path}: {what}")
+    dropped = report.metrics.begin(loaded.step if loaded is not None else 0)
+    if loaded is None:
+        store.prepare(state.gather(run.parts(), config=run.config))
+        report.say(f"no checkpoint in {store.folder}: beginning at step 0 of {run.steps_total}")
+        return None
+    refuse_another_run(run.config, loaded.tree["values"]["config"], report)
+    state.restore(run.parts(), loaded.tree)
+    mark = state.digest(state.rng_state(), run.sampler.next_ids(DIGEST_SAMPLES))
+    report.saved(loaded.step, loaded.path)
+    report.say(
+        f"resumed at step {loaded.step} of {run.steps_total} (epoch {run.sampler.epoch + 1}) from {loaded.path.name},"
+        f" {loaded.data_bytes / 1e6:.1f} MB verified in {loaded.seconds:.2f} s; digest {mark};"
+        f" {dropped} later lines of metrics dropped"
+    )
+    if mark != loaded.info["digest"]:
+        report.warn(
+            f"the generators or the next samples differ from those saved (digest {loaded.info['digest']}):"
+            " this run will not be exactly the one that was interrupted"
+        )
+    if loaded.info["save_seconds"]:
+        warn_if_too_slow(loaded.info["save_seconds"], loaded.data_bytes, report)
+    return loaded
+
+
+def refuse_another_run(now: dict[str, Any], before: dict[str, Any], report: Reporter) -> None:
+    """SpothealError where the checkpoint is of another model or data; a warning where only figures differ."""
+    different: Sequence[str] = [name for name in now if now[name] != before.get(name)]
+    listed = ", ".join(f"{name} {before.get(name)!r} -> {now[name]!r}" for name in different)
+    if {"dataset", "model", "optimizer"} & set(different):
+        raise SpothealError(
+            f"the checkpoint is of another run: {listed}",
+            next_step="use the options of the run that wrote it, or an empty checkpoint folder",
+        )
+    if different:
+        report.warn(f"options differ from the run that wrote the checkpoint: {listed}")
+
+
+def warn_if_too_slow(save_seconds: float, data_bytes: int, report: Reporter) -> None:
+    needed = FINAL_SAVE_FACTOR * save_seconds + FINAL_SAVE_SECONDS
+    if needed > NOTICE_SECONDS:
+        report.warn(
+            f"a save of {data_bytes / 1e6:.0f} MB takes {save_seconds:.0f} s here; with its margin that does not fit in"
+            f" the {NOTICE_SECONDS:.0f} s a notice leaves: give the volume more throughput, or save more often"
+        )

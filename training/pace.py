@@ -1,0 +1,77 @@
+"""When to save: every N steps, every N seconds, or as often as is cheap enough."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+OVERHEAD_MAX = 0.01
+SECONDS_MIN, SECONDS_MAX = 2.0, 900.0
+SECONDS_FIRST = 30.0  # until a cost has been measured
+
+
+@dataclass(frozen=True)
+class Every:
+    """`steps` or `seconds`; both 0: automatic."""
+
+    steps: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Every:
+        """`100` (steps), `30s`, `5m` or `auto`. ValueError otherwise."""
+        if text == "auto":
+            return cls()
+        match = re.fullmatch(r"([1-9]\d*)(s|m)?", text)
+        if not match:
+            raise ValueError(f"{text!r} is neither a number of steps (100), nor a time (30s, 5m), nor auto")
+        number, unit = int(match[1]), match[2]
+        return cls(seconds=number * (60.0 if unit == "m" else 1.0)) if unit else cls(steps=number)
+
+
+def best_interval(cost_seconds: float, between_interruptions_seconds: float) -> float:
+    """Seconds between saves that lose the least time, at most 1 % of it for saving.
+
+    Young's first-order optimum sqrt(2 C M), with Daly's condition C < M/2.
+    Source: J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 2006.
+    """
+    cost, between = max(cost_seconds, 1e-6), between_interruptions_seconds
+    optimum = math.sqrt(2 * cost * between) if cost < between / 2 else math.inf
+    return min(max(optimum, cost / OVERHEAD_MAX, SECONDS_MIN), max(SECONDS_MAX, cost / OVERHEAD_MAX))
+
+
+class Pace:
+    """Says when the next save is due, and learns what a save costs."""
+
+    def __init__(
+        self,
+        every: Every,
+        between_interruptions_seconds: float = 7200.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.every = every
+        self._between, self._monotonic = between_interruptions_seconds, monotonic
+        self._last = monotonic()
+        self._cost: float | None = None
+
+    @property
+    def interval_seconds(self) -> float:
+        if self.every.seconds:
+            return self.every.seconds
+        return SECONDS_FIRST if self._cost is None else best_interval(self._cost, self._between)
+
+    def due(self, step: int) -> bool:
+        if self.every.steps:
+            return step % self.every.steps == 0
+        return self._monotonic() - self._last >= self.interval_seconds
+
+    def begun(self) -> None:
+        """A save has begun."""
+        self._last = self._monotonic()
+
+    def cost(self, seconds: float) -> None:
+        """What the last save took from the training; the mean follows by a third."""
+        self._cost = seconds if self._cost is None else self._cost + (seconds - self._cost) / 3

@@ -1,0 +1,129 @@
+"""What the training says of itself: the progress file, the metrics file, and lines on standard output."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from spotheal.agent.clock import SystemClock, rfc3339
+from spotheal.agent.contract import Progress, Saved, write_atomically
+
+PROGRESS_SECONDS = 0.25
+
+log = logging.getLogger("spotheal.training")
+
+
+class Metrics:
+    """The metrics file: JSON lines, appended; those after a step are dropped when training resumes there."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._fd: int | None = None
+
+    def begin(self, resumed_step: int) -> int:
+        """Open the file and drop lines after `resumed_step` and a torn last line; returns how many were dropped."""
+        if self._path is None:
+            return 0
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        lines = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
+        kept = [line for line in lines if _step_of(line) <= resumed_step]
+        if len(kept) != len(lines):
+            beside = self._path.with_name(f".{self._path.name}.tmp")
+            with open(beside, "wb") as file:
+                file.writelines(kept)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, self._path)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return len(lines) - len(kept)
+
+    def add(self, **values: float | int) -> None:
+        """One line in one write, so that no reader sees half of it. NaN and infinity become null."""
+        if self._fd is None:
+            return
+        body = {key: value if math.isfinite(value) else None for key, value in values.items()}
+        with _survived("the metrics file"):
+            os.write(self._fd, (json.dumps(body) + "\n").encode())
+
+    def sync(self) -> None:
+        """Make the lines durable: called before a checkpoint is acknowledged, so none before its step can be lost."""
+        if self._fd is not None:
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+class Reporter:
+    """Writes SPOTHEAL_PROGRESS_FILE a few times a second, and at once when a checkpoint has become durable.
+
+    `saved` may be called from another thread. A file that cannot be written never stops the training.
+    """
+
+    def __init__(self, progress_file: Path | None, metrics: Metrics) -> None:
+        self.metrics = metrics
+        self._file = progress_file
+        self._lock = threading.Lock()
+        self._progress = Progress(step=0)
+        self._saved: Saved | None = None
+        self._written = -math.inf
+
+    def progress(self, now: bool = False, **fields: object) -> None:
+        """The newest figures (the names of `Progress`); written when the last time is long enough ago, or `now`."""
+        with self._lock:
+            self._progress = Progress(**{**vars(self._progress), **fields, "saved": self._saved})
+            if now or time.monotonic() - self._written >= PROGRESS_SECONDS:
+                self._write()
+
+    @property
+    def due(self) -> bool:
+        """Whether `progress` would write: the figures may cost a wait for the device."""
+        return self._file is not None and time.monotonic() - self._written >= PROGRESS_SECONDS
+
+    def saved(self, step: int, path: Path) -> None:
+        with self._lock:
+            self._saved = Saved(step, str(path), rfc3339(SystemClock().now()))
+            # A checkpoint proves its step, also where the figures of the last quarter of a second are still missing.
+            fields = {**vars(self._progress), "saved": self._saved, "step": max(step, self._progress.step)}
+            self._progress = Progress(**fields)
+            self._write()
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def warn(self, text: str) -> None:
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        if self._file is not None:
+            with _survived("the progress file"):
+                write_atomically(self._file, self._progress.to_json())
+
+
+@contextlib.contextmanager
+def _survived(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as fault:
+        log.warning("%s cannot be written: %s", what, fault)
+
+
+def _step_of(line: bytes) -> float:
+    """The line's step; infinite for a torn or foreign line, which is dropped."""
+    try:
+        body = json.loads(line)
+        step = body.get("step") if isinstance(body, Mapping) and line.endswith(b"\n") else None
+    except ValueError:
+        step = None
+    return step if isinstance(step, int) else math.inf

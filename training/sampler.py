@@ -1,0 +1,153 @@
+"""A sampler whose position is state, so that a resume goes on in the middle of an epoch with the very next sample.
+
+The order of an epoch is a function of (seed, epoch) alone; no global generator is touched. What workers have fetched
+ahead does not count: the position is what the training has used, and the training says so with `advance`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+
+class ExactSampler(Sampler[int]):
+    """Indices of one rank's share of an epoch, from the saved position on.
+
+    `position` counts samples of this rank used in this epoch. With several ranks the order is cut as
+    torch.utils.data.DistributedSampler cuts it: padded with its own beginning, or shortened with `drop_last`.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+    ) -> None:
+        if length < 1 or not 0 <= rank < world_size:
+            raise ValueError(f"length {length}, rank {rank}, world size {world_size} make no sampler")
+        self.length, self.seed, self.shuffle, self.drop_last = length, seed, shuffle, drop_last
+        self.rank, self.world_size = rank, world_size
+        self.epoch = 0
+        self.position = 0
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    @property
+    def share(self) -> int:
+        """Samples of this rank in a whole epoch."""
+        return self.length // self.world_size if self.drop_last else -(-self.length // self.world_size)
+
+    def order(self) -> list[int]:
+        """This rank's indices of the whole epoch."""
+        if self._order[0] != self.epoch:
+            self._order = self.epoch, self._draw_order()
+        return self._order[1]
+
+    def _draw_order(self) -> list[int]:
+        if self.shuffle:
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % 2**63)
+            order = torch.randperm(self.length, generator=generator).tolist()
+        else:
+            order = list(range(self.length))
+        total = self.share * self.world_size
+        order = (order * -(-total // self.length))[:total]
+        return [int(index) for index in order[self.rank :: self.world_size]]
+
+    def next_ids(self, count: int) -> list[int]:
+        return self.order()[self.position : self.position + count]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order()[self.position :])
+
+    def __len__(self) -> int:
+        """Samples that are left in this epoch."""
+        return max(0, self.share - self.position)
+
+    def advance(self, samples: int) -> None:
+        """`samples` more have been used for training."""
+        self.position = min(self.share, self.position + samples)
+
+    def next_epoch(self) -> None:
+        self.epoch += 1
+        self.position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            # counted over all ranks, so that another world size can go on from here
+            "position": self.position * self.world_size,
+            "seed": self.seed,
+            "length": self.length,
+            "shuffle": self.shuffle,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """ValueError where the state belongs to another data set or order."""
+        for name in ("seed", "length", "shuffle"):
+            if state_dict[name] != getattr(self, name):
+                raise ValueError(f"{name} was {state_dict[name]} and is {getattr(self, name)}: the order differs")
+        self.epoch = int(state_dict["epoch"])
+        self.position = min(self.share, -(-int(state_dict["position"]) // self.world_size))
+
+
+class SeededSamples(Dataset[Any]):
+    """A data set whose random transforms depend on (seed, epoch, index) alone, not on the worker or its past.
+
+    Without it augmentation in a worker follows that worker's generator, and a resume in mid-epoch sees other images.
+    `set_epoch` must be called before each epoch's iterator is made.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int = 0) -> None:
+        self.dataset, self.seed, self.epoch = dataset, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> Any:
+        if torch.utils.data.get_worker_info() is not None:
+            return self._draw(index)
+        # In the training's own process: its generators must not notice.
+        numpy = sys.modules.get("numpy")
+        before = random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
+        try:
+            return self._draw(index)
+        finally:
+            random.setstate(before[0])
+            torch.set_rng_state(before[1])
+            if numpy is not None and before[2] is not None:
+                numpy.random.set_state(before[2])
+
+    def _draw(self, index: int) -> Any:
+        seed = ((self.seed * 1_000_003 + self.epoch) * 1_000_003 + index) % 2**32
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(seed)
+        return self.dataset[index]
+
+
+def exact_loader(dataset: Dataset[Any], sampler: ExactSampler, batch_size: int, workers: int = 0) -> DataLoader[Any]:
+    """A DataLoader that draws nothing from the global generators: make an iterator of it at any time.
+
+    The generator of its own only seeds the workers, where SeededSamples seeds again for each sample.
+    """
+    return DataLoader(
+        dataset,
+        batch_size=batch_size,
+        sampler=sampler,
+        num_workers=workers,
+        generator=torch.Generator().manual_seed(sampler.seed),
+        drop_last=False,
+        pin_memory=torch.cuda.is_available(),
+    )

@@ -1,0 +1,189 @@
+"""Slots: a fixed number of checkpoint files overwritten in place, so that the next snapshot of the volume stays small.
+
+The order, after which no crash and no power loss can lose an acknowledged checkpoint (tests enumerate them all):
+rename the oldest slot to `.tmp`, fsync the folder; zero its header, fsync; payload, fsync; header, fsync;
+rename to `step-N`, fsync the folder. While one slot is written the others are untouched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spotheal.training.checksum import checksum
+from spotheal.training.files import Files, open_regular, read_into
+from spotheal.training.format import (
+    ALIGNMENT,
+    BrokenCheckpoint,
+    Header,
+    header_bytes,
+    header_length,
+    parse_header,
+)
+from spotheal.training.image import TORCH_DTYPE, Image
+
+SUFFIX = ".safetensors"
+BROKEN = "broken-"
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What is to be written: the image's data region, and a header that is made once its checksums are known."""
+
+    image: Image
+    header: Header  # checksums still empty
+    state_json: str
+    info_json: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """One series of files in a folder: `step-` (the slots), `best-`, `milestone-`. `kept` 0 keeps every one."""
+
+    folder: Path
+    prefix: str
+    kept: int
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"{self.prefix}{step:09d}{SUFFIX}"
+
+    @property
+    def temporary(self) -> Path:
+        return self.folder / f".{self.prefix.rstrip('-')}.tmp"
+
+    def found(self) -> list[tuple[int, Path]]:
+        """Step and path of every file of the series, newest first, by name alone."""
+        pattern = re.compile(re.escape(self.prefix) + r"(\d{1,18})" + re.escape(SUFFIX))
+        matches = ((pattern.fullmatch(path.name), path) for path in self.folder.iterdir())
+        return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
+
+    # ---------------------------------------------------------------------------------------------------------- write
+    def write(self, files: Files, payload: Payload, checksums: Callable[[int], int]) -> Path:
+        """Write `payload` as step `payload.header.step`, durably; the path once it is acknowledged.
+
+        `checksums(i)` gives chunk i's checksum and may wait until that chunk of the image is complete.
+        OSError where it fails: nothing is acknowledged then, and the files before are as they were.
+        """
+        final = self.path(payload.header.step)
+        self._free_a_slot(files, final)
+        write_file(files, self.temporary, payload, checksums)
+        files.rename(self.temporary, final)
+        files.sync_folder(self.folder)
+        return final
+
+    def _free_a_slot(self, files: Files, final: Path) -> None:
+        """Turn the oldest slot into `.tmp`, unless a crash left one or there is still room for another slot."""
+        if self.temporary.is_symlink():
+            files.unlink(self.temporary)
+        if self.temporary.exists():
+            return
+        # A file of the very step that is written stays until the new one replaces it: it may be the only good one.
+        found = [path for _, path in self.found() if path != final]
+        if self.kept and len(found) >= max(self.kept, 2):
+            files.rename(found[-1], self.temporary)
+            files.sync_folder(self.folder)
+
+
+def write_file(files: Files, path: Path, payload: Payload, checksums: Callable[[int], int]) -> None:
+    """The file itself, made or overwritten, its header last; OSError where it fails, and then it is gone."""
+    header, image = payload.header, payload.image
+    fd = files.create(path)
+    direct = None
+    try:
+        files.write(fd, bytes(ALIGNMENT), 0)
+        files.truncate(fd, header.file_bytes)
+        files.fsync(fd)
+        direct = files.direct(path)
+        out = fd if direct is None else direct
+        sums = []
+        for index, begin in enumerate(range(0, header.layout.data_bytes, header.chunk_bytes)):
+            sums.append(checksums(index))
+            at = header.data_at + begin
+            size = min(header.chunk_bytes, header.layout.data_bytes - begin)
+            out = _write_chunk(files, fd, out, image.view[at : at + size], at)
+        files.fsync(fd)
+        texts = payload.state_json, payload.info_json
+        whole = header_bytes(header.layout, header.step, *texts, header.chunk_bytes, sums, header.data_at)
+        files.write(fd, whole, 0)
+        files.fsync(fd)
+    except OSError:
+        # After a failed fsync the kernel may have dropped the pages: this file's content is no longer known.
+        with contextlib.suppress(OSError):
+            files.unlink(path)
+        raise
+    finally:
+        files.close(fd)
+        if direct is not None:
+            files.close(direct)
+
+
+def _write_chunk(files: Files, fd: int, out: int, data: memoryview, at: int) -> int:
+    """Write past the page cache (`out`) where that works; returns the descriptor to go on with."""
+    try:
+        files.write(out, data, at)
+        return out
+    except OSError as fault:
+        if out == fd or fault.errno != errno.EINVAL:  # some filesystems refuse O_DIRECT only at the first write
+            raise
+    files.write(fd, data, at)
+    return fd
+
+
+def read_header(path: Path) -> Header:
+    """The header alone, checked against its own checksum. BrokenCheckpoint or OSError."""
+    fd = open_regular(path)
+    try:
+        return _header(fd, path)
+    finally:
+        Files().close(fd)
+
+
+def read(path: Path, image_for: Callable[[int], Image]) -> tuple[Header, Image]:
+    """The whole file, every checksum verified, into `image_for(bytes)`. BrokenCheckpoint or OSError."""
+    files = Files()
+    fd = open_regular(path)
+    direct = open_regular(path, direct=True)
+    try:
+        header = _header(fd, path)
+        image = image_for(header.file_bytes)
+        for index, begin in enumerate(range(0, header.layout.data_bytes, header.chunk_bytes)):
+            at = header.data_at + begin
+            size = min(header.chunk_bytes, header.layout.data_bytes - begin)
+            if read_into(direct, image.view[at : at + size], at) != size:
+                raise BrokenCheckpoint("it ends early")
+            if checksum(image.bytes[at : at + size]) != header.checksums[index]:
+                raise BrokenCheckpoint(f"the checksum of chunk {index} (bytes {at} to {at + size}) does not match")
+        return header, image
+    finally:
+        files.close(fd)
+        files.close(direct)
+
+
+def set_aside(path: Path, files: Files) -> Path:
+    """Rename a broken file so that no scan finds it again; its content stays for whoever wants to look."""
+    names = (path.with_name(f"{BROKEN}{path.name}{extra}") for extra in ("", *(f".{n}" for n in range(1, 1000))))
+    aside = next(name for name in names if not name.exists())
+    files.rename(path, aside)
+    files.sync_folder(path.parent)
+    return aside
+
+
+def _header(fd: int, path: Path) -> Header:
+    size = os.fstat(fd).st_size
+    first = bytearray(8)
+    read_into(fd, memoryview(first), 0)
+    whole = bytearray(header_length(bytes(first), size))
+    read_into(fd, memoryview(whole), 0)
+    header = parse_header(bytes(whole), size)
+    unknown: Iterable[Any] = {entry.dtype for entry in header.layout.entries} - TORCH_DTYPE.keys()
+    for dtype in unknown:
+        raise BrokenCheckpoint(f"it holds tensors of type {dtype}, which this torch does not have")
+    if header.data_at % ALIGNMENT:
+        raise BrokenCheckpoint("its data does not begin at a page")
+    return header

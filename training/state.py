@@ -1,0 +1,203 @@
+"""Everything that makes a resume exact, as a tree of plain values and tensors, and that tree as JSON and named tensors.
+
+Only these may occur in a state: None, bool, int, float, str, bytes, list, tuple, set, dict, torch.Tensor, numpy arrays
+and numbers. Anything else is refused at the save, with its place in the tree; nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import hashlib
+import json
+import math
+import random
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from spotheal.agent.errors import SpothealError
+from spotheal.training.image import FORMAT_DTYPE
+
+
+class Stateful(Protocol):
+    """What torch's modules, optimizers, schedulers, scalers and our sampler have in common."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+class UnsavableState(SpothealError, TypeError):
+    """A value of the state has a type that cannot be saved without executing code at the load."""
+
+
+# ---------------------------------------------------------------------------------------------------- tree <-> values
+def pack(tree: Any) -> tuple[dict[str, torch.Tensor], Any]:
+    """The tensors of `tree` by name, and the rest as values for JSON. UnsavableState names what cannot be saved."""
+    tensors: dict[str, torch.Tensor] = {}
+    return tensors, _pack(tree, "", tensors)
+
+
+def unpack(values: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The tree again. ValueError or KeyError where `values` was not made by `pack`."""
+    if isinstance(values, list):
+        return [unpack(value, tensors) for value in values]
+    if not isinstance(values, dict):
+        return values
+    if len(values) != 1 or not (key := next(iter(values))).startswith("$"):
+        return {key: unpack(value, tensors) for key, value in values.items()}
+    value = values[key]
+    if key == "$tensor":
+        return tensors[value]
+    if key == "$array":
+        return tensors[value].numpy().copy()
+    if key == "$float":
+        return float(value)
+    if key == "$bytes":
+        return base64.b64decode(value)
+    if key == "$tuple":
+        return tuple(unpack(item, tensors) for item in value)
+    if key == "$set":
+        return {unpack(item, tensors) for item in value}
+    if key == "$dict":
+        return {unpack(name, tensors): unpack(item, tensors) for name, item in value}
+    raise ValueError(f"{key!r} is no mark of ours")
+
+
+def to_json(values: Any) -> str:
+    return json.dumps(values, separators=(",", ":"), allow_nan=False)
+
+
+def _pack(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.dtype not in FORMAT_DTYPE or value.layout is not torch.strided:
+            raise UnsavableState(f"{place or 'the state'} is a tensor of {value.dtype}, {value.layout}: not savable")
+        tensors[place] = value.detach()
+        return {"$tensor": place}
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, list):
+        return [_pack(item, f"{place}/{index}", tensors) for index, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return {"$tuple": [_pack(item, f"{place}/{index}", tensors) for index, item in enumerate(value)]}
+    if isinstance(value, (set, frozenset)):
+        return {"$set": [_pack(item, place, tensors) for item in sorted(value, key=repr)]}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: _pack(item, f"{place}/{key}" if place else key, tensors) for key, item in value.items()}
+        return {
+            "$dict": [
+                [_pack(key, place, tensors), _pack(item, f"{place}/{key}", tensors)] for key, item in value.items()
+            ]
+        }
+    if type(value).__module__ == "numpy":
+        array = torch.from_numpy(value.copy()) if getattr(value, "shape", ()) else value.item()
+        if isinstance(array, torch.Tensor):
+            tensors[place] = array
+            return {"$array": place}
+        return _pack(array, place, tensors)
+    raise UnsavableState(
+        f"{place or 'the state'} is a {type(value).__name__}, which cannot be saved without executing code at the load",
+        next_step="give its numbers as int, float, str, list, dict or tensor in state_dict()",
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- the RNGs
+def rng_state() -> dict[str, Any]:
+    """The state of every generator a training draws from: python, numpy (where it is imported), torch, CUDA."""
+    version, numbers, gauss = random.getstate()
+    state: dict[str, Any] = {
+        "python": {"version": version, "numbers": torch.tensor(numbers, dtype=torch.int64), "gauss": gauss},
+        "torch": torch.get_rng_state(),
+    }
+    if (numpy := sys.modules.get("numpy")) is not None:
+        legacy = numpy.random.get_state(legacy=False)
+        state["numpy"] = {
+            "kind": legacy["bit_generator"],
+            "key": torch.from_numpy(legacy["state"]["key"].astype("int64")),
+            "position": int(legacy["state"]["pos"]),
+            "has_gauss": int(legacy["has_gauss"]),
+            "gauss": float(legacy["gauss"]),
+        }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = {str(device): value for device, value in enumerate(torch.cuda.get_rng_state_all())}
+    return state
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """Put every generator back to where it was. Generators of CUDA devices that are gone are left out."""
+    python = state["python"]
+    random.setstate((python["version"], tuple(python["numbers"].tolist()), python["gauss"]))
+    torch.set_rng_state(state["torch"].clone())
+    if "numpy" in state:
+        import numpy
+
+        saved = state["numpy"]
+        key = saved["key"].numpy().astype("uint32")
+        numpy.random.set_state((saved["kind"], key, saved["position"], saved["has_gauss"], saved["gauss"]))
+    if "cuda" in state and torch.cuda.is_available():
+        for device, value in state["cuda"].items():
+            if int(device) < torch.cuda.device_count():
+                torch.cuda.set_rng_state(value.clone(), int(device))
+
+
+def digest(state: Mapping[str, Any], next_ids: Iterable[int]) -> str:
+    """12 hex digits over the generators and the ids of the next samples: logged at save and resume, to be compared."""
+    hashed = hashlib.sha256(",".join(map(str, next_ids)).encode())
+    tensors, values = pack(state)
+    hashed.update(json.dumps(values, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous().cpu()
+        hashed.update(ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size()))
+    return hashed.hexdigest()[:12]
+
+
+# ---------------------------------------------------------------------------------------------------- gather, restore
+def gather(parts: Mapping[str, Stateful], **values: Any) -> dict[str, Any]:
+    """The tree to save: each part's state_dict by its name, the RNGs, and plain `values`."""
+    return {"parts": {name: part.state_dict() for name, part in parts.items()}, "rng": rng_state(), "values": values}
+
+
+def restore(parts: Mapping[str, Stateful], tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Load every part, then the RNGs, last; returns the plain values. Tensors are copied, never kept.
+
+    SpothealError where the saved parts are not the ones asked for, or do not fit them.
+    """
+    saved = tree["parts"]
+    if set(saved) != set(parts):
+        raise SpothealError(
+            f"the checkpoint holds {', '.join(sorted(saved))}; this run has {', '.join(sorted(parts))}",
+            next_step="start with the options of the run that wrote it, or with an empty checkpoint folder",
+        )
+    for name, part in parts.items():
+        try:
+            part.load_state_dict(copied(saved[name]))
+        except (RuntimeError, ValueError, KeyError, TypeError) as fault:
+            raise SpothealError(
+                f"the checkpoint's {name} does not fit this run's: {str(fault)[:300]}",
+                next_step="start with the options of the run that wrote it, or with an empty checkpoint folder",
+            ) from fault
+    set_rng_state(tree["rng"])
+    return dict(tree["values"])
+
+
+def copied(tree: Any) -> Any:
+    """`tree` with tensors of its own: those of a load lie in a buffer that the next save overwrites."""
+    if isinstance(tree, torch.Tensor):
+        return tree.clone()
+    if isinstance(tree, dict):
+        return {key: copied(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [copied(value) for value in tree]
+    if isinstance(tree, tuple):
+        return tuple(copied(value) for value in tree)
+    return tree
