@@ -140,13 +140,12 @@ def store_results(work: Finishing, stop: Stop) -> str:
             return fault
 
 
-def record(work: Finishing, end: End, stop: Stop) -> End:
-    """Write the end to store and tags. Returns it, with the reason changed where results could not be stored."""
-    missing = store_results(work, stop)
+def record(work: Finishing, end: End, missing: str = "") -> End:
+    """Write the end to store and tags. `missing` (of `store_results`): why results are not stored, told in the reason."""
     if missing:
         end = replace(end, reason=f"{end.reason}; results not stored ({missing}), they are kept on {work.volume}")
     work.ledger.add("end", phase=end.phase.value, reason=end.reason, saved_step=work.saved_step)
-    work.status.update(phase=end.phase, reason=end.reason)
+    work.status.end(phase=end.phase, reason=end.reason)
     _tag(work, end, results_stored=not missing)
     return end
 

@@ -1,7 +1,7 @@
-"""Where the agent keeps things on the instance, all below one root, as with DESTDIR.
+"""Where the agent keeps its own things on the instance, all below one root, as with DESTDIR.
 
 The root is SPOTHEAL_ROOT, normally `/`. Another one lets the agent be run by hand without root, and lets several run
-side by side on one machine.
+side by side on one machine. What a trainer is given is in `folders`.
 """
 
 from __future__ import annotations
@@ -29,20 +29,6 @@ class Paths:
     @property
     def logs(self) -> Path:
         return self.root / "var/log/spotheal"
-
-    @property
-    def run(self) -> Path:
-        """Notice, rebalance and progress files; gone at reboot."""
-        return self.root / "run/spotheal"
-
-    @property
-    def clone(self) -> Path:
-        return self.root / "var/lib/spotheal/src"
-
-    @property
-    def trainer_library(self) -> Path:
-        """Our own package alone, for the trainer's interpreter."""
-        return self.root / "opt/spotheal/trainer"
 
     def mount_point(self, mount: str) -> Path:
         return self.root / mount.lstrip("/")

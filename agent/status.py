@@ -45,6 +45,15 @@ class Status:
             self._fields |= {key: value.value if isinstance(value, Phase) else value for key, value in fields.items()}
         self.publish()
 
+    def end(self, phase: Phase, reason: str) -> None:
+        """The run is over: written also by an instance that never held a term (its set-up failed, or it parks the run).
+
+        Raises SpothealError where the store cannot be reached: an end that nobody can read is no end.
+        """
+        with self._lock:
+            self._fields |= {"phase": phase.value, "reason": reason}
+            self._store.write_status(self.document())
+
     def progress(self, progress: Progress) -> None:
         """Note how far the trainer is; published at most every `PUBLISH_SECONDS_MIN`."""
         with self._lock:

@@ -22,6 +22,7 @@ from spotheal.agent.finish import (
     decide_parked,
     launches_without_progress,
     record,
+    store_results,
 )
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.names import Phase, StoreUrl
@@ -133,7 +134,8 @@ def test_done_stores_results_and_marks_the_volume(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep/model.safetensors").write_bytes(b"weights")
     store, cloud = FakeStore(down=3), FakeCloud()
-    record(finishing(store, cloud, tmp_path), End(Phase.DONE, "exit 0"), never())
+    work = finishing(store, cloud, tmp_path)
+    record(work, End(Phase.DONE, "exit 0"), store_results(work, never()))
     assert b"weights" == store.objects["results/deep/model.safetensors"]
     assert "done" == store.objects["status.json"]["phase"]
     assert {"spotheal:state": "done", "spotheal:saved-step": "90", "spotheal:reason": "done: exit 0"} == cloud.tags
@@ -143,7 +145,7 @@ def test_results_that_cannot_be_stored_keep_the_volume_and_say_so(tmp_path: Path
     (tmp_path / "model").write_bytes(b"weights")
     store, cloud = FakeStore(down=10**6), FakeCloud()
     work = finishing(store, cloud, tmp_path)
-    end = record(work, End(Phase.DONE, "exit 0"), never())
+    end = record(work, End(Phase.DONE, "exit 0"), store_results(work, never()))
     assert "results not stored" in end.reason
     assert "spotheal:state" not in cloud.tags
     assert 900 <= work.clock.monotonic() < 1000
@@ -151,7 +153,7 @@ def test_results_that_cannot_be_stored_keep_the_volume_and_say_so(tmp_path: Path
 
 def test_a_failed_run_keeps_its_volume_for_resume() -> None:
     cloud = FakeCloud()
-    record(finishing(FakeStore(), cloud), End(Phase.FAILED, "x" * 1000), never())
+    record(finishing(FakeStore(), cloud), End(Phase.FAILED, "x" * 1000))
     assert "spotheal:state" not in cloud.tags
     assert 256 == len(cloud.tags["spotheal:reason"])
 

@@ -1,0 +1,74 @@
+"""`spotheal-agent`: wiring only. What the agent does is in `run`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from spotheal.agent import __version__
+from spotheal.agent.config import InstanceConfig
+from spotheal.agent.errors import ConfigError, ExitCode, SpothealError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 the run is over or this machine is going away, 2 configuration, anything else: start me again."""
+    options = _parser().parse_args(arguments)
+    try:
+        config = InstanceConfig.from_json(_read(options.config), source=str(options.config))
+    except ConfigError as error:
+        print(f"spotheal-agent: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    return _run(config)
+
+
+def _run(config: InstanceConfig) -> int:
+    # Imported here so that a wrong configuration is named at once, without boto3's third of a second.
+    from spotheal.agent.life import World
+    from spotheal.agent.run import run
+
+    world = World.real(config)
+    world.logs.bind(job=config.job.job.name, run=config.run)
+
+    def terminated(_: int, __: FrameType | None) -> None:
+        world.asked_to_stop.set()
+
+    signal.signal(signal.SIGTERM, terminated)
+    signal.signal(signal.SIGINT, terminated)
+    try:
+        return run(config, world)
+    except SpothealError as error:
+        world.logs.log.error(error.message, next=error.next_step or None, code=error.code or None)
+        return error.exit_code
+    except Exception:
+        world.logs.log.exception("unexpected error; the agent is started again")
+        return ExitCode.UNEXPECTED
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}", next_step="name the instance's configuration with --config FILE"
+        ) from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="spotheal-agent",
+        description="Runs a training job on this instance: heals its volume, runs the trainer, ends the fleet.",
+        epilog="Any endpoint: AWS_ENDPOINT_URL, AWS_EC2_METADATA_SERVICE_ENDPOINT. All files lie below SPOTHEAL_ROOT.",
+    )
+    parser.add_argument("--version", action="version", version=f"spotheal-agent {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="run the job until it is over or this machine goes away")
+    run.add_argument("--config", type=Path, required=True, metavar="FILE", help="the configuration, JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

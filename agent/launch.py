@@ -1,0 +1,46 @@
+"""`launches/<instance>.json`: each launch of the run, counted before anything can fail, and what came of it.
+
+`outcome`: booting, training, interrupted, ended. `acknowledged`: whether a checkpoint newer than the one it began with
+became durable in this launch. The bootstrap of the user data writes the first version, the agent the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spotheal.agent.clock import Clock, rfc3339
+from spotheal.agent.errors import Retryable
+from spotheal.agent.metadata import Identity
+from spotheal.agent.names import LAYOUT
+from spotheal.agent.store import Store
+
+
+class Launch:
+    """This instance's document."""
+
+    def __init__(self, store: Store, here: Identity, fields: dict[str, Any]) -> None:
+        self._store, self._here, self._fields = store, here, fields
+
+    @classmethod
+    def count(cls, store: Store, here: Identity, clock: Clock) -> Launch:
+        """Count this launch; an agent that is started again on the same instance goes on with what is there."""
+        found = store.get_json(LAYOUT.launch(here.instance)) or {}
+        fields = {"time": rfc3339(clock.now()), "acknowledged": False, **found}
+        fields |= {"zone": here.zone, "instance_type": here.instance_type, "outcome": "booting"}
+        launch = cls(store, here, fields)
+        store.count_launch(here.instance, fields)
+        return launch
+
+    def note(self, **fields: Any) -> None:
+        """Change fields; a store that is down loses the note and stops nothing."""
+        if fields.items() <= self._fields.items():
+            return
+        self._fields |= fields
+        try:
+            self._store.count_launch(self._here.instance, self._fields)
+        except Retryable:
+            return
+
+    def others(self) -> list[dict[str, Any]]:
+        """The run's other launches, by time."""
+        return [launch for launch in self._store.launches() if launch.get("instance") != self._here.instance]

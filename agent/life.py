@@ -1,0 +1,510 @@
+"""The stages of an instance's life, and what runs beside them: heartbeat, interruption watcher, log shipping.
+
+Only wiring and order are here; each stage is a module of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec
+
+from spotheal.agent import aws
+from spotheal.agent.account import trainer_account
+from spotheal.agent.clock import Clock, SystemClock, parse_rfc3339, rfc3339
+from spotheal.agent.config import InstanceConfig, seconds
+from spotheal.agent.contract import Progress
+from spotheal.agent.ec2 import Ec2
+from spotheal.agent.errors import Fatal, Interrupted, SpothealError
+from spotheal.agent.finish import (
+    POWER_OFF_SECONDS,
+    End,
+    Finishing,
+    Trained,
+    cancel,
+    decide_parked,
+    record,
+    store_results,
+)
+from spotheal.agent.folders import Folders, publish
+from spotheal.agent.foreign_command import Surroundings
+from spotheal.agent.handover import HandoverResult, Steps, hand_over
+from spotheal.agent.host import Host
+from spotheal.agent.interpreter import Interpreter, find_interpreter
+from spotheal.agent.interruption import Interruption, Watcher
+from spotheal.agent.keep import link_kept
+from spotheal.agent.launch import Launch
+from spotheal.agent.ledger import Ledger
+from spotheal.agent.logs import Logs
+from spotheal.agent.metadata import Metadata
+from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, Phase
+from spotheal.agent.paths import Paths
+from spotheal.agent.repo import checkout
+from spotheal.agent.setup_commands import prepare as run_setup
+from spotheal.agent.status import Status
+from spotheal.agent.store import Store
+from spotheal.agent.supervisor import Hooks, Supervisor
+from spotheal.agent.volume.context import Context
+from spotheal.agent.volume.heal import Held, heal
+from spotheal.agent.volume.observe import checkpoint_names
+from spotheal.agent.volume.release import create_base, create_handover, detach, leave
+from spotheal.agent.volume.retention import clean_up
+from spotheal.agent.volume.seen import Desired
+
+SHUTDOWN_SECONDS = 90.0  # what an operating system that goes down leaves us; the unit asks for 110
+BASE_AFTER_SAVE_SECONDS = 30.0
+_MEMORY = "run.json"
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything that touches the world, so that a test can put its own in."""
+
+    clock: Clock
+    paths: Paths
+    host: Host
+    metadata: Metadata
+    logs: Logs
+    ec2: Any  # boto3 clients
+    s3: Any
+    asked_to_stop: threading.Event = field(default_factory=threading.Event)  # SIGTERM
+
+    @classmethod
+    def real(cls, config: InstanceConfig) -> World:
+        clock, paths = SystemClock(), Paths.from_environment()
+        ec2, s3 = aws.client("ec2", config.region), aws.client("s3", config.region)
+        return cls(clock, paths, Host(), Metadata(clock=clock), Logs(paths.logs), ec2, s3)
+
+
+def ends_the_run(stage: Callable[P, End]) -> Callable[P, End]:
+    """A permanent fault in a stage is an end of the run: set-up failed, unless the fault itself names another end."""
+
+    @functools.wraps(stage)
+    def run(*args: P.args, **kwargs: P.kwargs) -> End:
+        try:
+            return stage(*args, **kwargs)
+        except RunOver as over:
+            return over.end
+        except Fatal as error:
+            return End(Phase.SETUP_FAILED, str(error))
+
+    return run
+
+
+class RunOver(SpothealError):
+    """A stage found that the run is over."""
+
+    def __init__(self, end: End) -> None:
+        super().__init__(end.reason)
+        self.end = end
+
+
+class Life:
+    """One life of the agent on one instance."""
+
+    def __init__(self, config: InstanceConfig, world: World) -> None:
+        self._config, self._world = config, world
+        self._log, self._clock = world.logs.log, world.clock
+        self._store = Store(world.s3, config.store)
+        self._cloud = Ec2(world.ec2)
+        self._here = world.metadata.identity(progress=lambda why: self._log.warning(why))
+        world.logs.bind(instance=self._here.instance, zone=self._here.zone)
+        self._log.info("this instance", type=self._here.instance_type, image=self._here.image)
+        self._launch = Launch.count(self._store, self._here, self._clock)
+        self._ledger = Ledger(self._store, self._clock, self._here.instance, self._here.zone)
+        self._ledger.add("boot", instance_type=self._here.instance_type)
+        self._status = Status(
+            self._store,
+            self._clock,
+            self._log,
+            job=config.job.job.name,
+            run=config.run,
+            instance=self._here.instance,
+            instance_type=self._here.instance_type,
+            zone=self._here.zone,
+            revision=config.revision,
+        )
+        self._stop = threading.Event()  # this machine goes away: every wait ends
+        self._mount_point = world.paths.mount_point(config.job.volume.mount)
+        self._folders = Folders.at(world.paths.root, config.job.volume.mount)
+        self._account = trainer_account(config.job.cage.user)
+        self._interpreter: Interpreter | None = None
+        self._held: Held | None = None
+        self._supervisor: Supervisor | None = None
+        self._context: Context = self._healing()
+        self._saved_step: int | None = None
+        self._resumed_saved_step: int | None = None  # what this instance found
+        self._cleaned = False  # retention has been seen to
+        self._over = False  # the store says already how the run ended
+        self.leaving = False
+        self._closing = threading.Event()  # the agent ends
+        self._threads: list[threading.Thread] = []
+        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="stage")
+        self._watcher = Watcher(
+            world.metadata,
+            self._clock,
+            on_notice=self._on_notice,
+            on_rebalance=self._on_rebalance,
+            log=lambda text: self._log.warning(text),
+        )
+
+    # ------------------------------------------------------------------------------------------- what runs beside it
+    def __enter__(self) -> Life:
+        self._watcher.start()
+        self._beside("heartbeat", lambda: self._status.beat(self._closing, self._beat))
+        self._beside("shutdown", self._watch_shutdown)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        self._watcher.stop()
+        if self._supervisor is not None and error is not None:
+            self._supervisor.stop(0)
+        self._ledger.flush()
+        self._world.logs.ship(self._store, self._here.instance)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _beside(self, name: str, work: Callable[[], object]) -> None:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _beat(self) -> None:
+        self._world.logs.ship(self._store, self._here.instance)
+        self._ledger.flush()
+        if self._status.fenced.is_set():
+            self._stop.set()
+            if self._supervisor is not None:
+                self._supervisor.stop(0)
+
+    def _watch_shutdown(self) -> None:
+        """SIGTERM is the operating system going down, or a person: either way the trainer saves."""
+        while not self._closing.is_set():
+            if self._clock.sleep(1.0, until=self._world.asked_to_stop):
+                self._watcher.shutdown(self._clock.now() + timedelta(seconds=SHUTDOWN_SECONDS))
+                return
+
+    def _on_notice(self, interruption: Interruption) -> None:
+        notice = interruption.notice
+        self._stop.set()
+        if self._supervisor is not None:
+            self._supervisor.notify(notice, until=interruption.trainer_until)
+        self._launch.note(outcome="interrupted")
+        self._ledger.add("notice", action=notice.action, deadline=rfc3339(notice.deadline))
+        self._status.notice(notice)
+
+    def _on_rebalance(self) -> None:
+        """Save now and make the next snapshot small; go on training, for most of these never come true."""
+        self._ledger.add("rebalance")
+        before = self._saved_step
+        if self._supervisor is not None:
+            self._supervisor.rebalance()
+            until = self._clock.monotonic() + BASE_AFTER_SAVE_SECONDS
+            while self._saved_step == before and self._clock.monotonic() < until:
+                if self._clock.sleep(1.0, until=self._stop):
+                    return
+        self._base_snapshot()
+
+    def _base_snapshot(self) -> None:
+        if self._held is None or self._stop.is_set():
+            return
+        try:
+            found = create_base(self._context, self._held, self._saved_step)
+            self._log.info("took a base snapshot", snapshot=found)
+        except SpothealError as error:
+            self._log.warning("no base snapshot", error=str(error))
+
+    def _base_snapshots(self, every: float, stop: threading.Event) -> None:
+        while not self._clock.sleep(every, until=stop):
+            self._base_snapshot()
+
+    # ----------------------------------------------------------------------------------------------------- the stages
+    def look_back(self) -> None:
+        """Is the run over already? An instance that is launched into a run that has ended cancels its fleet again."""
+        status = self._store.read_status() or {}
+        phase = str(status.get("phase", ""))
+        if phase in {end.value for end in Phase if end.is_end}:
+            self._over = True
+            raise RunOver(End(Phase(phase), str(status.get("reason", ""))))
+        parked = decide_parked(self._launch.others())
+        if parked is not None:
+            raise RunOver(parked)
+
+    def start_clone(self) -> Future[Path]:
+        return self._pool.submit(
+            checkout,
+            self._config,
+            self._folders.clone,
+            clock=self._clock,
+            log=self._log,
+            store=self._store,
+            account=self._account,
+            stop=self._stop,
+        )
+
+    def heal_volume(self) -> None:
+        """The job's volume, mounted here under a term of ours."""
+        self._context = self._healing()
+        self._status.update(phase=Phase.HEALING)
+        found = heal(self._context)
+        if isinstance(found, End):
+            raise RunOver(found)
+        self._held = found
+        self._world.logs.use_volume(self._folders.logs, self._here.instance)
+        self._status.update(volume=found.volume)
+        self._ledger.add("volume", volume=found.volume, moved_from=found.moved_from, device=found.device)
+
+    def _healing(self) -> Context:
+        job = self._config.job
+        desired = Desired(
+            run=self._config.run,
+            instance=self._here.instance,
+            zone=self._here.zone,
+            mountpoint=str(self._mount_point),
+            filesystem=job.volume.filesystem,
+            size_gib=job.volume.size_gib,
+            type=job.volume.type,
+            tags={TAG_JOB: job.job.name, TAG_RUN: self._config.run, TAG_NAME: job.volume.name},
+            initialization_rate=job.volume.initialization_rate,
+        )
+        return Context(
+            desired=desired,
+            ec2=self._cloud,
+            store=self._store,
+            host=self._world.host,
+            clock=self._clock,
+            stop=self._stop,
+            log=self._log,
+            checkpoint_names=checkpoint_names,
+            on_term=self._on_term,
+        )
+
+    def _on_term(self, term: int) -> None:
+        self._world.logs.bind(term=term)
+        self._ledger.term = term
+        self._status.update(term=term)
+
+    def prepare(self, clone: Future[Path]) -> None:
+        """The code at its revision, its environment, and the paths it keeps on the volume."""
+        clone.result()
+        self._folders.make(self._account)
+        link_kept(self._folders.clone, self._config.job.job.keep, self._folders.keep, self._account)
+        where = Surroundings(self._account, self._clock, self._stop)
+        interpreter = find_interpreter(self._config, self._folders, where, self._log)
+        self._interpreter = run_setup(self._config, self._folders, interpreter, where, self._log)
+
+    def run_trainer(self) -> Trained:
+        """The trainer, attempt by attempt, until it is done, has failed, or must go."""
+        assert self._interpreter is not None  # prepare comes before
+        memory = self._read_memory()
+        self._saved_step = memory.get("saved_step")
+        self._resumed_saved_step = self._saved_step
+        supervisor = Supervisor(
+            self._config,
+            self._folders,
+            self._clock,
+            self._log,
+            interpreter=self._interpreter.path,
+            account=self._account,
+            first_attempt=int(memory.get("attempt", 0)) + 1,
+            best_step=memory.get("best_step"),
+            saved_step=self._saved_step,
+            failures=int(memory.get("failures", 0)),
+            hooks=Hooks(
+                on_line=self._world.logs.trainer_line,
+                on_progress=self._on_progress,
+                on_attempt=self._on_attempt,
+                on_event=lambda name, **fields: self._ledger.add(name, **fields),
+            ),
+        )
+        self._supervisor = supervisor
+        interruption = self._watcher.interruption
+        if interruption is not None:  # it came between the last look and here
+            supervisor.notify(interruption.notice, until=interruption.trainer_until)
+        elif self._stop.is_set():
+            raise Interrupted("this machine goes away")
+        training_over = threading.Event()
+        self._start_timers(supervisor, training_over)
+        self._launch.note(outcome="training")
+        self._status.update(phase=Phase.TRAINING)
+        try:
+            ended = supervisor.run()
+        finally:
+            training_over.set()
+            self._supervisor = None
+        self._saved_step = ended.saved_step
+        self._write_memory(ended.attempts, supervisor.best_step, ended.failures)
+        self._look_for_growth()
+        self._log.info("training ended", kind=ended.kind, reason=ended.reason, saved_step=ended.saved_step)
+        tail = "".join(f"\n  | {line}" for line in ended.tail) if ended.kind == "failed" else ""
+        return Trained(ended.kind, ended.reason + tail, ended.saved_step)
+
+    def _start_timers(self, supervisor: Supervisor, over: threading.Event) -> None:
+        limits, requested = self._config.job.limits, self._config.requested_at
+        if limits.hours and requested:
+            left = limits.hours * 3600 - (self._clock.now() - parse_rfc3339(requested)).total_seconds()
+            reason = f"limits.hours = {limits.hours:g} is reached"
+
+            def stop_at_limit() -> None:
+                if not self._clock.sleep(max(0.0, left), until=over):
+                    supervisor.stop_for_limit(reason)
+
+            self._beside("limit", stop_at_limit)
+        every = seconds(self._config.job.volume.snapshot_every)
+        if every:
+            self._beside("base-snapshots", lambda: self._base_snapshots(every, over))
+
+    # ----------------------------------------------------------------------------------------- told by the supervisor
+    def _on_attempt(self, attempt: int) -> None:
+        self._world.logs.bind(attempt=attempt)
+        self._status.update(attempt=attempt)
+        self._write_memory(attempt, self._supervisor.best_step if self._supervisor else None, None)
+
+    def _on_progress(self, progress: Progress) -> None:
+        self._status.progress(progress)
+        saved = progress.saved.step if progress.saved else None
+        if saved is not None and saved != self._saved_step:
+            self._saved_step = saved
+            if saved > (self._resumed_saved_step or 0):
+                self._acknowledged()
+
+    def _acknowledged(self) -> None:
+        """This launch has gained a durable checkpoint: what its predecessors left is surplus now."""
+        self._launch.note(acknowledged=True)
+        if self._held is not None and not self._cleaned:
+            self._cleaned = True
+            self._beside("retention", self._clean_up)
+
+    def _clean_up(self) -> None:
+        if not self._config.job.volume.delete_superseded or self._held is None:
+            return
+        try:
+            gone = clean_up(self._context, self._held, acknowledged_step=self._saved_step)
+            if gone.volumes or gone.snapshots:
+                self._log.info("deleted what is superseded", volumes=gone.volumes, snapshots=gone.snapshots)
+        except SpothealError as error:
+            self._log.warning("superseded volumes and snapshots are left", error=str(error))
+
+    def _look_for_growth(self) -> None:
+        """A trainer that writes no progress file: growth of its checkpoint folder is the sign of progress."""
+        if self._saved_step is None and any(checkpoint_names(str(self._mount_point))):
+            self._launch.note(acknowledged=True)
+
+    # ------------------------------------------------------------------------------------------ memory on the volume
+    def _read_memory(self) -> dict[str, Any]:
+        """What earlier instances of the run left on the volume: attempt, best_step, saved_step, failures."""
+        try:
+            found = json.loads((self._folders.environments / _MEMORY).read_text())
+        except (OSError, ValueError):
+            return {}
+        mine = isinstance(found, dict) and found.get("run") == self._config.run
+        return found if mine else {}
+
+    def _write_memory(self, attempt: int, best_step: int | None, failures: int | None) -> None:
+        memory = self._read_memory() | {"run": self._config.run, "attempt": attempt, "saved_step": self._saved_step}
+        memory |= {"best_step": best_step}
+        if failures is not None:
+            memory["failures"] = failures
+        try:
+            publish(self._folders.environments / _MEMORY, json.dumps(memory))
+        except OSError as error:
+            self._log.warning("the run's memory on the volume cannot be written", error=str(error))
+
+    # --------------------------------------------------------------------------------------------- the ways to leave
+    def hand_over(self) -> None:
+        """Leave the volume to a successor and wait for the end; returns where the agent ends or begins again."""
+        if self._status.fenced.is_set():
+            self._step_aside()
+            raise Interrupted("another instance holds a later term", next_step="nothing: it goes on with the run")
+        interruption = self._watcher.interruption
+        if interruption is None:
+            raise Interrupted("stopped without an interruption")
+        held = self._held
+        steps = Steps(
+            end_trainer=lambda until: None,  # the supervisor has returned: no process of the trainer is left
+            leave_volume=self._world.logs.leave_volume,
+            create_handover=lambda: "" if held is None else create_handover(self._context, held, self._saved_step),
+            detach=lambda: None if held is None else detach(self._context, held),
+            report=self._report_handover,
+            log=lambda text: self._log.info(text),
+        )
+        mounted = str(self._mount_point) if held is not None else ""
+        began = self._clock.monotonic()
+        self._handed_over_at = began
+        result = hand_over(interruption, mounted, self._world.host, steps, self._clock, self._watcher)
+        if not result.begin_again:
+            self.leaving = True
+            return
+        self._log.warning("the interruption did not come true; beginning again")
+        self._ledger.add("interruption-withdrawn")
+        self._held = None
+        self._cleaned = False
+        self._stop.clear()
+        self._watcher.begin_again()
+
+    def _report_handover(self, result: HandoverResult) -> None:
+        took = round(self._clock.monotonic() - self._handed_over_at, 1)
+        done = {"snapshot": result.snapshot or None, "unmounted": result.unmounted, "detached": result.detached}
+        self._log.info("handed over", **done, seconds=took, faults=result.faults or None)
+        self._ledger.add("handover", **done, saved_step=self._saved_step, seconds=took, faults=result.faults)
+        self._status.update(phase=Phase.INTERRUPTED, reason=f"notice: {result.interruption.notice.action}")
+        self._world.logs.ship(self._store, self._here.instance)
+
+    def _step_aside(self) -> None:
+        """Another instance may be writing: touch nothing but the mount."""
+        self._world.logs.leave_volume()
+        leave(self._context)
+
+    def finish(self, end: End) -> None:
+        """Record the end and cancel the fleet, last. Raises Interrupted where the machine goes away before that."""
+        work = Finishing(
+            store=self._store,
+            cloud=self._cloud,
+            clock=self._clock,
+            ledger=self._ledger,
+            status=self._status,
+            log=self._log,
+            instance=self._here.instance,
+            volume=None if self._held is None else self._held.volume,
+            results=None if self._held is None else self._folders.results,
+            saved_step=self._saved_step,
+        )
+        if not self._over:
+            missing = store_results(work, self._stop)
+            if missing and self._stop.is_set():
+                raise Interrupted(missing)
+            end = record(work, end, missing)
+            self._launch.note(outcome="ended", reason="" if end.phase is Phase.DONE else end.reason)
+        self._log.info("the run is over", phase=end.phase.value, reason=end.reason)
+        keep = seconds(self._config.job.job.keep_on_failure)
+        if end.phase is not Phase.DONE and keep and not self._over:
+            self._log.warning("this instance stays up for debugging", minutes=keep / 60)
+            self._clock.sleep(keep, until=self._stop)
+        self._let_go()
+        self._world.logs.ship(self._store, self._here.instance)
+        if cancel(work, self._closing):
+            # The fleet ends this instance. What is still there in five minutes costs money for nothing.
+            self._clock.sleep(POWER_OFF_SECONDS, until=self._world.asked_to_stop)
+        if self._world.paths.is_whole_machine and not self._world.asked_to_stop.is_set():
+            self._world.host.power_off()
+
+    def _let_go(self) -> None:
+        """Unmount, so that nothing is in the page cache when the machine ends."""
+        self._world.logs.leave_volume()
+        if self._held is None:
+            return
+        try:
+            if not self._world.host.unmount(str(self._mount_point)):
+                self._world.host.sync(str(self._mount_point))
+        except (SpothealError, OSError) as error:
+            self._log.warning("the volume is still mounted", error=str(error))

@@ -1,0 +1,38 @@
+"""The whole way of an instance, one line a stage. What a stage does is in `life`, and in the module named beside it."""
+
+from __future__ import annotations
+
+from spotheal.agent.config import InstanceConfig
+from spotheal.agent.errors import ExitCode, Interrupted
+from spotheal.agent.finish import End, decide_end
+from spotheal.agent.life import Life, World, ends_the_run
+
+
+def run(config: InstanceConfig, world: World) -> ExitCode:
+    """Live until the run is over or this machine goes away.
+
+    Returns OK where the agent must not be started again; raises SpothealError where another start may help.
+    """
+    with Life(config, world) as life:  # metadata: who am I; launch: counted before anything else can fail
+        while True:
+            try:
+                life.finish(train(life))  # finish: results, reason, fleet cancelled
+                return ExitCode.OK
+            except Interrupted:  # interruption: a notice, or the machine is shut down
+                life.hand_over()  # handover: trainer ended, volume let go, snapshot, detached
+                if life.leaving:
+                    return ExitCode.OK
+
+
+@ends_the_run
+def train(life: Life) -> End:
+    """From an instance that has nothing to the end of the run; raises Interrupted where this machine goes first."""
+    life.look_back()  # launch, status: is the run over, or parked?
+    clone = life.start_clone()  # repo: goes on while the volume is healed
+    life.heal_volume()  # volume: observe, plan, act until it is mounted here
+    life.prepare(clone)  # repo, keep, setup_commands: the code at its revision and its environment
+    trained = life.run_trainer()  # supervisor: attempt by attempt
+    end = decide_end(trained)  # finish
+    if end is None:
+        raise Interrupted(trained.reason)
+    return end
