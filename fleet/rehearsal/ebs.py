@@ -1,0 +1,412 @@
+"""EBS: volumes, attachments and snapshots, with the states they pass through and the errors on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from spotheal.fleet.rehearsal.filters import Field, Item, named, no_ids_with_pages, page, select, tag_list, tags_for
+from spotheal.fleet.rehearsal.world import ApiError, Attachment, Snapshot, Volume, World
+
+Params = Mapping[str, Any]
+_PENDING_MAX = 5  # snapshots of one volume (gp2, gp3, magnetic)
+_ATTACHMENTS_MAX = 27  # Nitro: 28 with the root volume
+_TOKEN_SECONDS = 86400.0
+_TYPES = ("gp2", "gp3", "io1", "io2", "st1", "sc1", "standard")
+BUSY_LOOK_SECONDS = 1.0
+
+
+# ------------------------------------------------------------------------------------------------------------- volumes
+def create_volume(world: World, params: Params, caller: str | None) -> Item:
+    zone = params.get("AvailabilityZone", "")
+    if zone not in world.zones:
+        raise ApiError("InvalidZone.NotFound", f"The zone '{zone}' does not exist.")
+    token = params.get("ClientToken", "")
+    known = _known(world, token, zone, params)
+    if known is not None:
+        return _volume(known)
+    source = _source(world, params)
+    size = params.get("Size") or (source.size if source else 0)
+    kind = params.get("VolumeType", "gp2")
+    _check_volume(params, source, size, kind)
+    volume = Volume(
+        id=world.new_id("vol"),
+        zone=zone,
+        size=size,
+        type=kind,
+        iops=params.get("Iops") or _iops(kind, size),
+        throughput=params.get("Throughput") or (125 if kind == "gp3" else None),
+        encrypted=bool(params.get("Encrypted") or params.get("KmsKeyId") or (source and source.encrypted)),
+        kms_key=params.get("KmsKeyId") or (source.kms_key if source else None),
+        snapshot=source.id if source else "",
+        created=world.now(),
+        initialization_rate=params.get("VolumeInitializationRate"),
+        tags=tags_for(params, "volume"),
+    )
+    world.volumes.put(volume)
+    if token:
+        world.tokens["CreateVolume", token, zone] = (_without_zone(params), volume.id, world.moment())
+    world.tell(world.hooks.on_volume_created, volume.id, volume.snapshot or None)
+    state = "error" if world.faults.take("volumes_fail") else "available"
+    world.later(world.latencies.create_volume, lambda: _set_state(world, volume.id, "creating", state))
+    return _volume(volume)
+
+
+def _known(world: World, token: str, zone: str, params: Params) -> Volume | None:
+    """What an earlier call with this token made. The zone is part of the token's scope, not of the comparison."""
+    if not token:
+        return None
+    if len(token) > 64 or not token.isascii():
+        raise ApiError("InvalidParameterValue", "Value for parameter ClientToken must be at most 64 ASCII characters")
+    stored = world.tokens.get(("CreateVolume", token, zone))
+    if stored is None or world.moment() - stored[2] > _TOKEN_SECONDS:
+        return None
+    if stored[0] != _without_zone(params):
+        raise ApiError(
+            "IdempotentParameterMismatch",
+            "The request uses the same client token as a previous, but non-identical request.",
+        )
+    found = world.volumes.get(stored[1])
+    if found is not None:
+        return found
+    gone = world.volumes.at(world.moment() - 60)  # a retry can be answered with a volume that is deleted by now
+    before = next((volume for volume in gone if volume.id == stored[1]), None)
+    if before is None:
+        raise ApiError("InvalidVolume.NotFound", f"The volume '{stored[1]}' does not exist.")
+    return replace(before, state="deleted", attachment=None)
+
+
+def _without_zone(params: Params) -> str:
+    left = {key: value for key, value in params.items() if key not in ("AvailabilityZone", "ClientToken", "DryRun")}
+    return json.dumps(left, sort_keys=True, default=str)
+
+
+def _source(world: World, params: Params) -> Snapshot | None:
+    if not params.get("SnapshotId"):
+        return None
+    snapshot = world.snapshot(params["SnapshotId"])
+    if snapshot.state != "completed":
+        raise ApiError("IncorrectState", f"Snapshot is in invalid state - {snapshot.state}")
+    return snapshot
+
+
+def _check_volume(params: Params, source: Snapshot | None, size: int, kind: str) -> None:
+    if not size:
+        raise ApiError("MissingParameter", "The request must contain the parameter size or snapshotId")
+    if source is not None and size < source.size:
+        raise ApiError(
+            "InvalidParameterValue",
+            f"Volume of size {size}GiB is smaller than snapshot '{source.id}', expect size >= {source.size}GiB",
+        )
+    if kind not in _TYPES:
+        raise ApiError("InvalidParameterValue", f"Value ({kind}) for parameter volumeType is invalid.")
+    if not 1 <= size <= 65536:
+        raise ApiError("InvalidParameterValue", f"Volume size {size} GiB is out of range")
+    if kind in ("io1", "io2") and not params.get("Iops"):
+        raise ApiError("MissingParameter", f"The parameter iops must be specified for {kind} volumes.")
+    if params.get("Throughput") and kind != "gp3":
+        raise ApiError("InvalidParameterCombination", f"The parameter throughput is not supported for {kind} volumes.")
+    rate = params.get("VolumeInitializationRate")
+    if rate is not None and (source is None or not 100 <= rate <= 300):
+        raise ApiError("InvalidParameterValue", f"Volume initialization rate {rate} needs a snapshot and 100-300 MiB/s")
+
+
+def _iops(kind: str, size: int) -> int | None:
+    return 3000 if kind == "gp3" else min(max(100, 3 * size), 16000) if kind == "gp2" else None
+
+
+def _set_state(world: World, volume_id: str, old: str, new: str) -> None:
+    volume = world.volumes.get(volume_id)
+    if volume is not None and volume.state == old:
+        world.volumes.put(replace(volume, state=new))
+
+
+def describe_volumes(world: World, params: Params, caller: str | None) -> Item:
+    no_ids_with_pages(params, "VolumeIds")
+    items = [_volume(volume) for volume in world.volumes.at(world.viewed())]
+    items = named(items, params.get("VolumeIds"), "VolumeId", "InvalidVolume.NotFound")
+    return page(params, select(items, params.get("Filters"), _VOLUME_FIELDS), "Volumes", world.page_size, 5)
+
+
+def delete_volume(world: World, params: Params, caller: str | None) -> Item:
+    volume = world.volume(params["VolumeId"])
+    if volume.attachment is not None:
+        raise ApiError("VolumeInUse", f"Volume {volume.id} is currently attached to {volume.attachment.instance}")
+    if volume.state == "creating":
+        raise ApiError("IncorrectState", f"The volume '{volume.id}' is 'creating'")
+    if volume.state != "deleting":
+        world.volumes.put(replace(volume, state="deleting"))
+        world.later(world.latencies.delete_volume, lambda: _gone(world, volume.id))
+    return {}
+
+
+def _gone(world: World, volume_id: str) -> None:
+    world.volumes.remove(volume_id)
+    world.tell(world.hooks.on_volume_deleted, volume_id)
+
+
+# ---------------------------------------------------------------------------------------------------------- attachments
+def attach_volume(world: World, params: Params, caller: str | None) -> Item:
+    volume = world.volume(params["VolumeId"])
+    instance = world.instance(params["InstanceId"])
+    device = params["Device"]
+    if instance.state not in ("running", "stopped"):
+        raise ApiError("IncorrectState", f"Instance '{instance.id}' is not 'running'.")
+    if volume.zone != instance.zone:
+        raise ApiError(
+            "InvalidVolume.ZoneMismatch",
+            f"The volume '{volume.id}' is not in the same availability zone as instance '{instance.id}'",
+        )
+    if volume.attachment is not None:
+        raise ApiError("VolumeInUse", f"{volume.id} is already attached to an instance")
+    if volume.state != "available":
+        raise ApiError("IncorrectState", f"Volume '{volume.id}' is '{volume.state}', not 'available'.")
+    held = attached_to(world, instance.id)
+    taken = {one.attachment.device for one in held if one.attachment} | {ROOT_DEVICE, "/dev/sda1"}
+    if device in taken:
+        raise ApiError(
+            "InvalidParameterValue",
+            f"Invalid value '{device}' for unixDevice. Attachment point {device} is already in use",
+        )
+    if len(held) >= _ATTACHMENTS_MAX:
+        raise ApiError("AttachmentLimitExceeded", f"Attachment limit exceeded for instance {instance.id}")
+    attachment = Attachment(instance.id, device, "attaching", world.now(), world.number())
+    volume = world.volumes.put(replace(volume, state="in-use", attachment=attachment))
+    if not world.faults.take("attaches_stuck"):
+        world.later(world.latencies.attach, lambda: _attached(world, volume.id, attachment))
+    return _attachment(volume)
+
+
+ROOT_DEVICE = "/dev/xvda"
+
+
+def _attached(world: World, volume_id: str, asked: Attachment) -> None:
+    volume = world.volumes.get(volume_id)
+    if volume is None or volume.attachment != asked:  # detached, or attached anew, meanwhile
+        return
+    attached = replace(asked, state="attached")
+    world.volumes.put(replace(volume, attachment=attached))
+
+    def appears() -> None:
+        now = world.volumes.get(volume_id)
+        if now is not None and now.attachment == attached:
+            world.tell(world.hooks.on_attach, volume_id, asked.instance, asked.device)
+
+    world.later(world.latencies.device_node, appears)
+
+
+def detach_volume(world: World, params: Params, caller: str | None) -> Item:
+    volume = world.volume(params["VolumeId"])
+    held = volume.attachment
+    if held is None:
+        raise ApiError("IncorrectState", f"Volume '{volume.id}' is in the '{volume.state}' state.")
+    if params.get("InstanceId") and params["InstanceId"] != held.instance:
+        world.instance(params["InstanceId"])
+        raise ApiError(
+            "InvalidAttachment.NotFound", f"Volume '{volume.id}' is not attached to '{params['InstanceId']}'"
+        )
+    if params.get("Device") and params["Device"] != held.device:
+        raise ApiError("InvalidAttachment.NotFound", f"Volume '{volume.id}' is not attached as '{params['Device']}'")
+    force = bool(params.get("Force"))
+    if held.state in ("detaching", "busy") and not force:
+        raise ApiError("IncorrectState", f"Volume '{volume.id}' is in the '{held.state}' state.")
+    leaving = replace(held, state="detaching")
+    volume = world.volumes.put(replace(volume, attachment=leaving))
+    if force or not world.faults.take("detaches_stuck"):
+        world.later(world.latencies.detach, lambda: _detach(world, volume.id, held, force))
+    return _attachment(volume)
+
+
+def _detach(world: World, volume_id: str, held: Attachment, force: bool) -> None:
+    volume = world.volumes.get(volume_id)
+    if volume is None or volume.attachment is None or volume.attachment.number != held.number:
+        return
+    mounted = world.hooks.is_mounted
+    if not force and mounted is not None and mounted(volume_id, held.instance):
+        world.volumes.put(replace(volume, attachment=replace(volume.attachment, state="busy")))
+        world.later(BUSY_LOOK_SECONDS, lambda: _detach(world, volume_id, held, force))
+        return
+    let_go(world, volume)
+
+
+def let_go(world: World, volume: Volume) -> None:
+    """End the attachment of `volume` now (detached, or its instance is terminated)."""
+    held = volume.attachment
+    assert held is not None
+    world.volumes.put(replace(volume, state="available" if volume.state == "in-use" else volume.state, attachment=None))
+    world.tell(world.hooks.on_detach, volume.id, held.instance, held.device)
+
+
+def attached_to(world: World, instance_id: str) -> list[Volume]:
+    return [one for one in world.volumes.all() if one.attachment and one.attachment.instance == instance_id]
+
+
+# ------------------------------------------------------------------------------------------------------------ snapshots
+def create_snapshot(world: World, params: Params, caller: str | None) -> Item:
+    volume = world.volume(params["VolumeId"])
+    if volume.state not in ("available", "in-use"):
+        raise ApiError("IncorrectState", f"The volume '{volume.id}' is '{volume.state}'.")
+    pending = [one for one in world.snapshots.all() if one.volume == volume.id and one.state == "pending"]
+    if len(pending) >= _PENDING_MAX:
+        raise ApiError(
+            "ConcurrentSnapshotLimitExceeded", "Maximum allowed in-progress snapshots for a single volume exceeded."
+        )
+    if any(world.moment() - one.began < world.latencies.snapshot_interval for one in pending):
+        raise ApiError(
+            "SnapshotCreationPerVolumeRateExceeded",
+            "The maximum per volume CreateSnapshot request rate has been exceeded. Use an increasing or variable sleep"
+            " interval between requests.",
+        )
+    seconds = world.faults.snapshot_seconds
+    seconds = world.random.choice(world.latencies.snapshot) if seconds is None else seconds
+    snapshot = Snapshot(
+        id=world.new_id("snap"),
+        volume=volume.id,
+        size=volume.size,
+        encrypted=volume.encrypted,
+        kms_key=volume.kms_key,
+        description=params.get("Description", ""),
+        started=world.now(),
+        began=world.moment(),
+        due=world.moment() + seconds,
+        tags=tags_for(params, "snapshot"),
+    )
+    world.snapshots.put(snapshot)
+    world.tell(world.hooks.on_snapshot_taken, snapshot.id, volume.id)
+    state = "error" if world.faults.take("snapshots_fail") else "completed"
+    world.later(seconds, lambda: _complete(world, snapshot.id, state))
+    return _snapshot(world, snapshot)
+
+
+def _complete(world: World, snapshot_id: str, state: str) -> None:
+    snapshot = world.snapshots.get(snapshot_id)
+    if snapshot is not None:
+        world.snapshots.put(replace(snapshot, state=state))
+
+
+def describe_snapshots(world: World, params: Params, caller: str | None) -> Item:
+    no_ids_with_pages(params, "SnapshotIds")
+    items = [_snapshot(world, snapshot) for snapshot in world.snapshots.at(world.viewed())]
+    items = named(items, params.get("SnapshotIds"), "SnapshotId", "InvalidSnapshot.NotFound")
+    owners = params.get("OwnerIds")
+    if owners and not {"self", world.account} & set(owners):
+        items = []
+    return page(params, select(items, params.get("Filters"), _SNAPSHOT_FIELDS), "Snapshots", world.page_size, 5)
+
+
+def delete_snapshot(world: World, params: Params, caller: str | None) -> Item:
+    snapshot = world.snapshot(params["SnapshotId"])
+    world.snapshots.remove(snapshot.id)
+    world.tell(world.hooks.on_snapshot_deleted, snapshot.id)
+    return {}
+
+
+# --------------------------------------------------------------------------------------------------- shaped as by boto3
+def _volume(volume: Volume) -> Item:
+    item: Item = {
+        "VolumeId": volume.id,
+        "AvailabilityZone": volume.zone,
+        "Size": volume.size,
+        "VolumeType": volume.type,
+        "Encrypted": volume.encrypted,
+        "SnapshotId": volume.snapshot,
+        "CreateTime": volume.created,
+        "State": volume.state,
+        "MultiAttachEnabled": False,
+        "Attachments": [_attachment(volume)] if volume.attachment else [],
+    }
+    more = {
+        "Iops": volume.iops,
+        "Throughput": volume.throughput,
+        "KmsKeyId": volume.kms_key,
+        "VolumeInitializationRate": volume.initialization_rate,
+        "Tags": tag_list(volume.tags) or None,
+    }
+    return item | {key: value for key, value in more.items() if value is not None}
+
+
+def _attachment(volume: Volume) -> Item:
+    held = volume.attachment
+    assert held is not None
+    return {
+        "VolumeId": volume.id,
+        "InstanceId": held.instance,
+        "Device": held.device,
+        "State": held.state,
+        "AttachTime": held.time,
+        "DeleteOnTermination": False,
+    }
+
+
+def _snapshot(world: World, snapshot: Snapshot) -> Item:
+    item: Item = {
+        "SnapshotId": snapshot.id,
+        "VolumeId": snapshot.volume,
+        "State": snapshot.state,
+        "StartTime": snapshot.started,
+        "Progress": _progress(world, snapshot),
+        "OwnerId": world.account,
+        "VolumeSize": snapshot.size,
+        "Encrypted": snapshot.encrypted,
+        "Description": snapshot.description,
+        "StorageTier": "standard",
+    }
+    if snapshot.kms_key:
+        item["KmsKeyId"] = snapshot.kms_key
+    if snapshot.tags:
+        item["Tags"] = tag_list(snapshot.tags)
+    return item
+
+
+def _progress(world: World, snapshot: Snapshot) -> str:
+    if snapshot.state == "completed":
+        return "100%"
+    whole = max(snapshot.due - snapshot.began, 1e-9)
+    return f"{min(99, max(0, int(100 * (world.viewed() - snapshot.began) / whole)))}%"
+
+
+def _held(key: str) -> Field:
+    return lambda item: [one[key] for one in item["Attachments"]]
+
+
+def _plain(key: str) -> Field:
+    return lambda item: [item[key]] if key in item else []
+
+
+_VOLUME_FIELDS: dict[str, Field] = {
+    "volume-id": _plain("VolumeId"),
+    "availability-zone": _plain("AvailabilityZone"),
+    "status": _plain("State"),
+    "size": _plain("Size"),
+    "volume-type": _plain("VolumeType"),
+    "snapshot-id": _plain("SnapshotId"),
+    "encrypted": _plain("Encrypted"),
+    "create-time": _plain("CreateTime"),
+    "attachment.instance-id": _held("InstanceId"),
+    "attachment.status": _held("State"),
+    "attachment.device": _held("Device"),
+    "attachment.delete-on-termination": _held("DeleteOnTermination"),
+}
+_SNAPSHOT_FIELDS: dict[str, Field] = {
+    "snapshot-id": _plain("SnapshotId"),
+    "volume-id": _plain("VolumeId"),
+    "status": _plain("State"),
+    "progress": _plain("Progress"),
+    "volume-size": _plain("VolumeSize"),
+    "owner-id": _plain("OwnerId"),
+    "description": _plain("Description"),
+    "start-time": _plain("StartTime"),
+    "encrypted": _plain("Encrypted"),
+}
+OPERATIONS: dict[str, Callable[[World, Params, str | None], Item]] = {
+    "CreateVolume": create_volume,
+    "DescribeVolumes": describe_volumes,
+    "DeleteVolume": delete_volume,
+    "AttachVolume": attach_volume,
+    "DetachVolume": detach_volume,
+    "CreateSnapshot": create_snapshot,
+    "DescribeSnapshots": describe_snapshots,
+    "DeleteSnapshot": delete_snapshot,
+}

@@ -1,0 +1,126 @@
+"""Describes: filters as EC2 has them, pages, and the ids that a describe names but that are not there."""
+
+from __future__ import annotations
+
+import base64
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from spotheal.fleet.rehearsal.world import ApiError
+
+Item = dict[str, Any]
+Field = Callable[[Item], Iterable[object]]
+
+
+def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in sorted(tags.items())]
+
+
+def tags_for(params: Mapping[str, Any], resource_type: str) -> dict[str, str]:
+    """Tags of `TagSpecifications` for one type of resource; `aws:` keys are refused."""
+    found: dict[str, str] = {}
+    for specification in params.get("TagSpecifications") or []:
+        if specification.get("ResourceType") == resource_type:
+            found.update(checked_tags(specification.get("Tags") or []))
+    return found
+
+
+def checked_tags(tags: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for tag in tags:
+        key, value = tag.get("Key", ""), tag.get("Value", "") or ""
+        if key.lower().startswith("aws:"):
+            raise ApiError(
+                "InvalidParameterValue", f"Tag keys starting with 'aws:' are reserved for internal use: {key}"
+            )
+        if not key:
+            raise ApiError("InvalidParameterValue", "Tag key cannot be empty")
+        if len(key) > 128 or len(value) > 256:
+            raise ApiError("InvalidParameterValue", f"Tag {key[:40]!r} exceeds the maximum length")
+        found[key] = value
+    if len(found) > 50:
+        raise ApiError("TagLimitExceeded", "The maximum number of tags for a resource is 50")
+    return found
+
+
+def select(
+    items: Iterable[Item], filters: Iterable[Mapping[str, Any]] | None, fields: Mapping[str, Field]
+) -> list[Item]:
+    """The items that match all filters; a filter with an unknown name is an error, as at EC2."""
+    tests = [_test(str(one.get("Name", "")), one.get("Values") or [], fields) for one in filters or []]
+    return [item for item in items if all(test(item) for test in tests)]
+
+
+def _test(name: str, values: list[str], fields: Mapping[str, Field]) -> Callable[[Item], bool]:
+    get: Field
+    if name.startswith("tag:"):
+        key = name[4:]
+
+        def get(item: Item) -> Iterable[object]:
+            return [tag["Value"] for tag in item.get("Tags") or [] if tag["Key"] == key]
+    elif name == "tag-key":
+
+        def get(item: Item) -> Iterable[object]:
+            return [tag["Key"] for tag in item.get("Tags") or []]
+    elif name in fields:
+        get = fields[name]
+    else:
+        raise ApiError("InvalidParameterValue", f"The filter '{name}' is invalid")
+    if not values:
+        raise ApiError("InvalidParameterValue", f"The filter '{name}' has no values")
+    pattern = re.compile("|".join(_pattern(value) for value in values))
+    return lambda item: any(pattern.fullmatch(_text(found)) for found in get(item))
+
+
+def _pattern(value: str) -> str:
+    return fnmatch.translate(value.replace("[", "[[]"))
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def named(items: list[Item], ids: list[str] | None, key: str, code: str) -> list[Item]:
+    """Only the items named by `ids` (all of them where none is named); an absent one is an error."""
+    if not ids:
+        return items
+    found = {item[key]: item for item in items}
+    absent = [one for one in ids if one not in found]
+    if absent:
+        what = code.partition(".")[0].removeprefix("Invalid").removesuffix("ID").lower()
+        raise ApiError(code, f"The {what} ID{'s' if len(absent) > 1 else ''} '{', '.join(absent)}' do not exist")
+    return [found[one] for one in dict.fromkeys(ids)]
+
+
+def page(params: Mapping[str, Any], items: list[Item], key: str, page_size: int, least: int = 1) -> Item:
+    """One page of `items`, with NextToken where more follow."""
+    wanted = params.get("MaxResults")
+    if wanted is not None and wanted < least:
+        raise ApiError(
+            "InvalidParameterValue",
+            f"Value ( {wanted} ) for parameter maxResults is invalid. Expecting a value greater than {least}.",
+        )
+    start = _offset(params.get("NextToken"))
+    stop = start + min(wanted or page_size, page_size)
+    answer: Item = {key: items[start:stop]}
+    if stop < len(items):
+        answer["NextToken"] = base64.urlsafe_b64encode(f"after {stop}".encode()).decode()
+    return answer
+
+
+def _offset(token: str | None) -> int:
+    if not token:
+        return 0
+    try:
+        return int(base64.urlsafe_b64decode(token).decode().removeprefix("after "))
+    except ValueError:
+        raise ApiError("InvalidNextToken", f"The token '{token}' is invalid") from None
+
+
+def no_ids_with_pages(params: Mapping[str, Any], key: str) -> None:
+    if params.get("MaxResults") is not None and params.get(key):
+        raise ApiError(
+            "InvalidParameterCombination", f"The parameter {key} cannot be used with the parameter maxResults"
+        )

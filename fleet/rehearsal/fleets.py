@@ -1,0 +1,405 @@
+"""Spot fleets and EC2 fleets: the launches, the replacement of what is lost (type `maintain`), and the end.
+
+One engine for both; the EC2 fleet's own shapes are in `ec2fleets`. What a fleet may launch is resolved when it is
+requested, as AWS resolves a template's version.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+from spotheal.fleet.rehearsal import instances
+from spotheal.fleet.rehearsal.filters import Item, page, tag_list, tags_for
+from spotheal.fleet.rehearsal.launchspecs import resolve
+from spotheal.fleet.rehearsal.world import ApiError, Fleet, FleetEvent, Instance, World
+
+Params = Mapping[str, Any]
+TAG_SPOT_FLEET = "aws:ec2spot:fleet-request-id"
+TAG_EC2_FLEET = "aws:ec2:fleet-id"
+_CANCELLED = ("cancelled_running", "cancelled_terminating", "cancelled")
+
+
+# -------------------------------------------------------------------------------------------------------------- request
+def request_spot_fleet(world: World, params: Params, caller: str | None) -> Item:
+    config = params["SpotFleetRequestConfig"]
+    for key in ("IamFleetRole", "TargetCapacity"):
+        if config.get(key) in (None, ""):
+            raise ApiError("MissingParameter", f"The request must contain the parameter {key}")
+    token = config.get("ClientToken", "")
+    same = json.dumps(config, sort_keys=True, default=str)
+    stored = world.tokens.get(("RequestSpotFleet", token)) if token else None
+    if stored is not None:
+        if stored[0] != same:
+            raise ApiError("IdempotentParameterMismatch", "The client token was used with other parameters.")
+        return {"SpotFleetRequestId": stored[1]}
+    if not str(config["IamFleetRole"]).startswith("arn:aws"):
+        raise ApiError("InvalidSpotFleetRequestConfig", f"Parameter: iamFleetRole {config['IamFleetRole']} is invalid.")
+    fleet = Fleet(
+        id=f"sfr-{uuid.UUID(int=world.random.getrandbits(128), version=4)}",
+        config=config,
+        specs=resolve(world, config),
+        created=world.now(),
+        target=int(config["TargetCapacity"]),
+        on_demand=int(config.get("OnDemandTargetCapacity") or 0),
+        kind=config.get("Type") or "maintain",
+        valid_until=utc(config.get("ValidUntil")),
+        terminate_at_expiry=bool(config.get("TerminateInstancesWithExpiration")),
+        tags=tags_for(config, "spot-fleet-request"),
+    )
+    if token:
+        world.tokens["RequestSpotFleet", token] = (same, fleet.id, world.moment())
+    begin(world, fleet)
+    return {"SpotFleetRequestId": fleet.id}
+
+
+def begin(world: World, fleet: Fleet) -> None:
+    """Enter a fleet: it becomes active, launches, and expires at its time."""
+    if fleet.valid_until is not None and fleet.valid_until <= world.now():
+        raise ApiError("InvalidSpotFleetRequestConfig", "Parameter: validUntil is in the past.")
+    world.fleets.put(fleet)
+    record(world, fleet.id, "fleetRequestChange", "submitted", "")
+    world.later(0.0, lambda: _activate(world, fleet.id))
+    if fleet.valid_until is not None:
+        world.later((fleet.valid_until - world.now()).total_seconds(), lambda: _expire(world, fleet.id))
+
+
+def _activate(world: World, fleet_id: str) -> None:
+    fleet = world.fleets[fleet_id]
+    if fleet.state == "submitted":
+        world.fleets.put(replace(fleet, state="active"))
+        record(world, fleet_id, "fleetRequestChange", "active", "")
+        balance(world, fleet_id)
+
+
+def _expire(world: World, fleet_id: str) -> None:
+    fleet = world.fleets.get(fleet_id)
+    if fleet is None or fleet.valid_until is None or fleet.state in _CANCELLED:
+        return
+    left = (fleet.valid_until - world.now()).total_seconds()
+    if left > 0.001:  # the wall clock was set back, or the expiry put off
+        world.later(left, lambda: _expire(world, fleet_id))
+        return
+    record(world, fleet_id, "fleetRequestChange", "expired", "")
+    end_fleet(world, fleet, fleet.terminate_at_expiry)
+
+
+# --------------------------------------------------------------------------------------------------------------- engine
+def members(world: World, fleet_id: str) -> list[Instance]:
+    """Instances of the fleet that run, those under a notice too."""
+    return [
+        one for one in world.instances.all() if one.fleet == fleet_id and one.state not in ("terminated", "stopped")
+    ]
+
+
+def counted(world: World, fleet_id: str) -> list[Instance]:
+    """The instances that fulfil the fleet's capacity: not those that AWS is taking away."""
+    return [one for one in members(world, fleet_id) if not one.leaving and one.state in ("pending", "running")]
+
+
+def balance(world: World, fleet_id: str) -> None:
+    """Order what is missing. A fleet that has launched before takes the time of a replacement."""
+    fleet = world.fleets.get(fleet_id)
+    if fleet is None or fleet.state not in ("active", "modifying"):
+        return
+    had = any(one.fleet == fleet_id for one in world.instances.all())
+    if had and fleet.kind == "request":
+        return
+    on_its_way = world.launching.get(fleet_id, 0)
+    least = min(int(spec["weight"]) for spec in fleet.specs)
+    missing = fleet.target - _weight(counted(world, fleet_id))
+    while missing - on_its_way * least > 0:
+        on_its_way += 1
+        world.later(world.latencies.replacement if had else world.latencies.launch, lambda: _launch(world, fleet_id))
+    world.launching[fleet_id] = on_its_way
+    _set_activity(world, fleet_id)
+
+
+def _is_ec2(fleet: Fleet) -> bool:
+    return fleet.id.startswith("fleet-")
+
+
+def _launch(world: World, fleet_id: str) -> None:
+    fleet = world.fleets.get(fleet_id)
+    world.launching[fleet_id] = max(0, world.launching.get(fleet_id, 0) - 1)
+    if fleet is None or fleet.state not in ("active", "modifying"):
+        return
+    if _weight(counted(world, fleet_id)) >= fleet.target:
+        return
+    spot = len([one for one in counted(world, fleet_id) if not one.is_spot]) >= fleet.on_demand
+    choice = _choose(world, fleet)
+    if choice is None:
+        _no_capacity(world, fleet)
+        return
+    spec, zone = choice
+    own = {TAG_EC2_FLEET if _is_ec2(fleet) else TAG_SPOT_FLEET: fleet_id}
+    made = instances.launch(
+        world, spec["spec"], zone, spot=spot, fleet=fleet_id, fleet_tags=own, weight=int(spec["weight"])
+    )
+    what = {
+        "instanceType": made.type,
+        "image": made.image,
+        "productDescription": "Linux/UNIX",
+        "availabilityZone": zone,
+    }
+    record(world, fleet_id, "instanceChange", "launched", json.dumps(what), made.id)
+    _set_activity(world, fleet_id)
+
+
+def _choose(world: World, fleet: Fleet) -> tuple[Mapping[str, Any], str] | None:
+    """A launch specification and a zone that has capacity: the pinned zone, else drawn."""
+    if world.prices_too_low:
+        return None
+    ways = [
+        (spec, zone) for spec in fleet.specs for zone in spec["zones"] if not instances.has_no_capacity(world, zone)
+    ]
+    if not ways:
+        return None
+    if world.next_zones:
+        pinned = [way for way in ways if way[1] == world.next_zones[0]]
+        if pinned:
+            world.next_zones.pop(0)
+            return pinned[0]
+    return world.random.choice(ways)
+
+
+def _no_capacity(world: World, fleet: Fleet) -> None:
+    kinds = ", ".join(sorted({str(spec["spec"].get("InstanceType", "")) for spec in fleet.specs}))
+    if world.prices_too_low:
+        record(
+            world,
+            fleet.id,
+            "information",
+            "launchSpecUnusable",
+            f"{kinds}, Linux/UNIX: Spot bid price is less than Spot market price",
+        )
+    else:
+        zones = ", ".join(sorted({zone for spec in fleet.specs for zone in spec["zones"]}))
+        record(world, fleet.id, "error", "allLaunchSpecsTemporarilyBlacklisted",
+               "Several attempts to launch instances have failed. Either the request could not be satisfied or the"
+               f" configuration is not valid: {kinds} in {zones}: There is no Spot capacity available that matches"
+               " your request.")  # fmt: skip
+    world.launching[fleet.id] = world.launching.get(fleet.id, 0) + 1
+    world.later(world.latencies.capacity_retry, lambda: _launch(world, fleet.id))
+    _set_activity(world, fleet.id)
+
+
+def _weight(found: list[Instance]) -> int:
+    return sum(one.weight for one in found)
+
+
+def _set_activity(world: World, fleet_id: str) -> None:
+    fleet = world.fleets[fleet_id]
+    last = world.history[fleet_id][-1]
+    full = _weight(counted(world, fleet_id)) >= fleet.target
+    activity = "fulfilled" if full else "error" if last.type == "error" else "pending_fulfillment"
+    if activity != fleet.activity or fleet.state == "modifying":
+        world.fleets.put(
+            replace(fleet, activity=activity, state="active" if fleet.state == "modifying" else fleet.state)
+        )
+
+
+def record(world: World, fleet_id: str, kind: str, sub_type: str, description: str, instance: str = "") -> None:
+    event = FleetEvent(world.now(), kind, sub_type, description, instance)
+    world.history.setdefault(fleet_id, []).append(event)
+
+
+# ------------------------------------------------------------------------------------------------------------------ end
+def end_fleet(world: World, fleet: Fleet, terminate: bool) -> str:
+    """Cancel: no launches any more; its instances end soon, or go on. Returns the new state."""
+    left = members(world, fleet.id)
+    state = "cancelled" if not left else "cancelled_terminating" if terminate else "cancelled_running"
+    world.fleets.put(replace(fleet, state=state))
+    record(world, fleet.id, "fleetRequestChange", state, "")
+    world.launching[fleet.id] = 0
+    if terminate:
+        for one in left:
+            _end_later(world, one.id)
+    world.later(world.latencies.cancelled_visible, lambda: world.fleets.remove(fleet.id))
+    return state
+
+
+def _end_later(world: World, instance_id: str) -> None:
+    reason = ("Server.SpotInstanceTermination", "Server.SpotInstanceTermination: fleet request was cancelled")
+    world.later(world.latencies.fleet_terminate, lambda: instances.shut_down(world, instance_id, reason))
+
+
+def settle(world: World) -> None:
+    """Bring fleets in line with what their instances became: replace, record, and finish a cancelled fleet."""
+    for fleet in world.fleets.all():
+        if fleet.state in ("cancelled_running", "cancelled_terminating") and not members(world, fleet.id):
+            world.fleets.put(replace(fleet, state="cancelled"))
+            record(world, fleet.id, "fleetRequestChange", "cancelled", "")
+        _record_ends(world, fleet.id)
+        balance(world, fleet.id)
+
+
+def _record_ends(world: World, fleet_id: str) -> None:
+    ended = {event.instance for event in world.history[fleet_id] if event.sub_type == "terminated"}
+    told = {event.instance for event in world.history[fleet_id] if event.sub_type == "termination_notified"}
+    for one in world.instances.all():
+        if one.fleet != fleet_id:
+            continue
+        if one.notice is not None and one.id not in told:
+            record(world, fleet_id, "instanceChange", "termination_notified", "", one.id)
+        if one.state == "terminated" and one.id not in ended:
+            record(world, fleet_id, "instanceChange", "terminated", one.reason[1], one.id)
+
+
+def cancel_spot_fleet_requests(world: World, params: Params, caller: str | None) -> Item:
+    successful, unsuccessful = [], []
+    for fleet_id in params["SpotFleetRequestIds"]:
+        fault = refusal(world, fleet_id, "sfr-", "fleetRequest")
+        if fault is not None:
+            unsuccessful.append({"SpotFleetRequestId": fleet_id, "Error": fault})
+            continue
+        fleet = world.fleets[fleet_id]
+        state = end_fleet(world, fleet, bool(params["TerminateInstances"]))
+        successful.append(
+            {
+                "SpotFleetRequestId": fleet_id,
+                "CurrentSpotFleetRequestState": state,
+                "PreviousSpotFleetRequestState": fleet.state,
+            }
+        )
+    return {"SuccessfulFleetRequests": successful, "UnsuccessfulFleetRequests": unsuccessful}
+
+
+def refusal(world: World, fleet_id: str, prefix: str, name: str) -> Item | None:
+    """Why this fleet cannot be cancelled, as AWS says it inside a successful answer; None where it can."""
+    if not fleet_id.startswith(prefix):
+        return {"Code": f"{name}IdMalformed", "Message": f"The fleet request ID {fleet_id} is malformed."}
+    fleet = world.fleets.get(fleet_id)
+    if fleet is None:
+        return {"Code": f"{name}IdDoesNotExist", "Message": f"The fleet request ID {fleet_id} does not exist."}
+    if world.faults.take("cancels_unsuccessful"):
+        return {"Code": "unexpectedError", "Message": "An unexpected error occurred."}
+    if fleet.state in _CANCELLED:
+        code = "fleetRequestNotInCancellableState" if prefix == "sfr-" else "fleetNotInDeletableState"
+        return {"Code": code, "Message": f"The fleet request {fleet_id} is in the state {fleet.state}."}
+    return None
+
+
+def modify_spot_fleet_request(world: World, params: Params, caller: str | None) -> Item:
+    fleet = known(world, params["SpotFleetRequestId"])
+    if fleet.state != "active":
+        raise ApiError("InvalidSpotFleetRequestConfig", f"The Spot Fleet request is in the state {fleet.state}.")
+    if fleet.kind != "maintain":
+        raise ApiError("InvalidSpotFleetRequestConfig", "Only a Spot Fleet request of type maintain can be modified.")
+    target = params.get("TargetCapacity")
+    on_demand = params.get("OnDemandTargetCapacity")
+    set_targets(world, fleet, target, on_demand, params.get("ExcessCapacityTerminationPolicy") or "default")
+    return {"Return": True}
+
+
+def set_targets(world: World, fleet: Fleet, target: int | None, on_demand: int | None, policy: str) -> None:
+    target = fleet.target if target is None else int(target)
+    on_demand = fleet.on_demand if on_demand is None else int(on_demand)
+    world.fleets.put(replace(fleet, state="modifying", target=target, on_demand=on_demand))
+    record(world, fleet.id, "fleetRequestChange", "modify_in_progress", f"target capacity {target}")
+    running = counted(world, fleet.id)
+    excess = _weight(running) - target
+    for one in running:
+        if policy.lower() == "default" and excess >= one.weight:
+            excess -= one.weight
+            _end_later(world, one.id)
+    balance(world, fleet.id)
+
+
+# ------------------------------------------------------------------------------------------------------------- describe
+def known(world: World, fleet_id: str) -> Fleet:
+    fleet = next((one for one in world.fleets.at(world.viewed()) if one.id == fleet_id), None)
+    if fleet is None:
+        raise ApiError("InvalidSpotFleetRequestId.NotFound", f"The spot fleet request ID '{fleet_id}' does not exist")
+    return fleet
+
+
+def describe_spot_fleet_requests(world: World, params: Params, caller: str | None) -> Item:
+    wanted = params.get("SpotFleetRequestIds")
+    found = [one for one in world.fleets.at(world.viewed()) if one.id.startswith("sfr-")]
+    if wanted:
+        found = [known(world, one) for one in wanted]
+    return page(params, [_shaped(world, one) for one in found], "SpotFleetRequestConfigs", world.page_size)
+
+
+def describe_spot_fleet_instances(world: World, params: Params, caller: str | None) -> Item:
+    known(world, params["SpotFleetRequestId"])
+    there = [one for one in world.instances.at(world.viewed()) if one.fleet == params["SpotFleetRequestId"]]
+    items = [
+        {
+            "InstanceId": one.id,
+            "InstanceType": one.type,
+            "SpotInstanceRequestId": one.spot_request,
+            "InstanceHealth": "healthy",
+        }
+        for one in there
+        if one.state in ("pending", "running")
+    ]
+    return {
+        **page(params, items, "ActiveInstances", world.page_size),
+        "SpotFleetRequestId": params["SpotFleetRequestId"],
+    }
+
+
+def describe_spot_fleet_request_history(world: World, params: Params, caller: str | None) -> Item:
+    fleet_id = params["SpotFleetRequestId"]
+    known(world, fleet_id)
+    since = utc(params["StartTime"])
+    assert since is not None
+    items = [
+        history_item(event)
+        for event in world.history[fleet_id]
+        if event.time >= since and params.get("EventType") in (None, event.type)
+    ]
+    more = {"SpotFleetRequestId": fleet_id, "StartTime": since, "LastEvaluatedTime": world.now().replace(microsecond=0)}
+    return {**page(params, items, "HistoryRecords", world.page_size), **more}
+
+
+def history_item(event: FleetEvent) -> Item:
+    information = {"EventSubType": event.sub_type}
+    if event.description:
+        information["EventDescription"] = event.description
+    if event.instance:
+        information["InstanceId"] = event.instance
+    return {"Timestamp": event.time, "EventType": event.type, "EventInformation": information}
+
+
+def _shaped(world: World, fleet: Fleet) -> Item:
+    config = {key: value for key, value in fleet.config.items() if key != "TagSpecifications"}
+    running = counted(world, fleet.id)
+    config |= {
+        "TargetCapacity": fleet.target,
+        "OnDemandTargetCapacity": fleet.on_demand,
+        "FulfilledCapacity": float(_weight(running)),
+        "OnDemandFulfilledCapacity": float(_weight([one for one in running if not one.is_spot])),
+        "AllocationStrategy": fleet.config.get("AllocationStrategy", "lowestPrice"),
+        "Type": fleet.kind,
+    }
+    state = {"SpotFleetRequestId": fleet.id, "SpotFleetRequestState": fleet.state, "CreateTime": fleet.created}
+    if fleet.state in ("active", "modifying"):
+        state["ActivityStatus"] = fleet.activity
+    return {**state, "SpotFleetRequestConfig": config, "Tags": tag_list(fleet.tags)}
+
+
+def utc(time: Any) -> datetime | None:
+    """A time as boto3 takes it: a datetime with or without a zone, or text."""
+    if time is None or time == "":
+        return None
+    if isinstance(time, str):
+        time = datetime.fromisoformat(time.replace("Z", "+00:00"))
+    assert isinstance(time, datetime)
+    return time.replace(tzinfo=timezone.utc) if time.tzinfo is None else time.astimezone(timezone.utc)
+
+
+OPERATIONS: dict[str, Callable[[World, Params, str | None], Item]] = {
+    "RequestSpotFleet": request_spot_fleet,
+    "CancelSpotFleetRequests": cancel_spot_fleet_requests,
+    "ModifySpotFleetRequest": modify_spot_fleet_request,
+    "DescribeSpotFleetRequests": describe_spot_fleet_requests,
+    "DescribeSpotFleetInstances": describe_spot_fleet_instances,
+    "DescribeSpotFleetRequestHistory": describe_spot_fleet_request_history,
+}

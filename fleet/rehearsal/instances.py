@@ -1,0 +1,441 @@
+"""Instances and the spot requests behind them: launch, the states they pass through, interruption, and their end."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from spotheal.fleet.rehearsal.ebs import ROOT_DEVICE, attached_to, let_go
+from spotheal.fleet.rehearsal.filters import (
+    Field,
+    Item,
+    named,
+    no_ids_with_pages,
+    page,
+    select,
+    tag_list,
+    tags_for,
+)
+from spotheal.fleet.rehearsal.world import ApiError, Instance, Notice, SpotRequest, World
+
+Params = Mapping[str, Any]
+_CODES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}
+_TERMINATED_VISIBLE_SECONDS = 3600.0
+USER_DATA_BYTES_MAX = 16384
+# Dollars an hour on demand in us-west-2 as of 2025; what is not listed costs a plausible amount.
+_ON_DEMAND = {
+    "g4dn.xlarge": 0.526, "g4dn.2xlarge": 0.752, "g5.xlarge": 1.006, "g5.2xlarge": 1.212, "g6.xlarge": 0.805,
+    "p2.xlarge": 0.90, "p3.2xlarge": 3.06, "p3.8xlarge": 12.24, "c5.xlarge": 0.17, "m5.large": 0.096,
+    "t3.micro": 0.0104,
+}  # fmt: skip
+
+
+def user_data(encoded: str | None) -> bytes:
+    """User data as the instance will see it; refused above 16,384 bytes."""
+    if not encoded:
+        return b""
+    try:
+        raw = base64.b64decode(encoded, validate=False)
+    except ValueError:
+        raise ApiError("InvalidUserData.Malformed", "Invalid BASE64 encoding of user data.") from None
+    if len(raw) > USER_DATA_BYTES_MAX:
+        raise ApiError("InvalidParameterValue", "User data is limited to 16384 bytes")
+    return raw
+
+
+# --------------------------------------------------------------------------------------------------------------- launch
+def launch(
+    world: World,
+    spec: Params,
+    zone: str,
+    *,
+    spot: bool,
+    fleet: str = "",
+    fleet_tags: Mapping[str, str] | None = None,
+    weight: int = 1,
+    reservation: str = "",
+) -> Instance:
+    """A new instance, `pending`; with `spot` its active spot request too."""
+    own_tags = tags_for(spec, "instance") | dict(fleet_tags or {})
+    instance_id = world.new_id("i")
+    request = None
+    if spot:
+        request = world.requests.put(
+            SpotRequest(
+                id=f"sir-{world.random.getrandbits(40):010x}"[:12],
+                instance=instance_id,
+                fleet=fleet,
+                created=world.now(),
+                price=spot_price(spec.get("InstanceType", ""), zone),
+                spec={key: value for key, value in spec.items() if key not in ("UserData", "TagSpecifications")},
+                zone=zone,
+                tags=tags_for(spec, "spot-instances-request") | dict(fleet_tags or {}),
+            )
+        )
+    instance = world.instances.put(
+        Instance(
+            id=instance_id,
+            reservation=reservation or world.new_id("r"),
+            zone=zone,
+            type=str(spec.get("InstanceType", "m1.small")),
+            image=str(spec.get("ImageId", "")),
+            launched=world.now().replace(microsecond=0),
+            spec=spec,
+            user_data=user_data(spec.get("UserData")),
+            spot_request=request.id if request else "",
+            fleet=fleet,
+            weight=weight,
+            tags=own_tags,
+        )
+    )
+    world.tell(world.hooks.on_launch, instance.id)
+    world.later(world.latencies.running, lambda: _move(world, instance.id, "pending", "running"))
+    return instance
+
+
+def _move(world: World, instance_id: str, old: str, new: str) -> None:
+    instance = world.instances.get(instance_id)
+    if instance is not None and instance.state == old:
+        world.instances.put(replace(instance, state=new))
+
+
+def run_instances(world: World, params: Params, caller: str | None) -> Item:
+    """On-demand, or one-time spot with InstanceMarketOptions; all or nothing."""
+    for key in ("ImageId", "MinCount", "MaxCount"):
+        if not params.get(key):
+            raise ApiError("MissingParameter", f"The request must contain the parameter {key}")
+    user_data(params.get("UserData"))
+    token = params.get("ClientToken", "")
+    stored = world.tokens.get(("RunInstances", token)) if token else None
+    if stored is not None:
+        found = [one for one in world.instances.all() if one.reservation == stored[1]]
+        return _reservation(world, found)
+    zone = (params.get("Placement") or {}).get("AvailabilityZone") or world.zone_of_subnet(params.get("SubnetId", ""))
+    zone = zone or world.random.choice(world.zones)
+    if zone not in world.zones:
+        raise ApiError("InvalidParameterValue", f"Invalid availability zone: [{zone}]")
+    if has_no_capacity(world, zone):
+        raise ApiError(
+            "InsufficientInstanceCapacity",
+            f"We currently do not have sufficient {params.get('InstanceType', '')} capacity in the Availability Zone"
+            f" you requested ({zone}).",
+            500,
+        )
+    spot = (params.get("InstanceMarketOptions") or {}).get("MarketType") == "spot"
+    reservation = world.new_id("r")
+    spec = {key: value for key, value in params.items() if key not in ("MinCount", "MaxCount", "ClientToken", "DryRun")}
+    made = [launch(world, spec, zone, spot=spot, reservation=reservation) for _ in range(params["MaxCount"])]
+    if token:
+        world.tokens["RunInstances", token] = (None, reservation, world.moment())
+    return _reservation(world, made)
+
+
+def has_no_capacity(world: World, zone: str) -> bool:
+    return world.no_capacity_until.get(zone, 0.0) > world.moment()
+
+
+# ------------------------------------------------------------------------------------------------------------------ end
+def terminate_instances(world: World, params: Params, caller: str | None) -> Item:
+    changes = []
+    for instance in [world.instance(one) for one in params["InstanceIds"]]:
+        before = instance.state
+        shut_down(world, instance.id, ("Client.UserInitiatedShutdown", "Client.UserInitiatedShutdown: User initiated"))
+        changes.append(_change(instance.id, before, world.instances[instance.id].state))
+    return {"TerminatingInstances": changes}
+
+
+def stop_instances(world: World, params: Params, caller: str | None) -> Item:
+    changes = []
+    for instance in [world.instance(one) for one in params["InstanceIds"]]:
+        if instance.is_spot:
+            raise ApiError(
+                "UnsupportedOperation", f"You can't stop the Spot Instance '{instance.id}' of a one-time request"
+            )
+        if instance.state not in ("running", "stopping", "stopped"):
+            raise ApiError(
+                "IncorrectInstanceState", f"The instance '{instance.id}' is not in a state it can be stopped from."
+            )
+        before = instance.state
+        if before == "running":
+            stop(world, instance.id, ("Client.UserInitiatedShutdown", "Client.UserInitiatedShutdown: User initiated"))
+        changes.append(_change(instance.id, before, world.instances[instance.id].state))
+    return {"StoppingInstances": changes}
+
+
+def shut_down(world: World, instance_id: str, reason: tuple[str, str]) -> None:
+    """Begin the end: the operating system gets its time, then the power is cut. Ended twice is ended."""
+    instance = world.instances.get(instance_id)
+    if instance is None or instance.state in ("shutting-down", "terminated"):
+        return
+    was_on = instance.state not in ("stopped",)
+    world.instances.put(replace(instance, state="shutting-down", reason=reason, leaving=True))
+    close_request(
+        world, instance, "instance-terminated-by-user" if "Client" in reason[0] else "instance-terminated-no-capacity"
+    )
+    seconds = world.latencies.shutdown if was_on else 0.0
+    world.tell(world.hooks.on_shutdown, instance_id, seconds)
+    world.later(seconds, lambda: cut(world, instance_id, reason))
+
+
+def cut(world: World, instance_id: str, reason: tuple[str, str]) -> None:
+    """The instance is gone now: terminated, its volumes free."""
+    instance = world.instances.get(instance_id)
+    if instance is None or instance.state == "terminated":
+        return
+    world.instances.put(replace(instance, state="terminated", reason=reason, leaving=True, ended=world.now()))
+    close_request(world, instance, "instance-terminated-no-capacity")
+    world.tell(world.hooks.on_terminate, instance_id)
+    for volume in attached_to(world, instance_id):
+        let_go(world, volume)
+    world.later(_TERMINATED_VISIBLE_SECONDS, lambda: world.instances.remove(instance_id))
+
+
+def stop(world: World, instance_id: str, reason: tuple[str, str]) -> None:
+    """Stop: the power is cut after the operating system's time, the volumes stay attached."""
+    instance = world.instances.get(instance_id)
+    if instance is None or instance.state not in ("running", "pending"):
+        return
+    world.instances.put(replace(instance, state="stopping", reason=reason))
+    world.tell(world.hooks.on_shutdown, instance_id, world.latencies.shutdown)
+
+    def stopped() -> None:
+        now = world.instances.get(instance_id)
+        if now is not None and now.state == "stopping":
+            world.instances.put(replace(now, state="stopped"))
+            world.tell(world.hooks.on_stop, instance_id)
+
+    world.later(world.latencies.shutdown, stopped)
+
+
+def close_request(world: World, instance: Instance, status: str) -> None:
+    request = world.requests.get(instance.spot_request)
+    if request is not None:
+        world.requests.put(replace(request, state="closed", status=status, updated=world.now()))
+
+
+# -------------------------------------------------------------------------------------------------- what AWS does to it
+def give_notice(world: World, instance_id: str, action: str, lead: float) -> None:
+    """The interruption notice: the spot request is terminal from now on, the instance runs `lead` seconds more."""
+    instance = world.instances[instance_id]
+    if instance.state not in ("pending", "running"):
+        return
+    notice = Notice(action, world.now().replace(microsecond=0) + timedelta(seconds=lead))
+    world.instances.put(replace(instance, notice=notice, leaving=True))
+    close_request(world, instance, "marked-for-stop" if action == "stop" else "marked-for-termination")
+
+    def comes_true() -> None:
+        now = world.instances.get(instance_id)
+        if now is None or now.notice != notice:  # withdrawn, or given again
+            return
+        if action == "terminate":
+            shut_down(world, instance_id, SPOT_REASON)
+        else:
+            stop(world, instance_id, SPOT_REASON)
+
+    world.later(lead, comes_true)
+
+
+SPOT_REASON = ("Server.SpotInstanceTermination", "Server.SpotInstanceTermination: Spot instance termination")
+
+
+# ------------------------------------------------------------------------------------------------------------- describe
+def describe_instances(world: World, params: Params, caller: str | None) -> Item:
+    no_ids_with_pages(params, "InstanceIds")
+    items = [item(world, one) for one in world.instances.at(world.viewed())]
+    items = named(items, params.get("InstanceIds"), "InstanceId", "InvalidInstanceID.NotFound")
+    found = select(items, params.get("Filters"), _FIELDS)
+    paged = page(params, found, "Instances", world.page_size, 5)
+    reservations: dict[str, Item] = {}
+    for one in paged.pop("Instances"):
+        reservation = world.instances.get(one["InstanceId"])
+        key = reservation.reservation if reservation else f"r-{one['InstanceId'][2:]}"
+        whole = {"ReservationId": key, "OwnerId": world.account, "Groups": [], "Instances": []}
+        reservations.setdefault(key, whole)["Instances"].append(one)
+    return {"Reservations": list(reservations.values()), **paged}
+
+
+def describe_instance_status(world: World, params: Params, caller: str | None) -> Item:
+    no_ids_with_pages(params, "InstanceIds")
+    items = [item(world, one) for one in world.instances.at(world.viewed())]
+    items = named(items, params.get("InstanceIds"), "InstanceId", "InvalidInstanceID.NotFound")
+    if not params.get("IncludeAllInstances"):
+        items = [one for one in items if one["State"]["Name"] == "running"]
+    found = [
+        {
+            "InstanceId": one["InstanceId"],
+            "AvailabilityZone": one["Placement"]["AvailabilityZone"],
+            "InstanceState": one["State"],
+            "InstanceStatus": _health(one),
+            "SystemStatus": _health(one),
+        }
+        for one in select(items, params.get("Filters"), _FIELDS)
+    ]
+    return page(params, found, "InstanceStatuses", world.page_size, 5)
+
+
+def _health(one: Item) -> Item:
+    return {"Status": "ok" if one["State"]["Name"] == "running" else "not-applicable"}
+
+
+def describe_spot_instance_requests(world: World, params: Params, caller: str | None) -> Item:
+    items = [_request(world, one) for one in world.requests.at(world.viewed())]
+    wanted = params.get("SpotInstanceRequestIds")
+    items = named(items, wanted, "SpotInstanceRequestId", "InvalidSpotInstanceRequestID.NotFound")
+    found = select(items, params.get("Filters"), _REQUEST_FIELDS)
+    return page(params, found, "SpotInstanceRequests", world.page_size, 5)
+
+
+def describe_spot_price_history(world: World, params: Params, caller: str | None) -> Item:
+    """One price for each type and zone, which never changes. At least a type must be named."""
+    zones = [params["AvailabilityZone"]] if params.get("AvailabilityZone") else list(world.zones)
+    types = params.get("InstanceTypes") or [
+        value for one in params.get("Filters") or [] if one["Name"] == "instance-type" for value in one["Values"]
+    ]
+    found = [
+        {
+            "InstanceType": kind,
+            "AvailabilityZone": zone,
+            "ProductDescription": "Linux/UNIX",
+            "SpotPrice": spot_price(kind, zone),
+            "Timestamp": world.now().replace(minute=0, second=0, microsecond=0),
+        }
+        for kind in types
+        for zone in zones
+        if zone in world.zones
+    ]
+    fields: dict[str, Field] = {
+        "instance-type": lambda one: [one["InstanceType"]],
+        "availability-zone": lambda one: [one["AvailabilityZone"]],
+        "product-description": lambda one: [one["ProductDescription"]],
+        "spot-price": lambda one: [one["SpotPrice"]],
+    }
+    return page(params, select(found, params.get("Filters"), fields), "SpotPriceHistory", world.page_size)
+
+
+def on_demand_price(kind: str) -> float:
+    return _ON_DEMAND.get(kind, 0.1 + zlib.crc32(kind.encode()) % 400 / 1000)
+
+
+def spot_price(kind: str, zone: str) -> str:
+    """Between 28 and 42 % of the price on demand, by type and zone."""
+    share = 0.28 + zlib.crc32(f"{kind} {zone}".encode()) % 141 / 1000
+    return f"{on_demand_price(kind) * share:.6f}"
+
+
+# --------------------------------------------------------------------------------------------------- shaped as by boto3
+def item(world: World, instance: Instance) -> Item:
+    live = instance.state != "terminated"
+    address = f"10.0.{zlib.crc32(instance.id.encode()) % 250}.{zlib.crc32(instance.id[::-1].encode()) % 250 + 4}"
+    shaped: Item = {
+        "InstanceId": instance.id,
+        "ImageId": instance.image,
+        "InstanceType": instance.type,
+        "State": {"Code": _CODES[instance.state], "Name": instance.state},
+        "LaunchTime": instance.launched,
+        "Placement": {"AvailabilityZone": instance.zone, "Tenancy": "default"},
+        "PrivateIpAddress": address if live else "",
+        "PrivateDnsName": f"ip-{address.replace('.', '-')}.{world.region}.compute.internal" if live else "",
+        "Architecture": "x86_64",
+        "RootDeviceName": ROOT_DEVICE,
+        "RootDeviceType": "ebs",
+        "BlockDeviceMappings": _devices(world, instance) if live else [],
+        "AmiLaunchIndex": 0,
+    }
+    if instance.tags:
+        shaped["Tags"] = tag_list(instance.tags)
+    if instance.is_spot:
+        shaped |= {"InstanceLifecycle": "spot", "SpotInstanceRequestId": instance.spot_request}
+    if instance.role:
+        shaped["IamInstanceProfile"] = {"Arn": f"arn:aws:iam::{world.account}:instance-profile/{instance.role}"}
+    if instance.spec.get("KeyName"):
+        shaped["KeyName"] = instance.spec["KeyName"]
+    if instance.reason[0]:
+        shaped["StateReason"] = {"Code": instance.reason[0], "Message": instance.reason[1]}
+    if instance.ended:
+        shaped["StateTransitionReason"] = f"{instance.reason[1]} ({instance.ended:%Y-%m-%d %H:%M:%S} GMT)"
+    return shaped
+
+
+def _devices(world: World, instance: Instance) -> list[Item]:
+    """The root volume is only named here: it is no volume of the tables."""
+    root = {"VolumeId": f"vol-{instance.id[2:]}", "Status": "attached", "DeleteOnTermination": True}
+    held = [
+        (one.attachment.device, one.id, one.attachment.state)
+        for one in attached_to(world, instance.id)
+        if one.attachment
+    ]
+    more = [
+        {"DeviceName": device, "Ebs": {"VolumeId": volume, "Status": state, "DeleteOnTermination": False}}
+        for device, volume, state in held
+    ]
+    return [{"DeviceName": ROOT_DEVICE, "Ebs": root}, *more]
+
+
+def _reservation(world: World, made: list[Instance]) -> Item:
+    items = [item(world, one) for one in made]
+    return {"ReservationId": made[0].reservation, "OwnerId": world.account, "Groups": [], "Instances": items}
+
+
+def _change(instance_id: str, before: str, after: str) -> Item:
+    return {
+        "InstanceId": instance_id,
+        "PreviousState": {"Code": _CODES[before], "Name": before},
+        "CurrentState": {"Code": _CODES[after], "Name": after},
+    }
+
+
+def _request(world: World, request: SpotRequest) -> Item:
+    shaped: Item = {
+        "SpotInstanceRequestId": request.id,
+        "State": request.state,
+        "Status": {"Code": request.status, "Message": "", "UpdateTime": request.updated or request.created},
+        "Type": "one-time",
+        "CreateTime": request.created,
+        "InstanceId": request.instance,
+        "SpotPrice": request.price,
+        "LaunchedAvailabilityZone": request.zone,
+        "ProductDescription": "Linux/UNIX",
+        "InstanceInterruptionBehavior": "terminate",
+        "LaunchSpecification": {
+            key: request.spec[key]
+            for key in ("ImageId", "InstanceType", "KeyName", "SubnetId")
+            if request.spec.get(key)
+        },
+    }
+    return shaped | ({"Tags": tag_list(request.tags)} if request.tags else {})
+
+
+_FIELDS: dict[str, Field] = {
+    "instance-id": lambda one: [one["InstanceId"]],
+    "instance-state-name": lambda one: [one["State"]["Name"]],
+    "instance-state-code": lambda one: [one["State"]["Code"]],
+    "instance-type": lambda one: [one["InstanceType"]],
+    "image-id": lambda one: [one["ImageId"]],
+    "availability-zone": lambda one: [one["Placement"]["AvailabilityZone"]],
+    "instance-lifecycle": lambda one: [one["InstanceLifecycle"]] if "InstanceLifecycle" in one else [],
+    "spot-instance-request-id": lambda one: [one.get("SpotInstanceRequestId", "")],
+    "key-name": lambda one: [one.get("KeyName", "")],
+    "private-ip-address": lambda one: [one["PrivateIpAddress"]],
+    "block-device-mapping.volume-id": lambda one: [each["Ebs"]["VolumeId"] for each in one["BlockDeviceMappings"]],
+    "block-device-mapping.device-name": lambda one: [each["DeviceName"] for each in one["BlockDeviceMappings"]],
+}
+_REQUEST_FIELDS: dict[str, Field] = {
+    "spot-instance-request-id": lambda one: [one["SpotInstanceRequestId"]],
+    "state": lambda one: [one["State"]],
+    "status-code": lambda one: [one["Status"]["Code"]],
+    "instance-id": lambda one: [one["InstanceId"]],
+    "launched-availability-zone": lambda one: [one["LaunchedAvailabilityZone"]],
+}
+OPERATIONS: dict[str, Callable[[World, Params, str | None], Item]] = {
+    "RunInstances": run_instances,
+    "TerminateInstances": terminate_instances,
+    "StopInstances": stop_instances,
+    "DescribeInstances": describe_instances,
+    "DescribeInstanceStatus": describe_instance_status,
+    "DescribeSpotInstanceRequests": describe_spot_instance_requests,
+    "DescribeSpotPriceHistory": describe_spot_price_history,
+}

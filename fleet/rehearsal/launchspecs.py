@@ -1,0 +1,80 @@
+"""What a fleet's configuration lets it launch: one entry for each way, with the zones it may go to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from spotheal.fleet.rehearsal import templates
+from spotheal.fleet.rehearsal.instances import user_data
+from spotheal.fleet.rehearsal.world import ApiError, World
+
+Params = Mapping[str, Any]
+Way = dict[str, Any]  # {"spec": shaped as for RunInstances, "zones": (…), "weight": n}
+_FAULTY = "InvalidSpotFleetRequestConfig"
+
+
+def resolve(world: World, config: Params) -> tuple[Way, ...]:
+    """The ways of a SpotFleetRequestConfig; refuses what AWS refuses when the fleet is requested."""
+    plain, templated = config.get("LaunchSpecifications") or [], config.get("LaunchTemplateConfigs") or []
+    if bool(plain) == bool(templated):
+        raise ApiError(_FAULTY, "Exactly one of LaunchSpecifications and LaunchTemplateConfigs must be specified.")
+    if plain:
+        return tuple(_of_specification(world, one) for one in plain)
+    return of_templates(world, templated)
+
+
+def of_templates(world: World, configs: Iterable[Params]) -> tuple[Way, ...]:
+    """The ways of launch template configs, which spot fleets and EC2 fleets share but for one case of letters."""
+    ways: list[Way] = []
+    for config in configs:
+        specification = config.get("LaunchTemplateSpecification")
+        if not specification:
+            raise ApiError("MissingParameter", "The request must contain the parameter LaunchTemplateSpecification")
+        data = templates.data_of(world, specification)
+        for override in config.get("Overrides") or [{}]:
+            ways.append(_of_template(world, data, override))
+    return tuple(ways)
+
+
+def _of_specification(world: World, one: Params) -> Way:
+    if not one.get("ImageId"):
+        raise ApiError(_FAULTY, "Parameter: ImageId is required in a launch specification.")
+    if not one.get("InstanceType") and not one.get("InstanceRequirements"):
+        raise ApiError(_FAULTY, "Parameter: InstanceType is required in a launch specification.")
+    user_data(one.get("UserData"))
+    return _way(world, dict(one), one.get("SubnetId", ""), (one.get("Placement") or {}).get("AvailabilityZone", ""),
+                one.get("WeightedCapacity"))  # fmt: skip
+
+
+def _of_template(world: World, data: Params, override: Params) -> Way:
+    spec = dict(data)
+    for key in ("InstanceType", "ImageId"):
+        if override.get(key):
+            spec[key] = override[key]
+    if not spec.get("ImageId"):
+        raise ApiError(_FAULTY, "The launch template names no ImageId.")
+    spec.setdefault("InstanceType", "m5.large")
+    placement = override.get("Placement") or data.get("Placement") or {}
+    zone = override.get("AvailabilityZone") or placement.get("AvailabilityZone") or ""
+    subnet = override.get("SubnetId") or _subnet(data)
+    return _way(world, spec, subnet, zone, override.get("WeightedCapacity"))
+
+
+def _subnet(data: Params) -> str:
+    return next((str(one["SubnetId"]) for one in data.get("NetworkInterfaces") or [] if one.get("SubnetId")), "")
+
+
+def _way(world: World, spec: dict[str, Any], subnets: str, zones: str, weight: float | None) -> Way:
+    """`subnets` and `zones` may be lists with commas, as in a launch specification."""
+    named = [zone.strip() for zone in zones.split(",") if zone.strip()]
+    for subnet in (one.strip() for one in subnets.split(",") if one.strip()):
+        zone = world.zone_of_subnet(subnet)
+        if zone is None:
+            raise ApiError("InvalidSubnetID.NotFound", f"The subnet ID '{subnet}' does not exist")
+        named.append(zone)
+    unknown = [zone for zone in named if zone not in world.zones]
+    if unknown:
+        raise ApiError(_FAULTY, f"Parameter: AvailabilityZone {unknown[0]} is invalid.")
+    spec.pop("SubnetId", None)
+    return {"spec": spec, "zones": tuple(dict.fromkeys(named)) or world.zones, "weight": int(weight or 1)}
