@@ -141,7 +141,7 @@ def store_results(work: Finishing, stop: Stop) -> str:
 
 
 def record(work: Finishing, end: End, missing: str = "") -> End:
-    """Write the end to store and tags. `missing` (of `store_results`): why results are not stored, told in the reason."""
+    """Write the end to store and tags. `missing`, of `store_results`, says why results are not stored."""
     if missing:
         end = replace(end, reason=f"{end.reason}; results not stored ({missing}), they are kept on {work.volume}")
     work.ledger.add("end", phase=end.phase.value, reason=end.reason, saved_step=work.saved_step)

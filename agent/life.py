@@ -6,11 +6,10 @@ Only wiring and order are here; each stage is a module of its own.
 from __future__ import annotations
 
 import functools
-import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +32,7 @@ from spotheal.agent.finish import (
     record,
     store_results,
 )
-from spotheal.agent.folders import Folders, publish
+from spotheal.agent.folders import Folders
 from spotheal.agent.foreign_command import Surroundings
 from spotheal.agent.handover import HandoverResult, Steps, hand_over
 from spotheal.agent.host import Host
@@ -43,6 +42,7 @@ from spotheal.agent.keep import link_kept
 from spotheal.agent.launch import Launch
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.logs import Logs
+from spotheal.agent.memory import RunMemory
 from spotheal.agent.metadata import Metadata
 from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, Phase
 from spotheal.agent.paths import Paths
@@ -60,7 +60,6 @@ from spotheal.agent.volume.seen import Desired
 
 SHUTDOWN_SECONDS = 90.0  # what an operating system that goes down leaves us; the unit asks for 110
 BASE_AFTER_SAVE_SECONDS = 30.0
-_MEMORY = "run.json"
 P = ParamSpec("P")
 
 
@@ -140,6 +139,7 @@ class Life:
         self._held: Held | None = None
         self._supervisor: Supervisor | None = None
         self._context: Context = self._healing()
+        self._memory = RunMemory(config.run)
         self._saved_step: int | None = None
         self._resumed_saved_step: int | None = None  # what this instance found
         self._cleaned = False  # retention has been seen to
@@ -306,8 +306,8 @@ class Life:
     def run_trainer(self) -> Trained:
         """The trainer, attempt by attempt, until it is done, has failed, or must go."""
         assert self._interpreter is not None  # prepare comes before
-        memory = self._read_memory()
-        self._saved_step = memory.get("saved_step")
+        memory = self._memory = RunMemory.read(self._folders, self._config.run)
+        self._saved_step = memory.saved_step
         self._resumed_saved_step = self._saved_step
         supervisor = Supervisor(
             self._config,
@@ -316,10 +316,10 @@ class Life:
             self._log,
             interpreter=self._interpreter.path,
             account=self._account,
-            first_attempt=int(memory.get("attempt", 0)) + 1,
-            best_step=memory.get("best_step"),
+            first_attempt=memory.attempt + 1,
+            best_step=memory.best_step,
             saved_step=self._saved_step,
-            failures=int(memory.get("failures", 0)),
+            failures=memory.failures,
             hooks=Hooks(
                 on_line=self._world.logs.trainer_line,
                 on_progress=self._on_progress,
@@ -343,7 +343,7 @@ class Life:
             training_over.set()
             self._supervisor = None
         self._saved_step = ended.saved_step
-        self._write_memory(ended.attempts, supervisor.best_step, ended.failures)
+        self._remember(attempt=ended.attempts, best_step=supervisor.best_step, failures=ended.failures)
         self._look_for_growth()
         self._log.info("training ended", kind=ended.kind, reason=ended.reason, saved_step=ended.saved_step)
         tail = "".join(f"\n  | {line}" for line in ended.tail) if ended.kind == "failed" else ""
@@ -368,7 +368,7 @@ class Life:
     def _on_attempt(self, attempt: int) -> None:
         self._world.logs.bind(attempt=attempt)
         self._status.update(attempt=attempt)
-        self._write_memory(attempt, self._supervisor.best_step if self._supervisor else None, None)
+        self._remember(attempt=attempt)
 
     def _on_progress(self, progress: Progress) -> None:
         self._status.progress(progress)
@@ -400,23 +400,10 @@ class Life:
         if self._saved_step is None and any(checkpoint_names(str(self._mount_point))):
             self._launch.note(acknowledged=True)
 
-    # ------------------------------------------------------------------------------------------ memory on the volume
-    def _read_memory(self) -> dict[str, Any]:
-        """What earlier instances of the run left on the volume: attempt, best_step, saved_step, failures."""
+    def _remember(self, **changes: int | None) -> None:
+        self._memory = replace(self._memory, saved_step=self._saved_step, **changes)
         try:
-            found = json.loads((self._folders.environments / _MEMORY).read_text())
-        except (OSError, ValueError):
-            return {}
-        mine = isinstance(found, dict) and found.get("run") == self._config.run
-        return found if mine else {}
-
-    def _write_memory(self, attempt: int, best_step: int | None, failures: int | None) -> None:
-        memory = self._read_memory() | {"run": self._config.run, "attempt": attempt, "saved_step": self._saved_step}
-        memory |= {"best_step": best_step}
-        if failures is not None:
-            memory["failures"] = failures
-        try:
-            publish(self._folders.environments / _MEMORY, json.dumps(memory))
+            self._memory.write(self._folders)
         except OSError as error:
             self._log.warning("the run's memory on the volume cannot be written", error=str(error))
 

@@ -1,0 +1,42 @@
+"""What a run remembers of itself on the volume, from one instance to the next: attempt, best and saved step, failures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from spotheal.agent.folders import Folders, publish
+
+_NAME = "run.json"
+
+
+@dataclass(frozen=True)
+class RunMemory:
+    """`attempt`: the last one started. `failures`: in a row, without a step gained between them."""
+
+    run: str
+    attempt: int = 0
+    best_step: int | None = None
+    saved_step: int | None = None
+    failures: int = 0
+
+    @classmethod
+    def read(cls, folders: Folders, run: str) -> RunMemory:
+        """An empty one where there is none, it cannot be read, or it is another run's (a volume that was adopted)."""
+        try:
+            found = json.loads(_path(folders).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return cls(run)
+        if not isinstance(found, dict) or found.get("run") != run:
+            return cls(run)
+        names = [field.name for field in fields(cls) if field.name != "run"]
+        return cls(run, **{name: found[name] for name in names if isinstance(found.get(name), int)})
+
+    def write(self, folders: Folders) -> None:
+        """Raises OSError where the volume is full or gone."""
+        publish(_path(folders), json.dumps(asdict(self)))
+
+
+def _path(folders: Folders) -> Path:
+    return folders.environments / _NAME
