@@ -1,0 +1,98 @@
+"""The wheels an instance gets: pure, complete, small, and the same every time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from spotheal.agent.errors import ConfigError
+from spotheal.fleet import wheelhouse
+from spotheal.fleet.wheelhouse import Wheelhouse
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Wheelhouse:
+    return wheelhouse.build(tmp_path_factory.mktemp("cache"))
+
+
+def test_every_wheel_is_pure_and_as_the_manifest_says(house: Wheelhouse) -> None:
+    listed = json.loads(house.manifest)["files"]
+    assert sorted(item["name"] for item in listed) == sorted(path.name for path in house.folder.glob("*.whl"))
+    for item in listed:
+        body = (house.folder / item["name"]).read_bytes()
+        assert item["name"].endswith("-py3-none-any.whl")
+        assert (hashlib.sha256(body).hexdigest(), len(body)) == (item["sha256"], item["size"])
+        names = zipfile.ZipFile(house.folder / item["name"]).namelist()
+        assert not [name for name in names if name.endswith((".so", ".pyc")) or name.startswith(("..", "/"))]
+
+
+def test_it_is_small_and_holds_no_fleetctl(house: Wheelhouse) -> None:
+    assert house.size < 6_000_000
+    own = next(wheel for wheel in house.wheels if wheel.name.startswith("spotheal-"))
+    names = zipfile.ZipFile(house.folder / own.name).namelist()
+    assert "spotheal/agent/config.py" in names
+    assert "spotheal/training/__init__.py" in names
+    assert not [name for name in names if name.startswith(("spotheal/fleet", "spotheal/__init__"))]
+
+
+def test_the_same_installation_gives_the_same_wheelhouse(house: Wheelhouse, tmp_path: Path) -> None:
+    again = wheelhouse.build(tmp_path)
+    assert again.sha256 == house.sha256
+    assert again.folder != house.folder
+
+
+def test_it_is_made_once(house: Wheelhouse) -> None:
+    before = {path: path.stat().st_mtime_ns for path in house.folder.iterdir()}
+    assert wheelhouse.build(house.folder.parent).sha256 == house.sha256
+    assert {path: path.stat().st_mtime_ns for path in house.folder.iterdir()} == before
+
+
+def test_what_is_needed_by_what_is_needed_is_there(house: Wheelhouse) -> None:
+    names = {wheel.name.split("-")[0].lower() for wheel in house.wheels}
+    assert names >= {"boto3", "botocore", "s3transfer", "jmespath", "python_dateutil", "six", "urllib3", "requests",
+                     "certifi", "idna", "charset_normalizer", "tenacity", "structlog", "typing_extensions"}  # fmt: skip
+
+
+@pytest.mark.processes
+def test_an_interpreter_with_nothing_else_imports_the_agents_needs(house: Wheelhouse, tmp_path: Path) -> None:
+    for wheel in house.wheels:
+        zipfile.ZipFile(house.folder / wheel.name).extractall(tmp_path)
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import boto3, requests, tenacity, structlog, spotheal.agent.aws, spotheal.agent.store\n"
+        "for name in ('ec2', 's3', 'sts', 'ssm', 'secretsmanager', 'sns'):\n"
+        "    boto3.client(name, region_name='us-west-2')\n"
+        "print(boto3.__file__)\n"
+    )
+    base = getattr(sys, "_base_executable", sys.executable)
+    done = subprocess.run([base, "-I", "-S", "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.startswith(str(tmp_path))
+
+
+class _Compiled(metadata.Distribution):
+    def read_text(self, filename: str) -> str | None:
+        return {
+            "METADATA": "Name: fast\nVersion: 1\n",
+            "RECORD": "fast/__init__.py,,\nfast/core.cpython-311.so,,\n",
+        }.get(filename)
+
+    def locate_file(self, path: object) -> Path:  # type: ignore[override]
+        return Path("/nowhere") / str(path)
+
+
+def test_a_package_that_needs_compiled_code_is_refused() -> None:
+    with pytest.raises(ConfigError, match="fast needs compiled code"):
+        wheelhouse._files_of(_Compiled())
+
+
+def test_a_missing_need_names_itself() -> None:
+    with pytest.raises(ConfigError, match="no-such-distribution"):
+        wheelhouse.needed(["no-such-distribution"])
