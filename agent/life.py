@@ -400,7 +400,7 @@ class Life:
         if self._saved_step is None and any(checkpoint_names(str(self._mount_point))):
             self._launch.note(acknowledged=True)
 
-    def _remember(self, **changes: int | None) -> None:
+    def _remember(self, **changes: Any) -> None:
         self._memory = replace(self._memory, saved_step=self._saved_step, **changes)
         try:
             self._memory.write(self._folders)

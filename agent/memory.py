@@ -1,4 +1,4 @@
-"""What a run remembers of itself on the volume, from one instance to the next: attempt, best and saved step, failures."""
+"""What a run remembers of itself on the volume, from one instance to the next: attempts, steps, failures."""
 
 from __future__ import annotations
 
