@@ -63,7 +63,7 @@ def decided(**seen):
     return decide(WANT, Observed(**seen))
 
 
-# ------------------------------------------------------------------------------------------------- who may be the writer
+# ------------------------------------------------------------------------------------------------ who may be the writer
 def test_the_first_instance_claims_term_1():
     assert ClaimTerm(1, "first of the run") == decided(volumes=(volume("new", 0),))
 
@@ -185,8 +185,10 @@ def test_another_device_at_the_mount_point_is_an_end():
     assert isinstance(seen, GiveUp) and "/dev/nvme9n1" in seen.reason
 
 
-@pytest.mark.parametrize(("state", "seconds", "again"), [("attaching", 89.0, False), ("attaching", 90.0, True),
-                                                         ("attached", 90.0, True), ("detaching", 90.0, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("state", "seconds", "again"),
+    [("attaching", 89.0, False), ("attaching", 90.0, True), ("attached", 90.0, True), ("detaching", 90.0, True)],
+)
 def test_what_is_stuck_here_for_90_seconds_is_detached_from_here(state, seconds, again):
     stuck = replace(volume(term=2, held=ME), attachments=(Attachment(ME, "/dev/sdf", state),))
     seen = same_zone(volumes=(stuck,), attached_for={("vol-0a", ME): seconds})
@@ -195,7 +197,7 @@ def test_what_is_stuck_here_for_90_seconds_is_detached_from_here(state, seconds,
         assert (seen.volume, seen.instance) == ("vol-0a", ME)
 
 
-# --------------------------------------------------------------------------------------------- volumes others still have
+# -------------------------------------------------------------------------------------------- volumes others still have
 @pytest.mark.parametrize("state", ["pending", "running", "shutting-down", "stopping"])
 @pytest.mark.parametrize("zone", [HERE, THERE])
 def test_a_volume_is_never_taken_from_an_instance_that_runs(state, zone):
@@ -225,7 +227,7 @@ def test_an_instance_of_another_run_is_never_terminated():
     assert isinstance(seen, Wait) and "not of this run" in seen.why
 
 
-# -------------------------------------------------------------------------------------------------------- the other zone
+# ------------------------------------------------------------------------------------------------------- the other zone
 def other_zone(**more):
     fields = {"claim": claim(2), "holds": {1: "vol-0a"}, "volumes": (volume(term=1, zone=THERE),), **more}
     return decided(**fields)
@@ -326,8 +328,10 @@ def test_the_way_of_a_copy():
     assert Ready("vol-0b", 2, DEVICE.path, "vol-0a") == other_zone(**here)
 
 
-@pytest.mark.parametrize(("steps", "anything", "good"), [((60, 70), True, True), ((71,), True, True), ((60,), True, False),
-                                                          ((), False, False), ((), True, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("steps", "anything", "good"),
+    [((60, 70), True, True), ((71,), True, True), ((60,), True, False), ((), False, False), ((), True, True)],
+)
 def test_a_copy_must_hold_the_saved_step_before_it_is_promoted(steps, anything, good):
     seen = other_zone(
         volumes=(volume(term=1, zone=THERE), copy(held=ME)), snapshots=(snapshot(1),), saved_step=70,
@@ -359,7 +363,7 @@ def test_a_dead_copy_is_made_anew_under_another_token():
     assert isinstance(made, CreateVolume) and made.spec.token == volume_token("r1", 2, HERE, "snap-0a", 1)
 
 
-# -------------------------------------------------------------------------------------------------------------- new ones
+# ------------------------------------------------------------------------------------------------------------- new ones
 def first_run(device=None, **more):
     fields = {"claim": claim(1), "volumes": (volume("new", 1, held=ME),), "devices": {"vol-0a": device}, **more}
     return decided(**fields)
