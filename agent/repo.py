@@ -1,0 +1,293 @@
+"""The training repository at its pinned commit, fetched as the trainer's user: nothing of it runs here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from spotheal.agent.account import Account
+from spotheal.agent.clock import Clock, Stop, never
+from spotheal.agent.config import InstanceConfig
+from spotheal.agent.errors import NotFound, Retryable, SetupFailed
+from spotheal.agent.folders import publish
+from spotheal.agent.foreign_command import Finished, Surroundings, back_off, run_command
+from spotheal.agent.git_faults import Cause, Fault, classify, redacted, refusal, without_credentials
+from spotheal.agent.names import LAYOUT
+from spotheal.agent.trainer_environment import base_environment
+
+COMMAND_SECONDS_MAX = 1800.0
+NETWORK_SECONDS_MAX = 1800.0  # how long a network that is down is waited for
+_UNKNOWN_TRIES = 3
+_MARKER = "spotheal-checkout.json"  # in .git: this clone is complete, and of which boot
+_OPTIONS = (
+    # No code of the repository or of the machine's templates runs, no remote helper, no background process.
+    "-c", "core.hooksPath=/dev/null", "-c", "protocol.ext.allow=never", "-c", "protocol.fd.allow=never",
+    "-c", "gc.auto=0", "-c", "maintenance.auto=false", "-c", "core.fsmonitor=false", "-c", "advice.detachedHead=false",
+    # A connection that delivers less than 1 kB/s for a minute is dead.
+    "-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60",
+)  # fmt: skip
+# A fresh machine knows no host key: the first one seen is taken, a changed one refused. Never ask: nobody is there.
+_SSH = "ssh -o BatchMode=yes -o ConnectTimeout=20 -o StrictHostKeyChecking=accept-new"
+
+
+class Download(Protocol):
+    """What of `store.Store` a checkout needs."""
+
+    def download(self, key: str, path: Path) -> None: ...
+
+
+def checkout(
+    config: InstanceConfig,
+    target: Path,
+    *,
+    clock: Clock,
+    log: Any,
+    store: Download | None = None,
+    account: Account | None = None,
+    stop: Stop | None = None,
+    network_seconds_max: float = NETWORK_SECONDS_MAX,
+) -> Path:
+    """Clone `config`'s repository at its commit into `target`, once a boot; what is right already is left alone.
+
+    Raises SetupFailed where trying again cannot help (access, no such repository or commit), Retryable where the
+    network was down for `network_seconds_max`, Interrupted at `stop`.
+    """
+    job = config.job.job
+    why = refusal(job.repository) if job.repository != "." else ""
+    if why:
+        raise SetupFailed(f"the repository {redacted(job.repository)!r} {why}", next_step="correct it in job.toml")
+    where = Surroundings(account, clock, stop or never())
+    git = _Git(where, target, account, job.repository, log)
+    wanted = {
+        "revision": config.revision,
+        "repository": without_credentials(job.repository),
+        "submodules": job.submodules,
+        "boot": _boot(),
+    }
+    if _is_complete(target, wanted):
+        log.info("the clone is there already", revision=config.revision)
+        return target
+    log.info("cloning", repository=redacted(job.repository), revision=config.revision)
+    _make_empty(target, account)
+    git.do("init", "--quiet", "--template=", ".")
+    retry = _Retry(where, log, network_seconds_max, redacted(job.repository))
+    if job.repository == ".":
+        _unbundle_from_store(git, config, target, store, retry)
+    elif os.path.isfile(job.repository):
+        _unbundle(git, Path(job.repository))
+    else:
+        _fetch(git, config.revision, retry)
+    _check_out(git, config, retry)
+    git.forget_credentials()
+    publish(target / ".git" / _MARKER, json.dumps(wanted))
+    log.info("cloned", revision=config.revision)
+    return target
+
+
+# ------------------------------------------------------------------------------------------------------------- fetching
+def _fetch(git: _Git, revision: str, retry: _Retry) -> None:
+    """The commit alone where the server gives it, else everything."""
+    git.name_remote()
+    fault = retry.until_done(lambda: git.run("fetch", "--quiet", "--no-tags", "--depth=1", "origin", revision))
+    if fault is None:
+        return
+    if fault.cause is Cause.NO_SUCH_COMMIT:
+        everything = ("+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
+        fault = retry.until_done(lambda: git.run("fetch", "--quiet", "origin", *everything))
+    if fault is not None:
+        raise _setup_failed(git, fault)
+
+
+def _unbundle_from_store(
+    git: _Git, config: InstanceConfig, target: Path, store: Download | None, retry: _Retry
+) -> None:
+    if store is None:
+        raise SetupFailed(
+            'repository = "." needs the run\'s store', next_step="start the agent with the store of the run"
+        )
+    bundle = target / ".git" / "spotheal.bundle"
+    try:
+        retry.until_fetched(lambda: store.download(LAYOUT.repository_bundle, bundle))
+    except NotFound as error:
+        raise SetupFailed(
+            f"the store has no git bundle at {LAYOUT.repository_bundle}",
+            next_step="run `fleetctl request` again from the checkout, which uploads it",
+        ) from error
+    bundle.chmod(0o644)
+    _unbundle(git, bundle)
+    bundle.unlink()
+
+
+def _unbundle(git: _Git, bundle: Path) -> None:
+    ended = git.run("bundle", "unbundle", str(bundle))
+    if not ended.ok:
+        fault = classify(ended.lines, timed_out=ended.timed_out)
+        raise SetupFailed(
+            f"the git bundle cannot be used: {fault.message}",
+            next_step="make it with the whole history: `git bundle create FILE HEAD`; `fleetctl request` does",
+        )
+
+
+def _check_out(git: _Git, config: InstanceConfig, retry: _Retry) -> None:
+    if not git.run("cat-file", "-e", config.revision + "^{commit}").ok:
+        raise SetupFailed(
+            f"the repository {git.shown} has no commit {config.revision}",
+            next_step="push it, then run `fleetctl request` again, which pins `revision` to a commit that is there",
+        )
+    # A filter (git-lfs) may go to the network here.
+    fault = retry.until_done(lambda: git.run("checkout", "--quiet", "--force", "--detach", config.revision))
+    if fault is None and config.job.job.submodules:
+        update = ("submodule", "--quiet", "update", "--init", "--recursive", "--force")
+        fault = retry.until_done(lambda: git.run(*update, "--depth=1"))
+        if fault is not None and fault.cause is not Cause.PERMANENT:
+            fault = retry.until_done(lambda: git.run(*update))
+    if fault is not None:
+        raise _setup_failed(git, fault)
+
+
+def _setup_failed(git: _Git, fault: Fault) -> SetupFailed:
+    return SetupFailed(
+        f"the repository {git.shown} cannot be cloned: {redacted(fault.message)}",
+        next_step=fault.next_step or "try `git clone` of the same URL by hand on such an instance",
+    )
+
+
+@dataclass
+class _Retry:
+    """Waits out a network that is down, for at most `seconds_max` in all, and cut short by the stop."""
+
+    where: Surroundings
+    log: Any
+    seconds_max: float
+    shown: str
+
+    def __post_init__(self) -> None:
+        self._until = self.where.clock.monotonic() + self.seconds_max
+
+    def until_done(self, command: Any) -> Fault | None:
+        """Run `command` until it succeeds (None) or fails for a cause that waiting does not cure."""
+        tries = unknown = 0
+        while True:
+            ended: Finished = command()
+            if ended.ok:
+                return None
+            fault = classify(ended.lines, timed_out=ended.timed_out)
+            unknown += fault.cause is Cause.UNKNOWN
+            if fault.cause not in (Cause.NETWORK, Cause.UNKNOWN) or unknown >= _UNKNOWN_TRIES:
+                return fault
+            tries += 1
+            self._pause(tries, redacted(fault.message))
+
+    def until_fetched(self, download: Any) -> None:
+        tries = 0
+        while True:
+            try:
+                return download()  # type: ignore[no-any-return]
+            except Retryable as error:
+                tries += 1
+                self._pause(tries, error.message)
+
+    def _pause(self, tries: int, why: str) -> None:
+        clock = self.where.clock
+        if clock.monotonic() + back_off(tries) > self._until:
+            raise Retryable(
+                f"the repository {self.shown} could not be reached for {self.seconds_max:.0f} s: {why}",
+                next_step="check the subnet's route to the internet, its DNS, and the repository's host",
+            )
+        self.log.warning("the repository cannot be reached; trying again", why=why, tries=tries, after=back_off(tries))
+        clock.sleep(back_off(tries), until=self.where.stop)
+
+
+class _Git:
+    """git in one clone, as the trainer's user: argv only, no prompts, English messages, no credentials in an argv."""
+
+    def __init__(self, where: Surroundings, target: Path, account: Account | None, repository: str, log: Any) -> None:
+        self._where, self._target, self._log = where, target, log
+        self._repository = repository
+        self.shown = redacted(repository)
+        own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        self._environment = base_environment(own, account, target.parent / "home")
+        local = ("://" not in repository and ":" not in repository.partition("/")[0]) or repository.startswith("file:")
+        self._environment |= {
+            "LC_ALL": "C",
+            "GIT_TERMINAL_PROMPT": "0",
+            "GIT_ASKPASS": "",
+            "SSH_ASKPASS": "",
+            "GIT_SSH_COMMAND": os.environ.get("GIT_SSH_COMMAND", _SSH),
+            # Also for submodules, whose URLs the repository chooses: files only where it is a local one itself.
+            "GIT_ALLOW_PROTOCOL": "https:http:ssh:git" + (":file" if local else ""),
+            "GIT_PROTOCOL_FROM_USER": "1",
+        }
+
+    def run(self, *arguments: str) -> Finished:
+        try:
+            return run_command(
+                ["git", *_OPTIONS, *arguments],
+                self._where,
+                directory=self._target,
+                environment=self._environment,
+                seconds_max=COMMAND_SECONDS_MAX,
+                on_line=lambda line: self._log.info("git: " + redacted(line)),
+            )
+        except FileNotFoundError as error:
+            raise SetupFailed(
+                "git is not installed on this machine",
+                next_step="use an AMI with git, such as AWS's deep learning AMIs",
+            ) from error
+
+    def do(self, *arguments: str) -> None:
+        """Run what can fail only for reasons of this machine."""
+        ended = self.run(*arguments)
+        if not ended.ok:
+            raise _setup_failed(self, classify(ended.lines, timed_out=ended.timed_out))
+
+    def name_remote(self) -> None:
+        """Call the repository `origin`, by the configuration file: an argv is readable for every user."""
+        self._set_origin(self._repository)
+
+    def forget_credentials(self) -> None:
+        """Leave an `origin` that the trainer may read."""
+        if "://" in self._repository:
+            self._set_origin(without_credentials(self._repository))
+
+    def _set_origin(self, url: str) -> None:
+        file = self._target / ".git" / "config"
+        text = re.sub(r'\[remote "origin"\]\n(\t.*\n)*', "", file.read_text())
+        file.chmod(0o600)
+        quoted = url.replace("\\", "\\\\").replace('"', '\\"')
+        file.write_text(f'{text}[remote "origin"]\n\turl = "{quoted}"\n')
+
+
+# ------------------------------------------------------------------------------------------------------------ the clone
+def _is_complete(target: Path, wanted: dict[str, Any]) -> bool:
+    try:
+        return bool(json.loads((target / ".git" / _MARKER).read_text()) == wanted)
+    except (OSError, ValueError):
+        return False
+
+
+def _make_empty(target: Path, account: Account | None) -> None:
+    """A new folder of the account's own; shutil.rmtree follows no links that a trainer may have left."""
+    if target.is_symlink():
+        target.unlink()
+    elif target.exists():
+        shutil.rmtree(target)
+    target.mkdir(parents=True)
+    home = target.parent / "home"
+    home.mkdir(exist_ok=True)
+    if account is not None:
+        os.chown(target, account.uid, account.gid)
+        os.chown(home, account.uid, account.gid)
+
+
+def _boot() -> str:
+    """Which boot this is; "" where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,178 @@
+"""`setup`: the user's own commands, run once per revision and interpreter in an environment kept on the volume."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from spotheal.agent.config import InstanceConfig
+from spotheal.agent.errors import Retryable, SetupFailed
+from spotheal.agent.folders import Folders, give, publish
+from spotheal.agent.foreign_command import Finished, Surroundings, back_off, run_command
+from spotheal.agent.interpreter import Interpreter, probe
+from spotheal.agent.trainer_environment import expand, trainer_environment
+
+COMMAND_SECONDS_MAX = 3600.0
+NETWORK_SECONDS_MAX = 1800.0
+ENVIRONMENTS_KEPT = 3  # a fleet of two images uses two in turn
+_TAIL_LINES = 20
+_COMPLETE = "spotheal-complete.json"
+_NETWORK = re.compile(
+    r"temporary failure in name resolution|name or service not known|could not resolve host|failed to resolve|"
+    r"newconnectionerror|connecttimeout|readtimeout|read timed out|connection (?:timed out|refused|reset|aborted)|"
+    r"connection was reset|network is unreachable|no route to host|failed to establish a new connection|"
+    r"max retries exceeded|remotedisconnected|incompleteread|early eof|rpc failed|protocolerror|"
+    r"(?:http|error|status)[^\n]{0,20}\b(?:429|500|502|503|504)\b|temporarily unavailable",
+    re.IGNORECASE,
+)
+
+
+def prepare(
+    config: InstanceConfig,
+    folders: Folders,
+    interpreter: Interpreter,
+    where: Surroundings,
+    log: Any,
+    *,
+    network_seconds_max: float = NETWORK_SECONDS_MAX,
+) -> Interpreter:
+    """The interpreter the trainer runs with: `interpreter` itself where there is no `setup`, else the environment's.
+
+    Raises SetupFailed with the last lines of a command that failed, Retryable where the network was down too long,
+    Interrupted at the stop; a successor then makes the environment anew, as only a complete one is marked.
+    """
+    setup = config.job.job.setup
+    if not setup:
+        return interpreter
+    folders.make(where.account)
+    place = folders.environments / f"env-{key_of(config, interpreter)}"
+    if (place / _COMPLETE).is_file():
+        found = probe(place / "bin/python", folders, where)
+        if found is not None:
+            log.info("the environment of `setup` is on the volume already", path=str(place))
+            os.utime(place)
+            return found
+    log.info("making the environment of `setup`", path=str(place), base=str(interpreter.path))
+    made = _make(place, interpreter, folders, where)
+    environment = trainer_environment(config, folders, made.path, os.environ, where.account, 1)
+    for command in setup:
+        _run(command, made.path, config, folders, environment, where, log, network_seconds_max)
+    publish(place / _COMPLETE, json.dumps({"setup": setup, "revision": config.revision, "base": made.version}))
+    _drop_old(folders.environments, place)
+    return made
+
+
+def key_of(config: InstanceConfig, interpreter: Interpreter) -> str:
+    """Equal where the environment would come out equal: commands, revision, folder, the image's Python and torch."""
+    said = [config.job.job.setup, config.revision, config.job.job.directory]
+    image = [str(interpreter.path), interpreter.version, interpreter.torch]
+    return hashlib.sha256(json.dumps([said, image]).encode()).hexdigest()[:16]
+
+
+def _make(place: Path, interpreter: Interpreter, folders: Folders, where: Surroundings) -> Interpreter:
+    """A virtual environment that sees all packages of `interpreter`, at `place`, with pip.
+
+    Built in place (an environment cannot be moved), so that only the marker says it is complete.
+    """
+    if place.exists():
+        shutil.rmtree(place)
+    place.mkdir()
+    give(place, where.account)
+    venv = [str(interpreter.path), "-I", "-m", "venv", "--system-site-packages", "--without-pip", str(place)]
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(folders.home)}
+
+    def run(argv: Sequence[str]) -> Finished:
+        return run_command(argv, where, directory=Path("/"), environment=environment, seconds_max=COMMAND_SECONDS_MAX)
+
+    ended = run(venv)
+    found = probe(place / "bin/python", folders, where) if ended.ok else None
+    if found is None:
+        raise SetupFailed(
+            f"no virtual environment could be made with {interpreter.path}:\n{ended.tail(_TAIL_LINES)}",
+            next_step="name another `python` in job.toml, or an AMI whose Python has the module venv",
+        )
+    if interpreter.is_venv:
+        # The environment's "system" packages are those of the Python below, not of the environment it was made with;
+        # on the deep learning AMIs torch lies in the latter.
+        lines = "".join(f"import site; site.addsitedir({folder!r})\n" for folder in interpreter.site)
+        (Path(found.site[0]) / "spotheal_base.pth").write_text(lines)
+    python = str(place / "bin/python")
+    if run([python, "-I", "-m", "pip", "--version"]).ok:
+        # The image's own pip, working on the environment; its script would work on the image.
+        for name in ("pip", "pip3"):
+            script = place / "bin" / name
+            script.write_text(f'#!/bin/sh\nexec {shlex.quote(python)} -m pip "$@"\n')
+            script.chmod(0o755)
+    else:
+        run([python, "-I", "-m", "ensurepip"])  # without pip a `setup` that needs none still works
+    return probe(place / "bin/python", folders, where) or found
+
+
+def _run(
+    command: Sequence[str],
+    python: Path,
+    config: InstanceConfig,
+    folders: Folders,
+    environment: dict[str, str],
+    where: Surroundings,
+    log: Any,
+    network_seconds_max: float,
+) -> None:
+    directory = folders.clone / config.job.job.directory
+    argv = expand(command, environment, python)
+    shown = json.dumps(list(command), ensure_ascii=False)  # as job.toml has it, on one line
+    until, tries = where.clock.monotonic() + network_seconds_max, 0
+    while True:
+        log.info("setup", command=shown)
+        try:
+            ended = run_command(
+                argv,
+                where,
+                directory=directory,
+                environment=environment,
+                seconds_max=COMMAND_SECONDS_MAX,
+                on_line=lambda line: log.info("setup: " + line),
+            )
+        except OSError as error:
+            raise SetupFailed(
+                f"the setup command {shown} could not be started: {error.strerror}",
+                next_step="correct `setup` in job.toml",
+            ) from error
+        if ended.ok:
+            return
+        if not _NETWORK.search(ended.tail(100)):
+            how = (
+                f"had not ended after {COMMAND_SECONDS_MAX:.0f} s"
+                if ended.timed_out
+                else f"exited with {ended.exit_code}"
+            )
+            raise SetupFailed(
+                f"the setup command {shown} {how}; its last lines:\n{ended.tail(_TAIL_LINES)}",
+                next_step="correct `setup` in job.toml; `fleetctl rehearse` runs it here",
+            )
+        tries += 1
+        if where.clock.monotonic() + back_off(tries) > until:
+            raise Retryable(
+                f"the network was down for the setup command {shown}:\n{ended.tail(_TAIL_LINES)}",
+                next_step="check the subnet's route to the internet",
+            )
+        log.warning("the network failed a setup command; trying again", command=shown, after=back_off(tries))
+        where.clock.sleep(back_off(tries), until=where.stop)
+
+
+def _drop_old(folder: Path, current: Path) -> None:
+    """Keep the environments used last; the others only fill the volume."""
+    others = sorted(
+        (path for path in folder.glob("env-*") if path != current and not path.is_symlink()),
+        key=lambda path: path.stat().st_mtime,
+        reverse=True,
+    )
+    for path in others[ENVIRONMENTS_KEPT - 1 :]:
+        shutil.rmtree(path, ignore_errors=True)
