@@ -72,7 +72,7 @@ def serial_of(volume: str) -> str:
 
 
 def choose(devices: tuple[Device, ...], links: Mapping[str, str], volume: str, attached_as: str = "") -> Device | None:
-    """The disk that is `volume`, None where it is not (yet) there; Fatal where two claim to be.
+    """The disk that is `volume`, None where it is not (yet) there; Retryable where two claim to be.
 
     `links` are udev's by-id names and the real paths behind them. `attached_as` is the name given to AttachVolume; it
     counts only on a Xen machine, where disks have no serial.
@@ -85,7 +85,7 @@ def choose(devices: tuple[Device, ...], links: Mapping[str, str], volume: str, a
         if linked is not None and not linked.serial:  # a link to a disk of another serial is older than the disk
             found[linked.path] = linked
     if len(found) > 1:
-        raise Fatal(
+        raise Retryable(  # the kernel may keep a disk for seconds that was detached
             f"{', '.join(sorted(found))} all claim to be {volume}",
             next_step="look at `lsblk -o +SERIAL`, then reboot the instance",
         )

@@ -137,10 +137,11 @@ class Host:
         """Mount `device`, writable; "already so" is success.
 
         With `volume` the device's serial is looked at once more, in the last moment. The filesystem found on the device
-        wins over `fstype`. Raises Fatal where the device is another volume, has no filesystem or stays read-only.
+        wins over `fstype`. Raises Retryable where the device is another volume by now or the mount fails, Fatal where
+        it has no filesystem of ours or can only be read.
         """
         if volume and (now := self.find_device(volume, attached_as)) != device:
-            raise Fatal(f"{device} is not {volume} (that is {now or 'not there'}); it is not mounted")
+            raise Retryable(f"{device} is not {volume} (that is {now or 'not there'}); it is not mounted")
         there, options = self._mount_entry(mountpoint)
         if there and os.path.realpath(there) != os.path.realpath(device):
             raise Conflict(f"{there} is mounted at {mountpoint}, not {device}", next_step=f"`umount {mountpoint}`")
@@ -256,4 +257,5 @@ class Host:
 
 
 def _holds_bytes(descriptor: int, at: int) -> bool:
-    return any(os.pread(descriptor, MIB, at))
+    block = os.pread(descriptor, MIB, at)
+    return block.count(0) != len(block)

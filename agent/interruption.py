@@ -14,6 +14,7 @@ from typing import Protocol
 
 from spotheal.agent.clock import Clock
 from spotheal.agent.contract import NOTICE_MARGIN_SECONDS, Notice
+from spotheal.agent.errors import SpothealError
 from spotheal.agent.metadata import UNKNOWN, Answer, Rebalance, SpotAction
 
 POLL_SECONDS = 2.0  # AWS asks for 5 s or less; aws-node-termination-handler takes 2 s
@@ -87,6 +88,11 @@ class Watcher:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(10)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs; a notice can only be found while it does."""
+        return self._thread is not None and self._thread.is_alive()
 
     def _watch(self) -> None:
         while True:
@@ -200,8 +206,16 @@ class Watcher:
 
     def _call(self, name: str, callback: Callable[..., None] | None, *arguments: object) -> None:
         """In a thread, so that what takes long (a snapshot) never delays the next poll."""
-        if callback is not None:
-            threading.Thread(target=callback, args=arguments, name=name, daemon=True).start()
+        if callback is None:
+            return
+
+        def call() -> None:
+            try:
+                callback(*arguments)
+            except (SpothealError, OSError) as fault:
+                self._log(f"{name}: {fault}")
+
+        threading.Thread(target=call, name=name, daemon=True).start()
 
 
 def trainer_seconds(action: str, seconds_left: float) -> float:

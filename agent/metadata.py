@@ -199,6 +199,7 @@ class Metadata:
 
         if self._session is None:
             self._session = requests.Session()
+            self._session.headers["Accept-Encoding"] = "identity"
             self._session.trust_env = False  # no proxy, no .netrc: 169.254.169.254 is this very machine's
         until = self._clock.monotonic() + 2 * self._timeout
         try:

@@ -91,7 +91,7 @@ def test_a_link_to_a_partition_is_no_disk() -> None:
 
 
 def test_two_disks_that_claim_to_be_the_volume_are_refused() -> None:
-    with pytest.raises(Fatal, match="/dev/nvme1n1, /dev/nvme2n1 all claim"):
+    with pytest.raises(Retryable, match="/dev/nvme1n1, /dev/nvme2n1 all claim"):
         choose((disk("/dev/nvme2n1", SERIAL), disk("/dev/nvme1n1", SERIAL)), {}, VOLUME)
 
 

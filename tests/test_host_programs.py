@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -197,6 +200,44 @@ def test_only_filesystems_we_know_are_made(host: Host, device: Path, tmp_path: P
     assert not (tmp_path / "mkfs").exists()
 
 
+def test_in_a_thousand_layouts_nothing_but_a_blank_device_is_formatted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
+) -> None:
+    """What lsblk and blkid say and where the bytes are is made up by chance."""
+    device, formatted = tmp_path / "nvme1n1", 0
+    for seed in range(1000):
+        rng = random.Random(seed)
+        size = rng.choice([0, 4096, 2**20, 2**20 + 512, 3 * 2**20])
+        with device.open("wb") as file:
+            file.truncate(size)
+        at = rng.choice([None, rng.randrange(max(1, size))])
+        if at is not None and size:
+            with device.open("r+b") as file:
+                file.seek(at)
+                file.write(bytes([rng.randrange(1, 256)]))
+        more = rng.choice([{}, {}, {}, {}, {"children": [{"name": "p1"}]}, {"fstype": "xfs"}, {"mountpoint": "/x"}])
+        listed = rng.random() < 0.95
+        rows = [{"name": "x", "path": str(device), "serial": SERIAL, "size": size, **more}] if listed else []
+        blkid = rng.choice([(2, "", "")] * 5 + [(0, "TYPE=xfs", ""), (0, "PTTYPE=gpt", ""), (0, "", ""), (8, "", ""),
+                                                (2, "", "error"), (4, "", "usage")])  # fmt: skip
+        says = {"lsblk": programs.Result(0, json.dumps({"blockdevices": rows}), ""), "blkid": programs.Result(*blkid)}
+        ran: list[str] = []
+
+        def run(argv: list[str], *, seconds_max: float, says: Any = says, ran: list[str] = ran) -> programs.Result:
+            ran.append(argv[0])
+            return says.get(argv[0], programs.Result(0, "", ""))
+
+        monkeypatch.setattr(programs, "run", run)
+        monkeypatch.setattr(programs, "find", lambda name: name)
+        clean = at is None or 2**20 <= at < size - 2**20
+        blank = bool(size and clean and not more and listed and blkid == (2, "", ""))
+        with contextlib.suppress(Fatal, Retryable):
+            host.make_filesystem(str(device), "xfs")
+        assert ("mkfs.xfs" in ran) == blank, f"seed {seed}: {size} {at} {more} {listed} {blkid}"
+        formatted += blank
+    assert formatted > 50
+
+
 def assert_not_formatted(host: Host, device: Path, tmp_path: Path) -> None:
     assert not host.is_blank(str(device))
     with pytest.raises(Fatal, match="not blank"):
@@ -212,7 +253,7 @@ def test_the_serial_is_looked_at_again_before_the_mount(
     program("mount", f"echo yes > {tmp_path}/mounted")
     program("findmnt", "exit 1")
     program("lsblk", lsblk((str(device), "AWS6AF4B6C2CC20D3A1F")))
-    with pytest.raises(Fatal, match="is not vol-0123456789abcdef0"):
+    with pytest.raises(Retryable, match="is not vol-0123456789abcdef0"):
         host.mount(str(device), str(tmp_path / "m"), "xfs", volume=VOLUME)
     assert not (tmp_path / "mounted").exists()
 

@@ -215,7 +215,7 @@ def test_a_blank_device_is_not_mounted(loops: Loops, host: Host) -> None:
 
 def test_a_device_without_the_right_serial_is_not_mounted(loops: Loops, host: Host, device: str) -> None:
     at = loops.mount_point()
-    with pytest.raises(Fatal, match="is not vol-0123456789abcdef0"):
+    with pytest.raises(Retryable, match="is not vol-0123456789abcdef0"):
         host.mount(device, at, volume="vol-0123456789abcdef0")
     assert host.mounted_at(at) is None
 

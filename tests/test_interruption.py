@@ -161,6 +161,67 @@ def test_a_recommendation_is_one_event_and_no_interruption() -> None:
     assert [called.acquire(timeout=5), called.acquire(timeout=5), called.acquire(timeout=0.05)] == [True, True, False]
 
 
+class SickMetadata(Metadata):
+    """The real client over a service of which a plan says, second by second, how it feels."""
+
+    def __init__(self, clock: FakeClock, rng: random.Random, notice_at: float | None) -> None:
+        super().__init__("http://127.0.0.1:1", clock)
+        self.fake, self.rng, self.notice_at = clock, rng, notice_at
+        self.moods = [(0.0, rng.choice(["well", "down"]))]  # from when, how
+        while self.moods[-1][0] < 900:
+            mood = rng.choice(["well"] * 6 + ["down", "refused", "401", "500", "html", "garbage", "slow"])
+            self.moods.append((self.moods[-1][0] + rng.choice([1, 5, 10, 60, 600]) * rng.uniform(0.5, 1.5), mood))
+
+    def well_from(self, moment: float) -> float:
+        """The first moment from there on at which the service is well, and stays so for ten seconds."""
+        ends = [begin for begin, _ in self.moods[1:]] + [1e9]
+        for (begin, mood), end in zip(self.moods, ends, strict=True):
+            if mood == "well" and end - max(begin, moment) > 10:
+                return max(begin, moment)
+        return 1e9
+
+    def _send(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
+        mood = next(how for begin, how in reversed(self.moods) if begin <= self.fake.elapsed)
+        self.fake.sleep({"down": 2.0, "slow": 1.9}.get(mood, 0.01))
+        if mood in ("down", "refused"):
+            raise Retryable("no answer")
+        if mood in ("401", "500"):
+            return int(mood), ""
+        if mood in ("html", "garbage"):
+            return 200, "<html>hotel wifi</html>" if mood == "html" else '{"action": "term'
+        if method == "PUT":
+            return 200, "token"
+        if path == SPOT_ACTION and self.notice_at is not None and self.fake.elapsed >= self.notice_at:
+            return 200, f'{{"action": "terminate", "time": "{rfc3339(later(self.notice_at + 120))}"}}'
+        return 404, ""
+
+
+def test_an_ailing_service_makes_no_false_notice_and_delays_a_true_one_by_a_poll() -> None:
+    """200 plans of 15 minutes: down for minutes, refusing, slow, 401, 500, HTML, cut JSON."""
+    timely = 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        clock = FakeClock()
+        metadata = SickMetadata(clock, rng, notice_at=rng.choice([None, rng.uniform(0, 600)]))
+        watcher = Watcher(metadata, clock)
+        found = None
+        while clock.elapsed < 900 and found is None:
+            watcher.poll()
+            found = clock.elapsed if watcher.notice_event.is_set() else None
+            clock.sleep(2.0)
+        assert not watcher.withdrawn.is_set()
+        if metadata.notice_at is None:
+            assert found is None, f"seed {seed}: a false notice"
+        else:
+            well = metadata.well_from(metadata.notice_at)
+            if well < metadata.notice_at + 120:  # later the machine is gone
+                timely += 1
+                late = well + 2 + 1 + 2  # a poll, a second, and a question that hung before the service was well
+                assert found is not None and found <= late, f"seed {seed}: well at {well}, found at {found}"
+            assert found is None or found >= metadata.notice_at
+    assert timely > 50
+
+
 # -------------------------------------------------------------------------------------------- against a real service
 @pytest.fixture
 def service() -> Iterator[Imds]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 
 import pytest
@@ -149,6 +152,51 @@ def test_an_answer_without_end_is_given_up(service: Imds, client: Metadata) -> N
     service.says(SPOT_ACTION, Reply(body=b" " * 1_000_000 + NOTICE.encode()))
     assert client.spot_action() is UNKNOWN
     assert "no end" in client.fault
+
+
+def test_random_bytes_in_place_of_http_are_unknown_and_raise_nothing(clock: QuickClock) -> None:
+    """300 answers: whole, cut and flipped ones, with senseless heads and lengths."""
+    rng = random.Random(7)
+    notice = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(NOTICE) + NOTICE.encode()
+    heads = [b"HTTP/1.1 200 OK\r\n", b"HTTP/9.9 abc\r\n", b"HTTP/1.1 -1\r\n", b"\x16\x03\x01", b"", b"\r\n\r\n"]
+    fields = [b"Transfer-Encoding: chunked\r\n", b"Content-Length: -5\r\n", b"Content-Length: 10, 20\r\n", b": \r\n",
+              b"Content-Encoding: deflate\r\n", b"Set-Cookie: \xff=\x00\r\n", b"Content-Length: 99\r\n", b"A" * 70_000]
+    answers = [rng.choice(heads) + b"".join(rng.choices(fields, k=rng.randrange(4))) + b"\r\n" + rng.randbytes(40)
+               for _ in range(200)]  # fmt: skip
+    answers += [notice[: rng.randrange(len(notice))] for _ in range(60)]
+    answers += [b"HTTP/1.1 200 OK\r\n\r\n" + rng.randbytes(60) for _ in range(40)]
+    with raw_server(answers) as endpoint:
+        client = Metadata(endpoint, clock, timeout_seconds=0.3)
+        while answers:
+            assert (client.spot_action(), client.rebalance()) == (UNKNOWN, UNKNOWN)
+
+
+@contextmanager
+def raw_server(answers: list[bytes]) -> Iterator[str]:
+    """Gives a good token, then one of `answers` to each question, as it stands."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection, suppress(OSError):
+                asked = connection.recv(65536)
+                token = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 3\r\n\r\nabc"
+                connection.sendall(token if asked.startswith(b"PUT") else answers.pop() if answers else b"")
+                connection.shutdown(socket.SHUT_WR)
+                connection.settimeout(1)
+                while connection.recv(65536):
+                    pass
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join(5)
 
 
 # --------------------------------------------------------------------------------------------------------------- tokens
