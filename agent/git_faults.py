@@ -55,7 +55,7 @@ _PERMANENT: tuple[tuple[str, str], ...] = (
     (r"dubious ownership", "make the repository's folder the agent's user's own"),
     (r"ssl certificate|certificate verif",
      "the server's certificate is not trusted by this image; correct the URL or the AMI"),
-    (r"no space left on device|disk quota exceeded", 
+    (r"no space left on device|disk quota exceeded",
      "give the instance a larger root volume in spot_fleet_config.json"),
 )  # fmt: skip
 
