@@ -27,8 +27,10 @@ _ACCOUNT = "123456789012"
 _STAND_INS = {"ACCOUNT_NUMBER": _ACCOUNT, "KEYPAIR_NAME": "rehearsal", "SECURITY_GROUP_ID": "sg-0123456789abcdef0"}
 _PLACEHOLDER = re.compile(r"<([A-Za-z_][A-Za-z0-9_ -]*)>")
 
+# 480 steps of at least 50 ms: half a minute, so that there is a middle to be interrupted in.
 EXAMPLE_COMMAND = (
-    "python", "-m", "spotheal.training", "--dataset", "digits", "--model", "mlp", "--epochs", "40",
+    "python", "-m", "spotheal.training", "--dataset", "digits", "--epochs", "40", "--save-every", "10",
+    "--threads", "1", "--step-seconds", "0.05",
 )  # fmt: skip
 _EXAMPLE_JOB = """\
 # The job that `make rehearse` trains. docs/job-toml.md lists every key.
@@ -160,8 +162,9 @@ def fill_placeholders(text: str) -> str:
         if name == "SUBNET_ID":
             return match.group()  # a subnet decides the zone: that cannot be made up
         value = _STAND_INS.get(name, "rehearsal")
-        quoted = text[: match.start()].rstrip().endswith(":") or text[: match.start()].rstrip().endswith("[")
-        return json.dumps(value) if quoted else value
+        before = text[: match.start()]
+        inside_string = (before.count('"') - before.count('\\"')) % 2 == 1
+        return value if inside_string else json.dumps(value)
 
     return _PLACEHOLDER.sub(stand_in, text)
 

@@ -236,6 +236,8 @@ class Machine:
     def _lay_out(self) -> None:
         for name in ("root/root", "root/tmp", "dev", "bin", "own-disks"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
+        # Whoever owns the operator's repository, its rehearsal may clone it.
+        (self.folder / "root/root/.gitconfig").write_text("[safe]\n\tdirectory = *\n")
         for name, size_gib in (("root", 8), ("store", 1)):
             (self.folder / "own-disks" / name).touch()
             os.truncate(self.folder / "own-disks" / name, size_gib * GIB)

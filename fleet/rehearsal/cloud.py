@@ -1,0 +1,187 @@
+"""The rehearsal's AWS: the rule book and its endpoints, with real bytes for volumes and real processes for instances.
+
+The rule book says what happens; this module makes it true: a launch starts a machine, an attach makes a device appear,
+a snapshot copies a folder, a termination ends processes. Nothing outside 127.0.0.1 is touched.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from spotheal.agent.clock import SystemClock
+from spotheal.fleet.rehearsal.api import Endpoint
+from spotheal.fleet.rehearsal.machines import Launch, Machine, Machines
+from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
+from spotheal.fleet.rehearsal.scenario import Fault, Interrupt, Kill, NextZone, NoCapacity, Rebalance, Throttle
+from spotheal.fleet.rehearsal.volumes import Volumes
+from spotheal.fleet.rehearsal.world import Instance
+
+ACCOUNT = "123456789012"
+# A tenth of AWS's times and less: enough that every state is passed through and seen.
+LATENCIES = Latencies(
+    create_volume=0.5, attach=0.4, device_node=0.3, detach=0.4, delete_volume=0.3, snapshot=(1.0, 2.0),
+    snapshot_interval=0.5, running=1.0, shutdown=5.0, launch=0.5, replacement=1.0, capacity_retry=2.0,
+    fleet_terminate=0.5,
+)  # fmt: skip
+BOOT_SECONDS = 1.5
+_TICK_SECONDS = 0.1
+
+
+class Cloud:
+    """One account in one region. `close` ends every process and server of it; use as a context."""
+
+    def __init__(
+        self, folder: Path, region: str, zones: tuple[str, ...], seed: int, passed_on: dict[str, str] | None = None
+    ) -> None:
+        self.volumes = Volumes(folder)
+        self.rules = Rulebook(SystemClock(), region, zones, ACCOUNT, LATENCIES, seed)
+        self.machines = Machines(folder / "instances", BOOT_SECONDS, self._on_end)
+        self.launched_at: dict[str, float] = {}  # monotonic
+        self.killed: set[str] = set()
+        self._passed_on = dict(passed_on or {})
+        self._throttled_until = 0.0
+        self._closing = threading.Event()
+        self._hook()
+        self.endpoint = Endpoint(self.rules)
+        self._clock = threading.Thread(target=self._tick, name="time of the rehearsal", daemon=True)
+        self._clock.start()
+
+    def __enter__(self) -> Cloud:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._closing.set()
+        self.machines.close()
+        self._clock.join(5)
+        self.endpoint.close()
+
+    @property
+    def url(self) -> str:
+        return self.endpoint.url
+
+    # ---------------------------------------------------------------------------------------------------- the scenario
+    def make(self, fault: Fault, instance: str) -> str:
+        """Make `fault` happen to `instance`; returns what a person is told."""
+        found = self.rules.instance(instance)
+        zone = found.zone if found else ""
+        match fault:
+            case Interrupt(lead):
+                self.rules.interrupt(instance, "terminate", lead)
+                return f"{instance} gets an interruption notice, {lead:.0f} s ahead"
+            case Kill():
+                self.killed.add(instance)
+                self.rules.kill(instance)
+                return f"{instance} is killed without a notice"
+            case Rebalance():
+                self.rules.rebalance(instance)
+                return f"{instance} gets a rebalance recommendation"
+            case NoCapacity(seconds):
+                self.rules.no_capacity((), seconds)
+                return f"no spot capacity for {seconds:.0f} s"
+            case Throttle(seconds, probability):
+                self.rules.faults.throttle = probability
+                self._throttled_until = time.monotonic() + seconds
+                return f"EC2 throttles {probability:.0%} of all calls for {seconds:.0f} s"
+            case NextZone(other):
+                target = self._other_zone(zone) if other else zone
+                self.rules.pin_next_zone(target)
+                return f"the next instance will be placed in {target}"
+
+    def _other_zone(self, zone: str) -> str:
+        others = [other for other in self.allowed_zones() if other != zone]
+        return others[0] if others else zone
+
+    def allowed_zones(self) -> list[str]:
+        """The zones the fleet may use, in order."""
+        found = [zone for fleet in self.rules.fleets() for spec in fleet.specs for zone in spec["zones"]]
+        return sorted(set(found)) or list(self.rules.zones)
+
+    # ---------------------------------------------------------------------------------------------- rules made true
+    def _hook(self) -> None:
+        hooks = self.rules.hooks
+        hooks.on_launch = self._on_launch
+        hooks.on_shutdown = self._on_shutdown
+        hooks.on_terminate = self._on_terminate
+        hooks.on_stop = self._on_terminate
+        hooks.on_attach = self._on_attach
+        hooks.on_detach = lambda volume, instance, _: self._with(instance, lambda m: m.detach(volume))
+        hooks.on_volume_created = self._on_volume_created
+        hooks.on_volume_deleted = self.volumes.delete
+        hooks.on_snapshot_taken = lambda snapshot, volume: self.volumes.snapshot(
+            volume, snapshot, lambda: self._holder_still(volume)
+        )
+        hooks.on_snapshot_deleted = self.volumes.delete_snapshot
+        hooks.is_mounted = self._is_mounted
+
+    def _with(self, instance: str, do: Callable[[Machine], object]) -> None:
+        machine = self.machines.get(instance)
+        if machine is not None:
+            do(machine)
+
+    def _on_launch(self, instance: str) -> None:
+        found = self.rules.instance(instance)
+        if found is None or self._closing.is_set():
+            return
+        self.launched_at[instance] = time.monotonic()
+        machine = self.machines.launch(self._launch(found))
+        self.rules.consoles[instance] = lambda: _text(machine.folder / "console.log")
+
+    def _launch(self, instance: Instance) -> Launch:
+        environment = {
+            **self._passed_on,
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.endpoint.metadata_url(instance.id),
+        }
+        return Launch(instance.id, instance.zone, instance.type, instance.user_data, environment)
+
+    def _on_attach(self, volume: str, instance: str, device: str) -> None:
+        """The name that was asked for means nothing on a machine whose disks are NVMe."""
+        self._with(instance, lambda machine: machine.attach(self.volumes.disk(volume)))
+
+    def _on_shutdown(self, instance: str, seconds: float) -> None:
+        """The operating system's shutdown takes time; the rule book does not wait for it."""
+        machine = self.machines.get(instance)
+        if machine is not None:
+            threading.Thread(target=machine.shut_down, args=(seconds,), daemon=True).start()
+
+    def _on_terminate(self, instance: str) -> None:
+        self._with(instance, lambda machine: machine.end())
+
+    def _on_end(self, machine: Machine) -> None:
+        """A machine that switched itself off: EC2 notices."""
+        if machine.powered_off and not self._closing.is_set():
+            self.rules.powered_off(machine.launch.instance)
+
+    def _on_volume_created(self, volume: str, snapshot: str | None) -> None:
+        found = self.rules.volume(volume)
+        assert found is not None
+        self.volumes.create(volume, found.size, snapshot or "")
+
+    def _holder_still(self, volume: str) -> AbstractContextManager[None]:
+        found = self.rules.volume(volume)
+        machine = self.machines.get(found.attachment.instance) if found and found.attachment else None
+        return nullcontext() if machine is None else machine.still()
+
+    def _is_mounted(self, volume: str, instance: str) -> bool:
+        machine = self.machines.get(instance)
+        return machine is not None and machine.ended_at is None and machine.has_mounted(volume)
+
+    def _tick(self) -> None:
+        while not self._closing.wait(_TICK_SECONDS):
+            if self.rules.faults.throttle and time.monotonic() >= self._throttled_until:
+                self.rules.faults.throttle = 0.0
+            self.rules.tick()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

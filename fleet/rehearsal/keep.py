@@ -1,0 +1,64 @@
+"""`--keep DIR`: what is left of a rehearsal for the operator to look at.
+
+DIR/volume/                the files of the final volume
+DIR/instances/<id>/        user-data.sh, console.log, logs/ (what a person would have seen over SSH)
+DIR/store/                 every object of the run's store
+DIR/reference/             the uninterrupted run: its volume and its output
+DIR/calls.jsonl            every call to EC2: time, caller, operation, outcome
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spotheal.agent.clock import rfc3339
+from spotheal.agent.errors import SpothealError
+from spotheal.agent.store import Store
+
+if TYPE_CHECKING:
+    from spotheal.fleet.rehearsal.cloud import Cloud
+    from spotheal.fleet.rehearsal.reference import Reference
+    from spotheal.fleet.rehearsal.watch import Watch
+
+
+def keep(folder: Path, cloud: Cloud, store: Store, watch: Watch, reference: Reference | None) -> None:
+    """Copy it all; what is not there (a rehearsal that was cut short) is left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    volume = watch.final_volume()
+    if volume is not None:
+        _copy(volume, folder / "volume")
+    for machine in cloud.machines.all():
+        target = folder / "instances" / machine.launch.instance
+        target.mkdir(parents=True, exist_ok=True)
+        for name in ("user-data.sh", "console.log"):
+            _copy(machine.folder / name, target / name)
+        _copy(machine.root / "var/log/spotheal", target / "logs")
+    if reference is not None:
+        _copy(reference.volume, folder / "reference" / "volume")
+        _copy(reference.console, folder / "reference" / "console.log")
+    with (folder / "calls.jsonl").open("w", encoding="utf-8") as file:
+        for call in list(cloud.rules.calls):
+            line = {"time": rfc3339(call.time), "caller": call.caller, "operation": call.operation}
+            file.write(json.dumps({**line, "outcome": call.outcome}) + "\n")
+    _copy_store(store, folder / "store")
+
+
+def _copy_store(store: Store, target: Path) -> None:
+    try:
+        for key in store.keys(""):
+            path = target / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            store.download(key, path)
+    except SpothealError as error:
+        (target.parent / "store-incomplete.txt").write_text(f"{error}\n")
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    elif source.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target)

@@ -1,0 +1,336 @@
+"""A rehearsal from beginning to end: the same request library, user data, agent and trainer as on AWS, in a cloud here.
+
+`rehearse(options, show)` is all that `fleetctl rehearse` calls. It talks to no AWS: it refuses to begin where the
+endpoint is not on this machine, and the credentials it sets are no account's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from spotheal.agent.clock import SystemClock
+from spotheal.agent.errors import ConfigError, Fatal, WaitTimedOut
+from spotheal.fleet.rehearsal import job as jobs
+from spotheal.fleet.rehearsal.progress import Display, Silent
+from spotheal.fleet.rehearsal.scenario import Event, Scenario, due, scenario
+from spotheal.fleet.rehearsal.summary import Story, Summary, summarise
+
+if TYPE_CHECKING:
+    from spotheal.fleet.gather import Ready
+    from spotheal.fleet.rehearsal.cloud import Cloud
+    from spotheal.fleet.rehearsal.reference import Reference
+    from spotheal.fleet.rehearsal.watch import Watch
+
+_LOOK_SECONDS = 0.2
+_REFERENCE_SECONDS_MAX = 3600.0
+# Of the operator's environment an instance gets only what makes the network and package indexes reachable from here.
+_PASSED_ON = re.compile(r"(?i)(https?|no|all)_proxy|PIP_\w+|UV_\w+|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE")
+
+
+@dataclass(frozen=True)
+class Options:
+    """`fleet_file` None: the example job. `keep`: a folder for the volume's files and all logs, made here."""
+
+    fleet_file: Path | None = None
+    job_file: Path | None = None
+    scenario: str = "standard"
+    seed: int = 0
+    keep: Path | None = None
+    reference: bool = True
+    seconds_max: float = 6 * 3600.0
+
+
+def rehearse(options: Options, show: Display | None = None) -> Summary:
+    """Rehearse a job; returns what came of it. ConfigError where it cannot begin, WaitTimedOut after `seconds_max`."""
+    chosen = scenario(options.scenario, options.seed)
+    check_machine()
+    check_extras(example=options.fleet_file is None)
+    if options.keep is not None and options.keep.exists() and any(options.keep.iterdir()):
+        raise ConfigError(f"{options.keep} is not empty", next_step="name a new folder with --keep DIR")
+    with ExitStack() as stack:
+        stack.enter_context(ended_by_sigterm())
+        folder = Path(tempfile.mkdtemp(prefix="spotheal-rehearsal-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        if options.fleet_file is None:
+            rehearsed = jobs.example(folder / "job")
+        else:
+            rehearsed = jobs.users(options.fleet_file, options.job_file)
+        check_zones(chosen, rehearsed)
+        return _Rehearsal(options, chosen, rehearsed, folder, show or Silent()).run(stack)
+
+
+# ---------------------------------------------------------------------------------------------------- before it begins
+def check_machine() -> None:
+    if sys.platform != "linux":
+        raise ConfigError(
+            "a rehearsal needs Linux: its instances are process groups that only /proc can show",
+            next_step="run it in a Linux container or virtual machine",
+        )
+
+
+def check_extras(*, example: bool) -> None:
+    """ConfigError that names the extra to install."""
+    wanted = {"moto": "rehearsal"} | ({"torch": "training", "sklearn": "training"} if example else {})
+    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
+    if missing:
+        extras = ",".join(sorted({wanted[name] for name in missing}))
+        raise ConfigError(
+            f"a rehearsal needs {', '.join(missing)}, which cannot be imported here",
+            next_step=f'pip install "spotheal[{extras}]"',
+        )
+
+
+def check_zones(chosen: Scenario, rehearsed: jobs.Rehearsed) -> None:
+    zones = rehearsed.fleet.zones or rehearsed.fleet.subnets
+    if zones and len(zones) < chosen.needs_zones:
+        raise ConfigError(
+            f"scenario {chosen.name} moves across zones, and {rehearsed.fleet.source} names one zone only",
+            next_step="name a second zone (a volume alone in one zone waits as long as it has no spot capacity),"
+            " or choose --scenario notice",
+        )
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends a rehearsal as Ctrl-C does, so that nothing of it is left."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def local_aws(endpoint: str, region: str) -> Iterator[None]:
+    """Environment in which every AWS client of this process speaks to `endpoint`, with credentials of no account."""
+    if urlsplit(endpoint).hostname not in ("127.0.0.1", "localhost", "::1"):
+        raise Fatal(f"a rehearsal speaks only to this machine, not to {endpoint}")
+    before = dict(os.environ)
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "BOTO_")):
+            del os.environ[name]
+    os.environ |= {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "AKIAREHEARSAL0000000",
+        "AWS_SECRET_ACCESS_KEY": "rehearsal",
+        "AWS_REGION": region,
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        **_without_proxy(os.environ),
+    }
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _without_proxy(environment: Any) -> dict[str, str]:
+    named = [environment[name] for name in ("no_proxy", "NO_PROXY") if environment.get(name)]
+    hosts = ",".join([*named, "127.0.0.1", "localhost"])
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
+
+
+def passed_on() -> dict[str, str]:
+    found = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
+    return found | _without_proxy(os.environ)
+
+
+# ---------------------------------------------------------------------------------------------------------- the whole
+class _Rehearsal:
+    def __init__(
+        self, options: Options, chosen: Scenario, rehearsed: jobs.Rehearsed, folder: Path, show: Display
+    ) -> None:
+        self._options, self._scenario, self._rehearsed = options, chosen, rehearsed
+        self._folder, self._show = folder, show
+        self._began = time.monotonic()
+        self._taken = 0
+        self._touched: set[str] = set()
+        self._notices = 0
+
+    def run(self, stack: ExitStack) -> Summary:
+        # Imported here: moto takes seconds to import, and wrong files are named at once.
+        from spotheal.agent.store import Store
+        from spotheal.fleet.rehearsal.cloud import Cloud
+        from spotheal.fleet.rehearsal.keep import keep
+        from spotheal.fleet.rehearsal.watch import Watch
+
+        self._say(f"scenario {self._scenario.name}: {self._scenario.says}")
+        for note in self._rehearsed.notes:
+            self._say(note)
+        region = self._rehearsed.fleet.region or self._rehearsed.job.job.region or jobs.REGION
+        zones = sorted({*(f"{region}{letter}" for letter in "abcd"), *self._rehearsed.fleet.zones})
+        cloud = stack.enter_context(Cloud(self._folder, region, tuple(zones), self._options.seed, passed_on()))
+        stack.enter_context(local_aws(cloud.url, region))
+        session, ready = self._request(region)
+        reference = self._reference(stack, ready) if self._options.reference else None
+        store = Store(session.client("s3"), ready.plan.store)
+        watch = Watch(cloud, store, self._rehearsed.job.volume.mount, self._began)
+        try:
+            self._until_over(cloud, watch)
+            watch.look(store_too=True)
+            fault = self._await(reference) if reference is not None else ""
+            summary = summarise(self._story(cloud, watch, ready, reference, fault))
+        finally:
+            cloud.machines.close()
+            if reference is not None:
+                reference.close()
+            if self._options.keep is not None:
+                keep(self._options.keep, cloud, store, watch, reference)
+        return summary
+
+    def _say(self, text: str) -> None:
+        self._show.event(time.monotonic() - self._began, text)
+
+    # ---------------------------------------------------------------------------------------------------- the request
+    def _request(self, region: str) -> tuple[Any, Ready]:
+        """Exactly what `fleetctl request` does, after the same questions."""
+        from spotheal.fleet import gather, plan, submit, wheelhouse
+        from spotheal.fleet.session import Session
+
+        session = Session(region)
+        rehearsed = self._rehearsed
+        fleet, notes = self._localised(session)
+        for note in notes:
+            self._say(note)
+        wanted = gather.Wanted(fleet, rehearsed.job, rehearsed.job_file, rehearsed.fleet_file)
+        gather.settle_region(session, wanted)
+        root = session.store_root(rehearsed.job.store.url)
+        clock = SystemClock()
+        ready = gather.make_plan(session, wanted, plan.Begin(), root, wheelhouse.build(), clock, allow_paths=True)
+        self._began = time.monotonic()
+        done = submit.carry_out(session, ready, clock, lambda _: None)
+        self._say(f"requested {done['fleet_id']} for run {ready.plan.run} with volume {done['volume_id']}")
+        return session, ready
+
+    def _localised(self, session: Any) -> tuple[Any, list[str]]:
+        fleet = self._rehearsed.fleet
+        if not fleet.subnets and not fleet.template_configs:
+            return jobs.localise(fleet, {}, "")
+        ec2 = session.client("ec2")
+        subnets = {s["AvailabilityZone"]: s["SubnetId"] for s in ec2.describe_subnets()["Subnets"]}
+        name = "rehearsal-in-place-of-yours"
+        if fleet.template_configs:
+            profile = {"Arn": "arn:aws:iam::123456789012:instance-profile/rehearsal"}
+            data = {"ImageId": "ami-0027dfad6168539c7", "InstanceType": "g5.xlarge", "IamInstanceProfile": profile}
+            ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
+        return jobs.localise(fleet, subnets, name)
+
+    def _reference(self, stack: ExitStack, ready: Ready) -> Reference:
+        from spotheal.fleet.rehearsal.reference import Reference
+
+        repository = str(ready.source.bundle or self._rehearsed.job.job.repository)
+        reference = Reference(self._folder, ready.instance, repository, passed_on())
+        stack.callback(reference.close)
+        return reference
+
+    # ---------------------------------------------------------------------------------------------------- while it runs
+    def _until_over(self, cloud: Cloud, watch: Watch) -> None:
+        while not watch.is_over():
+            if watch.seconds > self._options.seconds_max:
+                raise WaitTimedOut(
+                    f"the rehearsal was not over after {self._options.seconds_max:.0f} s",
+                    next_step="look at its logs with --keep DIR, or rehearse a shorter job",
+                )
+            watch.look()
+            seen = watch.trainer(self._touched)
+            event = due(self._scenario.events, self._taken, seen)
+            if event is not None and seen is not None:
+                self._make(cloud, event, seen.instance)
+            self._show.show(watch.view())
+            time.sleep(_LOOK_SECONDS)
+
+    def _make(self, cloud: Cloud, event: Event, instance: str) -> None:
+        self._taken += 1
+        if event.ends_machine:
+            self._touched.add(instance)
+        for fault in event.faults:
+            self._say(cloud.make(fault, instance))
+
+    def _await(self, reference: Reference) -> str:
+        """Wait for the uninterrupted run; "" or why it failed."""
+        limit = time.monotonic() + _REFERENCE_SECONDS_MAX
+        if reference.exit_code is None:
+            self._say("waiting for the run that is not interrupted, to compare with")
+        while reference.exit_code is None and time.monotonic() < limit:
+            time.sleep(_LOOK_SECONDS)
+        if reference.exit_code is None:
+            return f"it had not ended {_REFERENCE_SECONDS_MAX:.0f} s after the rehearsal"
+        return "" if reference.exit_code == 0 else reference.last_words()
+
+    # -------------------------------------------------------------------------------------------------------- the end
+    def _story(
+        self, cloud: Cloud, watch: Watch, ready: Ready, reference: Reference | None, reference_fault: str
+    ) -> Story:
+        rules = cloud.rules
+        fleets = rules.fleets()
+        volume = watch.final_volume()
+        stories = watch.stories()
+        calls = list(rules.calls)
+        return Story(
+            job=ready.plan.job,
+            run=ready.plan.run,
+            scenario=self._scenario.name,
+            seed=self._options.seed,
+            seconds=watch.seconds,
+            phase=watch.phase,
+            reason=str(watch.status.get("reason") or ""),
+            instances=stories,
+            events_planned=len(self._scenario.events),
+            events_taken=self._taken,
+            notices=sum(story.end == "interrupted" for story in stories),
+            kills=sum(story.end == "killed" for story in stories),
+            zone_moves=watch.zone_moves(),
+            zone_moves_planned=self._scenario.zone_moves,
+            steps_total=watch.steps_total(),
+            fleet_state=fleets[-1].state if fleets else None,
+            fleet_cancelled_by=watch.cancelled_by(),
+            volumes_left=sum(volume.state not in ("deleting", "deleted") for volume in rules.volumes()),
+            snapshots_left=len(rules.snapshots()),
+            final_sha256=_weights(volume),
+            reference_sha256=_weights(reference.volume) if reference and not reference_fault else None,
+            reference_made=reference is not None,
+            reference_fault=reference_fault,
+            throttled_calls=sum(call.outcome == "RequestLimitExceeded" for call in calls),
+            api_calls=len(calls),
+        )
+
+
+def _weights(volume: Path | None) -> str | None:
+    """The digest, made by a process of its own: what reads strange files must not be this one."""
+    import json
+    import subprocess
+
+    if volume is None:
+        return None
+    done = subprocess.run(
+        [sys.executable, "-m", "spotheal.fleet.rehearsal.weights", str(volume)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    with suppress(ValueError, KeyError):
+        return json.loads(done.stdout)["sha256"]  # type: ignore[no-any-return]
+    return None

@@ -1,0 +1,203 @@
+"""What is seen of a rehearsal while it runs and after: from the machines' files, the rule book and the run's store."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spotheal.agent.contract import Progress, read_progress
+from spotheal.agent.errors import SpothealError
+from spotheal.agent.folders import Folders
+from spotheal.agent.ledger import read_events
+from spotheal.agent.names import LAYOUT, TAG_STATE, TAG_TERM, Phase, VolumeState
+from spotheal.agent.store import Store
+from spotheal.fleet.rehearsal.cloud import Cloud
+from spotheal.fleet.rehearsal.machines import Machine
+from spotheal.fleet.rehearsal.progress import MachineView, View
+from spotheal.fleet.rehearsal.scenario import Seen
+from spotheal.fleet.rehearsal.summary import InstanceStory
+
+_STORE_SECONDS = 1.0
+_CANCELLED_BY = ("CancelSpotFleetRequests", "DeleteFleets")
+
+
+@dataclass
+class _Seen:
+    """One machine's trainer, as it was seen: when it began, and its first and last progress."""
+
+    first: Progress | None = None
+    last: Progress | None = None
+    training_since: float | None = None
+
+
+class Watch:
+    """Look at everything again with `look`; all else answers from what was seen. `began`: monotonic."""
+
+    def __init__(self, cloud: Cloud, store: Store, mount: str, began: float) -> None:
+        self._cloud, self._store, self._mount, self.began = cloud, store, mount, began
+        self._machines: dict[str, _Seen] = {}
+        self._store_looked = float("-inf")
+        self.status: dict[str, Any] = {}
+        self.events: list[dict[str, Any]] = []
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def look(self, *, store_too: bool = False) -> None:
+        for machine in self._cloud.machines.all():
+            self._look_at(machine)
+        if store_too or time.monotonic() - self._store_looked >= _STORE_SECONDS:
+            self._store_looked = time.monotonic()
+            self._look_into_store()
+
+    def _look_at(self, machine: Machine) -> None:
+        seen = self._machines.setdefault(machine.launch.instance, _Seen())
+        progress = read_progress(self.folders(machine).progress_file)
+        if progress is None:
+            return
+        seen.first = seen.first or progress
+        seen.last = progress
+        seen.training_since = seen.training_since or time.monotonic()
+
+    def _look_into_store(self) -> None:
+        try:
+            self.status = self._store.read_status() or self.status
+            self.events = read_events((self._store.get_bytes(LAYOUT.ledger) or b"").decode())
+        except SpothealError:
+            return
+        instance = self.status.get("instance")
+        if self.status.get("phase") == Phase.TRAINING.value and instance:
+            seen = self._machines.setdefault(str(instance), _Seen())
+            seen.training_since = seen.training_since or time.monotonic()
+
+    def folders(self, machine: Machine) -> Folders:
+        return Folders.at(machine.root, self._mount)
+
+    # ------------------------------------------------------------------------------------------------- while it runs
+    def trainer(self, touched: set[str]) -> Seen | None:
+        """The trainer that runs now, on the machine launched last that has one."""
+        for machine in reversed(self._cloud.machines.all()):
+            seen = self._machines.get(machine.launch.instance)
+            if machine.running and seen is not None and seen.training_since is not None:
+                instance = machine.launch.instance
+                found = self._cloud.rules.instance(instance)
+                if found is None or found.state != "running":
+                    continue
+                return Seen(
+                    instance=instance,
+                    touched=instance in touched or found.notice is not None,
+                    training_seconds=time.monotonic() - seen.training_since,
+                    first_step=seen.first.step if seen.first else None,
+                    step=seen.last.step if seen.last else None,
+                    steps_total=seen.last.steps_total if seen.last else None,
+                )
+        return None
+
+    def view(self) -> View:
+        machines = tuple(self._machine_view(machine) for machine in self._cloud.machines.all())
+        last = next((s.last for s in reversed(list(self._machines.values())) if s.last is not None), None)
+        if last is None:
+            return View(self.seconds, machines)
+        saved = last.saved.step if last.saved else None
+        return View(self.seconds, machines, last.step, last.steps_total, saved, last.loss, last.samples_per_second)
+
+    def _machine_view(self, machine: Machine) -> MachineView:
+        launch = machine.launch
+        seen = self._machines.get(launch.instance, _Seen())
+        found = self._cloud.rules.instance(launch.instance)
+        ended = machine.ended_at
+        if ended is not None:
+            state = "ended"
+        elif found is not None and found.notice is not None:
+            state = "under notice"
+        elif seen.training_since is not None:
+            state = "training"
+        else:
+            state = "booting" if not (self.folders(machine).run_dir.exists()) else "healing"
+        seconds = (ended or time.monotonic()) - self._cloud.launched_at.get(launch.instance, self.began)
+        step = seen.last.step if seen.last else None
+        return MachineView(launch.instance, launch.zone, launch.instance_type, state, seconds, step)
+
+    def is_over(self) -> bool:
+        """Whether the fleet is cancelled and no machine of it is left."""
+        fleets = self._cloud.rules.fleets()
+        cancelled = bool(fleets) and all(fleet.state.startswith(("cancelled", "deleted")) for fleet in fleets)
+        return cancelled and all(machine.ended_at is not None for machine in self._cloud.machines.all())
+
+    # ----------------------------------------------------------------------------------------------------- afterwards
+    def stories(self) -> tuple[InstanceStory, ...]:
+        return tuple(self._story(machine) for machine in self._cloud.machines.all())
+
+    def _story(self, machine: Machine) -> InstanceStory:
+        launch = machine.launch
+        seen = self._machines.get(launch.instance, _Seen())
+        last = seen.last
+        return InstanceStory(
+            instance=launch.instance,
+            zone=launch.zone,
+            instance_type=launch.instance_type,
+            launched=self._since(self._cloud.launched_at.get(launch.instance)) or 0.0,
+            booted=self._since(machine.started_at),
+            trained=self._since(seen.training_since),
+            ended=self._since(machine.ended_at),
+            end=self._end(machine),
+            resumed_step=self._resumed_step(launch.instance, seen),
+            last_step=last.step if last else None,
+            saved_step=last.saved.step if last and last.saved else None,
+        )
+
+    def _since(self, moment: float | None) -> float | None:
+        return None if moment is None else moment - self.began
+
+    def _resumed_step(self, instance: str, seen: _Seen) -> int | None:
+        """What the agent wrote into the ledger, else the first progress that was seen on that machine."""
+        started = [e for e in self.events if e["event"] == "trainer-started" and e.get("instance") == instance]
+        step = started[0].get("resumed_step") if started else None
+        if isinstance(step, int):
+            return step
+        return seen.first.step if seen.first else None
+
+    def _end(self, machine: Machine) -> str:
+        if machine.ended_at is None:
+            return "running"
+        instance = machine.launch.instance
+        found = self._cloud.rules.instance(instance)
+        if instance in self._cloud.killed:
+            return "killed"
+        if found is not None and found.notice is not None:
+            return "interrupted"
+        if machine.powered_off:
+            return "powered off"
+        return "cancelled" if self.is_over() else "ended"
+
+    def zone_moves(self) -> int | None:
+        """How often the ledger says that the volume came from another zone; None where there is no ledger."""
+        if not self.events:
+            return None
+        return sum(1 for event in self.events if event["event"] == "volume" and event.get("moved_from"))
+
+    def cancelled_by(self) -> str | None:
+        """Who cancelled the fleet, of those whose call succeeded: the last."""
+        calls = [c for c in list(self._cloud.rules.calls) if c.operation in _CANCELLED_BY and c.outcome == "ok"]
+        return None if not calls else calls[0].caller or "operator"
+
+    def steps_total(self) -> int | None:
+        last = next((s.last for s in reversed(list(self._machines.values())) if s.last is not None), None)
+        return None if last is None else last.steps_total or (last.step if self.phase == Phase.DONE.value else None)
+
+    @property
+    def phase(self) -> str | None:
+        phase = self.status.get("phase")
+        return None if phase is None else str(phase)
+
+    def final_volume(self) -> Path | None:
+        """The files of the job's volume: of those left that are no superseded ones the one with the highest term."""
+        left = [v for v in self._cloud.rules.volumes() if v.state not in ("deleting", "deleted")]
+        kept = [v for v in left if v.tags.get(TAG_STATE) != VolumeState.SUPERSEDED.value] or left
+        if not kept:
+            return None
+        best = max(kept, key=lambda volume: int(volume.tags.get(TAG_TERM, "0") or 0))
+        return self._cloud.volumes.disk(best.id).files
