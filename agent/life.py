@@ -143,7 +143,7 @@ class Life:
         self._saved_step: int | None = None
         self._resumed_saved_step: int | None = None  # what this instance found
         self._cleaned = False  # retention has been seen to
-        self._over = False  # the store says already how the run ended
+        self._over = False  # the store says how the run ended
         self.leaving = False
         self._closing = threading.Event()  # the agent ends
         self._threads: list[threading.Thread] = []
@@ -197,6 +197,8 @@ class Life:
     def _on_notice(self, interruption: Interruption) -> None:
         notice = interruption.notice
         self._stop.set()
+        if self._over:
+            return  # the end of the run takes the machine with it: that is no interruption
         if self._supervisor is not None:
             self._supervisor.notify(notice, until=interruption.trainer_until)
         self._launch.note(outcome="interrupted")
@@ -466,15 +468,17 @@ class Life:
             results=None if self._held is None else self._folders.results,
             saved_step=self._saved_step,
         )
-        if not self._over:
+        known = self._over  # an earlier instance has recorded it; only its fleet is still there
+        if not known:
             missing = store_results(work, self._stop)
             if missing and self._stop.is_set():
                 raise Interrupted(missing)
             end = record(work, end, missing)
+            self._over = True
             self._launch.note(outcome="ended", reason="" if end.phase is Phase.DONE else end.reason)
         self._log.info("the run is over", phase=end.phase.value, reason=end.reason)
         keep = seconds(self._config.job.job.keep_on_failure)
-        if end.phase is not Phase.DONE and keep and not self._over:
+        if end.phase is not Phase.DONE and keep and not known:
             self._log.warning("this instance stays up for debugging", minutes=keep / 60)
             self._clock.sleep(keep, until=self._stop)
         self._let_go()

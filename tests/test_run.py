@@ -1,0 +1,177 @@
+"""The agent from its first call to its last: what each way to end leaves in store, tags and fleet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from tests.agent_world import AgentWorld
+
+from spotheal.agent.errors import ExitCode
+from spotheal.agent.metadata import NOTHING, Rebalance, SpotAction
+
+pytestmark = pytest.mark.processes
+
+QUICK = 'import os\nopen(os.environ["SPOTHEAL_RESULTS_DIR"] + "/model", "w").write("weights")\nprint("trained")\n'
+# Saves a step each tenth of a second until it is told to stop, as a trainer that keeps the contract does.
+SAVING = """
+import json, os, signal, sys, time
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+signal.signal(signal.SIGUSR1, lambda *_: None)
+folder, progress = os.environ["SPOTHEAL_CHECKPOINT_DIR"], os.environ["SPOTHEAL_PROGRESS_FILE"]
+step = max([int(n.split("-")[1]) for n in os.listdir(folder) if n.startswith("step-")], default=0)
+while not told:
+    step += 1
+    open(f"{folder}/step-{step}", "w").write("x")
+    with open(progress + ".tmp", "w") as f:
+        json.dump({"step": step, "saved": {"step": step, "path": "", "time": ""}}, f)
+    os.replace(progress + ".tmp", progress)
+    time.sleep(0.1)
+sys.exit(75)
+"""
+
+
+@pytest.fixture(autouse=True)
+def restore_structlog() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+def after(condition: Any, act: Any) -> threading.Thread:
+    """Do `act` as soon as `condition` holds, beside the agent."""
+
+    def wait() -> None:
+        pause = threading.Event()
+        for _ in range(600):
+            if condition():
+                return act()
+            pause.wait(0.05)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_trainer_that_exits_with_0_ends_the_run_and_its_fleet(tmp_path: Path) -> None:
+    world = AgentWorld(tmp_path, QUICK)
+    assert ExitCode.OK == world.live()
+    assert ("done", "") == (world.status()["phase"], world.status()["progress"] or "")
+    assert b"weights" == world.store.get_bytes("results/model")
+    assert world.fleet_state().startswith("cancelled")
+    assert "done" == world.volume_tags()["spotheal:state"]
+    assert ["boot", "volume", "trainer-started", "trainer-ended", "end"] == [e["event"] for e in world.events()]
+    assert not (world.root / "dltraining").exists()
+    assert b"trained\n" == world.store.get_bytes(f"logs/{world.instance}/trainer.0000.log")
+
+
+def test_a_trainer_that_always_fails_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
+    world = AgentWorld(tmp_path, 'raise SystemExit("no such column: label")', {"limits": {"failures": 2}})
+    assert ExitCode.OK == world.live()
+    status = world.status()
+    assert "failed" == status["phase"]
+    assert "no such column: label" in status["reason"]
+    assert world.fleet_state().startswith("cancelled")
+    assert "current" == world.volume_tags()["spotheal:state"]
+    assert world.volume_tags()["spotheal:reason"].startswith("failed: ")
+
+
+def test_a_revision_that_does_not_exist_is_an_end_and_nothing_is_trained(tmp_path: Path) -> None:
+    world = AgentWorld(tmp_path, QUICK, revision="0" * 40)
+    assert ExitCode.OK == world.live()
+    assert "set-up failed" == world.status()["phase"]
+    assert "0" * 40 in world.status()["reason"]
+    assert world.fleet_state().startswith("cancelled")
+
+
+def test_a_notice_leaves_a_handover_and_keeps_the_fleet(tmp_path: Path) -> None:
+    world = AgentWorld(tmp_path, SAVING)
+
+    def notice() -> None:
+        world.metadata.action = SpotAction("terminate", world.clock.now() + timedelta(seconds=120))
+
+    def power_cut() -> None:
+        world.rulebook.kill(world.instance)
+
+    after(lambda: any(world.disks.glob("*/checkpoints/step-3")), notice)
+    after(lambda: any(event["event"] == "handover" for event in world.events()), power_cut)
+    assert ExitCode.OK == world.live()
+    assert "interrupted" == world.status()["phase"]
+    assert "active" == world.fleet_state()
+    handover = next(event for event in world.events() if event["event"] == "handover")
+    snapshots = {snapshot.id: snapshot for snapshot in world.rulebook.snapshots()}
+    tags = snapshots[handover["snapshot"]].tags
+    assert ("handover", "1", str(handover["saved_step"])) == tuple(
+        tags[f"spotheal:{name}"] for name in ("purpose", "term", "saved-step")
+    )
+    assert handover["detached"]
+    assert "interrupted" == world.store.launches()[0]["outcome"]
+    assert world.store.launches()[0]["acknowledged"]
+
+
+def test_a_notice_that_is_withdrawn_lets_the_training_go_on(tmp_path: Path) -> None:
+    world = AgentWorld(tmp_path, SAVING)
+
+    def notice() -> None:
+        world.metadata.action = SpotAction("terminate", world.clock.now() + timedelta(seconds=120))
+
+    def withdraw() -> None:
+        world.metadata.action = NOTHING
+
+    def finish() -> None:
+        world.rulebook.kill(world.instance)
+
+    after(lambda: any(world.disks.glob("*/checkpoints/step-3")), notice)
+    after(lambda: any(event["event"] == "handover" for event in world.events()), withdraw)
+    starts = lambda: [event for event in world.events() if event["event"] == "trainer-started"]  # noqa: E731
+    after(lambda: len(starts()) == 2, finish)
+    assert ExitCode.OK == world.live()
+    first, second = starts()
+    assert 2 == second["term"]
+    assert 2 == second["attempt"]
+    assert first["term"] == 1
+
+
+def test_an_instance_launched_into_a_finished_run_only_cancels_its_fleet(tmp_path: Path) -> None:
+    world = AgentWorld(tmp_path, "raise SystemExit('must not run')")
+    world.store.write_status({"phase": "done", "reason": "the trainer exited with 0"})
+    assert ExitCode.OK == world.live()
+    assert {"phase": "done", "reason": "the trainer exited with 0"} == world.status()
+    assert world.fleet_state().startswith("cancelled")
+    assert [] == world.store.keys("terms/")
+
+
+def test_five_launches_that_gained_nothing_park_the_run(tmp_path: Path) -> None:
+    world = AgentWorld(tmp_path, "raise SystemExit('must not run')")
+    for number in range(5):
+        world.store.count_launch(f"i-{number}", {"time": "2026", "reason": "a wheel is missing"})
+    assert ExitCode.OK == world.live()
+    assert "parked" == world.status()["phase"]
+    assert "a wheel is missing" in world.status()["reason"]
+    assert world.fleet_state().startswith("cancelled")
+
+
+def test_a_rebalance_recommendation_takes_a_base_snapshot_and_goes_on(tmp_path: Path) -> None:
+    world = AgentWorld(tmp_path, SAVING)
+
+    def recommend() -> None:
+        world.metadata.recommendation = Rebalance(world.clock.now())
+
+    after(lambda: any(world.disks.glob("*/checkpoints/step-3")), recommend)
+    after(lambda: bool(world.rulebook.snapshots()), lambda: world.rulebook.kill(world.instance))
+    world.live()
+    assert ["base"] == [snapshot.tags["spotheal:purpose"] for snapshot in world.rulebook.snapshots()][:1]
+    assert 1 == sum(event["event"] == "trainer-started" for event in world.events())
+
+
+def test_a_run_out_of_hours_saves_and_ends(tmp_path: Path) -> None:
+    world = AgentWorld(tmp_path, SAVING, {"limits": {"hours": 0.001}})
+    assert ExitCode.OK == world.live()
+    assert "limit" == world.status()["phase"]
+    assert "limits.hours" in world.status()["reason"]
+    assert world.fleet_state().startswith("cancelled")
