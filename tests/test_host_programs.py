@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,11 @@ def test_only_filesystems_we_know_are_made(host: Host, device: Path, tmp_path: P
     assert not (tmp_path / "mkfs").exists()
 
 
+def answer(says: dict[str, programs.Result], ran: list[str], argv: list[str], *, seconds_max: float) -> programs.Result:
+    ran.append(argv[0])
+    return says.get(argv[0], programs.Result(0, "", ""))
+
+
 def test_in_a_thousand_layouts_nothing_but_a_blank_device_is_formatted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
 ) -> None:
@@ -212,10 +218,11 @@ def test_in_a_thousand_layouts_nothing_but_a_blank_device_is_formatted(
             file.truncate(size)
         at = rng.choice([None, rng.randrange(max(1, size))])
         if at is not None and size:
-            with device.open("r+b") as file:
-                file.seek(at)
-                file.write(bytes([rng.randrange(1, 256)]))
-        more = rng.choice([{}, {}, {}, {}, {"children": [{"name": "p1"}]}, {"fstype": "xfs"}, {"mountpoint": "/x"}])
+            with device.open("r+b") as disk:
+                disk.seek(at)
+                disk.write(bytes([rng.randrange(1, 256)]))
+        uses: list[dict[str, Any]] = [{"children": [{"name": "p1"}]}, {"fstype": "xfs"}, {"mountpoint": "/x"}]
+        more = rng.choice([{}, {}, {}, {}, *uses])
         listed = rng.random() < 0.95
         rows = [{"name": "x", "path": str(device), "serial": SERIAL, "size": size, **more}] if listed else []
         blkid = rng.choice([(2, "", "")] * 5 + [(0, "TYPE=xfs", ""), (0, "PTTYPE=gpt", ""), (0, "", ""), (8, "", ""),
@@ -223,11 +230,7 @@ def test_in_a_thousand_layouts_nothing_but_a_blank_device_is_formatted(
         says = {"lsblk": programs.Result(0, json.dumps({"blockdevices": rows}), ""), "blkid": programs.Result(*blkid)}
         ran: list[str] = []
 
-        def run(argv: list[str], *, seconds_max: float, says: Any = says, ran: list[str] = ran) -> programs.Result:
-            ran.append(argv[0])
-            return says.get(argv[0], programs.Result(0, "", ""))
-
-        monkeypatch.setattr(programs, "run", run)
+        monkeypatch.setattr(programs, "run", partial(answer, says, ran))
         monkeypatch.setattr(programs, "find", lambda name: name)
         clean = at is None or 2**20 <= at < size - 2**20
         blank = bool(size and clean and not more and listed and blkid == (2, "", ""))
@@ -340,7 +343,7 @@ def test_who_works_below_and_who_maps_a_file_is_found(tmp_path: Path) -> None:
     code = ("import mmap, sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 0); f.close()\n"
             "print(1, flush=True); sys.stdin.read()")  # fmt: skip
     arguments = [[sys.executable, "-c", code, str(tmp_path / "m" / "data")], ["/bin/sleep", "60"]]
-    for argv, folder in zip(arguments, ["/", tmp_path / "m" / "deep"], strict=True):
+    for argv, folder in zip(arguments, ["/", str(tmp_path / "m" / "deep")], strict=True):
         with subprocess.Popen(argv, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             if folder == "/":
                 assert process.stdout is not None
