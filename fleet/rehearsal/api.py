@@ -1,0 +1,190 @@
+"""The rehearsal's AWS_ENDPOINT_URL: the rule book for what it owns of EC2, moto in this process for everything else.
+
+Who calls is told by the access key id of the signature (signatures are not checked). One moto, and so one set of
+buckets and roles, exists in a process: a new endpoint empties it.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import parse_qsl
+
+from moto.ec2.models import ec2_backends
+from moto.moto_api._internal.models import moto_api_backend
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+
+from spotheal.fleet.rehearsal import tags, wire
+from spotheal.fleet.rehearsal.faults import Faults
+from spotheal.fleet.rehearsal.imds import Imds
+from spotheal.fleet.rehearsal.rulebook import ApiError, Call, ReplyLost, Rulebook
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Any]
+_CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]*)/([^/]+)/aws4_request")
+_REASONS = {200: "OK", 400: "Bad Request", 412: "Precondition Failed", 500: "Internal Server Error",
+            503: "Service Unavailable"}  # fmt: skip
+
+
+class _Quiet(MotoRequestHandler):
+    """No line on stderr for each request."""
+
+    def log(self, type: str, message: str, *args: Any) -> None:
+        pass
+
+
+class Endpoint:
+    """Serves on 127.0.0.1, on a free port, until `close`. `store_faults` is for S3.
+
+    `forwarded` lists the calls that moto answered, `rulebook.calls` the others.
+    """
+
+    def __init__(self, rulebook: Rulebook) -> None:
+        self.rulebook = rulebook
+        self.store_faults = Faults()
+        self.forwarded: list[Call] = []
+        self._conditional = threading.Lock()
+        self._metadata: dict[str, Imds] = {}
+        self._metadata_lock = threading.Lock()
+        moto_api_backend.reset()
+        rulebook.world.zone_of_subnet = self._zone_of_subnet
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._server = make_server("127.0.0.1", 0, self, threaded=True, request_handler=_Quiet)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="aws", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def metadata(self, instance: str) -> Imds:
+        """The metadata service of `instance`, started at the first call."""
+        with self._metadata_lock:
+            if instance not in self._metadata:
+                self._metadata[instance] = Imds(self.rulebook, instance)
+            return self._metadata[instance]
+
+    def metadata_url(self, instance: str) -> str:
+        return self.metadata(instance).url
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join(5)
+        self._server.server_close()
+        with self._metadata_lock:
+            for server in self._metadata.values():
+                server.close()
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------------------------------------------------- answers
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        match = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", ""))
+        key, service = (match.group(1), match.group(3)) if match else ("", "")
+        form = _form(environ)
+        action = form.get("Action", "")
+        if service == "ec2" or (not service and self.rulebook.owns(action)):
+            if self.rulebook.owns(action) and not _of_others(action, form):
+                return self._ec2(environ, start_response, action, form, key)
+        elif service == "s3":
+            return self._s3(environ, start_response, key)
+        elif action == "GetCallerIdentity" and (caller := self.rulebook.caller_of(key)):
+            return _send(start_response, 200, self._identity(caller))
+        return self._forward(environ, start_response, f"{service}:{action or environ['REQUEST_METHOD']}", key)
+
+    def _ec2(
+        self, environ: Environ, start_response: StartResponse, action: str, form: dict[str, str], key: str
+    ) -> Iterable[bytes]:
+        request_id = str(uuid.uuid4())
+        try:
+            params = wire.parameters(action, form)
+            result = self.rulebook.call(action, params, self.rulebook.caller_of(key))
+            return _send(start_response, 200, wire.answer(action, result, request_id), request_id)
+        except ApiError as error:
+            return _send(start_response, error.status, wire.error(error.code, error.message, request_id), request_id)
+        except (KeyError, ValueError) as error:  # a required parameter is missing, a number is none
+            body = wire.error("MissingParameter", f"The request must contain the parameter {error}", request_id)
+            return _send(start_response, 400, body, request_id)
+        except ReplyLost:
+            raise _hang_up(environ) from None
+
+    def _s3(self, environ: Environ, start_response: StartResponse, key: str) -> Iterable[bytes]:
+        if self.store_faults.throttled(environ["REQUEST_METHOD"]):
+            body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+            return _send(start_response, 503, body)
+        operation = f"s3:{environ['REQUEST_METHOD']} {environ.get('PATH_INFO', '')}"
+        if environ["REQUEST_METHOD"] == "PUT" and ({"HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH"} & environ.keys()):
+            # moto looks and then writes: two claims of one moment would both win. The body is read before the lock.
+            environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or -1)))
+            with self._conditional:
+                return list(self._forward(environ, start_response, operation, key))
+        return self._forward(environ, start_response, operation, key)
+
+    def _forward(self, environ: Environ, start_response: StartResponse, operation: str, key: str) -> Iterable[bytes]:
+        world = self.rulebook.world
+        caller = self.rulebook.caller_of(key)
+
+        def started(status: str, headers: Any, error: Any = None) -> Any:
+            self.forwarded.append(Call(operation, caller, world.clock.now(), world.clock.monotonic(), status[:3]))
+            return start_response(status, headers, error)
+
+        with self._moto.lock:  # imports of moto's backends are not safe in threads
+            pass
+        application: Any = self._moto.get_application(environ)
+        found: Iterable[bytes] = application(environ, started)
+        return found
+
+    def _identity(self, caller: str) -> bytes:
+        found = self.rulebook.instance(caller)
+        role = found.role if found and found.role else "none"
+        account = self.rulebook.account
+        return (
+            '<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult>'
+            f"<Arn>arn:aws:sts::{account}:assumed-role/{role}/{caller}</Arn><UserId>AROAREHEARSAL:{caller}</UserId>"
+            f"<Account>{account}</Account></GetCallerIdentityResult><ResponseMetadata><RequestId>{uuid.uuid4()}"
+            "</RequestId></ResponseMetadata></GetCallerIdentityResponse>"
+        ).encode()
+
+    def _zone_of_subnet(self, subnet: str) -> str | None:
+        zones: dict[str, dict[str, Any]] = ec2_backends[self.rulebook.account][self.rulebook.region].subnets
+        return next((zone for zone, subnets in zones.items() if subnet in subnets), None)
+
+
+def _form(environ: Environ) -> dict[str, str]:
+    """The fields of a form body or of the query; the body is left to be read again."""
+    fields = dict(parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True))
+    if environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded"):
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        environ["wsgi.input"] = io.BytesIO(body)
+        fields |= dict(parse_qsl(body.decode(), keep_blank_values=True))
+    return fields
+
+
+def _of_others(action: str, form: dict[str, str]) -> bool:
+    """Tags of what moto keeps: subnets, images, security groups."""
+    resources = [value for name, value in form.items() if name.startswith("ResourceId.")]
+    return action in ("CreateTags", "DeleteTags") and bool(resources) and not any(map(tags.owns, resources))
+
+
+def _send(start_response: StartResponse, status: int, body: bytes, request_id: str = "") -> Iterable[bytes]:
+    headers = [("Content-Type", "text/xml;charset=UTF-8"), ("Content-Length", str(len(body)))]
+    if request_id:
+        headers.append(("x-amzn-RequestId", request_id))
+    start_response(f"{status} {_REASONS.get(status, 'Error')}", headers)
+    return [body]
+
+
+def _hang_up(environ: Environ) -> ConnectionError:
+    """End the connection without an answer; werkzeug takes what is raised then for a client that went away."""
+    environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+    return ConnectionAbortedError("the reply is lost")

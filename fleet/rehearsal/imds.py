@@ -1,0 +1,226 @@
+"""The instance metadata service of one rehearsed instance: version 2 only, on a port of its own.
+
+What it says of interruption comes from the rule book at each request. `fault` makes it ill.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from spotheal.agent.clock import rfc3339
+from spotheal.fleet.rehearsal.rulebook import Rulebook
+from spotheal.fleet.rehearsal.world import Instance
+
+FAULTS = ("", "down", "slow", "401", "403", "500", "503", "garbage", "html")
+_CREDENTIALS_HOURS = 6
+_TTL = "X-aws-ec2-metadata-token-ttl-seconds"
+_TOKEN = "X-aws-ec2-metadata-token"
+_HTML = "<!DOCTYPE html><html><head><title>Proxy</title></head><body>It works!</body></html>"
+
+
+class Imds:
+    """Serves on 127.0.0.1 until `close`. `fault` is one of FAULTS; `requests` lists the paths that were asked."""
+
+    def __init__(self, rulebook: Rulebook, instance: str) -> None:
+        self.rulebook = rulebook
+        self.instance = instance
+        self.fault = ""
+        self.slow_seconds = 3.0
+        self.requests: list[str] = []
+        self.tokens: dict[str, float] = {}  # token -> monotonic time of its end
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            timeout = 60
+
+            def do_GET(self) -> None:
+                service._get(self)
+
+            def do_PUT(self) -> None:
+                service._put(self)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name=f"imds of {instance}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join(5)
+        self._server.server_close()
+
+    # --------------------------------------------------------------------------------------------------------- requests
+    def _put(self, request: BaseHTTPRequestHandler) -> None:
+        request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        self.requests.append(request.path)
+        if self._is_ill(request):
+            return
+        ttl = request.headers.get(_TTL, "")
+        if request.path != "/latest/api/token":
+            _send(request, 404, "")
+        elif request.headers.get("X-Forwarded-For"):
+            _send(request, 403, "")
+        elif not ttl.isdigit() or not 1 <= int(ttl) <= 21600:
+            _send(request, 400, "")
+        else:
+            token = secrets.token_urlsafe(40)
+            self.tokens[token] = time.monotonic() + int(ttl)
+            _send(request, 200, token, {_TTL: ttl})
+
+    def _get(self, request: BaseHTTPRequestHandler) -> None:
+        self.requests.append(request.path)
+        if self._is_ill(request):
+            return
+        if self.tokens.get(request.headers.get(_TOKEN, ""), 0.0) <= time.monotonic():
+            _send(request, 401, "")
+            return
+        instance = self.rulebook.instance(self.instance)
+        if instance is None or instance.state == "terminated":
+            _hang_up(request)
+            return
+        found = self._value(instance, request.path.partition("?")[0].rstrip("/"))
+        if found is None:
+            _send(request, 404, _HTML.replace("It works!", "404 - Not Found"))
+        else:
+            _send(request, 200, found)
+
+    def _is_ill(self, request: BaseHTTPRequestHandler) -> bool:
+        fault = self.fault
+        instance = self.rulebook.instance(self.instance)
+        options = dict((instance.spec.get("MetadataOptions") or {}) if instance else {})
+        if options.get("HttpEndpoint") == "disabled":
+            fault = "403"
+        if fault == "slow":
+            time.sleep(self.slow_seconds)
+        elif fault == "down":
+            _hang_up(request)
+        elif fault.isdigit():
+            _send(request, int(fault), "")
+        elif fault == "garbage":
+            _send(request, 200, '\x00\xff{"action": \x01 ')
+        elif fault == "html":
+            _send(request, 200, _HTML)
+        return fault not in ("", "slow")
+
+    # ---------------------------------------------------------------------------------------------------------- answers
+    def _value(self, instance: Instance, path: str) -> str | bytes | None:
+        if path == "/latest/user-data":
+            return instance.user_data or None
+        if path == "/latest/dynamic/instance-identity/document":
+            return json.dumps(self._identity(instance), indent=2)
+        if path != "/latest/meta-data" and not path.startswith("/latest/meta-data/"):
+            return None
+        tree = self._meta_data(instance)
+        name = path.removeprefix("/latest/meta-data").strip("/")
+        if name in tree:
+            return tree[name]
+        start = len(name) + 1 if name else 0
+        below = {key[start:].partition("/") for key in tree if not name or key.startswith(name + "/")}
+        return "\n".join(sorted({first + slash for first, slash, _ in below})) or None
+
+    def _meta_data(self, instance: Instance) -> dict[str, str]:
+        """All leaves below /latest/meta-data/."""
+        address = "10.0.0.10"
+        tree = {
+            "ami-id": instance.image,
+            "instance-id": instance.id,
+            "instance-type": instance.type,
+            "instance-life-cycle": "spot" if instance.is_spot else "on-demand",
+            "local-ipv4": address,
+            "local-hostname": f"ip-{address.replace('.', '-')}.{self.rulebook.region}.compute.internal",
+            "reservation-id": instance.reservation,
+            "placement/availability-zone": instance.zone,
+            "placement/region": self.rulebook.region,
+            "services/domain": "amazonaws.com",
+            "services/partition": "aws",
+        }
+        if instance.role:
+            tree["iam/info"] = json.dumps(self._profile(instance))
+            tree[f"iam/security-credentials/{instance.role}"] = json.dumps(self._credentials(instance))
+        notice = instance.notice
+        if notice is not None:
+            tree["spot/instance-action"] = json.dumps({"action": notice.action, "time": rfc3339(notice.time)})
+            if notice.action == "terminate":
+                tree["spot/termination-time"] = rfc3339(notice.time)
+        if instance.rebalance is not None:
+            tree["events/recommendations/rebalance"] = json.dumps({"noticeTime": rfc3339(instance.rebalance)})
+        if (instance.spec.get("MetadataOptions") or {}).get("InstanceMetadataTags") == "enabled":
+            tree |= {
+                f"tags/instance/{key}": value for key, value in instance.tags.items() if not key.startswith("aws:")
+            }
+        return tree
+
+    def _identity(self, instance: Instance) -> dict[str, Any]:
+        return {
+            "accountId": self.rulebook.account,
+            "architecture": "x86_64",
+            "availabilityZone": instance.zone,
+            "imageId": instance.image,
+            "instanceId": instance.id,
+            "instanceType": instance.type,
+            "pendingTime": rfc3339(instance.launched),
+            "privateIp": "10.0.0.10",
+            "region": self.rulebook.region,
+            "version": "2017-09-30",
+        }
+
+    def _profile(self, instance: Instance) -> dict[str, str]:
+        arn = f"arn:aws:iam::{self.rulebook.account}:instance-profile/{instance.role}"
+        updated = rfc3339(self.rulebook.world.clock.now())
+        return {
+            "Code": "Success",
+            "LastUpdated": updated,
+            "InstanceProfileArn": arn,
+            "InstanceProfileId": "AIPAREHEARSAL",
+        }
+
+    def _credentials(self, instance: Instance) -> dict[str, str]:
+        """The key id names the instance to the API; the secret is worth nothing."""
+        now = self.rulebook.world.clock.now()
+        return {
+            "Code": "Success",
+            "LastUpdated": rfc3339(now),
+            "Type": "AWS-HMAC",
+            "AccessKeyId": self.rulebook.key_of(instance.id),
+            "SecretAccessKey": "rehearsal",
+            "Token": "rehearsal",
+            "Expiration": rfc3339(now + timedelta(hours=_CREDENTIALS_HOURS)),
+        }
+
+
+def _send(
+    request: BaseHTTPRequestHandler, status: int, body: str | bytes, headers: dict[str, str] | None = None
+) -> None:
+    content = body.encode("utf-8", errors="surrogateescape") if isinstance(body, str) else body
+    with suppress(OSError):  # the client gave up waiting
+        request.send_response(status)
+        for name, value in (headers or {}).items():
+            request.send_header(name, value)
+        request.send_header("Content-Type", "text/plain")
+        request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        request.wfile.write(content)
+
+
+def _hang_up(request: BaseHTTPRequestHandler) -> None:
+    request.close_connection = True
+    with suppress(OSError):
+        request.connection.shutdown(socket.SHUT_RDWR)
