@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import structlog
-from tests.agent_world import AgentWorld
+from agent_world import AgentWorld
 
 from spotheal.agent.errors import ExitCode
 from spotheal.agent.metadata import NOTHING, Rebalance, SpotAction
