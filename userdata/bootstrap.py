@@ -250,7 +250,7 @@ def install(aws: Aws, manifest_sha256: str) -> None:
     new = f"{HOME}/.new-{os.getpid()}"
     try:
         # A virtual environment by hand (PEP 405): images without the venv module's parts do, and it takes no time.
-        python = getattr(sys, "_base_executable", None) or sys.executable
+        python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
         site = new + SITE
         for folder in (new + "/agent/bin", site, new + "/trainer"):
             os.makedirs(folder)
@@ -336,7 +336,7 @@ def keep() -> int:
         agent.terminate()
 
     signal.signal(signal.SIGTERM, end)
-    pause = 1.0
+    pause = 0.5
     while True:
         began = time.monotonic()
         agent = subprocess.Popen(AGENT, stdin=subprocess.DEVNULL)

@@ -1,0 +1,85 @@
+"""Every call to AWS that this project makes, and who makes it: the one table the policies are made from.
+
+tests/test_iam.py reads the code for its calls and holds this table equal to them, both ways.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Who(str, Enum):
+    INSTANCE = "instance"  # the agent and the bootstrap, with the role of the instance profile
+    OPERATOR = "operator"  # fleetctl, with the operator's own credentials
+
+
+class On(Enum):
+    """What a call works on, and so which condition the policy puts on it."""
+
+    ANYTHING = "a read that takes no condition but the region"
+    RUN = "existing resources that carry the run's tag"
+    NEW = "a new resource, which must be tagged as the run's in the same call"
+    SUPERSEDED = "resources of the run that a verified successor has replaced"
+    TAGS = "tags: while creating, else a closed list of keys on resources of the run"
+    OBJECTS = "objects below the store's prefix"
+    LISTING = "the list of what is below the store's prefix"
+    BUCKET = "the store's bucket itself"
+
+
+@dataclass(frozen=True)
+class Call:
+    """`action` as IAM names it; `operations` as the API does, where the two differ."""
+
+    action: str
+    on: On
+    who: frozenset[Who]
+    resources: tuple[str, ...] = ()  # kinds of EC2 resources, as in their ARNs
+    operations: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """`service:Operation` of each API operation that needs this action."""
+        service, _, name = self.action.partition(":")
+        return tuple(f"{service}:{operation}" for operation in self.operations or (name,))
+
+
+_I = frozenset({Who.INSTANCE})
+_O = frozenset({Who.OPERATOR})
+_BOTH = _I | _O
+
+CALLS: tuple[Call, ...] = (
+    Call("ec2:DescribeVolumes", On.ANYTHING, _BOTH),
+    Call("ec2:DescribeSnapshots", On.ANYTHING, _I),
+    Call("ec2:DescribeInstances", On.ANYTHING, _BOTH),
+    Call("ec2:AttachVolume", On.RUN, _I, ("volume", "instance")),
+    Call("ec2:DetachVolume", On.RUN, _I, ("volume", "instance")),
+    Call("ec2:TerminateInstances", On.RUN, _I, ("instance",)),
+    Call("ec2:CancelSpotFleetRequests", On.RUN, _BOTH, ("spot-fleet-request",)),
+    Call("ec2:DeleteFleets", On.RUN, _BOTH, ("fleet",)),
+    Call("ec2:CreateVolume", On.NEW, _BOTH, ("volume", "snapshot")),
+    Call("ec2:CreateSnapshot", On.NEW, _I, ("snapshot", "volume")),
+    Call("ec2:CreateTags", On.TAGS, _BOTH, ("volume", "snapshot")),
+    Call("ec2:DeleteVolume", On.SUPERSEDED, _I, ("volume",)),
+    Call("ec2:DeleteSnapshot", On.SUPERSEDED, _I, ("snapshot",)),
+    Call("s3:GetObject", On.OBJECTS, _BOTH, operations=("GetObject", "DownloadFile")),
+    Call("s3:PutObject", On.OBJECTS, _BOTH, operations=("PutObject", "UploadFileobj")),
+    Call("s3:AbortMultipartUpload", On.OBJECTS, _BOTH, operations=("UploadFileobj",)),
+    Call("s3:DeleteObject", On.OBJECTS, _BOTH),
+    Call("s3:ListBucket", On.LISTING, _I, operations=("ListObjectsV2",)),
+    Call("s3:ListBucket", On.LISTING, _O, operations=("ListObjectsV2", "HeadBucket")),
+    Call("sts:GetCallerIdentity", On.ANYTHING, _O),
+    Call("pricing:GetProducts", On.ANYTHING, _O),
+    Call("ec2:DescribeAvailabilityZones", On.ANYTHING, _O),
+    Call("ec2:DescribeLaunchTemplateVersions", On.ANYTHING, _O),
+    Call("ec2:DescribeSpotFleetRequests", On.ANYTHING, _O),
+    Call("ec2:DescribeSpotPriceHistory", On.ANYTHING, _O),
+    Call("ec2:DescribeSubnets", On.ANYTHING, _O),
+    Call("ec2:CreateLaunchTemplate", On.ANYTHING, _O),
+    Call("ec2:DeleteLaunchTemplate", On.ANYTHING, _O),
+    Call("ec2:RequestSpotFleet", On.ANYTHING, _O),
+    Call("ec2:RunInstances", On.ANYTHING, _O, operations=("RequestSpotFleet",)),  # AWS asks for both
+    Call("s3:CreateBucket", On.BUCKET, _O),
+    Call("s3:PutBucketPublicAccessBlock", On.BUCKET, _O, operations=("PutPublicAccessBlock",)),
+    Call("s3:PutEncryptionConfiguration", On.BUCKET, _O, operations=("PutBucketEncryption",)),
+)

@@ -1,0 +1,190 @@
+"""The documents for IAM, made from `calls.CALLS`: roles of the instance and of the fleet, the operator's policy.
+
+AWS's rules behind them: describes take no condition; attach, detach, terminate, cancel and delete take the tags of the
+resource; CreateVolume and CreateSnapshot need one statement for the new resource (tags of the request) and one for its
+source (tags of the resource); CreateTags is for `ec2:CreateAction` or a closed list of keys. A role that may tag and
+delete could delete whatever it tags, so deleting stands alone and can be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from spotheal.agent.names import TAG_REASON, TAG_RUN, TAG_SAVED_STEP, TAG_STATE, TAG_TERM, StoreUrl, VolumeState
+from spotheal.iam.calls import CALLS, On, Who
+
+Document = dict[str, Any]
+# The keys an instance may change on what is the run's already; never run and job, which say whose a thing is.
+TAG_KEYS = (TAG_REASON, TAG_SAVED_STEP, TAG_STATE, TAG_TERM)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Where the policies hold. `run` empty: any run of this account and region, else that one run alone."""
+
+    account: str
+    region: str
+    store: StoreUrl
+    run: str = ""
+    instance_role: str = "spotheal-instance"
+    fleet_role: str = "spotheal-fleet"
+    kms_key: str = ""  # ARN of a customer key that volumes are encrypted with
+
+    @property
+    def partition(self) -> str:
+        return (
+            "aws-cn" if self.region.startswith("cn-") else "aws-us-gov" if self.region.startswith("us-gov-") else "aws"
+        )
+
+    def ec2(self, kind: str) -> str:
+        """ARN of every resource of that kind; snapshots belong to no account in their ARN."""
+        account = "" if kind == "snapshot" else self.account
+        return f"arn:{self.partition}:ec2:{self.region}:{account}:{kind}/*"
+
+    @property
+    def bucket(self) -> str:
+        return f"arn:{self.partition}:s3:::{self.store.bucket}"
+
+    @property
+    def objects(self) -> str:
+        return f"{self.bucket}/{self.store.below('*').prefix}"
+
+    def role(self, name: str) -> str:
+        return f"arn:{self.partition}:iam::{self.account}:role/{name}"
+
+    def tagged(self, where: str) -> Document:
+        """Condition: the run's tag, on the `aws:RequestTag` or the `ec2:ResourceTag`."""
+        key = f"{where}/{TAG_RUN}"
+        return {"StringEquals": {key: self.run}} if self.run else {"Null": {key: "false"}}
+
+
+# -------------------------------------------------------------------------------------------------------- the documents
+def instance_role(scope: Scope, *, may_delete: bool = True) -> Document:
+    """Policy of the instance profile's role. Without `may_delete` superseded volumes and snapshots are the operator's
+    to delete (job.toml: `[volume] delete_superseded = false`)."""
+    here = {"StringEquals": {"aws:RequestedRegion": scope.region}}
+    statements = [
+        _statement("Look", _actions(Who.INSTANCE, On.ANYTHING), "*", here),
+        *_on_the_run(scope, Who.INSTANCE),
+        *_creating(scope, Who.INSTANCE),
+        *_tagging(scope, Who.INSTANCE),
+        *_store(scope, Who.INSTANCE),
+        *_key(scope),
+    ]
+    return _document([*statements, *_deleting(scope)] if may_delete else statements)
+
+
+def operator(scope: Scope) -> Document:
+    """What `fleetctl` needs: request, look, cancel."""
+    return _document([
+        _statement("Look", _actions(Who.OPERATOR, On.ANYTHING), "*"),
+        *_on_the_run(scope, Who.OPERATOR),
+        *_creating(scope, Who.OPERATOR),
+        *_tagging(scope, Who.OPERATOR),
+        _statement("TagTemplates", ["ec2:CreateTags"], [scope.ec2("launch-template"), scope.ec2("spot-fleet-request")],
+                   {"StringEquals": {"ec2:CreateAction": ["CreateLaunchTemplate", "RequestSpotFleet"]}}),
+        *_store(scope, Who.OPERATOR),
+        _statement("Bucket", _actions(Who.OPERATOR, On.BUCKET), scope.bucket),
+        *_key(scope),
+        _statement("PassRoles", ["iam:PassRole"], [scope.role(scope.instance_role), scope.role(scope.fleet_role)],
+                   {"StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com", "spotfleet.amazonaws.com"]}}),
+        _statement("FirstSpotRequestOfAnAccount", ["iam:CreateServiceLinkedRole"], "*",
+                   {"StringEquals": {"iam:AWSServiceName": ["spot.amazonaws.com", "spotfleet.amazonaws.com"]}}),
+    ])  # fmt: skip
+
+
+def fleet_role(scope: Scope) -> Document:
+    """Policy of the role that Spot Fleet launches instances with (`IamFleetRole`); AWS's managed
+    AmazonEC2SpotFleetTaggingRole does as well, and more."""
+    launching = ["ec2:DescribeImages", "ec2:DescribeInstanceStatus", "ec2:DescribeSubnets", "ec2:RequestSpotInstances"]
+    tagged = [scope.ec2(kind) for kind in ("instance", "volume", "spot-instances-request")]
+    return _document([
+        _statement("Launch", sorted([*launching, "ec2:RunInstances", "ec2:TerminateInstances"]), "*"),
+        _statement("Tag", ["ec2:CreateTags"], tagged,
+                   {"StringEquals": {"ec2:CreateAction": ["RunInstances", "RequestSpotInstances"]}}),
+        _statement("PassInstanceRole", ["iam:PassRole"], scope.role(scope.instance_role),
+                   {"StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com"]}}),
+    ])  # fmt: skip
+
+
+def trust(service: str) -> Document:
+    """Who may take the role: `ec2.amazonaws.com` for the instance's, `spotfleet.amazonaws.com` for the fleet's."""
+    return _document([{"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}])
+
+
+# ----------------------------------------------------------------------------------------------------------- statements
+def _on_the_run(scope: Scope, who: Who) -> list[Document]:
+    kinds = sorted({kind for call in CALLS if who in call.who and call.on is On.RUN for kind in call.resources})
+    resources = [scope.ec2(kind) for kind in kinds]
+    return [_statement("OnTheRun", _actions(who, On.RUN), resources, scope.tagged("ec2:ResourceTag"))]
+
+
+def _creating(scope: Scope, who: Who) -> list[Document]:
+    """The first resource of the call is the new one, the second its source."""
+    statements = []
+    for call in CALLS:
+        if who in call.who and call.on is On.NEW:
+            name, (new, source) = call.action.partition(":")[2], call.resources
+            statements.append(_statement(f"{name}New", [call.action], scope.ec2(new), scope.tagged("aws:RequestTag")))
+            # An operator may start from any snapshot (a dataset); an instance only from those of the run.
+            condition = scope.tagged("ec2:ResourceTag") if who is Who.INSTANCE else None
+            statements.append(_statement(f"{name}Source", [call.action], scope.ec2(source), condition))
+    return statements
+
+
+def _tagging(scope: Scope, who: Who) -> list[Document]:
+    made = sorted(call.action.partition(":")[2] for call in CALLS if who in call.who and call.on is On.NEW)
+    actions = _actions(who, On.TAGS)
+    resources = [scope.ec2(kind) for call in CALLS if call.on is On.TAGS for kind in call.resources]
+    creating = _statement("TagNew", actions, resources, {"StringEquals": {"ec2:CreateAction": made}})
+    if who is Who.OPERATOR:  # adopts volumes that carry no tag of ours yet
+        return [creating, _statement("Adopt", actions, scope.ec2("volume"))]
+    closed = {"ForAllValues:StringEquals": {"aws:TagKeys": list(TAG_KEYS)}}
+    return [creating, _statement("TagOwn", actions, resources, {**closed, **scope.tagged("ec2:ResourceTag")})]
+
+
+def _deleting(scope: Scope) -> list[Document]:
+    """Alone, so that it can be left out. A snapshot has no state tag: the run's tag must do."""
+    own = scope.tagged("ec2:ResourceTag")
+    state = {f"ec2:ResourceTag/{TAG_STATE}": [VolumeState.MOVING.value, VolumeState.SUPERSEDED.value]}
+    condition = {**own, "StringEquals": {**own.get("StringEquals", {}), **state}}
+    return [
+        _statement("DeleteSuperseded", ["ec2:DeleteVolume"], scope.ec2("volume"), condition),
+        _statement("DeleteSurplus", ["ec2:DeleteSnapshot"], scope.ec2("snapshot"), own),
+    ]
+
+
+def _store(scope: Scope, who: Who) -> list[Document]:
+    narrow = who is Who.INSTANCE and scope.store.prefix  # fleetctl asks whether the bucket is there, too
+    condition = {"StringLike": {"s3:prefix": [scope.store.below("*").prefix]}} if narrow else None
+    return [
+        _statement("Store", _actions(who, On.OBJECTS), scope.objects),
+        _statement("ListStore", _actions(who, On.LISTING), scope.bucket, condition),
+    ]
+
+
+def _key(scope: Scope) -> list[Document]:
+    """A customer key: EBS makes grants on it, for itself only. AWS's own key for EBS needs no permission."""
+    if not scope.kms_key:
+        return []
+    using = ["Decrypt", "DescribeKey", "GenerateDataKeyWithoutPlaintext", "ReEncryptFrom", "ReEncryptTo"]
+    granting = {"Bool": {"kms:GrantIsForAWSResource": "true"}}
+    return [
+        _statement("UseKey", [f"kms:{name}" for name in using], scope.kms_key),
+        _statement("GrantKey", ["kms:CreateGrant"], scope.kms_key, granting),
+    ]
+
+
+def _actions(who: Who, on: On) -> list[str]:
+    return sorted(call.action for call in CALLS if who in call.who and call.on is on)
+
+
+def _statement(sid: str, actions: list[str], resource: str | list[str], condition: Document | None = None) -> Document:
+    statement: Document = {"Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resource}
+    return {**statement, "Condition": condition} if condition else statement
+
+
+def _document(statements: Iterable[Document]) -> Document:
+    return {"Version": "2012-10-17", "Statement": list(statements)}

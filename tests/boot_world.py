@@ -1,0 +1,165 @@
+"""What a booting instance meets, on 127.0.0.1: the metadata service, a store and an EC2 that check every signature."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import threading
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from botocore.auth import S3SigV4Auth, SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from imds_server import Imds, imds
+
+INSTANCE = "i-0123456789abcdef0"
+REGION = "us-west-2"
+ROLE = "spotheal-instance"
+CREDENTIALS = Credentials("ASIAEXAMPLE", "secret/with+signs=", "token//of==the+role")
+BUCKET, PREFIX = "spotheal-123456789012-us-west-2", "digits/01J0000000000000000000000"
+STORE = f"s3://{BUCKET}/{PREFIX}"
+FLEET = "sfr-11111111-2222-3333-4444-555555555555"
+
+
+@dataclass
+class Cloud:
+    """`objects` by key below the run's prefix. `faults[key]`: statuses (0 = the connection is cut) before an answer."""
+
+    imds: Imds
+    endpoint: str = ""
+    objects: dict[str, bytes] = field(default_factory=dict)
+    faults: dict[str, list[int]] = field(default_factory=dict)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    ec2: list[dict[str, str]] = field(default_factory=list)
+    bad_signatures: list[str] = field(default_factory=list)
+    refused_cancels: int = 0
+
+    def document(self, key: str) -> dict[str, object]:
+        found: dict[str, object] = json.loads(self.objects[key])
+        return found
+
+    def environment(self) -> dict[str, str]:
+        return {"AWS_ENDPOINT_URL": self.endpoint, "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.imds.endpoint}
+
+    def put_wheels(self, wheels: Mapping[str, bytes]) -> str:
+        """Store `wheels` with their manifest; returns the manifest's sha256."""
+        rows = [{"name": n, "sha256": hashlib.sha256(b).hexdigest(), "size": len(b)} for n, b in wheels.items()]
+        manifest = json.dumps({"files": rows}).encode()
+        self.objects |= {f"agent/wheels/{name}": body for name, body in wheels.items()}
+        self.objects["agent/manifest.json"] = manifest
+        return hashlib.sha256(manifest).hexdigest()
+
+
+def wheel(files: Mapping[str, str]) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return target.getvalue()
+
+
+@contextmanager
+def boot_world() -> Iterator[Cloud]:
+    with imds() as metadata:
+        cloud = Cloud(metadata)
+        metadata.says(
+            "/latest/dynamic/instance-identity/document",
+            json.dumps({"instanceId": INSTANCE, "availabilityZone": "us-west-2b", "instanceType": "g5.xlarge"}),
+        )
+        metadata.says("/latest/meta-data/iam/security-credentials/", ROLE)
+        frozen = CREDENTIALS.get_frozen_credentials()
+        keys = {"AccessKeyId": frozen.access_key, "SecretAccessKey": frozen.secret_key, "Token": frozen.token}
+        metadata.says(f"/latest/meta-data/iam/security-credentials/{ROLE}", json.dumps({"Code": "Success", **keys}))
+        server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(cloud))
+        server.daemon_threads = True
+        cloud.endpoint = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield cloud
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+def signature_fault(method: str, url: str, headers: Mapping[str, str], body: bytes) -> str:
+    """ "" where botocore, an implementation that is not ours, gives the same signature; else the two."""
+    found = re.search(r"/(s3|ec2)/aws4_request, SignedHeaders=([^,]*), Signature=(\w+)", headers["authorization"])
+    if not found:
+        return f"no signature: {headers['authorization']}"
+    service, names, given = found.groups()
+    kind = S3SigV4Auth if service == "s3" else SigV4Auth
+    request = AWSRequest(method, url, {name: headers[name] for name in names.split(";")}, body)
+    request.context["timestamp"] = headers["x-amz-date"]
+    signer = kind(CREDENTIALS, service, REGION)
+    request.context["payload_signing_enabled"] = True
+    expected = signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
+    return "" if expected == given else f"{method} {url}: {given}, botocore says {expected}"
+
+
+def _handler(cloud: Cloud) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            fault = signature_fault(self.command, cloud.endpoint + self.path, headers, body)
+            if fault:
+                cloud.bad_signatures.append(fault)
+                return self._answer(403, b"<Error><Code>SignatureDoesNotMatch</Code></Error>")
+            if urlsplit(self.path).path == "/":
+                return self._ec2({name: values[0] for name, values in parse_qs(body.decode()).items()})
+            self._store(body)
+
+        do_PUT = do_POST = do_GET
+
+        def _store(self, body: bytes) -> None:
+            split = urlsplit(self.path)
+            if split.query:
+                prefix = parse_qs(split.query)["prefix"][0]
+                keys = [f"{PREFIX}/{key}" for key in sorted(cloud.objects)]
+                rows = "".join(f"<Contents><Key>{key}</Key></Contents>" for key in keys if key.startswith(prefix))
+                return self._answer(200, f"<ListBucketResult>{rows}</ListBucketResult>".encode())
+            key = unquote(split.path).removeprefix(f"/{BUCKET}/{PREFIX}/")
+            cloud.asked.append((self.command, key))
+            if cloud.faults.get(key):
+                status = cloud.faults[key].pop(0)
+                if status == 0:
+                    return self.connection.close()
+                return self._answer(status, b"<Error><Code>SlowDown</Code></Error>" if status == 503 else b"")
+            if self.command == "PUT":
+                cloud.objects[key] = body
+                return self._answer(200, b"")
+            if key not in cloud.objects:
+                return self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+            self._answer(200, cloud.objects[key])
+
+        def _ec2(self, form: dict[str, str]) -> None:
+            cloud.ec2.append(form)
+            if form["Action"] == "DescribeInstances":
+                tag = f"<item><key>aws:ec2spot:fleet-request-id</key>\n <value>{FLEET}</value></item>"
+                return self._answer(200, f"<DescribeInstancesResponse>{tag}</DescribeInstancesResponse>".encode())
+            if cloud.refused_cancels > 0:
+                cloud.refused_cancels -= 1
+                fault = "<error><code>unexpectedError</code></error>"
+                said = f"<unsuccessfulFleetRequestSet><item>{fault}</item></unsuccessfulFleetRequestSet>"
+                return self._answer(200, said.encode())
+            self._answer(200, b"<R><unsuccessfulFleetRequestSet/></R>")
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return Handler

@@ -1,0 +1,205 @@
+"""The policies allow exactly the calls that the code makes, and those only on what is the run's."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import pytest
+from botocore import xform_name
+
+import spotheal.agent.ec2
+import spotheal.fleet
+from spotheal import userdata
+from spotheal.agent.names import TAG_JOB, TAG_RUN, StoreUrl
+from spotheal.iam import policies
+from spotheal.iam.__main__ import main
+from spotheal.iam.calls import CALLS, Who
+
+AGENT = Path(spotheal.agent.ec2.__file__).resolve().parent
+FLEET = Path(spotheal.fleet.__file__).resolve().parent
+SCOPE = policies.Scope("123456789012", "us-west-2", StoreUrl("bucket", "team"), run="01J0")
+SERVICES = ("ec2", "s3", "sts", "ssm", "iam", "pricing", "sns", "secretsmanager")
+# boto3's own, which stand for several operations; and words of our own classes that are API operations by chance.
+TRANSFERS = {"download_file": "s3:DownloadFile", "upload_fileobj": "s3:UploadFileobj"}
+BY_CHANCE = {"publish"}
+
+
+def _operations() -> dict[str, str]:
+    session = botocore.session.get_session()
+    named: dict[str, str] = {}
+    for service in reversed(SERVICES):
+        for operation in session.get_service_model(service).operation_names:
+            named[xform_name(operation)] = f"{service}:{operation}"
+    return {**named, **TRANSFERS}
+
+
+OPERATIONS = _operations()
+
+
+def _called(tree: ast.AST) -> set[str]:
+    """Names of methods called, and of the operations that are named to a paginator."""
+    called: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            called.add(node.func.attr)
+            if node.func.attr in ("get_paginator", "_pages") and isinstance(node.args[0], ast.Constant):
+                called.add(str(node.args[0].value))
+    return called
+
+
+def _apis(names: Iterable[str]) -> set[str]:
+    return {OPERATIONS[name] for name in names if name in OPERATIONS and name not in BY_CHANCE}
+
+
+def _methods(path: Path, cls: str) -> dict[str, set[str]]:
+    """API operations of each method of a class, those of its own methods that it calls included."""
+    tree = ast.parse(path.read_text())
+    (body,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls]
+    calls = {node.name: _called(node) for node in body.body if isinstance(node, ast.FunctionDef)}
+    reached = {name: set(names) for name, names in calls.items()}
+    for _ in calls:
+        for names in reached.values():
+            names |= {inner for name in list(names) if name in calls for inner in calls[name]}
+    return {name: _apis(names) for name, names in reached.items()}
+
+
+def made_by_the_instance() -> set[str]:
+    made = _apis(
+        _called(ast.parse((AGENT / "ec2.py").read_text())) | _called(ast.parse((AGENT / "store.py").read_text()))
+    )
+    source = userdata.bootstrap()
+    made |= {f"ec2:{name}" for name in re.findall(r"aws\.ec2\(\s*\"(\w+)\"", source)}
+    return made | ({"s3:GetObject"} if '"GET"' in source else set())
+
+
+def made_by_the_operator() -> set[str]:
+    ours = {**_methods(AGENT / "ec2.py", "Ec2"), **_methods(AGENT / "store.py", "Store")}
+    made: set[str] = set()
+    for path in FLEET.glob("*.py"):
+        names = _called(ast.parse(path.read_text()))
+        made |= _apis(name for name in names if name not in ours)
+        made |= {api for name in names for api in ours.get(name, ())}
+    return made
+
+
+def allowed(who: Who) -> set[str]:
+    return {name for call in CALLS if who in call.who for name in call.names}
+
+
+def statements(document: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = document["Statement"]
+    return found
+
+
+def test_an_instance_is_allowed_every_call_it_makes_and_no_other() -> None:
+    assert made_by_the_instance() == allowed(Who.INSTANCE)
+
+
+def test_an_operator_is_allowed_every_call_fleetctl_makes() -> None:
+    assert made_by_the_operator() - allowed(Who.OPERATOR) == set()
+
+
+def test_only_ec2_and_store_modules_of_the_agent_call_aws() -> None:
+    ours = {*_methods(AGENT / "ec2.py", "Ec2"), *_methods(AGENT / "store.py", "Store"), "create_snapshot"}
+    for path in AGENT.rglob("*.py"):
+        if path.name not in ("ec2.py", "store.py"):
+            names = _called(ast.parse(path.read_text())) - ours
+            assert _apis(names) == set(), path
+
+
+@pytest.mark.parametrize(
+    ("who", "document"), [(Who.INSTANCE, policies.instance_role), (Who.OPERATOR, policies.operator)]
+)
+def test_the_document_holds_the_table_and_passing_roles_alone_besides(who: Who, document: Any) -> None:
+    named = {action for statement in statements(document(SCOPE)) for action in statement["Action"]}
+    more = {"iam:PassRole", "iam:CreateServiceLinkedRole"} if who is Who.OPERATOR else set()
+    assert named == {call.action for call in CALLS if who in call.who} | more
+
+
+def test_every_change_of_ec2_by_an_instance_asks_for_the_runs_tag() -> None:
+    for statement in statements(policies.instance_role(SCOPE)):
+        writes = [a for a in statement["Action"] if a.startswith("ec2:") and not a.startswith("ec2:Describe")]
+        if writes and statement["Sid"] != "TagNew":
+            asked = statement["Condition"]["StringEquals"]
+            assert asked.get(f"ec2:ResourceTag/{TAG_RUN}", asked.get(f"aws:RequestTag/{TAG_RUN}")) == "01J0", statement
+        if writes:
+            assert statement["Resource"] != "*"
+
+
+def test_without_a_run_the_tag_must_be_there_at_least() -> None:
+    anywhere = policies.instance_role(policies.Scope("123456789012", "us-west-2", StoreUrl("bucket", "")))
+    (statement,) = [s for s in statements(anywhere) if s["Sid"] == "OnTheRun"]
+    assert statement["Condition"] == {"Null": {f"ec2:ResourceTag/{TAG_RUN}": "false"}}
+
+
+def test_an_instance_can_make_nothing_another_runs() -> None:
+    assert TAG_RUN not in policies.TAG_KEYS and TAG_JOB not in policies.TAG_KEYS
+    (own,) = [s for s in statements(policies.instance_role(SCOPE)) if s["Sid"] == "TagOwn"]
+    assert own["Condition"]["ForAllValues:StringEquals"] == {"aws:TagKeys": list(policies.TAG_KEYS)}
+    assert f"ec2:ResourceTag/{TAG_RUN}" in own["Condition"]["StringEquals"]
+
+
+def test_an_instance_sets_only_tags_of_the_closed_list_on_what_exists() -> None:
+    """Read from the code: each `.tag(ids, {TAG_X: …})` outside the tests of creation."""
+    constants = {f"TAG_{key.removeprefix('spotheal:').replace('-', '_').upper()}" for key in policies.TAG_KEYS}
+    used: set[str] = set()
+    for path in AGENT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "tag":
+                for argument in node.args:
+                    keys = argument.keys if isinstance(argument, ast.Dict) else []
+                    used |= {key.id for key in keys if isinstance(key, ast.Name)}
+    assert used and used <= constants
+
+
+def test_deleting_can_be_left_out() -> None:
+    def deletes(document: dict[str, Any]) -> set[str]:
+        return {a for s in statements(document) for a in s["Action"] if a.startswith("ec2:Delete")}
+
+    assert deletes(policies.instance_role(SCOPE)) == {"ec2:DeleteVolume", "ec2:DeleteSnapshot", "ec2:DeleteFleets"}
+    assert deletes(policies.instance_role(SCOPE, may_delete=False)) == {"ec2:DeleteFleets"}
+
+
+def test_a_current_volume_cannot_be_deleted() -> None:
+    (statement,) = [s for s in statements(policies.instance_role(SCOPE)) if "ec2:DeleteVolume" in s["Action"]]
+    assert statement["Condition"]["StringEquals"]["ec2:ResourceTag/spotheal:state"] == ["moving", "superseded"]
+
+
+def test_an_instance_reads_and_writes_only_below_the_stores_prefix() -> None:
+    for statement in statements(policies.instance_role(SCOPE)):
+        if statement["Sid"] == "Store":
+            assert statement["Resource"] == "arn:aws:s3:::bucket/team/*"
+        if statement["Sid"] == "ListStore":
+            assert statement["Condition"] == {"StringLike": {"s3:prefix": ["team/*"]}}
+
+
+def test_a_customer_key_is_granted_to_aws_resources_only() -> None:
+    key = "arn:aws:kms:us-west-2:123456789012:key/1"
+    scope = policies.Scope("123456789012", "us-west-2", StoreUrl("bucket", ""), kms_key=key)
+    (grant,) = [s for s in statements(policies.instance_role(scope)) if "kms:CreateGrant" in s["Action"]]
+    assert grant["Resource"] == key
+    assert grant["Condition"] == {"Bool": {"kms:GrantIsForAWSResource": "true"}}
+
+
+@pytest.mark.parametrize(("region", "start"), [("cn-north-1", "arn:aws-cn:"), ("us-gov-west-1", "arn:aws-us-gov:")])
+def test_other_partitions_have_their_own_arns(region: str, start: str) -> None:
+    scope = policies.Scope("123456789012", region, StoreUrl("bucket", ""))
+    for statement in statements(policies.instance_role(scope)):
+        resources = statement["Resource"] if isinstance(statement["Resource"], list) else [statement["Resource"]]
+        assert all(resource == "*" or resource.startswith(start) for resource in resources)
+
+
+@pytest.mark.parametrize("name", ["instance-role", "instance-trust", "fleet-role", "fleet-trust", "operator"])
+def test_documents_are_printed_and_fit_iams_limit(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--account", "123456789012", "--region", "us-west-2"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["Version"] == "2012-10-17"
+    sids = [statement.get("Sid", "") for statement in document["Statement"]]
+    assert len(sids) == len(set(sids)) and all(re.fullmatch(r"[A-Za-z0-9]*", sid) for sid in sids)
+    assert len(re.sub(r"\s", "", json.dumps(document))) <= 6_144  # of a managed policy

@@ -1,0 +1,491 @@
+"""The user data as a shell runs it: installs, starts, keeps going, and says in one line why it cannot."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from boot_world import BUCKET, CREDENTIALS, FLEET, INSTANCE, REGION, STORE, Cloud, boot_world, signature_fault, wheel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spotheal import userdata
+
+CONFIG = {
+    "run": {"id": "01J0000000000000000000000", "region": REGION, "store": STORE},
+    "job": {"name": "digits"},
+    "cage": {"mode": "on", "user": "spotheal-trainer"},
+}
+LAUNCH = f"launches/{INSTANCE}.json"
+# Stands for the agent: leaves a line for each start, then does what the file `behave` says.
+AGENT = """
+import json, os, sys, time
+root = os.environ["SPOTHEAL_ROOT"]
+with open(root + "/starts", "a") as file:
+    file.write(json.dumps({"pid": os.getpid(), "argv": sys.argv, "isolated": sys.flags.isolated}) + "\\n")
+behave = open(root + "/behave").read().split()
+starts = len(open(root + "/starts").readlines())
+code = behave[min(starts, len(behave)) - 1]
+if code == "stay":
+    time.sleep(60)
+sys.exit(int(code))
+"""
+WHEELS = {
+    "spotheal-0.1.0-py3-none-any.whl": wheel({
+        "spotheal/agent/__init__.py": "", "spotheal/agent/__main__.py": AGENT, "spotheal/training/__init__.py": "",
+        "spotheal/userdata/spotheal-agent.service": "[Service]\n",
+    }),
+    "structlog-25.1-py3-none-any.whl": wheel({"structlog/__init__.py": "", "structlog-25.1.data/scripts/x": ""}),
+}  # fmt: skip
+
+
+@pytest.fixture
+def cloud() -> Iterator[Cloud]:
+    with boot_world() as world:
+        yield world
+        assert world.bad_signatures == []
+
+
+class Instance:
+    """A machine below `root` that runs user data with a `shutdown` of its own."""
+
+    def __init__(self, root: Path, cloud: Cloud) -> None:
+        self.root = root
+        programs = root / "programs"
+        programs.mkdir(parents=True)
+        (programs / "python3").symlink_to(os.path.realpath(sys._base_executable))  # type: ignore[attr-defined]
+        (programs / "shutdown").write_text(f'#!/bin/sh\necho "$@" >>{root}/shutdown\n')
+        (programs / "shutdown").chmod(0o755)
+        self.behave("stay")
+        self.environment = {
+            "PATH": f"{programs}:/usr/bin:/bin", "SPOTHEAL_ROOT": str(root), "HOME": str(root), **cloud.environment(),
+        }  # fmt: skip
+
+    def behave(self, *codes: str) -> None:
+        (self.root / "behave").write_text(" ".join(codes))
+
+    def boot(self, manifest_sha256: str, shell: str = "sh", patience: str = "") -> subprocess.CompletedProcess[str]:
+        text = userdata.render(json.dumps(CONFIG), manifest_sha256)
+        if patience:  # the same bootstrap, less patient, so that a test need not wait for minutes
+            impatient = re.sub(r"_SECONDS = \d+\.0", f"_SECONDS = {patience}", userdata.bootstrap())
+            text = text.replace(userdata.packed(userdata.bootstrap()), userdata.packed(impatient))
+        (self.root / "user-data").write_text(text)
+        with (self.root / "console").open("w") as console:
+            return subprocess.run(
+                [shell, str(self.root / "user-data")], env=self.environment, stdin=subprocess.DEVNULL,
+                stdout=console, stderr=console, text=True, timeout=60, check=False,
+            )  # fmt: skip
+
+    @property
+    def console(self) -> str:
+        return (self.root / "console").read_text()
+
+    def starts(self) -> list[dict[str, Any]]:
+        file = self.root / "starts"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def end(self) -> None:
+        for pid in _holders_of(self.root):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _holders_of(root: Path) -> list[int]:
+    """Processes that were started with this SPOTHEAL_ROOT."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and f"SPOTHEAL_ROOT={root}".encode() in (entry / "environ").read_bytes().split(
+                b"\0"
+            ):
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture
+def instance(tmp_path: Path, cloud: Cloud) -> Iterator[Instance]:
+    machine = Instance(tmp_path / "root", cloud)
+    yield machine
+    machine.end()
+    machine.end()
+
+
+def until(fact: Callable[[], bool], seconds_max: float = 20.0) -> None:
+    limit = time.monotonic() + seconds_max
+    while not fact():
+        assert time.monotonic() < limit, "it never came true"
+        time.sleep(0.02)
+
+
+# ------------------------------------------------------------------------------------------------------------ the stub
+def test_the_stub_is_shellcheck_clean() -> None:
+    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run([program, "-s", "sh", "-"], input=userdata.stub(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("shell", ["sh", "dash", "bash", "busybox"])
+def test_every_shell_reads_the_stub(shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    argv = ["busybox", "sh", "-n"] if shell == "busybox" else [shell, "-n"]
+    done = subprocess.run(argv, input=userdata.stub(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_each_payload_has_one_place() -> None:
+    for name in userdata.PAYLOADS:
+        assert userdata.stub().count(f"@{name}@") == 1
+        assert f"\n{name}='@{name}@'\n" in userdata.stub()
+
+
+@pytest.mark.parametrize("payload", ["", "a b", "a'b", "$(reboot)", "a\n", "a\\", "a`b", "é"])
+def test_a_payload_that_a_shell_could_interpret_is_refused(payload: str) -> None:
+    with pytest.raises(ValueError, match="CONFIG must hold only"):
+        userdata.fill({"BOOTSTRAP": "a", "CONFIG": payload, "MANIFEST_SHA256": "0"})
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text())
+def test_whatever_the_configuration_holds_only_the_payload_differs(hostile: str) -> None:
+    text = userdata.render(json.dumps({"environment": {"X": hostile}}), "0" * 64)
+    found = re.search(r"^CONFIG='([A-Za-z0-9+/=]+)'$", text, re.MULTILINE)
+    assert found
+    assert {"environment": {"X": hostile}} == json.loads(gzip.decompress(base64.b64decode(found.group(1))))
+    assert text.replace(found.group(1), "") == userdata.render("", "0" * 64).replace(userdata.packed(""), "")
+
+
+def test_the_user_data_leaves_room_for_a_job() -> None:
+    assert len(userdata.render("", "0" * 64)) < 13_000
+
+
+def test_a_machine_without_python_says_so(tmp_path: Path, cloud: Cloud) -> None:
+    if any(Path(place).exists() for place in ("/usr/local/bin/python3", "/opt/conda/bin/python3")):
+        pytest.skip("this machine has a Python where images have theirs")
+    machine = Instance(tmp_path / "root", cloud)
+    old = tmp_path / "root/programs/python3"
+    old.unlink()
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    for program in ("mkdir", "mv"):
+        (old.parent / program).symlink_to(f"/bin/{program}")
+    machine.environment["PATH"] = str(old.parent)
+    assert machine.boot("0" * 64, shell="/bin/sh").returncode == 1
+    assert machine.console.startswith("spotheal: this machine cannot start the job: no Python 3.10 or newer")
+
+
+# ---------------------------------------------------------------------------------------------------------- a good boot
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+def test_a_boot_installs_and_starts_the_agent(instance: Instance, cloud: Cloud, shell: str) -> None:
+    assert instance.boot(cloud.put_wheels(WHEELS), shell=shell).returncode == 0, instance.console
+    until(lambda: len(instance.starts()) == 1)
+    home = instance.root / "opt/spotheal"
+    (start,) = instance.starts()
+    assert start["argv"][1:] == ["run", "--config", str(home / "config.json")]
+    assert start["isolated"] == 1
+    assert json.loads((home / "config.json").read_text()) == CONFIG
+    assert (home / "config.json").stat().st_mode & 0o077 == 0
+    assert sorted(path.name for path in home.iterdir()) == ["agent", "bootstrap.py", "config.json", "trainer"]
+    inside = {str(path.relative_to(home / "trainer")) for path in (home / "trainer").rglob("*.py")}
+    assert {"spotheal/agent/__init__.py", "spotheal/training/__init__.py"} < inside
+    assert not any("userdata" in path or "structlog" in path for path in inside)
+    launch = cloud.document(LAUNCH)
+    assert (launch["instance"], launch["zone"], launch["outcome"]) == (INSTANCE, "us-west-2b", "booting")
+    assert cloud.asked[0] == ("PUT", LAUNCH), "counted before anything can fail"
+    assert instance.console in (instance.root / "var/log/spotheal/user-data.log").read_text()
+
+
+def test_the_user_data_again_starts_no_second_agent_and_fetches_nothing(instance: Instance, cloud: Cloud) -> None:
+    digest = cloud.put_wheels(WHEELS)
+    instance.boot(digest)
+    until(lambda: len(instance.starts()) == 1)
+    asked = len(cloud.asked)
+    assert instance.boot(digest).returncode == 0
+    until(lambda: "the agent runs already" in instance.console)
+    assert cloud.asked[asked:] == [("PUT", LAUNCH)]
+    assert len(instance.starts()) == 1
+
+
+def test_other_wheels_take_the_place_of_the_old_ones(instance: Instance, cloud: Cloud) -> None:
+    instance.behave("0")
+    instance.boot(cloud.put_wheels(WHEELS))
+    newer = {**WHEELS, "extra-1-py3-none-any.whl": wheel({"extra.py": "", "spotheal/agent/x": ""})}
+    assert instance.boot(cloud.put_wheels(newer)).returncode == 0
+    site = next((instance.root / "opt/spotheal/agent/lib").glob("python*/site-packages"))
+    assert (site / "extra.py").exists()
+    assert not list((instance.root / "opt/spotheal").glob(".new-*"))
+
+
+@pytest.mark.processes
+def test_an_agent_that_is_killed_or_fails_is_started_again_until_it_ends_with_0(
+    instance: Instance, cloud: Cloud
+) -> None:
+    instance.behave("stay", "1", "0", "stay")
+    instance.boot(cloud.put_wheels(WHEELS))
+    until(lambda: len(instance.starts()) == 1)
+    os.kill(instance.starts()[0]["pid"], signal.SIGKILL)
+    until(lambda: len(instance.starts()) == 3)
+    until(lambda: not _holders_of(instance.root))
+    assert len(instance.starts()) == 3
+
+
+@pytest.mark.processes
+def test_a_keeper_that_is_asked_to_end_asks_the_agent(instance: Instance, cloud: Cloud) -> None:
+    instance.boot(cloud.put_wheels(WHEELS))
+    until(lambda: len(instance.starts()) == 1)
+    agent = instance.starts()[0]["pid"]
+    keeper = int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(keeper, signal.SIGTERM)
+    until(lambda: not _holders_of(instance.root))
+    assert len(instance.starts()) == 1
+
+
+# --------------------------------------------------------------------------------------------------- faults that pass
+def test_faults_that_pass_are_waited_for(instance: Instance, cloud: Cloud) -> None:
+    name = next(iter(WHEELS))
+    cloud.faults = {LAUNCH: [0], "agent/manifest.json": [503, 500], f"agent/wheels/{name}": [0, 429]}
+    role = cloud.imds.replies["/latest/meta-data/iam/security-credentials/"]
+    cloud.imds.forgets("/latest/meta-data/iam/security-credentials/")
+
+    def attach_role(method: str, path: str) -> None:
+        if path.endswith("security-credentials/") and len(cloud.imds.requests) > 6:
+            cloud.imds.replies["/latest/meta-data/iam/security-credentials/"] = role
+
+    cloud.imds.every = attach_role
+    assert instance.boot(cloud.put_wheels(WHEELS)).returncode == 0, instance.console
+    assert "could not count this launch yet: no role's credentials on this instance (404 Not Found)" in instance.console
+    assert cloud.faults == {LAUNCH: [], "agent/manifest.json": [], f"agent/wheels/{name}": []}
+
+
+def test_an_instance_without_metadata_says_so(instance: Instance, cloud: Cloud) -> None:
+    instance.environment["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = "http://127.0.0.1:9"
+    assert instance.boot("0" * 64, patience="0.1").returncode == 1
+    last = instance.console.splitlines()[-1]
+    assert "cannot start the job: could not read who this instance is in 0 s:" in last
+
+
+# ------------------------------------------------------------------------------------------------------ faults that stay
+def _changed(cloud: Cloud) -> str:
+    cloud.put_wheels(WHEELS)
+    return "0" * 64
+
+
+def _wheel_changed(cloud: Cloud) -> str:
+    digest = cloud.put_wheels(WHEELS)
+    cloud.objects["agent/wheels/structlog-25.1-py3-none-any.whl"] += b"x"
+    return digest
+
+
+def _wheel_missing(cloud: Cloud) -> str:
+    digest = cloud.put_wheels(WHEELS)
+    del cloud.objects["agent/wheels/structlog-25.1-py3-none-any.whl"]
+    return digest
+
+
+def _compiled(cloud: Cloud) -> str:
+    return cloud.put_wheels({"x-1-cp311-cp311-linux_x86_64.whl": b""})
+
+
+def _hostile_name(cloud: Cloud) -> str:
+    return cloud.put_wheels({"../../x-1-py3-none-any.whl": b""})
+
+
+def _traversal(cloud: Cloud) -> str:
+    return cloud.put_wheels({"x-1-py3-none-any.whl": wheel({"../../../../escaped": ""})})
+
+
+def _no_zip(cloud: Cloud) -> str:
+    return cloud.put_wheels({"x-1-py3-none-any.whl": b"no zip"})
+
+
+PERMANENT = {
+    _changed: "agent/manifest.json is not the one of this user data",
+    _wheel_changed: "wheel structlog-25.1-py3-none-any.whl is not the one in the manifest (sha256 differs)",
+    _wheel_missing: "could not read the store's wheel structlog-25.1-py3-none-any.whl: 404 NoSuchKey",
+    _compiled: "'x-1-cp311-cp311-linux_x86_64.whl' in the manifest is no wheel that suits every machine",
+    _hostile_name: "in the manifest is no wheel that suits every machine",
+    _traversal: "holds a path that leaves its folder: '../../../../escaped'",
+    _no_zip: "the agent cannot be unpacked",
+}
+
+
+@pytest.mark.parametrize("spoil", PERMANENT, ids=lambda spoil: spoil.__name__.strip("_"))
+def test_a_boot_that_cannot_go_on_says_why_is_counted_and_switches_off(
+    instance: Instance, cloud: Cloud, spoil: Callable[[Cloud], str]
+) -> None:
+    assert instance.boot(spoil(cloud)).returncode == 1
+    (line,) = [line for line in instance.console.splitlines() if "cannot start the job" in line]
+    assert line.startswith("spotheal: ") and PERMANENT[spoil] in line
+    launch = cloud.document(LAUNCH)
+    assert launch["outcome"] == "boot failed"
+    assert PERMANENT[spoil] in str(launch["reason"])
+    assert (instance.root / "shutdown").read_text() == "-h now\n"
+    assert instance.starts() == []
+    assert not (instance.root / "opt/spotheal/agent").exists()
+    assert not list((instance.root / "opt/spotheal").glob(".new-*"))
+    assert cloud.ec2 == [], "one boot that failed ends no run"
+
+
+def _earlier_launches(cloud: Cloud, outcomes: list[dict[str, object]]) -> None:
+    for number, outcome in enumerate(outcomes):
+        body = {"instance": f"i-{number}", "time": f"2026-11-21T0{number}:00:00Z", **outcome}
+        cloud.objects[f"launches/i-{number}.json"] = json.dumps(body).encode()
+
+
+FAILED: dict[str, object] = {"outcome": "boot failed", "reason": "x"}
+
+
+def test_the_fifth_boot_in_a_row_that_fails_parks_the_run(instance: Instance, cloud: Cloud) -> None:
+    _earlier_launches(cloud, [FAILED, {"outcome": "interrupted"}, FAILED, FAILED, {"outcome": "booting"}])
+    cloud.objects["status.json"] = json.dumps({"phase": "training", "volume": "vol-1"}).encode()
+    cloud.refused_cancels = 1
+    instance.boot(_changed(cloud))
+    status = cloud.document("status.json")
+    assert (status["phase"], status["volume"], status["fleet"]) == ("parked", "vol-1", FLEET)
+    assert str(status["reason"]).startswith(
+        "5 launches in a row acknowledged no new checkpoint; the last one said: the"
+    )
+    cancels = [form for form in cloud.ec2 if form["Action"] == "CancelSpotFleetRequests"]
+    assert len(cancels) == 2, "refused inside a successful answer, then done"
+    assert cancels[0]["SpotFleetRequestId.1"] == FLEET and cancels[0]["TerminateInstances"] == "true"
+    assert ("PUT", "status.json") in cloud.asked
+
+
+@pytest.mark.parametrize("between", [{"acknowledged": True}, {"outcome": "interrupted"}])
+def test_progress_and_interruptions_keep_the_fleet(
+    instance: Instance, cloud: Cloud, between: dict[str, object]
+) -> None:
+    _earlier_launches(
+        cloud, [FAILED, FAILED, between, FAILED] if "outcome" not in between else [FAILED] * 3 + [between]
+    )
+    instance.boot(_changed(cloud))
+    assert cloud.ec2 == []
+
+
+def test_a_failure_that_cannot_be_recorded_leaves_the_machine_up(instance: Instance, cloud: Cloud) -> None:
+    cloud.faults[LAUNCH] = [403] * 99
+    assert instance.boot(cloud.put_wheels(WHEELS), patience="0.1").returncode == 1
+    assert "the machine stays up, since its failure could not be recorded: could not count" in instance.console
+    assert not (instance.root / "shutdown").exists()
+
+
+# ----------------------------------------------------------------------------------------- bootstrap.py, piece by piece
+@pytest.fixture
+def bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setenv("SPOTHEAL_ROOT", str(tmp_path / "piece"))
+    spec = importlib.util.spec_from_file_location(
+        "bootstrap_under_test", Path(userdata.__file__).parent / "bootstrap.py"
+    )
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("region", "bucket", "url"),
+    [
+        ("us-west-2", BUCKET, f"https://{BUCKET}.s3.us-west-2.amazonaws.com/a%20b/c%2Bd/agent/manifest.json"),
+        ("us-gov-west-1", "bucket", "https://bucket.s3.us-gov-west-1.amazonaws.com/a%20b/c%2Bd/agent/manifest.json"),
+        ("cn-north-1", "bucket", "https://bucket.s3.cn-north-1.amazonaws.com.cn/a%20b/c%2Bd/agent/manifest.json"),
+        ("us-west-2", "dots.in.it", "https://s3.us-west-2.amazonaws.com/dots.in.it/a%20b/c%2Bd/agent/manifest.json"),
+    ],
+)
+def test_addresses_at_aws(
+    bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, region: str, bucket: str, url: str
+) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    frozen = CREDENTIALS.get_frozen_credentials()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", frozen.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", frozen.secret_key)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", frozen.token or "")
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(bootstrap, "http_call", lambda *args: calls.append(args) or b"")
+    bootstrap.Aws(region, f"s3://{bucket}/a b/c+d", bootstrap.Metadata()).store("GET", "agent/manifest.json")
+    ((_, method, asked, headers, _),) = calls
+    assert asked == url
+    if region == REGION:
+        lower = {name.lower(): value for name, value in headers.items()}
+        assert signature_fault(method, asked, lower, b"") == ""
+
+
+def test_systemd_gets_the_unit_and_the_endpoints(
+    bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "piece/opt/spotheal").mkdir(parents=True)
+    monkeypatch.setattr(bootstrap, "ROOT", "")
+    monkeypatch.setattr(bootstrap.os, "getuid", lambda: 0)
+    monkeypatch.setattr(bootstrap.os.path, "isdir", lambda path: path == "/run/systemd/system")
+    monkeypatch.setattr(bootstrap, "say", lambda *_: None)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://10.0.0.1:9000")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "never")
+    copied: list[tuple[str, str]] = []
+    argvs: list[list[str]] = []
+    monkeypatch.setattr(bootstrap.shutil, "copyfile", lambda *paths: copied.append(paths))
+    answer = subprocess.CompletedProcess([], 0, "", "")
+    monkeypatch.setattr(bootstrap.subprocess, "run", lambda argv, **_: argvs.append(argv) or answer)
+    bootstrap.start()
+    assert [target for _, target in copied] == ["/etc/systemd/system/spotheal-agent.service"]
+    assert argvs == [
+        ["systemctl", "daemon-reload"],
+        ["systemctl", "enable", "--now", "--no-block", "spotheal-agent.service"],
+    ]
+    environment = (tmp_path / "piece/opt/spotheal/environment").read_text()
+    assert 'AWS_ENDPOINT_URL_S3="http://10.0.0.1:9000"' in environment
+    assert "never" not in environment
+
+
+@pytest.mark.parametrize(("mode", "root", "made"), [("on", "", 1), ("imds", "", 1), ("off", "", 0), ("on", "/x", 0)])
+def test_the_trainers_user_is_made_only_where_the_machine_is_ours(
+    bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, mode: str, root: str, made: int
+) -> None:
+    argvs: list[list[str]] = []
+    monkeypatch.setattr(bootstrap, "ROOT", root)
+    monkeypatch.setattr(bootstrap.os, "getuid", lambda: 0)
+    monkeypatch.setattr(bootstrap.subprocess, "run", lambda argv, **_: argvs.append(argv))
+    bootstrap.make_user({"mode": mode, "user": "nobody-has-this-name"})
+    assert [argv[0] for argv in argvs] == ["useradd"] * made
+
+
+# ------------------------------------------------------------------------------------------------------------- the unit
+def test_the_unit_starts_the_agent_again_unless_it_ended_for_good() -> None:
+    lines = userdata.unit().splitlines()
+    assert {"Restart=always", "RestartPreventExitStatus=0", "StartLimitIntervalSec=0", "KillMode=mixed"} < set(lines)
+    assert "TimeoutStopSec=110" in lines
+    (after,) = [line for line in lines if line.startswith("After=")]
+    assert "network-online.target" in after
+    assert "cloud" not in after, "user data runs inside cloud-final.service and would wait for itself"
+    (start,) = [line for line in lines if line.startswith("ExecStart=")]
+    assert start == f"ExecStart={' '.join(_agent_argv())}"
+
+
+def _agent_argv() -> list[str]:
+    home = "/opt/spotheal"
+    return [f"{home}/agent/bin/python", "-I", "-m", "spotheal.agent", "run", "--config", f"{home}/config.json"]
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / "spotheal-agent.service"
+    unit.write_text(userdata.unit().replace(_agent_argv()[0], "/bin/true"))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
