@@ -75,6 +75,8 @@ class Folders:
             folder.mkdir(parents=True, exist_ok=True)
         if account is not None:
             self.logs.chmod(0o1777)
+            for folder in (self.run_dir, self.clone.parent, self.environments):
+                folder.chmod(0o755)  # whatever the agent's umask is, the trainer passes through them
         for folder in (self.checkpoints, self.results, self.keep):
             folder.mkdir(parents=True, exist_ok=True)
             if account is not None and folder.stat().st_uid != account.uid:

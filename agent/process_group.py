@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,17 +32,24 @@ _AGENT = "SPOTHEAL_AGENT_PID"
 _UMASK = 0o022
 # Ignored signals stay ignored over exec (SIGINT and SIGQUIT of a background job, SIGHUP under nohup), and a trainer
 # with an ignored SIGINT is not the trainer its author tried out. Only the process itself can undo that; code between
-# fork and exec (preexec_fn) is not safe beside threads, so a few lines of Python stand in front.
+# fork and exec (preexec_fn) is not safe beside threads, so a few lines of Python stand in front. They run as we do (the
+# other user may not be allowed to run our Python), so they get the foreign environment by a file and not as their own.
 _RESET = (
-    "import os,signal,sys\n"
+    "import json,os,signal,sys\n"
     "for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:\n"
     "    signal.signal(number, signal.SIG_DFL)\n"
+    "with open(int(sys.argv[1])) as file:\n"
+    "    given = json.load(file)\n"
+    "if given['user']:\n"
+    "    os.setgroups(given['user']['extra_groups'])\n"
+    "    os.setgid(given['user']['group'])\n"
+    "    os.setuid(given['user']['user'])\n"
     "try:\n"
-    "    os.execvp(sys.argv[1], sys.argv[1:])\n"
+    "    os.execvpe(sys.argv[2], sys.argv[2:], given['environment'])\n"
     "except OSError as error:\n"
-    "    sys.exit(f'could not start {sys.argv[1]}: {error.strerror}')\n"
+    "    sys.exit(f'could not start {sys.argv[2]}: {error.strerror}')\n"
 )
-_RESTORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
+_RESTORED_BY_PYTHON = {int(signal.SIGPIPE), int(signal.SIGXFSZ)}
 
 
 @dataclass(frozen=True)
@@ -193,10 +204,6 @@ class ForeignProgram:
         children = [p.pid for p in table.values() if p.parent == pid and p.alive]
         return set().union(*(self._below(table, child) for child in children)) or {pid}
 
-    def is_launched(self) -> bool:
-        """Whether a launcher that may start workers again stands between us and the trainer."""
-        return any(is_launcher(command_line(process.pid)) for process in self.own_group())
-
     def _is_orphan(self, process: Process, own_session: int) -> bool:
         if process.parent != os.getpid() or process.session == own_session:
             return False
@@ -205,23 +212,31 @@ class ForeignProgram:
         return f"{_AGENT}={os.getpid()}".encode() not in _environment(process.pid)
 
     # ------------------------------------------------------------------------------------------------------- telling
-    def tell(self, number: int, *, only_handled: bool = False) -> list[int]:
-        """Send a signal to the addressees that did not get one by `tell` before, and return them.
+    def tell(self, number: int) -> list[int]:
+        """Send a signal to the addressees and return them."""
+        told = [process for process in self._addressed() if send(process.pid, number)]
+        self._told |= {(process.pid, process.started) for process in told}
+        return [process.pid for process in told]
 
-        `only_handled`: only to those that have a handler, each time.
+    def tell_handlers(self, number: int) -> list[int]:
+        """Send a signal to those addressees that have a handler for it, and return them."""
+        return [p.pid for p in self._addressed() if handles(p.pid, number) and send(p.pid, number)]
+
+    def tell_restarted(self, number: int) -> list[int]:
+        """Send a signal to workers that a launcher has started since `tell`; never to the launcher itself.
+
+        One without workers is about to end with what they returned.
         """
-        table, told = processes(), []
-        for pid in self.addressees():
-            process = table.get(pid)
-            if process is None or not process.alive or (only_handled and not handles(pid, number)):
-                continue
-            if not only_handled and (pid, process.started) in self._told:
-                continue
-            if send(pid, number):
-                told.append(pid)
-                if not only_handled:
-                    self._told.add((pid, process.started))
-        return told
+        if not any(is_launcher(command_line(process.pid)) for process in self.own_group()):
+            return []
+        fresh = [p for p in self._addressed() if (p.pid, p.started) not in self._told]
+        told = [p for p in fresh if not is_launcher(command_line(p.pid)) and send(p.pid, number)]
+        self._told |= {(process.pid, process.started) for process in told}
+        return [process.pid for process in told]
+
+    def _addressed(self) -> list[Process]:
+        table = processes()
+        return [table[pid] for pid in self.addressees() if pid in table and table[pid].alive]
 
     def tell_group(self, number: int) -> list[int]:
         """Send a signal to every living process of the main process's group."""
@@ -287,25 +302,45 @@ def end_leftovers(variable: str, value: str, clock: Clock, seconds: float = 5.0)
 def _start(
     argv: Sequence[str], directory: Path, environment: Mapping[str, str], account: Account | None, output: int
 ) -> subprocess.Popen[bytes]:
-    ignored = _signal_sets(os.getpid()).get("SigIgn", 0)
-    strange = {n for n in signal.valid_signals() if ignored >> (n - 1) & 1} - _RESTORED_BY_PYTHON
-    command = [sys.executable, "-I", "-S", "-c", _RESET, *argv] if strange else list(argv)
     mask = signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the child inherits this thread's
     try:
-        return subprocess.Popen(
-            command,
-            cwd=directory,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            restore_signals=True,
-            umask=_UMASK,
-            **(account.as_user() if account is not None else {}),
-        )
+        with tempfile.TemporaryFile("w+") as given:
+            as_user = account.as_user() if account is not None else None
+            resets = bool(_ignored())
+            command = list(argv)
+            if resets:
+                _refuse_missing(argv[0], directory, environment)
+                json.dump({"user": as_user, "environment": dict(environment)}, given)
+                given.seek(0)
+                command = [sys.executable, "-I", "-S", "-c", _RESET, str(given.fileno()), *argv]
+            return subprocess.Popen(
+                command,
+                cwd=directory,
+                env={} if resets else dict(environment),
+                pass_fds=[given.fileno()] if resets else [],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                restore_signals=True,
+                umask=_UMASK,
+                **(as_user if as_user is not None and not resets else {}),
+            )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _ignored() -> set[int]:
+    """The signals this process ignores and a program started by it would ignore too."""
+    ignored = _signal_sets(os.getpid()).get("SigIgn", 0)
+    return {int(n) for n in signal.valid_signals() if ignored >> (n - 1) & 1} - _RESTORED_BY_PYTHON
+
+
+def _refuse_missing(program: str, directory: Path, environment: Mapping[str, str]) -> None:
+    """FileNotFoundError, as exec would raise it."""
+    found = (directory / program).exists() if "/" in program else shutil.which(program, path=environment.get("PATH"))
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
 
 
 def _environment(pid: int) -> list[bytes]:

@@ -417,12 +417,12 @@ class _Watch:
             if first:
                 told = self._program.tell(signal.SIGTERM)
                 self._log.info("told the trainer to save and exit", why=request.reason, processes=told)
-        elif self._program.is_launched():
-            self._program.tell(signal.SIGTERM)  # workers that the launcher has started again since
+        else:
+            self._program.tell_restarted(signal.SIGTERM)
 
     def _rebalance(self) -> None:
         publish(self._folders.rebalance_file, "{}\n")
-        told = self._program.tell(signal.SIGUSR1, only_handled=True)
+        told = self._program.tell_handlers(signal.SIGUSR1)
         self._log.info("told the trainer of the rebalance recommendation", signalled=told)
         self._hooks.on_event("rebalance-told", signalled=len(told))
 
@@ -434,7 +434,7 @@ class _Watch:
             self.gained = self._of.note(found[0]) or self.gained
             if not self.reported:
                 self.reported = True
-                self.tell_started(found[0].saved.step if found[0].saved else 0)
+                self.tell_started(_resumed_step(found[0]))
         lasted = self._clock.monotonic() - self._start
         if lasted > self._timing.silent_seconds:
             self.tell_started()
@@ -451,3 +451,13 @@ class _Watch:
         if self._answered is None:
             return usual
         return max(0.01, min(0.5, usual, self._answered.until - self._clock.monotonic()))
+
+
+def _resumed_step(first: Progress) -> int:
+    """The step an attempt began at, from its first progress document.
+
+    A trainer may say it (`resumed_step`); else it is the checkpoint that was the newest then. A trainer that saves
+    again before it is first looked at seems to have resumed later than it has.
+    """
+    said = first.extra.get("resumed_step")
+    return int(said) if said is not None else first.saved.step if first.saved else 0

@@ -22,7 +22,11 @@ def write(path, text):
 
 
 def report(step, saved):
-    body = {"step": step, "steps_total": steps, "saved": saved and {"step": saved, "path": "step.txt", "time": ""}}
+    body = {
+        "step": step,
+        "steps_total": steps,
+        "saved": {"step": saved, "path": "step.txt", "time": ""} if saved else None,
+    }
     write(progress, json.dumps(body))
 
 
