@@ -53,6 +53,7 @@ def build(options: argparse.Namespace, datasets: Path, saved_threads: int) -> Ru
         milestones=options.milestones,
         last_safe_step=options.at_notice == "last-safe-step",
         step_seconds_min=options.step_seconds,
+        log_every=options.log_every,
         config=config_of(options),
         counters=Counters(epoch_loss=torch.zeros((), dtype=torch.float64, device=device)),
     )
@@ -81,7 +82,7 @@ def make_deterministic(options: argparse.Namespace, saved_threads: int) -> None:
         numpy.random.seed(options.seed % 2**32)
     if not options.fast:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA begins
-        torch.use_deterministic_algorithms(True)
+        torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms would import inductor: 1.8 s
         torch.backends.cudnn.benchmark = False
 
 

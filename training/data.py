@@ -12,7 +12,11 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from spotheal.agent.errors import ConfigError, Retryable
+from spotheal.training.export import export
+from spotheal.training.format import BrokenCheckpoint
+from spotheal.training.image import Image
 from spotheal.training.models import torchvision_datasets
+from spotheal.training.slots import read
 
 NAMES = ("cifar10", "digits", "fake")
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -63,6 +67,21 @@ def digits(folder: Path) -> Data:
 
     Source: UCI "Optical Recognition of Handwritten Digits", through sklearn.datasets.load_digits.
     """
+    cached = folder / "digits.safetensors"
+    try:  # importing scikit-learn takes longer than a short life's whole training
+        header, image = read(cached, Image)
+        tensors = image.tensors(header.layout, header.data_at)
+        images, labels = tensors["images"].clone(), tensors["labels"].clone()
+    except (BrokenCheckpoint, OSError, KeyError):
+        images, labels = _bundled_digits()
+        export(cached, {"images": images, "labels": labels}, {})
+    held_out = torch.arange(len(labels)) % 5 == 0
+    return Data(
+        TensorDataset(images[~held_out], labels[~held_out]), TensorDataset(images[held_out], labels[held_out]), 1, 8, 10
+    )
+
+
+def _bundled_digits() -> tuple[torch.Tensor, torch.Tensor]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as fault:
@@ -72,11 +91,7 @@ def digits(folder: Path) -> Data:
         ) from fault
     bunch = load_digits()
     images = torch.tensor(bunch.images, dtype=torch.float32).div(16).sub(0.3).unsqueeze(1)
-    labels = torch.tensor(bunch.target, dtype=torch.int64)
-    held_out = torch.arange(len(labels)) % 5 == 0
-    return Data(
-        TensorDataset(images[~held_out], labels[~held_out]), TensorDataset(images[held_out], labels[held_out]), 1, 8, 10
-    )
+    return images, torch.tensor(bunch.target, dtype=torch.int64)
 
 
 def fake(folder: Path) -> Data:

@@ -70,6 +70,7 @@ class Run:
     milestones: int = 0  # every so many epochs one checkpoint is kept for good; 0: none
     last_safe_step: bool = False  # at a notice go on while there is time, instead of saving at once
     step_seconds_min: float = 0.0
+    log_every: int = 10  # steps between lines of metrics
     config: dict[str, Any] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
 
@@ -105,9 +106,10 @@ def train(run: Run, store: Store, pace: Pace, watcher: Watcher, report: Reporter
             loss = one_step(run, inputs, targets)
             if run.step_seconds_min:
                 time.sleep(max(0.0, run.step_seconds_min - (time.monotonic() - step_began)))
-            if report.due:
+            record = run.counters.step % run.log_every == 0
+            if record or report.due:
                 rate = (run.counters.epoch_samples - samples_before) / (time.monotonic() - began)
-                tell(run, report, float(loss), rate)
+                tell(run, report, float(loss), rate, record)
             if must_leave(run, watcher, saver, time.monotonic() - step_began):
                 return saver.hand_over()
             saver.after_step(asked=watcher.take_save_request())
@@ -184,7 +186,7 @@ def end_epoch(
     counters = run.counters
     epoch, rate = run.sampler.epoch, samples / max(seconds, 1e-9)
     figures = {"train_loss": counters.epoch_loss.item() / max(1, counters.epoch_samples), **figures}
-    report.metrics.add(step=counters.step, epoch=epoch, **figures, lr=run.optimizer.param_groups[0]["lr"])
+    report.metrics.add(step=counters.step, epoch=epoch, closes=True, **figures, lr=run.optimizer.param_groups[0]["lr"])
     report.progress(now=True, step=counters.step, epoch=epoch, loss=figures["train_loss"], samples_per_second=rate,
                     extra=figures)  # fmt: skip
     report.say(
@@ -222,10 +224,11 @@ def must_leave(run: Run, watcher: Watcher, saver: Saver, step_seconds: float) ->
     return not run.last_safe_step or watcher.seconds_left() <= reserve
 
 
-def tell(run: Run, report: Reporter, loss: float, rate: float) -> None:
+def tell(run: Run, report: Reporter, loss: float, rate: float, record: bool) -> None:
     step, epoch = run.counters.step, run.sampler.epoch
     report.progress(step=step, epoch=epoch, loss=loss, samples_per_second=rate)
-    report.metrics.add(step=step, epoch=epoch, loss=loss, samples_per_second=rate)
+    if record:
+        report.metrics.add(step=step, epoch=epoch, loss=loss, samples_per_second=rate)
 
 
 # ---------------------------------------------------------------------------------------------------- resume and save
@@ -320,13 +323,14 @@ def resume(run: Run, store: Store, report: Reporter) -> Loaded | None:
     loaded = store.load()
     for path, what in store.set_aside:
         report.warn(f"a broken checkpoint was set aside as {path}: {what}")
-    dropped = report.metrics.begin(loaded.step if loaded is not None else 0)
     if loaded is None:
+        report.metrics.begin(0, 0)
         store.prepare(state.gather(run.parts(), config=run.config))
         report.say(f"no checkpoint in {store.folder}: beginning at step 0 of {run.steps_total}")
         return None
     refuse_another_run(run.config, loaded.tree["values"]["config"], report)
     state.restore(run.parts(), loaded.tree)
+    dropped = report.metrics.begin(loaded.step, run.sampler.epoch)
     mark = state.digest(state.rng_state(), run.sampler.next_ids(DIGEST_SAMPLES))
     report.saved(loaded.step, loaded.path)
     report.say(

@@ -29,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--save-every", type=every, default="auto", metavar="N|Ns|auto", help="steps (100), time (30s, 5m), or as cheap"
     )
+    add("--log-every", type=positive(int), default=10, metavar="STEPS", help="steps between lines of metrics")
     add("--slots", type=at_least_two, default=3, help="checkpoints kept; their files are overwritten in place")
     add("--best", type=best, default="max:val_acc", metavar="max|min:METRIC", help='keep the best checkpoint; "": none')
     add("--milestones", type=int, default=0, metavar="EPOCHS", help="keep every so many epochs' checkpoint for good")

@@ -22,19 +22,22 @@ log = logging.getLogger("spotheal.training")
 
 
 class Metrics:
-    """The metrics file: JSON lines, appended; those after a step are dropped when training resumes there."""
+    """The metrics file: JSON lines, appended; those after a step are dropped when training resumes there.
+
+    A line with `closes` true ends its epoch; it may have the same step as the checkpoint from before that end.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._fd: int | None = None
 
-    def begin(self, resumed_step: int) -> int:
-        """Open the file and drop lines after `resumed_step` and a torn last line; returns how many were dropped."""
+    def begin(self, step: int, epoch: int) -> int:
+        """Open the file; drop lines after `step`, closings from `epoch` on, a torn last line; how many were dropped."""
         if self._path is None:
             return 0
         self._path.parent.mkdir(parents=True, exist_ok=True)
         lines = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
-        kept = [line for line in lines if _step_of(line) <= resumed_step]
+        kept = [line for line in lines if _belongs(line, step, epoch)]
         if len(kept) != len(lines):
             beside = self._path.with_name(f".{self._path.name}.tmp")
             with open(beside, "wb") as file:
@@ -119,11 +122,11 @@ def _survived(what: str) -> Iterator[None]:
         log.warning("%s cannot be written: %s", what, fault)
 
 
-def _step_of(line: bytes) -> float:
-    """The line's step; infinite for a torn or foreign line, which is dropped."""
+def _belongs(line: bytes, step: int, epoch: int) -> bool:
+    """Whether a line was written before the state of `step`, in the midst of `epoch`, was saved."""
     try:
         body = json.loads(line)
-        step = body.get("step") if isinstance(body, Mapping) and line.endswith(b"\n") else None
-    except ValueError:
-        step = None
-    return step if isinstance(step, int) else math.inf
+        whole = isinstance(body, Mapping) and line.endswith(b"\n")
+        return whole and body["step"] <= step and not (body.get("closes") and body["epoch"] >= epoch)
+    except (ValueError, KeyError, TypeError):
+        return False
