@@ -1,4 +1,4 @@
-"""EBS: volumes, attachments and snapshots, with the states they pass through and the errors on the way."""
+"""EBS volumes and their attachments, with the states they pass through and the errors on the way."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from spotheal.fleet.rehearsal.filters import Field, Item, named, no_ids_with_pages, page, select, tag_list, tags_for
+from spotheal.fleet.rehearsal.filters import (
+    Field,
+    Item,
+    named,
+    no_ids_with_pages,
+    page,
+    plain,
+    select,
+    tag_list,
+    tags_for,
+)
 from spotheal.fleet.rehearsal.world import ApiError, Attachment, Snapshot, Volume, World
 
 Params = Mapping[str, Any]
-_PENDING_MAX = 5  # snapshots of one volume (gp2, gp3, magnetic)
 _ATTACHMENTS_MAX = 27  # Nitro: 28 with the root volume
 _TOKEN_SECONDS = 86400.0
 _TYPES = ("gp2", "gp3", "io1", "io2", "st1", "sc1", "standard")
@@ -243,66 +252,6 @@ def attached_to(world: World, instance_id: str) -> list[Volume]:
     return [one for one in world.volumes.all() if one.attachment and one.attachment.instance == instance_id]
 
 
-# ------------------------------------------------------------------------------------------------------------ snapshots
-def create_snapshot(world: World, params: Params, caller: str | None) -> Item:
-    volume = world.volume(params["VolumeId"])
-    if volume.state not in ("available", "in-use"):
-        raise ApiError("IncorrectState", f"The volume '{volume.id}' is '{volume.state}'.")
-    pending = [one for one in world.snapshots.all() if one.volume == volume.id and one.state == "pending"]
-    if len(pending) >= _PENDING_MAX:
-        raise ApiError(
-            "ConcurrentSnapshotLimitExceeded", "Maximum allowed in-progress snapshots for a single volume exceeded."
-        )
-    if any(world.moment() - one.began < world.latencies.snapshot_interval for one in pending):
-        raise ApiError(
-            "SnapshotCreationPerVolumeRateExceeded",
-            "The maximum per volume CreateSnapshot request rate has been exceeded. Use an increasing or variable sleep"
-            " interval between requests.",
-        )
-    seconds = world.faults.snapshot_seconds
-    seconds = world.random.choice(world.latencies.snapshot) if seconds is None else seconds
-    snapshot = Snapshot(
-        id=world.new_id("snap"),
-        volume=volume.id,
-        size=volume.size,
-        encrypted=volume.encrypted,
-        kms_key=volume.kms_key,
-        description=params.get("Description", ""),
-        started=world.now(),
-        began=world.moment(),
-        due=world.moment() + seconds,
-        tags=tags_for(params, "snapshot"),
-    )
-    world.snapshots.put(snapshot)
-    world.tell(world.hooks.on_snapshot_taken, snapshot.id, volume.id)
-    state = "error" if world.faults.take("snapshots_fail") else "completed"
-    world.later(seconds, lambda: _complete(world, snapshot.id, state))
-    return _snapshot(world, snapshot)
-
-
-def _complete(world: World, snapshot_id: str, state: str) -> None:
-    snapshot = world.snapshots.get(snapshot_id)
-    if snapshot is not None:
-        world.snapshots.put(replace(snapshot, state=state))
-
-
-def describe_snapshots(world: World, params: Params, caller: str | None) -> Item:
-    no_ids_with_pages(params, "SnapshotIds")
-    items = [_snapshot(world, snapshot) for snapshot in world.snapshots.at(world.viewed())]
-    items = named(items, params.get("SnapshotIds"), "SnapshotId", "InvalidSnapshot.NotFound")
-    owners = params.get("OwnerIds")
-    if owners and not {"self", world.account} & set(owners):
-        items = []
-    return page(params, select(items, params.get("Filters"), _SNAPSHOT_FIELDS), "Snapshots", world.page_size, 5)
-
-
-def delete_snapshot(world: World, params: Params, caller: str | None) -> Item:
-    snapshot = world.snapshot(params["SnapshotId"])
-    world.snapshots.remove(snapshot.id)
-    world.tell(world.hooks.on_snapshot_deleted, snapshot.id)
-    return {}
-
-
 # --------------------------------------------------------------------------------------------------- shaped as by boto3
 def _volume(volume: Volume) -> Item:
     item: Item = {
@@ -340,65 +289,23 @@ def _attachment(volume: Volume) -> Item:
     }
 
 
-def _snapshot(world: World, snapshot: Snapshot) -> Item:
-    item: Item = {
-        "SnapshotId": snapshot.id,
-        "VolumeId": snapshot.volume,
-        "State": snapshot.state,
-        "StartTime": snapshot.started,
-        "Progress": _progress(world, snapshot),
-        "OwnerId": world.account,
-        "VolumeSize": snapshot.size,
-        "Encrypted": snapshot.encrypted,
-        "Description": snapshot.description,
-        "StorageTier": "standard",
-    }
-    if snapshot.kms_key:
-        item["KmsKeyId"] = snapshot.kms_key
-    if snapshot.tags:
-        item["Tags"] = tag_list(snapshot.tags)
-    return item
-
-
-def _progress(world: World, snapshot: Snapshot) -> str:
-    if snapshot.state == "completed":
-        return "100%"
-    whole = max(snapshot.due - snapshot.began, 1e-9)
-    return f"{min(99, max(0, int(100 * (world.viewed() - snapshot.began) / whole)))}%"
-
-
 def _held(key: str) -> Field:
     return lambda item: [one[key] for one in item["Attachments"]]
 
 
-def _plain(key: str) -> Field:
-    return lambda item: [item[key]] if key in item else []
-
-
 _VOLUME_FIELDS: dict[str, Field] = {
-    "volume-id": _plain("VolumeId"),
-    "availability-zone": _plain("AvailabilityZone"),
-    "status": _plain("State"),
-    "size": _plain("Size"),
-    "volume-type": _plain("VolumeType"),
-    "snapshot-id": _plain("SnapshotId"),
-    "encrypted": _plain("Encrypted"),
-    "create-time": _plain("CreateTime"),
+    "volume-id": plain("VolumeId"),
+    "availability-zone": plain("AvailabilityZone"),
+    "status": plain("State"),
+    "size": plain("Size"),
+    "volume-type": plain("VolumeType"),
+    "snapshot-id": plain("SnapshotId"),
+    "encrypted": plain("Encrypted"),
+    "create-time": plain("CreateTime"),
     "attachment.instance-id": _held("InstanceId"),
     "attachment.status": _held("State"),
     "attachment.device": _held("Device"),
     "attachment.delete-on-termination": _held("DeleteOnTermination"),
-}
-_SNAPSHOT_FIELDS: dict[str, Field] = {
-    "snapshot-id": _plain("SnapshotId"),
-    "volume-id": _plain("VolumeId"),
-    "status": _plain("State"),
-    "progress": _plain("Progress"),
-    "volume-size": _plain("VolumeSize"),
-    "owner-id": _plain("OwnerId"),
-    "description": _plain("Description"),
-    "start-time": _plain("StartTime"),
-    "encrypted": _plain("Encrypted"),
 }
 OPERATIONS: dict[str, Callable[[World, Params, str | None], Item]] = {
     "CreateVolume": create_volume,
@@ -406,7 +313,4 @@ OPERATIONS: dict[str, Callable[[World, Params, str | None], Item]] = {
     "DeleteVolume": delete_volume,
     "AttachVolume": attach_volume,
     "DetachVolume": detach_volume,
-    "CreateSnapshot": create_snapshot,
-    "DescribeSnapshots": describe_snapshots,
-    "DeleteSnapshot": delete_snapshot,
 }

@@ -14,6 +14,11 @@ Item = dict[str, Any]
 Field = Callable[[Item], Iterable[object]]
 
 
+def plain(key: str) -> Field:
+    """The filter that compares one field of the item."""
+    return lambda item: [item[key]] if key in item else []
+
+
 def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in sorted(tags.items())]
 

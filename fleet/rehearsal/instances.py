@@ -20,18 +20,13 @@ from spotheal.fleet.rehearsal.filters import (
     tag_list,
     tags_for,
 )
+from spotheal.fleet.rehearsal.spotmarket import spot_price
 from spotheal.fleet.rehearsal.world import ApiError, Instance, Notice, SpotRequest, World
 
 Params = Mapping[str, Any]
 _CODES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}
 _TERMINATED_VISIBLE_SECONDS = 3600.0
 USER_DATA_BYTES_MAX = 16384
-# Dollars an hour on demand in us-west-2 as of 2025; what is not listed costs a plausible amount.
-_ON_DEMAND = {
-    "g4dn.xlarge": 0.526, "g4dn.2xlarge": 0.752, "g5.xlarge": 1.006, "g5.2xlarge": 1.212, "g6.xlarge": 0.805,
-    "p2.xlarge": 0.90, "p3.2xlarge": 3.06, "p3.8xlarge": 12.24, "c5.xlarge": 0.17, "m5.large": 0.096,
-    "t3.micro": 0.0104,
-}  # fmt: skip
 
 
 def user_data(encoded: str | None) -> bytes:
@@ -281,51 +276,6 @@ def _health(one: Item) -> Item:
     return {"Status": "ok" if one["State"]["Name"] == "running" else "not-applicable"}
 
 
-def describe_spot_instance_requests(world: World, params: Params, caller: str | None) -> Item:
-    items = [_request(world, one) for one in world.requests.at(world.viewed())]
-    wanted = params.get("SpotInstanceRequestIds")
-    items = named(items, wanted, "SpotInstanceRequestId", "InvalidSpotInstanceRequestID.NotFound")
-    found = select(items, params.get("Filters"), _REQUEST_FIELDS)
-    return page(params, found, "SpotInstanceRequests", world.page_size, 5)
-
-
-def describe_spot_price_history(world: World, params: Params, caller: str | None) -> Item:
-    """One price for each type and zone, which never changes. At least a type must be named."""
-    zones = [params["AvailabilityZone"]] if params.get("AvailabilityZone") else list(world.zones)
-    types = params.get("InstanceTypes") or [
-        value for one in params.get("Filters") or [] if one["Name"] == "instance-type" for value in one["Values"]
-    ]
-    found = [
-        {
-            "InstanceType": kind,
-            "AvailabilityZone": zone,
-            "ProductDescription": "Linux/UNIX",
-            "SpotPrice": spot_price(kind, zone),
-            "Timestamp": world.now().replace(minute=0, second=0, microsecond=0),
-        }
-        for kind in types
-        for zone in zones
-        if zone in world.zones
-    ]
-    fields: dict[str, Field] = {
-        "instance-type": lambda one: [one["InstanceType"]],
-        "availability-zone": lambda one: [one["AvailabilityZone"]],
-        "product-description": lambda one: [one["ProductDescription"]],
-        "spot-price": lambda one: [one["SpotPrice"]],
-    }
-    return page(params, select(found, params.get("Filters"), fields), "SpotPriceHistory", world.page_size)
-
-
-def on_demand_price(kind: str) -> float:
-    return _ON_DEMAND.get(kind, 0.1 + zlib.crc32(kind.encode()) % 400 / 1000)
-
-
-def spot_price(kind: str, zone: str) -> str:
-    """Between 28 and 42 % of the price on demand, by type and zone."""
-    share = 0.28 + zlib.crc32(f"{kind} {zone}".encode()) % 141 / 1000
-    return f"{on_demand_price(kind) * share:.6f}"
-
-
 # --------------------------------------------------------------------------------------------------- shaped as by boto3
 def item(world: World, instance: Instance) -> Item:
     live = instance.state != "terminated"
@@ -388,27 +338,6 @@ def _change(instance_id: str, before: str, after: str) -> Item:
     }
 
 
-def _request(world: World, request: SpotRequest) -> Item:
-    shaped: Item = {
-        "SpotInstanceRequestId": request.id,
-        "State": request.state,
-        "Status": {"Code": request.status, "Message": "", "UpdateTime": request.updated or request.created},
-        "Type": "one-time",
-        "CreateTime": request.created,
-        "InstanceId": request.instance,
-        "SpotPrice": request.price,
-        "LaunchedAvailabilityZone": request.zone,
-        "ProductDescription": "Linux/UNIX",
-        "InstanceInterruptionBehavior": "terminate",
-        "LaunchSpecification": {
-            key: request.spec[key]
-            for key in ("ImageId", "InstanceType", "KeyName", "SubnetId")
-            if request.spec.get(key)
-        },
-    }
-    return shaped | ({"Tags": tag_list(request.tags)} if request.tags else {})
-
-
 _FIELDS: dict[str, Field] = {
     "instance-id": lambda one: [one["InstanceId"]],
     "instance-state-name": lambda one: [one["State"]["Name"]],
@@ -423,19 +352,10 @@ _FIELDS: dict[str, Field] = {
     "block-device-mapping.volume-id": lambda one: [each["Ebs"]["VolumeId"] for each in one["BlockDeviceMappings"]],
     "block-device-mapping.device-name": lambda one: [each["DeviceName"] for each in one["BlockDeviceMappings"]],
 }
-_REQUEST_FIELDS: dict[str, Field] = {
-    "spot-instance-request-id": lambda one: [one["SpotInstanceRequestId"]],
-    "state": lambda one: [one["State"]],
-    "status-code": lambda one: [one["Status"]["Code"]],
-    "instance-id": lambda one: [one["InstanceId"]],
-    "launched-availability-zone": lambda one: [one["LaunchedAvailabilityZone"]],
-}
 OPERATIONS: dict[str, Callable[[World, Params, str | None], Item]] = {
     "RunInstances": run_instances,
     "TerminateInstances": terminate_instances,
     "StopInstances": stop_instances,
     "DescribeInstances": describe_instances,
     "DescribeInstanceStatus": describe_instance_status,
-    "DescribeSpotInstanceRequests": describe_spot_instance_requests,
-    "DescribeSpotPriceHistory": describe_spot_price_history,
 }

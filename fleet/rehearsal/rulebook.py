@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any
 
 from spotheal.agent.clock import Clock
-from spotheal.fleet.rehearsal import ebs, ec2fleets, fleets, instances, tags, templates
+from spotheal.fleet.rehearsal import ebs, ec2fleets, fleets, instances, snapshots, spotmarket, tags, templates
 from spotheal.fleet.rehearsal.faults import Faults, ReplyLost
 from spotheal.fleet.rehearsal.world import (
     ApiError,
@@ -37,6 +37,8 @@ __all__ = ["ApiError", "Call", "Faults", "Hooks", "Latencies", "ReplyLost", "Rul
 
 OPERATIONS: dict[str, Callable[[World, Mapping[str, Any], str | None], dict[str, Any]]] = {
     **ebs.OPERATIONS,
+    **snapshots.OPERATIONS,
+    **spotmarket.OPERATIONS,
     **instances.OPERATIONS,
     **tags.OPERATIONS,
     **templates.OPERATIONS,
