@@ -30,6 +30,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 # Tells the agent's own programs (lsblk, mount, …) from orphans that came to us: a trainer never gets this variable.
 _AGENT = "SPOTHEAL_AGENT_PID"
 _UMASK = 0o022
+# The programs that run now: each is a child of ours that no other may take for an orphan of its own. The lock makes
+# starting and registering one step for whoever reads the process table.
+_RUNNING: set[int] = set()
+_RUNNING_LOCK = threading.Lock()
 # Ignored signals stay ignored over exec (SIGINT and SIGQUIT of a background job, SIGHUP under nohup), and a trainer
 # with an ignored SIGINT is not the trainer its author tried out. Only the process itself can undo that; code between
 # fork and exec (preexec_fn) is not safe beside threads, so a few lines of Python stand in front. They run as we do (the
@@ -162,7 +166,9 @@ class ForeignProgram:
         self.ended = threading.Event()
         reading, writing = os.pipe()
         try:
-            self._popen = _start(argv, directory, environment, account, writing)
+            with _RUNNING_LOCK:
+                self._popen = _start(argv, directory, environment, account, writing)
+                _RUNNING.add(self._popen.pid)
         except BaseException:
             os.close(reading)
             raise
@@ -175,10 +181,12 @@ class ForeignProgram:
     # ------------------------------------------------------------------------------------------------------- looking
     def family(self) -> list[Process]:
         """All living processes of this program, wherever they went; the main one first."""
-        table = processes()
-        own = os.getsid(0)
+        with _RUNNING_LOCK:
+            table, others = processes(), _RUNNING - {self.pid}
         roots = {self.pid} | {p.pid for p in table.values() if self.pid in (p.session, p.group)}
-        roots |= {p.pid for p in table.values() if self._is_orphan(p, own)}
+        if self._mark is not None or not others:  # beside others, whose an orphan is cannot be told
+            own = os.getsid(0)
+            roots |= {p.pid for p in table.values() if p.pid not in others and self._is_orphan(p, own)}
         if self._mark is not None:
             roots |= carrying(*self._mark)
         found = (table[pid] for pid in descendants(table, roots) if pid in table and pid != os.getpid())
@@ -209,6 +217,8 @@ class ForeignProgram:
             return False
         if (process.pid, process.started) in self._before:
             return False
+        if command_line(process.pid) in ((), command_line(os.getpid())):
+            return False  # a fork of ours that is about to become another program
         return f"{_AGENT}={os.getpid()}".encode() not in _environment(process.pid)
 
     # ------------------------------------------------------------------------------------------------------- telling
@@ -262,6 +272,8 @@ class ForeignProgram:
         if not left:
             self.ended.wait(seconds)
             self._popen.poll()
+        with _RUNNING_LOCK:
+            _RUNNING.discard(self.pid)
         self._pump.close(0.2 if left else 2.0)
         return [process.pid for process in left]
 

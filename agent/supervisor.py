@@ -62,7 +62,7 @@ class Ended:
 @dataclass(frozen=True)
 class Timing:
     poll_seconds: float = 1.0
-    first_poll_seconds: float = 0.2  # until the first progress of an attempt, which tells the step resumed from
+    first_poll_seconds: float = 0.05  # until the first progress of an attempt, which tells the step resumed from
     unasked_wait_seconds: float = 10.0
     silent_seconds: float = 30.0  # without progress for so long: the start is told without a step
     empty_checkpoints_seconds: float = 600.0

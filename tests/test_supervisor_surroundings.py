@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,9 @@ import pytest
 from trainer_bench import QUICK, TRAINERS, Bench, is_alive, notice, run_with
 
 from spotheal.agent.account import trainer_account
+from spotheal.agent.clock import SystemClock, never
 from spotheal.agent.errors import SetupFailed
+from spotheal.agent.foreign_command import Finished, Surroundings, run_command
 from spotheal.agent.keep import link_kept
 
 pytestmark = pytest.mark.processes
@@ -237,6 +240,23 @@ def test_programs_of_the_agent_itself_are_not_ended_with_the_trainer(bench: Benc
     finally:
         own[0].kill()
         own[0].wait()
+
+
+def test_programs_side_by_side_do_not_end_each_other(tmp_path: Path) -> None:
+    where = Surroundings(None, SystemClock(), never())
+
+    def run(code: str) -> Finished:
+        environment = {"PATH": os.defpath}
+        return run_command(
+            [sys.executable, "-c", code], where, directory=tmp_path, environment=environment, seconds_max=20
+        )
+
+    slow: list[Finished] = []
+    thread = threading.Thread(target=lambda: slow.append(run("import time; time.sleep(1.5)")))
+    thread.start()
+    assert all(run("pass").ok for _ in range(5))
+    thread.join()
+    assert slow[0].ok
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
