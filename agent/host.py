@@ -230,16 +230,33 @@ class Host:
         return processes.kill(pids)
 
     def sync(self, mountpoint: str, seconds_max: float = 60.0) -> None:
-        """Write out what memory holds of the filesystem at `mountpoint`."""
+        """Write out what memory holds of the filesystem mounted at `mountpoint`."""
+        self._see_mounted(mountpoint)
         self._do(["sync", "-f", mountpoint], seconds_max)
 
     def freeze(self, mountpoint: str, seconds_max: float = 60.0) -> None:
-        """Stop all writes to the filesystem. Whoever writes there then hangs, we too, until `thaw`."""
-        self._do(["fsfreeze", "-f", mountpoint], seconds_max)
+        """Stop all writes to the filesystem. Whoever writes there then hangs, we too, until `thaw`.
+
+        fsfreeze takes any folder: where nothing is mounted it would freeze the machine's root. The open folder keeps
+        the mount where it is between the look and the act.
+        """
+        try:
+            folder = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as fault:
+            raise Retryable(f"{mountpoint} cannot be opened: {fault.strerror}") from fault
+        try:
+            self._see_mounted(mountpoint)
+            self._do(["fsfreeze", "-f", mountpoint], seconds_max)
+        finally:
+            os.close(folder)
 
     def thaw(self, mountpoint: str, seconds_max: float = 60.0) -> None:
         """Undo `freeze`."""
         self._do(["fsfreeze", "-u", mountpoint], seconds_max)
+
+    def _see_mounted(self, mountpoint: str) -> None:
+        if self.mounted_at(mountpoint) is None:
+            raise Retryable(f"nothing is mounted at {mountpoint}")
 
     def _do(self, argv: list[str], seconds_max: float) -> None:
         done = programs.run(argv, seconds_max=seconds_max)

@@ -316,6 +316,23 @@ def test_an_unmount_that_fails_otherwise_than_busy_is_told(program: Write, host:
     assert host.unmount("/m") is False
 
 
+def test_the_root_filesystem_is_never_frozen(program: Write, host: Host, tmp_path: Path) -> None:
+    """fsfreeze freezes the filesystem of any folder it is given, also of one where nothing is mounted any more."""
+    (tmp_path / "m").mkdir()
+    program("fsfreeze", f"echo frozen > {tmp_path}/frozen")
+    program("sync", f"echo synced > {tmp_path}/synced")
+    program("findmnt", "exit 1")
+    for do in (host.freeze, host.sync):
+        with pytest.raises(Retryable, match="nothing is mounted"):
+            do(str(tmp_path / "m"))
+    with pytest.raises(Retryable, match="cannot be opened"):
+        host.freeze(str(tmp_path / "gone"))
+    assert not (tmp_path / "frozen").exists() and not (tmp_path / "synced").exists()
+    program("findmnt", findmnt("/dev/nvme1n1"))
+    host.freeze(str(tmp_path / "m"))
+    assert (tmp_path / "frozen").exists()
+
+
 # --------------------------------------------------------------------------------------------------------- holders
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:

@@ -263,6 +263,24 @@ def test_the_thread_finds_a_recommendation(service: Imds, watching: Watcher) -> 
     assert not watching.notice_event.is_set()
 
 
+def test_a_callback_that_fails_ends_no_watch(service: Imds) -> None:
+    said: list[str] = []
+
+    def fail(interruption: Interruption) -> None:
+        raise Retryable("the store is not there")
+
+    watcher = Watcher(Metadata(service.endpoint), SystemClock(), poll_seconds=0.02, on_notice=fail, log=said.append)
+    assert not watcher.is_alive
+    service.says(SPOT_ACTION, notice_in(120))
+    watcher.start()
+    assert wait_until(lambda: "on-notice: the store is not there" in said)
+    service.says(SPOT_ACTION, notice_in(60))
+    assert wait_until(lambda: said.count("on-notice: the store is not there") == 2)
+    assert watcher.is_alive
+    watcher.stop()
+    assert not watcher.is_alive
+
+
 # --------------------------------------------------------------------------------------------------------- the handover
 def handed_over(machine: Machine, seconds_left: float = 120.0, action: str = "terminate") -> HandoverResult:
     """The whole way from a notice; every history is held against the invariants."""
