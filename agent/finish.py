@@ -19,7 +19,9 @@ from spotheal.agent.status import Status
 from spotheal.agent.store import Store
 
 LAUNCHES_WITHOUT_PROGRESS_MAX = 5
+STARTS_WITHOUT_PROGRESS_MAX = 10  # of the agent on one instance: a fault that each start meets again
 RESULTS_SECONDS_MAX = 15 * 60.0
+RECORD_SECONDS_MAX = 5 * 60.0
 POWER_OFF_SECONDS = 5 * 60.0
 _RETRY_SECONDS = 5.0
 _TAG_VALUE_MAX = 256
@@ -76,8 +78,13 @@ def launches_without_progress(launches: Iterable[Mapping[str, Any]]) -> int:
     return count
 
 
-def decide_parked(launches: Iterable[Mapping[str, Any]]) -> End | None:
-    """Parked after `LAUNCHES_WITHOUT_PROGRESS_MAX` launches in a row that gained nothing."""
+def decide_parked(launches: Iterable[Mapping[str, Any]], starts: int = 1) -> End | None:
+    """Parked after `LAUNCHES_WITHOUT_PROGRESS_MAX` launches in a row that gained nothing.
+
+    `starts`: how often the agent was started in this launch since a checkpoint was acknowledged; too often parks too.
+    """
+    if starts > STARTS_WITHOUT_PROGRESS_MAX:
+        return End(Phase.PARKED, f"the agent was started {starts} times on one instance and gained no checkpoint")
     launches = list(launches)
     count = launches_without_progress(launches)
     if count < LAUNCHES_WITHOUT_PROGRESS_MAX:
@@ -145,9 +152,23 @@ def record(work: Finishing, end: End, missing: str = "") -> End:
     if missing:
         end = replace(end, reason=f"{end.reason}; results not stored ({missing}), they are kept on {work.volume}")
     work.ledger.add("end", phase=end.phase.value, reason=end.reason, saved_step=work.saved_step)
-    work.status.end(phase=end.phase, reason=end.reason)
+    _store_end(work, end)
     _tag(work, end, results_stored=not missing)
     return end
+
+
+def _store_end(work: Finishing, end: End) -> None:
+    """Tried for `RECORD_SECONDS_MAX`: a store that cannot be written must not keep a fleet alive; the log has it too."""
+    began = work.clock.monotonic()
+    while True:
+        try:
+            work.status.end(phase=end.phase, reason=end.reason)
+            return
+        except SpothealError as error:
+            work.log.error("the end is not stored yet", phase=end.phase.value, reason=end.reason, error=str(error))
+        if work.clock.monotonic() - began > RECORD_SECONDS_MAX:
+            return
+        work.clock.sleep(_RETRY_SECONDS)
 
 
 def _tag(work: Finishing, end: End, results_stored: bool) -> None:

@@ -1,7 +1,8 @@
 """`launches/<instance>.json`: each launch of the run, counted before anything can fail, and what came of it.
 
 `outcome`: booting, training, interrupted, ended. `acknowledged`: whether a checkpoint newer than the one it began with
-became durable in this launch. The bootstrap of the user data writes the first version, the agent the rest.
+became durable in this launch. `starts`: of the agent, since the last acknowledged checkpoint. The bootstrap of the user
+data writes the first version, the agent the rest.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from spotheal.agent.clock import Clock, rfc3339
-from spotheal.agent.errors import Retryable
+from spotheal.agent.errors import PermissionDenied, Retryable, SpothealError
 from spotheal.agent.metadata import Identity
 from spotheal.agent.names import LAYOUT
 from spotheal.agent.store import Store
+
+# A role that was made minutes ago is not known everywhere, and a network may come up after us.
+COUNT_SECONDS_MAX = 120.0
 
 
 class Launch:
@@ -23,13 +27,27 @@ class Launch:
 
     @classmethod
     def count(cls, store: Store, here: Identity, clock: Clock) -> Launch:
-        """Count this launch; an agent that is started again on the same instance goes on with what is there."""
-        found = store.get_json(LAYOUT.launch(here.instance)) or {}
-        fields = {"time": rfc3339(clock.now()), "acknowledged": False, **found}
-        fields |= {"zone": here.zone, "instance_type": here.instance_type, "outcome": "booting"}
-        launch = cls(store, here, fields)
-        store.count_launch(here.instance, fields)
-        return launch
+        """Count this launch; an agent that is started again on the same instance goes on with what is there.
+
+        Raises what the store says after `COUNT_SECONDS_MAX`.
+        """
+        began = clock.monotonic()
+        while True:
+            try:
+                found = store.get_json(LAYOUT.launch(here.instance)) or {}
+                fields = {"time": rfc3339(clock.now()), "acknowledged": False, **found}
+                fields |= {"zone": here.zone, "instance_type": here.instance_type, "outcome": "booting"}
+                fields["starts"] = int(found.get("starts", 0)) + 1
+                store.count_launch(here.instance, fields)
+                return cls(store, here, fields)
+            except (PermissionDenied, Retryable):
+                if clock.monotonic() - began > COUNT_SECONDS_MAX:
+                    raise
+            clock.sleep(2.0)
+
+    @property
+    def starts(self) -> int:
+        return int(self._fields["starts"])
 
     def note(self, **fields: Any) -> None:
         """Change fields; a store that is down loses the note and stops nothing."""
@@ -38,7 +56,7 @@ class Launch:
         self._fields |= fields
         try:
             self._store.count_launch(self._here.instance, self._fields)
-        except Retryable:
+        except SpothealError:
             return
 
     def others(self) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from spotheal.agent.clock import Clock, rfc3339
-from spotheal.agent.errors import Retryable
+from spotheal.agent.errors import SpothealError
 from spotheal.agent.names import LAYOUT
 from spotheal.agent.store import Store
 
@@ -46,7 +46,7 @@ class Ledger:
             if self._pending:
                 try:
                     self._store.append_lines(LAYOUT.ledger, self._pending)
-                except Retryable:
+                except SpothealError:
                     return False
                 self._pending.clear()
             return True

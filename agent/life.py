@@ -117,7 +117,11 @@ class Life:
         self._here = world.metadata.identity(progress=lambda why: self._log.warning(why))
         world.logs.bind(instance=self._here.instance, zone=self._here.zone)
         self._log.info("this instance", type=self._here.instance_type, image=self._here.image)
-        self._launch = Launch.count(self._store, self._here, self._clock)
+        self._refused: Fatal | None = None
+        try:
+            self._launch = Launch.count(self._store, self._here, self._clock)
+        except Fatal as error:  # an end like any other, so that the fleet is cancelled and does not try for ever
+            self._launch, self._refused = Launch(self._store, self._here, {"starts": 1}), error
         self._ledger = Ledger(self._store, self._clock, self._here.instance, self._here.zone)
         self._ledger.add("boot", instance_type=self._here.instance_type)
         self._status = Status(
@@ -233,12 +237,14 @@ class Life:
     # ----------------------------------------------------------------------------------------------------- the stages
     def look_back(self) -> None:
         """Is the run over already? An instance that is launched into a run that has ended cancels its fleet again."""
+        if self._refused is not None:
+            raise self._refused
         status = self._store.read_status() or {}
         phase = str(status.get("phase", ""))
         if phase in {end.value for end in Phase if end.is_end}:
             self._over = True
             raise RunOver(End(Phase(phase), str(status.get("reason", ""))))
-        parked = decide_parked(self._launch.others())
+        parked = decide_parked(self._launch.others(), self._launch.starts)
         if parked is not None:
             raise RunOver(parked)
 
@@ -382,7 +388,7 @@ class Life:
 
     def _acknowledged(self) -> None:
         """This launch has gained a durable checkpoint: what its predecessors left is surplus now."""
-        self._launch.note(acknowledged=True)
+        self._launch.note(acknowledged=True, starts=0)
         if self._held is not None and not self._cleaned:
             self._cleaned = True
             self._beside("retention", self._clean_up)
@@ -447,6 +453,7 @@ class Life:
         self._log.info("handed over", **done, seconds=took, faults=result.faults or None)
         self._ledger.add("handover", **done, saved_step=self._saved_step, seconds=took, faults=result.faults)
         self._status.update(phase=Phase.INTERRUPTED, reason=f"notice: {result.interruption.notice.action}")
+        self._status.leave()
         self._world.logs.ship(self._store, self._here.instance)
 
     def _step_aside(self) -> None:

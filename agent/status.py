@@ -12,7 +12,7 @@ from typing import Any
 
 from spotheal.agent.clock import Clock, Stop, rfc3339
 from spotheal.agent.contract import Notice, Progress
-from spotheal.agent.errors import Retryable
+from spotheal.agent.errors import SpothealError
 from spotheal.agent.names import HEARTBEAT_SECONDS, STATUS_SCHEMA_VERSION, Phase
 from spotheal.agent.store import Store
 
@@ -44,6 +44,11 @@ class Status:
         with self._lock:
             self._fields |= {key: value.value if isinstance(value, Phase) else value for key, value in fields.items()}
         self.publish()
+
+    def leave(self) -> None:
+        """This instance writes no more: its term is released, and the successor's document must stand."""
+        with self._lock:
+            self._fields["term"] = None
 
     def end(self, phase: Phase, reason: str) -> None:
         """The run is over: written also by an instance that never held a term (its set-up failed, or it parks the run).
@@ -87,7 +92,7 @@ class Status:
                     self._log.error("another instance holds a later term; stopping", ours=term, theirs=highest.number)
                     return False
                 self._store.write_status(self.document())
-            except Retryable as error:
+            except SpothealError as error:
                 self._log.warning("status could not be stored; trying again", error=error.message)
                 return False
             self._published = self._clock.monotonic()

@@ -12,8 +12,10 @@ import pytest
 import structlog
 from agent_world import AgentWorld
 
-from spotheal.agent.errors import ExitCode
+from spotheal.agent import finish, launch
+from spotheal.agent.errors import ExitCode, PermissionDenied
 from spotheal.agent.metadata import NOTHING, Rebalance, SpotAction
+from spotheal.agent.store import Store
 
 pytestmark = pytest.mark.processes
 
@@ -175,3 +177,27 @@ def test_a_run_out_of_hours_saves_and_ends(tmp_path: Path) -> None:
     assert "limit" == world.status()["phase"]
     assert "limits.hours" in world.status()["reason"]
     assert world.fleet_state().startswith("cancelled")
+
+
+def test_a_role_that_may_not_write_the_store_still_ends_the_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = AgentWorld(tmp_path, QUICK)
+    monkeypatch.setattr(launch, "COUNT_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(finish, "RECORD_SECONDS_MAX", 0.0)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionDenied("could not write", code="AccessDenied")
+
+    monkeypatch.setattr(Store, "put_bytes", refuse)
+    monkeypatch.setattr(Store, "append_lines", refuse)
+    assert ExitCode.OK == world.live()
+    assert world.fleet_state().startswith("cancelled")
+
+
+def test_an_agent_that_is_started_again_and_again_parks_the_run(tmp_path: Path) -> None:
+    world = AgentWorld(tmp_path, "raise SystemExit('must not run')")
+    world.store.count_launch(world.instance, {"time": "2026", "starts": 10})
+    assert ExitCode.OK == world.live()
+    assert "parked" == world.status()["phase"]
+    assert "11 times" in world.status()["reason"]
