@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from spotheal.agent.errors import ConfigError, ExitCode, SpothealError
+from spotheal.agent.errors import ConfigError, ExitCode, JobFailed, SpothealError
 
 if TYPE_CHECKING:
     from spotheal.agent.config import JobConfig
@@ -182,13 +182,13 @@ def _render(plan: Any, target: Path) -> None:
     for suffix, text in building.render(built, target.name).items():
         path = target.with_name(target.name + suffix)
         path.write_text(text, encoding="utf-8")
-        if suffix == ".sh":
+        if suffix == ".commands":
             path.chmod(0o755)
         print(path)
     for note in plan.notes:
         _say(f"note: {note}")
     _say("nothing was sent. The instances will look for the run's documents, wheels and volume, which only "
-         "`fleetctl request` makes; to send it by hand all the same, see the .sh file beside it")  # fmt: skip
+         "`fleetctl request` makes; to send it by hand all the same, see the .commands file beside it")  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------- status, logs, cancel
@@ -327,6 +327,42 @@ def validate(
     print(show.as_json(document) if as_json else f"{file} and {job_file} are good")
 
 
+@app.command(epilog="Example: fleetctl rehearse spot_fleet_config.json --job job.toml --keep ./rehearsed")
+@verb
+def rehearse(
+    file: Annotated[Path | None, typer.Argument(help="The fleet's file; without one, an example job.")] = None,
+    job: JobFile = None,
+    scenario: Annotated[str, typer.Option("--scenario", help="Which faults; an unknown name lists them.")] = "standard",
+    seed: Annotated[int, typer.Option("--seed", help="For scenario storm.")] = 0,
+    keep: Annotated[Path | None, typer.Option("--keep", help="Leave the volume's files and all logs here.")] = None,
+    reference: Annotated[bool, typer.Option(help="Also train without interruption, and compare the weights.")] = True,
+    output: Output = "",
+) -> None:
+    """Run the whole story on this machine: a local cloud, real processes, interruptions. Calls no AWS."""
+    from spotheal.fleet.rehearsal.run import Options, rehearse
+
+    as_json = _as_json(output)
+    options = Options(file, job, scenario, seed, keep, reference)
+
+    from rich.console import Console
+
+    from spotheal.fleet import show
+    from spotheal.fleet.rehearsal.progress import display
+    from spotheal.fleet.rehearsal.report import report
+
+    with display(Console(stderr=True)) as shown:
+        summary = rehearse(options, shown)
+    if as_json:
+        print(show.as_json(summary.to_document()))
+    else:
+        Console().print(report(summary))
+    if not summary.passed:
+        raise JobFailed(
+            "the rehearsal did not keep its promises: " + "; ".join(summary.broken),
+            next_step="look at the logs: --keep DIR leaves them",
+        )
+
+
 # --------------------------------------------------------------------------------------------------------------- inside
 def _session(region: str, profile: str) -> Session:
     from spotheal.fleet.session import Session
@@ -336,11 +372,13 @@ def _session(region: str, profile: str) -> Session:
 
 def _find(job: str, job_file: Path | None, run: str, region: str, profile: str) -> tuple[Session, Run]:
     """The run that is meant: of the job named, or of ./job.toml, which also knows region and store."""
-    from spotheal.fleet import runs
+    from spotheal.fleet import config, runs
 
     described = _job_described(job, job_file)
     session = _session(region, profile)
-    session.settle_region(described.job.region if described else "")
+    session.settle_region(
+        described.job.region if described else "", config.region_beside(job_file or Path(config.DEFAULT_JOB_FILE))
+    )
     name = runs.check_job_name(job or (described.job.name if described else ""))
     root_url = session.store_root(described.store.url if described else "")
     return session, runs.find(session.client("s3"), root_url, name, run)

@@ -116,7 +116,7 @@ def spec_subnets(spec: dict[str, Any]) -> list[str]:
 
 
 def region_of(zone: str) -> str:
-    match = _ZONE.fullmatch(zone)
+    match = _ZONE.fullmatch(str(zone))
     return (match.group(1) or match.group(2)) if match else ""
 
 
@@ -316,6 +316,18 @@ def _fleet_warnings(document: dict[str, Any]) -> list[str]:
     if document.get("ValidUntil") and document.get("TerminateInstancesWithExpiration") is False:
         found.append("TerminateInstancesWithExpiration is false: after ValidUntil instances go on and cost")
     return found
+
+
+def region_beside(job_file: Path) -> str:
+    """The region of the fleet's file that lies beside `job_file`, "" where it tells none; its faults are not looked at."""
+    try:
+        document = jsonfile.parse((job_file.parent / DEFAULT_FLEET_FILE).read_text(encoding="utf-8-sig"), "").value
+    except (OSError, UnicodeDecodeError):
+        return ""
+    if not isinstance(document, dict):
+        return ""
+    document = document.get(WRAPPER, document)
+    return FleetConfig(document, "").region if isinstance(document, dict) and _walkable(document) else ""
 
 
 # ---------------------------------------------------------------------------------------------------------------- the job

@@ -215,7 +215,7 @@ def decide_volume(
         volume for volume in of_run if volume.tags.get(TAG_STATE) != VolumeState.SUPERSEDED.value and _exists(volume)
     ]
     if held:
-        return KeepVolume(max(held, key=lambda volume: int(volume.tags.get(TAG_TERM, "0") or 0)))
+        return KeepVolume(max(held, key=_rank))
     if resumed:
         raise Conflict(f"run {run} has no volume any more", next_step="--new-run begins another run with a new volume")
     free = [volume for volume in named if TAG_RUN not in volume.tags and TAG_JOB not in volume.tags and _exists(volume)]
@@ -251,6 +251,11 @@ def decide_volume(
         token=volume_token(run, 0, zone, snapshot, 1),
     )
     return CreateVolume(spec)
+
+
+def _rank(volume: Volume) -> tuple[bool, int]:
+    term = volume.tags.get(TAG_TERM, "")
+    return volume.tags.get(TAG_STATE) != VolumeState.MOVING.value, int(term) if term.isdigit() else 0
 
 
 def _exists(volume: Volume) -> bool:

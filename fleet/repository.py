@@ -33,7 +33,24 @@ _PERMISSION = (
     "Host key verification failed",
 )
 # New files of these kinds are most likely a forgotten `git add`.
-_CODE = {".py", ".sh", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".c", ".cpp", ".cu", ".h", ".go", ".rs", ".jl", ".lua", ".ipynb"}
+_CODE = {
+    ".py",
+    ".sh",
+    ".yaml",
+    ".yml",
+    ".toml",
+    ".cfg",
+    ".ini",
+    ".c",
+    ".cpp",
+    ".cu",
+    ".h",
+    ".go",
+    ".rs",
+    ".jl",
+    ".lua",
+    ".ipynb",
+}
 _MISSING = (
     "Repository not found",
     "not found",
@@ -175,7 +192,9 @@ def _checkout(folder: Path, revision: str, ours: tuple[Path, ...]) -> Source:
         )
     notes: tuple[str, ...] = ()
     if commit == head:
-        notes = _refuse_uncommitted(top, ours, "commit it (`git commit -am …`); instances get the commit, not the folder")
+        notes = _refuse_uncommitted(
+            top, ours, "commit it (`git commit -am …`); instances get the commit, not the folder"
+        )
     return Source(HERE, commit, revision or "HEAD", top, notes)
 
 

@@ -146,7 +146,7 @@ def _copied(order: Order, index: int, entry: dict[str, Any], templates: list[dic
 
 # --------------------------------------------------------------------------------------------------- for the aws CLI
 def render(request: Request, fleet_file: str) -> dict[str, str]:
-    """Files for the aws CLI by name suffix: "" the fleet's, ".template-N.json" each template's, ".sh" the commands.
+    """Files for the aws CLI by name suffix: "" the fleet's, ".template-N.json" each template's, ".commands" a shell script.
 
     `aws ec2 request-spot-fleet --spot-fleet-request-config file://FILE` takes the first unchanged.
     """
@@ -160,7 +160,7 @@ def render(request: Request, fleet_file: str) -> dict[str, str]:
         )
     commands.append(f"aws ec2 request-spot-fleet --spot-fleet-request-config {shlex.quote(f'file://{fleet_file}')}")
     if request.templates:
-        files[".sh"] = (
+        files[".commands"] = (
             "\n".join(["#!/bin/sh", "# What `fleetctl request` sends, for the aws CLI.", "set -e", *commands]) + "\n"
         )
     return files

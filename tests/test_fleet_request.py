@@ -181,8 +181,10 @@ def test_rendered_files_hold_exactly_what_is_sent() -> None:
     files = request.render(made, "out.json")
     assert json.loads(files[""]) == config_of(made)
     assert json.loads(files[".template-0.json"]) == made.templates[0]
-    assert "aws ec2 create-launch-template --cli-input-json file://out.json.template-1.json\n" in files[".sh"]
-    assert files[".sh"].rstrip().endswith("aws ec2 request-spot-fleet --spot-fleet-request-config file://out.json")
+    assert "aws ec2 create-launch-template --cli-input-json file://out.json.template-1.json\n" in files[".commands"]
+    assert (
+        files[".commands"].rstrip().endswith("aws ec2 request-spot-fleet --spot-fleet-request-config file://out.json")
+    )
     alone = request.render(build(order(fleet={"harden": False})), "out.json")
     assert list(alone) == [""]
 
