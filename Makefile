@@ -1,19 +1,41 @@
-# Two commands do everything on a fresh machine: `make rehearse` and `make test`. Both make .venv first.
+# Two commands do everything on a fresh machine with Python 3.10+, git and make: `make rehearse` and `make test`.
+# Both make .venv first (a few minutes, once: torch is large); `.venv/bin/fleetctl` is there afterwards.
 PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: rehearse test lint venv clean
+.PHONY: help venv rehearse test lint clean
+help:
+	@echo "make rehearse   a whole job on this machine: local cloud, spot interruptions, real training (no AWS account)"
+	@echo "make test       style, types and all tests"
+	@echo "make venv       only the virtual environment, .venv"
+	@echo "make clean      remove what the others made"
+
 venv: $(READY)
 
+# torch comes first and pinned: left to the resolver, a newer one with gigabytes of CUDA could be chosen.
 $(READY): setup.cfg pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --upgrade pip setuptools
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[rehearsal,training,test]'
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "make: Python 3.10 or newer is needed; name one with: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(install_venv)
+	@test -x $(VENV)/bin/python || echo "making $(VENV): a few minutes, once"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --constraint constraints.txt torch torchvision
+	@$(PIP) install --constraint constraints.txt --editable '.[rehearsal,training,test]'
+	@touch $@
+
+# Debian and Ubuntu ship Python without its venv.
+define install_venv
+{ if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	apt-get update -q && apt-get install -q -y python3-venv; \
+    else \
+	echo "make: this Python cannot make virtual environments; first: sudo apt-get install python3-venv" >&2; exit 1; \
+    fi; }
+endef
 
 rehearse: $(READY)
-	$(VENV)/bin/fleetctl rehearse
+	@$(VENV)/bin/fleetctl rehearse
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
@@ -23,4 +45,4 @@ test: $(READY) lint
 	$(VENV)/bin/python -m pytest
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
