@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from spotheal.agent.clock import Clock
-from spotheal.agent.errors import Fatal, SpothealError
+from spotheal.agent.errors import Fatal, Retryable, SpothealError
 from spotheal.agent.interruption import Interruption, Watcher
 
 BUSY_SECONDS = 5.0  # so long a busy mount point is only asked again,
@@ -48,8 +48,8 @@ class Steps:
     `end_trainer(until)` returns when no process of the trainer's group is left: it asks them at once, kills them at
     `until` (monotonic), never before. `leave_volume()` moves log sinks off the volume and closes the ledger; it speaks
     to no network, for the handover waits for it.
-    `create_handover()` returns the snapshot's id when it is listed; it may be called again after it failed.
-    `detach()` detaches the unmounted volume. `report(result)` writes status to the store.
+    `create_handover()` returns the snapshot's id when it is listed; `detach()` detaches the unmounted volume; both may
+    be called again after they failed. `report(result)` writes status to the store.
     """
 
     end_trainer: Callable[[float], None]
@@ -93,7 +93,7 @@ def hand_over(
         _let_go(result, mountpoint, host, steps, clock)
         _snapshot(result, steps, clock, watcher)
         if result.snapshot and result.unmounted:
-            result.detached = _try(result, steps, "detach the volume", steps.detach)
+            result.detached = _try_until_the_end(result, steps, clock, watcher, "detach the volume", steps.detach)
     result.reported = _try(result, steps, "store the status", lambda: steps.report(result))
     result.begin_again = _wait_for_the_end(interruption, clock, watcher)
     if result.begin_again and result.frozen:
@@ -138,16 +138,30 @@ def _unmount(
 
 
 def _snapshot(result: HandoverResult, steps: Steps, clock: Clock, watcher: Watcher) -> None:
-    """Request the handover and see it listed; tried again until AWS's time, for without it nothing may be detached."""
-    ends_at = result.interruption.ends_at
-    result.margin_seconds = ends_at - clock.monotonic()
-    while not result.snapshot:
+    """Request the handover and see it listed; without it nothing may be detached."""
+    result.margin_seconds = result.interruption.ends_at - clock.monotonic()
+
+    def create() -> None:
+        result.snapshot = steps.create_handover()
+        if not result.snapshot:
+            raise Retryable("no snapshot was made")
+
+    _try_until_the_end(result, steps, clock, watcher, "create the handover snapshot", create)
+
+
+def _try_until_the_end(
+    result: HandoverResult, steps: Steps, clock: Clock, watcher: Watcher, what: str, do: Callable[[], object]
+) -> bool:
+    """Whether `do` succeeded; tried again until AWS's time, unless trying again cannot help."""
+    while True:
         try:
-            result.snapshot = steps.create_handover()
+            do()
+            return True
         except (SpothealError, OSError) as fault:
-            _record(result, steps, "create the handover snapshot", fault)
-            if isinstance(fault, Fatal) or clock.monotonic() + RETRY_SECONDS > ends_at or watcher.withdrawn.is_set():
-                return
+            _record(result, steps, what, fault)
+            late = clock.monotonic() + RETRY_SECONDS > result.interruption.ends_at
+            if isinstance(fault, Fatal) or late or watcher.withdrawn.is_set():
+                return False
             clock.sleep(RETRY_SECONDS)
 
 

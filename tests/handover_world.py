@@ -76,10 +76,11 @@ class Machine:
     unmount_seconds: float = 0.1
     unmount_faults: int = 0
     freeze_fault: Exception | None = None
+    snapshot_id: str = "snap-1"
     snapshot_seconds: float = 1.0
     snapshot_faults: int = 0
     snapshot_fatal: bool = False
-    detach_fault: Exception | None = None
+    detach_faults: int = 0
     report_fault: Exception | None = None
     mounted: bool = True
     attached: bool = True
@@ -129,13 +130,14 @@ class Machine:
         if self.snapshot_faults > 0:
             self.snapshot_faults -= 1
             raise Retryable("could not create: RequestLimitExceeded")
-        self.note("snapshot listed")
-        return "snap-1"
+        self.note("snapshot listed" if self.snapshot_id else "no snapshot")
+        return self.snapshot_id
 
     def detach(self) -> None:
         self.note("detached while mounted" if self.mounted else "detached")
-        if self.detach_fault:
-            raise self.detach_fault
+        if self.detach_faults > 0:
+            self.detach_faults -= 1
+            raise Retryable("throttled")
         self.attached = False
 
     def report(self, result: HandoverResult) -> None:

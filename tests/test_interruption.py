@@ -366,9 +366,16 @@ def test_without_a_snapshot_nothing_is_detached() -> None:
     assert 20 < len(machine.when("snapshot asked")) < 200
 
 
-def test_throttling_of_the_snapshot_is_outlasted() -> None:
-    result = handed_over(Machine(FakeClock(), snapshot_faults=20))
+def test_throttling_of_snapshot_and_detach_is_outlasted() -> None:
+    result = handed_over(Machine(FakeClock(), snapshot_faults=20, detach_faults=20))
     assert (result.snapshot, result.detached) == ("snap-1", True)
+
+
+def test_a_snapshot_without_a_name_is_none() -> None:
+    machine = Machine(FakeClock(), snapshot_id="")
+    result = handed_over(machine)
+    assert (result.snapshot, result.detached, result.faults) == (
+        "", False, ["could not create the handover snapshot: no snapshot was made"])  # fmt: skip
 
 
 def test_a_refused_snapshot_is_not_asked_for_again() -> None:
@@ -378,7 +385,7 @@ def test_a_refused_snapshot_is_not_asked_for_again() -> None:
 
 
 def test_a_detach_or_a_report_that_fails_is_told() -> None:
-    result = handed_over(Machine(FakeClock(), detach_fault=Retryable("throttled"), report_fault=Fatal("denied")))
+    result = handed_over(Machine(FakeClock(), detach_faults=10**9, report_fault=Fatal("denied")))
     assert result.faults == ["could not detach the volume: throttled", "could not store the status: denied"]
     assert (result.detached, result.reported) == (False, False)
 
@@ -447,7 +454,7 @@ def test_no_mishap_breaks_the_order_or_the_margins() -> None:
             snapshot_seconds=rng.choice([0.1, rng.uniform(0, 40)]),
             snapshot_faults=rng.choice([0, 0, rng.randrange(100)]),
             snapshot_fatal=rng.random() < 0.1,
-            detach_fault=rng.choice([None, Retryable("throttled")]),
+            detach_faults=rng.choice([0, 0, 3, 10**9]),
             report_fault=rng.choice([None, Retryable("no network")]),
         )
         if rng.random() < 0.3:
