@@ -158,7 +158,7 @@ def record(work: Finishing, end: End, missing: str = "") -> End:
 
 
 def _store_end(work: Finishing, end: End) -> None:
-    """Tried for `RECORD_SECONDS_MAX`: a store that cannot be written must not keep a fleet alive; the log has it too."""
+    """Tried for `RECORD_SECONDS_MAX`: a store that cannot be written must not keep a fleet alive."""
     began = work.clock.monotonic()
     while True:
         try:

@@ -9,7 +9,7 @@ import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -17,9 +17,8 @@ from typing import Any, ParamSpec
 
 from spotheal.agent import aws
 from spotheal.agent.account import trainer_account
-from spotheal.agent.clock import Clock, SystemClock, parse_rfc3339, rfc3339
+from spotheal.agent.clock import Clock, SystemClock, rfc3339
 from spotheal.agent.config import InstanceConfig, seconds
-from spotheal.agent.contract import Progress
 from spotheal.agent.ec2 import Ec2
 from spotheal.agent.errors import Fatal, Interrupted, SpothealError
 from spotheal.agent.finish import (
@@ -42,7 +41,6 @@ from spotheal.agent.keep import link_kept
 from spotheal.agent.launch import Launch
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.logs import Logs
-from spotheal.agent.memory import RunMemory
 from spotheal.agent.metadata import Metadata
 from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, Phase
 from spotheal.agent.paths import Paths
@@ -50,16 +48,14 @@ from spotheal.agent.repo import checkout
 from spotheal.agent.setup_commands import prepare as run_setup
 from spotheal.agent.status import Status
 from spotheal.agent.store import Store
-from spotheal.agent.supervisor import Hooks, Supervisor
+from spotheal.agent.trainer_stage import Instruments, TrainerStage
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.heal import Held, heal
 from spotheal.agent.volume.observe import checkpoint_names
-from spotheal.agent.volume.release import create_base, create_handover, detach, leave
-from spotheal.agent.volume.retention import clean_up
+from spotheal.agent.volume.release import create_handover, detach, leave
 from spotheal.agent.volume.seen import Desired
 
 SHUTDOWN_SECONDS = 90.0  # what an operating system that goes down leaves us; the unit asks for 110
-BASE_AFTER_SAVE_SECONDS = 30.0
 P = ParamSpec("P")
 
 
@@ -141,12 +137,9 @@ class Life:
         self._account = trainer_account(config.job.cage.user)
         self._interpreter: Interpreter | None = None
         self._held: Held | None = None
-        self._supervisor: Supervisor | None = None
+        self._trainer: TrainerStage | None = None
         self._context: Context = self._healing()
-        self._memory = RunMemory(config.run)
         self._saved_step: int | None = None
-        self._resumed_saved_step: int | None = None  # what this instance found
-        self._cleaned = False  # retention has been seen to
         self._over = False  # the store says how the run ended
         self.leaving = False
         self._closing = threading.Event()  # the agent ends
@@ -172,8 +165,8 @@ class Life:
     ) -> None:
         self._closing.set()
         self._watcher.stop()
-        if self._supervisor is not None and error is not None:
-            self._supervisor.stop(0)
+        if self._trainer is not None and error is not None:
+            self._trainer.stop()
         self._ledger.flush()
         self._world.logs.ship(self._store, self._here.instance)
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -186,10 +179,12 @@ class Life:
     def _beat(self) -> None:
         self._world.logs.ship(self._store, self._here.instance)
         self._ledger.flush()
+        if self._trainer is not None:
+            self._trainer.look()
         if self._status.fenced.is_set():
             self._stop.set()
-            if self._supervisor is not None:
-                self._supervisor.stop(0)
+            if self._trainer is not None:
+                self._trainer.stop()
 
     def _watch_shutdown(self) -> None:
         """SIGTERM is the operating system going down, or a person: either way the trainer saves."""
@@ -203,36 +198,16 @@ class Life:
         self._stop.set()
         if self._over:
             return  # the end of the run takes the machine with it: that is no interruption
-        if self._supervisor is not None:
-            self._supervisor.notify(notice, until=interruption.trainer_until)
+        if self._trainer is not None:
+            self._trainer.notify(interruption)
         self._launch.note(outcome="interrupted")
         self._ledger.add("notice", action=notice.action, deadline=rfc3339(notice.deadline))
         self._status.notice(notice)
 
     def _on_rebalance(self) -> None:
-        """Save now and make the next snapshot small; go on training, for most of these never come true."""
         self._ledger.add("rebalance")
-        before = self._saved_step
-        if self._supervisor is not None:
-            self._supervisor.rebalance()
-            until = self._clock.monotonic() + BASE_AFTER_SAVE_SECONDS
-            while self._saved_step == before and self._clock.monotonic() < until:
-                if self._clock.sleep(1.0, until=self._stop):
-                    return
-        self._base_snapshot()
-
-    def _base_snapshot(self) -> None:
-        if self._held is None or self._stop.is_set():
-            return
-        try:
-            found = create_base(self._context, self._held, self._saved_step)
-            self._log.info("took a base snapshot", snapshot=found)
-        except SpothealError as error:
-            self._log.warning("no base snapshot", error=str(error))
-
-    def _base_snapshots(self, every: float, stop: threading.Event) -> None:
-        while not self._clock.sleep(every, until=stop):
-            self._base_snapshot()
+        if self._trainer is not None:
+            self._trainer.rebalance(self._stop)
 
     # ----------------------------------------------------------------------------------------------------- the stages
     def look_back(self) -> None:
@@ -313,107 +288,22 @@ class Life:
 
     def run_trainer(self) -> Trained:
         """The trainer, attempt by attempt, until it is done, has failed, or must go."""
-        assert self._interpreter is not None  # prepare comes before
-        memory = self._memory = RunMemory.read(self._folders, self._config.run)
-        self._saved_step = memory.saved_step
-        self._resumed_saved_step = self._saved_step
-        supervisor = Supervisor(
-            self._config,
-            self._folders,
-            self._clock,
-            self._log,
-            interpreter=self._interpreter.path,
-            account=self._account,
-            first_attempt=memory.attempt + 1,
-            best_step=memory.best_step,
-            saved_step=self._saved_step,
-            failures=memory.failures,
-            hooks=Hooks(
-                on_line=self._world.logs.trainer_line,
-                on_progress=self._on_progress,
-                on_attempt=self._on_attempt,
-                on_event=lambda name, **fields: self._ledger.add(name, **fields),
-            ),
+        assert self._interpreter is not None and self._held is not None  # the stages before
+        around = Instruments(
+            self._clock, self._world.logs, self._ledger, self._status, self._launch, self._context, self._held
         )
-        self._supervisor = supervisor
+        self._trainer = TrainerStage(self._config, self._folders, self._interpreter.path, self._account, around)
         interruption = self._watcher.interruption
         if interruption is not None:  # it came between the last look and here
-            supervisor.notify(interruption.notice, until=interruption.trainer_until)
+            self._trainer.notify(interruption)
         elif self._stop.is_set():
             raise Interrupted("this machine goes away")
-        training_over = threading.Event()
-        self._start_timers(supervisor, training_over)
         self._launch.note(outcome="training")
         self._status.update(phase=Phase.TRAINING)
         try:
-            ended = supervisor.run()
+            return self._trainer.run()
         finally:
-            training_over.set()
-            self._supervisor = None
-        self._saved_step = ended.saved_step
-        self._remember(attempt=ended.attempts, best_step=supervisor.best_step, failures=ended.failures)
-        self._look_for_growth()
-        self._log.info("training ended", kind=ended.kind, reason=ended.reason, saved_step=ended.saved_step)
-        tail = "".join(f"\n  | {line}" for line in ended.tail) if ended.kind == "failed" else ""
-        return Trained(ended.kind, ended.reason + tail, ended.saved_step)
-
-    def _start_timers(self, supervisor: Supervisor, over: threading.Event) -> None:
-        limits, requested = self._config.job.limits, self._config.requested_at
-        if limits.hours and requested:
-            left = limits.hours * 3600 - (self._clock.now() - parse_rfc3339(requested)).total_seconds()
-            reason = f"limits.hours = {limits.hours:g} is reached"
-
-            def stop_at_limit() -> None:
-                if not self._clock.sleep(max(0.0, left), until=over):
-                    supervisor.stop_for_limit(reason)
-
-            self._beside("limit", stop_at_limit)
-        every = seconds(self._config.job.volume.snapshot_every)
-        if every:
-            self._beside("base-snapshots", lambda: self._base_snapshots(every, over))
-
-    # ----------------------------------------------------------------------------------------- told by the supervisor
-    def _on_attempt(self, attempt: int) -> None:
-        self._world.logs.bind(attempt=attempt)
-        self._status.update(attempt=attempt)
-        self._remember(attempt=attempt)
-
-    def _on_progress(self, progress: Progress) -> None:
-        self._status.progress(progress)
-        saved = progress.saved.step if progress.saved else None
-        if saved is not None and saved != self._saved_step:
-            self._saved_step = saved
-            if saved > (self._resumed_saved_step or 0):
-                self._acknowledged()
-
-    def _acknowledged(self) -> None:
-        """This launch has gained a durable checkpoint: what its predecessors left is surplus now."""
-        self._launch.note(acknowledged=True, starts=0)
-        if self._held is not None and not self._cleaned:
-            self._cleaned = True
-            self._beside("retention", self._clean_up)
-
-    def _clean_up(self) -> None:
-        if not self._config.job.volume.delete_superseded or self._held is None:
-            return
-        try:
-            gone = clean_up(self._context, self._held, acknowledged_step=self._saved_step)
-            if gone.volumes or gone.snapshots:
-                self._log.info("deleted what is superseded", volumes=gone.volumes, snapshots=gone.snapshots)
-        except SpothealError as error:
-            self._log.warning("superseded volumes and snapshots are left", error=str(error))
-
-    def _look_for_growth(self) -> None:
-        """A trainer that writes no progress file: growth of its checkpoint folder is the sign of progress."""
-        if self._saved_step is None and any(checkpoint_names(str(self._mount_point))):
-            self._launch.note(acknowledged=True)
-
-    def _remember(self, **changes: Any) -> None:
-        self._memory = replace(self._memory, saved_step=self._saved_step, **changes)
-        try:
-            self._memory.write(self._folders)
-        except OSError as error:
-            self._log.warning("the run's memory on the volume cannot be written", error=str(error))
+            self._saved_step, self._trainer = self._trainer.saved_step, None
 
     # --------------------------------------------------------------------------------------------- the ways to leave
     def hand_over(self) -> None:
@@ -443,7 +333,6 @@ class Life:
         self._log.warning("the interruption did not come true; beginning again")
         self._ledger.add("interruption-withdrawn")
         self._held = None
-        self._cleaned = False
         self._stop.clear()
         self._watcher.begin_again()
 

@@ -1,0 +1,188 @@
+"""The stage in which the trainer runs, with what depends on it: acknowledged checkpoints, base snapshots, limits.
+
+The supervisor runs the trainer; this module tells the world how far it is and acts on what its progress means.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spotheal.agent.account import Account
+from spotheal.agent.clock import Clock, Stop, parse_rfc3339
+from spotheal.agent.config import InstanceConfig, seconds
+from spotheal.agent.contract import Progress
+from spotheal.agent.errors import SpothealError
+from spotheal.agent.finish import Trained
+from spotheal.agent.folders import Folders
+from spotheal.agent.interruption import Interruption
+from spotheal.agent.launch import Launch
+from spotheal.agent.ledger import Ledger
+from spotheal.agent.logs import Logs
+from spotheal.agent.memory import RunMemory
+from spotheal.agent.status import Status
+from spotheal.agent.supervisor import Hooks, Supervisor
+from spotheal.agent.trainer_files import mark_of
+from spotheal.agent.volume.context import Context
+from spotheal.agent.volume.heal import Held
+from spotheal.agent.volume.release import create_base
+from spotheal.agent.volume.retention import clean_up
+
+BASE_AFTER_SAVE_SECONDS = 30.0  # how long a base snapshot waits for the save that a rebalance asks for
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """What the stage tells, and the volume it runs on."""
+
+    clock: Clock
+    logs: Logs
+    ledger: Ledger
+    status: Status
+    launch: Launch
+    context: Context
+    held: Held
+
+
+class TrainerStage:
+    """One stay of the trainer on this instance. `notify`, `rebalance`, `look` and `stop` from any thread."""
+
+    def __init__(
+        self, config: InstanceConfig, folders: Folders, interpreter: Path, account: Account | None, around: Instruments
+    ) -> None:
+        self._config, self._folders, self._around = config, folders, around
+        self._log, self._clock = around.logs.log, around.clock
+        self._memory = RunMemory.read(folders, config.run)
+        self.saved_step = self._memory.saved_step
+        self._found_step = self.saved_step or 0
+        self._found_files = mark_of((folders.checkpoints, folders.keep))
+        self._acknowledged = False
+        self._over = threading.Event()
+        self._supervisor = Supervisor(
+            config,
+            folders,
+            around.clock,
+            self._log,
+            interpreter=interpreter,
+            account=account,
+            first_attempt=self._memory.attempt + 1,
+            best_step=self._memory.best_step,
+            saved_step=self.saved_step,
+            failures=self._memory.failures,
+            hooks=Hooks(
+                on_line=around.logs.trainer_line,
+                on_progress=self._on_progress,
+                on_attempt=self._on_attempt,
+                on_event=lambda name, **fields: around.ledger.add(name, **fields),
+            ),
+        )
+
+    def run(self) -> Trained:
+        """The trainer, attempt by attempt, until it is done, has failed, or must go."""
+        self._start_timers()
+        try:
+            ended = self._supervisor.run()
+        finally:
+            self._over.set()
+        self.saved_step = ended.saved_step
+        self._remember(attempt=ended.attempts, best_step=self._supervisor.best_step, failures=ended.failures)
+        self.look()
+        self._log.info("training ended", kind=ended.kind, reason=ended.reason, saved_step=ended.saved_step)
+        tail = "".join(f"\n  | {line}" for line in ended.tail) if ended.kind == "failed" else ""
+        return Trained(ended.kind, ended.reason + tail, ended.saved_step)
+
+    # ------------------------------------------------------------------------------------------- told by other threads
+    def notify(self, interruption: Interruption) -> None:
+        self._supervisor.notify(interruption.notice, until=interruption.trainer_until)
+
+    def stop(self) -> None:
+        """At once: this instance has no right to write any more."""
+        self._supervisor.stop(0)
+
+    def rebalance(self, stop: Stop) -> None:
+        """Save now, then make the next snapshot small; training goes on, for most of these never come true."""
+        before = self.saved_step
+        self._supervisor.rebalance()
+        until = self._clock.monotonic() + BASE_AFTER_SAVE_SECONDS
+        while self.saved_step == before and self._clock.monotonic() < until:
+            if self._clock.sleep(1.0, until=stop):
+                return
+        self.base_snapshot()
+
+    def base_snapshot(self) -> None:
+        if self._over.is_set():
+            return
+        try:
+            found = create_base(self._around.context, self._around.held, self.saved_step)
+            self._log.info("took a base snapshot", snapshot=found)
+        except SpothealError as error:
+            self._log.warning("no base snapshot", error=str(error))
+
+    def look(self) -> None:
+        """A trainer that writes no progress file: growth of its checkpoint folder is the sign of progress."""
+        if self._acknowledged or self.saved_step is not None:
+            return
+        if mark_of((self._folders.checkpoints, self._folders.keep)) - self._found_files:
+            self._acknowledge()
+
+    # ---------------------------------------------------------------------------------------------------------- timers
+    def _start_timers(self) -> None:
+        limits, requested = self._config.job.limits, self._config.requested_at
+        if limits.hours and requested:
+            gone = (self._clock.now() - parse_rfc3339(requested)).total_seconds()
+            self._beside("limit", lambda: self._stop_at_limit(max(0.0, limits.hours * 3600 - gone)))
+        every = seconds(self._config.job.volume.snapshot_every)
+        if every:
+            self._beside("base-snapshots", lambda: self._base_snapshots(every))
+
+    def _stop_at_limit(self, left: float) -> None:
+        if not self._clock.sleep(left, until=self._over):
+            self._supervisor.stop_for_limit(f"limits.hours = {self._config.job.limits.hours:g} is reached")
+
+    def _base_snapshots(self, every: float) -> None:
+        while not self._clock.sleep(every, until=self._over):
+            self.base_snapshot()
+
+    def _beside(self, name: str, work: Callable[[], object]) -> None:
+        threading.Thread(target=work, name=name, daemon=True).start()
+
+    # --------------------------------------------------------------------------------------------- told by supervisor
+    def _on_attempt(self, attempt: int) -> None:
+        self._around.logs.bind(attempt=attempt)
+        self._around.status.update(attempt=attempt)
+        self._remember(attempt=attempt)
+
+    def _on_progress(self, progress: Progress) -> None:
+        self._around.status.progress(progress)
+        saved = progress.saved.step if progress.saved else None
+        if saved is not None and saved != self.saved_step:
+            self.saved_step = saved
+            if saved > self._found_step and not self._acknowledged:
+                self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        """This launch has gained a durable checkpoint: what its predecessors left is surplus now."""
+        self._acknowledged = True
+        self._beside("acknowledged", self._on_acknowledged)  # S3 and EC2 must not keep the supervisor waiting
+
+    def _on_acknowledged(self) -> None:
+        self._around.launch.note(acknowledged=True, starts=0)
+        if not self._config.job.volume.delete_superseded:
+            return
+        try:
+            step = self.saved_step if self.saved_step is not None else 0
+            gone = clean_up(self._around.context, self._around.held, acknowledged_step=step)
+            if gone.volumes or gone.snapshots:
+                self._log.info("deleted what is superseded", volumes=gone.volumes, snapshots=gone.snapshots)
+        except SpothealError as error:
+            self._log.warning("superseded volumes and snapshots are left", error=str(error))
+
+    def _remember(self, **changes: Any) -> None:
+        self._memory = replace(self._memory, saved_step=self.saved_step, **changes)
+        try:
+            self._memory.write(self._folders)
+        except OSError as error:
+            self._log.warning("the run's memory on the volume cannot be written", error=str(error))
