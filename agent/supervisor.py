@@ -7,14 +7,12 @@ Everything a trainer must keep and may rely on is in `contract`; what the end of
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from spotheal.agent import contract
 from spotheal.agent.account import Account
@@ -23,7 +21,7 @@ from spotheal.agent.clock import Clock
 from spotheal.agent.config import InstanceConfig
 from spotheal.agent.contract import Notice, Progress
 from spotheal.agent.errors import SetupFailed
-from spotheal.agent.folders import Folders, publish
+from spotheal.agent.folders import Folders
 from spotheal.agent.process_group import ForeignProgram, end_leftovers
 from spotheal.agent.trainer_environment import expand, trainer_environment
 from spotheal.agent.trainer_files import (
@@ -35,61 +33,14 @@ from spotheal.agent.trainer_files import (
     progress_of,
     set_aside,
 )
+from spotheal.agent.trainer_hooks import Ended, Hooks, Kind, Teller
+from spotheal.agent.watch import Request, Timing, Watch
 
 __all__ = ["Ended", "Folders", "Hooks", "Supervisor", "Timing"]
 
-Kind = Literal["done", "failed", "interrupted", "limit"]
 _TAIL_LINES = 20
 _LIMIT_SECONDS = 120.0
-_GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL where the deadline has passed already
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How the supervisor's run ended. Step figures are None for trainers that write no progress file."""
-
-    kind: Kind
-    exit_code: int | None
-    signal: int | None
-    last_step: int | None
-    saved_step: int | None
-    reason: str
-    attempts: int  # number of the last attempt of the run, over all instances
-    failures: int = 0  # in a row without a step gained: what the next instance counts on from
-    tail: tuple[str, ...] = ()  # the last lines of output
-
-
-@dataclass(frozen=True)
-class Timing:
-    poll_seconds: float = 1.0
-    first_poll_seconds: float = 0.05  # until the first progress of an attempt, which tells the step resumed from
-    unasked_wait_seconds: float = 10.0
-    silent_seconds: float = 30.0  # without progress for so long: the start is told without a step
-    empty_checkpoints_seconds: float = 600.0
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """Told as it happens, in the supervisor's thread (`on_line`: in the output's own)."""
-
-    on_line: Callable[[str], None] = _nothing
-    on_progress: Callable[[Progress], None] = _nothing
-    on_attempt: Callable[[int], None] = _nothing
-    on_event: Callable[..., None] = _nothing  # (name, **fields): trainer-started, trainer-ended, rebalance, …
-
-
-@dataclass(frozen=True)
-class _Request:
-    """Why and by when the trainer must end; `until` on the monotonic clock."""
-
-    kind: Literal["interrupted", "limit"]
-    notice: Notice
-    until: float
-    reason: str
+_TOLD_SECONDS = 2.0  # how long an end waits for the hooks: a store that hangs must not hold up a handover
 
 
 class Supervisor:
@@ -115,24 +66,25 @@ class Supervisor:
         hooks: Hooks | None = None,
         timing: Timing | None = None,
     ) -> None:
-        self._config, self._folders, self._clock, self._log = config, folders, clock, log
+        self._config, self._folders, self._clock, self.log = config, folders, clock, log
         self._interpreter, self._account = interpreter, account
         self._hooks, self._timing = hooks or Hooks(), timing or Timing()
+        self._teller = Teller(self._hooks, log)
         self.attempt = first_attempt - 1
         self.best_step = best_step
         self.progress: Progress | None = None
         self._saved_step = saved_step
         self._tally = Tally(failures=failures, failures_at_all=failures)
         self._reports = False  # whether a progress file was ever written in this run
-        self._written = 0  # tells one progress document from the next
+        self._began = 0.0
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._warned = False
         self._aside = ""
         self._lock = threading.Lock()
-        self._request: _Request | None = None
+        self._request: Request | None = None
         self._rebalance = False
         self._requested = threading.Event()
-        self._wake = threading.Event()
+        self.wake = threading.Event()
 
     # ---------------------------------------------------------------------------------------- told from other threads
     def notify(self, notice: Notice, *, until: float | None = None) -> None:
@@ -140,30 +92,30 @@ class Supervisor:
         moment where the caller has measured it already)."""
         if until is None:
             until = self._clock.monotonic() + (notice.deadline - self._clock.now()).total_seconds()
-        self._ask(_Request("interrupted", notice, until, f"notice: {notice.action}"))
+        self._ask(Request("interrupted", notice, until, f"notice: {notice.action}"))
 
     def stop(self, seconds: float) -> None:
         """The machine is shut down without a notice: the same, with the time that is left."""
         notice = Notice("shutdown", self._clock.now() + timedelta(seconds=seconds))
-        self._ask(_Request("interrupted", notice, self._clock.monotonic() + seconds, "shutdown"))
+        self._ask(Request("interrupted", notice, self._clock.monotonic() + seconds, "shutdown"))
 
     def stop_for_limit(self, reason: str = "a limit of the run is reached", seconds: float = _LIMIT_SECONDS) -> None:
         """Save and end: the run has used up what it may."""
         notice = Notice("shutdown", self._clock.now() + timedelta(seconds=seconds))
-        self._ask(_Request("limit", notice, self._clock.monotonic() + seconds, reason))
+        self._ask(Request("limit", notice, self._clock.monotonic() + seconds, reason))
 
     def rebalance(self) -> None:
         """The machine may go away: the trainer is told to save now and goes on."""
         self._rebalance = True
-        self._wake.set()
+        self.wake.set()
 
-    def _ask(self, request: _Request) -> None:
+    def _ask(self, request: Request) -> None:
         with self._lock:
             if self._request is not None and self._request.kind == "limit":
                 request = replace(self._request, notice=request.notice, until=min(self._request.until, request.until))
             self._request = request
         self._requested.set()
-        self._wake.set()
+        self.wake.set()
 
     # ------------------------------------------------------------------------------------------------------- the run
     def run(self) -> Ended:
@@ -171,10 +123,17 @@ class Supervisor:
         self._folders.make(self._account)
         leftovers = end_leftovers(contract.NOTICE_FILE, str(self._folders.notice_file), self._clock)
         if leftovers:
-            self._log.warning("ended what an earlier agent had left running", processes=leftovers)
+            self.log.warning("ended what an earlier agent had left running", processes=leftovers)
         self._folders.rebalance_file.unlink(missing_ok=True)
         if self.attempt == 0:
             self._folders.progress_file.unlink(missing_ok=True)
+        try:
+            return self._until_over()
+        finally:
+            if not self._teller.wait(_TOLD_SECONDS):
+                self.log.warning("what the trainer did is still being recorded")
+
+    def _until_over(self) -> Ended:
         while True:
             if self._request is not None:
                 return self._ended(self._request.kind, None, self._request.reason)
@@ -194,7 +153,7 @@ class Supervisor:
                 case StartAgain(seconds, tally, why):
                     self._tally = tally
                     self._report(self._ended("failed", end, why), restarting=True)
-                    self._log.warning("starting the trainer again", why=why, failures=tally.failures, after=seconds)
+                    self.log.warning("starting the trainer again", why=why, failures=tally.failures, after=seconds)
                     self._set_aside_broken(tally)
                     self._clock.sleep(seconds, until=self._requested)
 
@@ -203,20 +162,21 @@ class Supervisor:
         self.attempt += 1
         self._hooks.on_attempt(self.attempt)
         before = self._before_start()
-        began = self._clock.now().timestamp()
+        self._began = self._clock.now().timestamp()
         self._tail.clear()
+        found = progress_of(self._folders.progress_file)
         program = self._start()
+        watch = Watch(self, program, self._folders, self._clock, self._timing, written=found[1] if found else 0)
         try:
-            watch = _Watch(self, program, began)
             watch.until_end()
         finally:
             left = program.end_all(self._clock)
             if left:
-                self._log.error("processes of the trainer cannot be killed", processes=left)
-                self._hooks.on_event("unkillable", processes=left)
+                self.log.error("processes of the trainer cannot be killed", processes=left)
+                self.event("unkillable", processes=left)
         watch.look()
         watch.tell_started()
-        self.warn_of_empty_checkpoints(began)
+        self.warn_of_empty_checkpoints()
         gained = watch.gained if self._reports else bool(mark_of(self._kept()) - before)
         asked = watch.asked
         if program.exit_code == contract.EXIT_SAVED_AND_STOPPED and not asked:
@@ -228,9 +188,7 @@ class Supervisor:
         if self._saved_step is not None:
             dropped = drop_metrics_after(self._folders.metrics_file, self._saved_step)
             if dropped:
-                self._log.info("dropped metrics of steps that are done again", lines=dropped, after=self._saved_step)
-        found = progress_of(self._folders.progress_file)
-        self._written = found[1] if found else 0
+                self.log.info("dropped metrics of steps that are done again", lines=dropped, after=self._saved_step)
         return mark_of(self._kept())
 
     def _start(self) -> ForeignProgram:
@@ -245,7 +203,7 @@ class Supervisor:
             raise SetupFailed(
                 f"the repository has no folder {job.directory!r}", next_step="correct `directory` in job.toml"
             )
-        self._log.info("starting the trainer", attempt=self.attempt, command=argv, directory=str(directory))
+        self.log.info("starting the trainer", attempt=self.attempt, command=argv, directory=str(directory))
         try:
             return ForeignProgram(
                 argv,
@@ -253,7 +211,7 @@ class Supervisor:
                 environment=environment,
                 account=self._account,
                 on_line=self._line,
-                on_end=self._wake.set,
+                on_end=self.wake.set,
                 mark=contract.NOTICE_FILE,
             )
         except OSError as error:
@@ -281,7 +239,7 @@ class Supervisor:
         )
 
     def _report(self, ended: Ended, *, restarting: bool = False) -> Ended:
-        self._hooks.on_event(
+        self.event(
             "trainer-ended",
             attempt=self.attempt,
             kind="restarting" if restarting else ended.kind,
@@ -308,7 +266,7 @@ class Supervisor:
         if tally.failures != 2 or found is None:
             return
         if not self._config.job.job.set_aside_broken:
-            self._log.warning(
+            self.log.warning(
                 "no step gained twice; the newest checkpoint may be broken (set_aside_broken = true sets it aside)",
                 newest=describe(found),
             )
@@ -316,29 +274,32 @@ class Supervisor:
         try:
             target = set_aside(self._folders.checkpoints, found, self._clock.now())
         except OSError as error:
-            self._log.warning("the newest checkpoint could not be set aside", file=found.path, error=str(error))
+            self.log.warning("the newest checkpoint could not be set aside", file=found.path, error=str(error))
             return
         self._aside = f"{found.path} was set aside as {target.name}"
-        self._log.warning("set the newest checkpoint aside", file=describe(found), now=str(target))
-        self._hooks.on_event("set-aside", file=found.path, now=str(target))
+        self.log.warning("set the newest checkpoint aside", file=describe(found), now=str(target))
+        self.event("set-aside", file=found.path, now=str(target))
 
-    def warn_of_empty_checkpoints(self, since: float) -> None:
+    def warn_of_empty_checkpoints(self) -> None:
         """Name the files that grew in the clone while the checkpoint folder stayed empty: they die with the machine."""
         if self._warned or any(newest(folder) for folder in self._kept()):
             return
-        found = grown_elsewhere(self._folders.clone, since)
+        found = grown_elsewhere(self._folders.clone, self._began)
         if found:
             self._warned = True
             files = [f"{seen.path} ({seen.size} bytes)" for seen in found]
-            self._log.warning(
+            self.log.warning(
                 "nothing is written to the checkpoint folder, but these files grew in the clone and will be lost with"
                 " the machine: write to ${SPOTHEAL_CHECKPOINT_DIR}, or list their folders under `keep` in job.toml",
                 files=files,
             )
-            self._hooks.on_event("checkpoints-elsewhere", files=files)
+            self.event("checkpoints-elsewhere", files=files)
 
     # ---------------------------------------------------------------------------------------- what a watch works with
-    def pending(self) -> _Request | None:
+    def event(self, name: str, **fields: Any) -> None:
+        self._teller.event(name, **fields)
+
+    def pending(self) -> Request | None:
         with self._lock:
             return self._request
 
@@ -354,110 +315,5 @@ class Supervisor:
             self._saved_step = progress.saved.step
         gained = progress.step > (self.best_step or 0)
         self.best_step = max(progress.step, self.best_step or 0)
-        self._hooks.on_progress(progress)
+        self._teller.progress(progress)
         return gained
-
-
-class _Watch:
-    """One attempt under watch: progress, requests to stop, the deadline."""
-
-    def __init__(self, supervisor: Supervisor, program: ForeignProgram, began: float) -> None:
-        self._of, self._program, self._began = supervisor, program, began
-        self._clock, self._timing = supervisor._clock, supervisor._timing
-        self._folders, self._hooks, self._log = supervisor._folders, supervisor._hooks, supervisor._log
-        self._start = self._clock.monotonic()
-        self._seen: _Request | None = None
-        self._answered: _Request | None = None  # the same, with the deadline that is kept
-        self._told_group = False
-        self._started_told = False
-        self.gained = False
-        self.reported = False
-
-    @property
-    def asked(self) -> bool:
-        return self._answered is not None
-
-    def until_end(self) -> None:
-        """Return when the trainer has ended, or its deadline has passed."""
-        while True:
-            self._of._wake.clear()
-            if self._over():
-                return
-            self.look()
-            if self._of.take_rebalance() and not self.asked:
-                self._rebalance()
-            self._answer()
-            self._clock.sleep(self._pause(), until=self._of._wake)
-
-    def _over(self) -> bool:
-        late = self._answered is not None and self._clock.monotonic() >= self._answered.until
-        if late:
-            if not self._program.ended.is_set():
-                self._log.warning("the trainer has not ended in time and is killed")
-            return True
-        return self._program.ended.is_set() and not self._orphans_saving()
-
-    def _orphans_saving(self) -> bool:
-        """Whether a wrapper has died of our SIGTERM and left the real trainer untold: that one gets the time."""
-        if not self.asked or self._program.signal != signal.SIGTERM:
-            return False
-        if not self._told_group:
-            self._told_group = True
-            return bool(self._program.tell_group(signal.SIGTERM))
-        return bool(self._program.own_group())
-
-    def _answer(self) -> None:
-        request = self._of.pending()
-        if request is None or self._program.ended.is_set():
-            return  # one that has ended by itself was not asked
-        if request != self._seen:
-            first, self._seen = self._seen is None, request
-            self._answered = replace(request, until=max(request.until, self._clock.monotonic() + _GRACE_SECONDS))
-            publish(self._folders.notice_file, request.notice.to_json())
-            if first:
-                told = self._program.tell(signal.SIGTERM)
-                self._log.info("told the trainer to save and exit", why=request.reason, processes=told)
-        else:
-            self._program.tell_restarted(signal.SIGTERM)
-
-    def _rebalance(self) -> None:
-        publish(self._folders.rebalance_file, "{}\n")
-        told = self._program.tell_handlers(signal.SIGUSR1)
-        self._log.info("told the trainer of the rebalance recommendation", signalled=told)
-        self._hooks.on_event("rebalance-told", signalled=len(told))
-
-    def look(self) -> None:
-        """Read the progress file, and after a while look where the trainer writes."""
-        found = progress_of(self._folders.progress_file)
-        if found is not None and found[1] != self._of._written:
-            self._of._written = found[1]
-            self.gained = self._of.note(found[0]) or self.gained
-            if not self.reported:
-                self.reported = True
-                self.tell_started(_resumed_step(found[0]))
-        lasted = self._clock.monotonic() - self._start
-        if lasted > self._timing.silent_seconds:
-            self.tell_started()
-        if lasted > self._timing.empty_checkpoints_seconds:
-            self._of.warn_of_empty_checkpoints(self._began)
-
-    def tell_started(self, resumed_step: int | None = None) -> None:
-        if not self._started_told:
-            self._started_told = True
-            self._hooks.on_event("trainer-started", attempt=self._of.attempt, resumed_step=resumed_step)
-
-    def _pause(self) -> float:
-        usual = self._timing.poll_seconds if self.reported else self._timing.first_poll_seconds
-        if self._answered is None:
-            return usual
-        return max(0.01, min(0.5, usual, self._answered.until - self._clock.monotonic()))
-
-
-def _resumed_step(first: Progress) -> int:
-    """The step an attempt began at, from its first progress document.
-
-    A trainer may say it (`resumed_step`); else it is the checkpoint that was the newest then. A trainer that saves
-    again before it is first looked at seems to have resumed later than it has.
-    """
-    said = first.extra.get("resumed_step")
-    return int(said) if said is not None else first.saved.step if first.saved else 0

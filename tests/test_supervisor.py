@@ -220,6 +220,17 @@ def test_a_log_that_stalls_does_not_stall_the_trainer(bench: Bench) -> None:
     assert any("came faster than they could be logged" in line for line in bench.lines)
 
 
+def test_a_store_that_hangs_holds_up_neither_the_notice_nor_the_end(bench: Bench) -> None:
+    free = threading.Event()
+    hooks = Hooks(on_progress=lambda progress: free.wait(30) and None, on_event=lambda name, **fields: None)
+    supervisor = bench.trainer("counting", "1000", "0.02", hooks=hooks)
+    ended = run_with(
+        supervisor, lambda: (supervisor.best_step or 0) > 3, lambda: supervisor.notify(notice(bench.clock, 20))
+    )
+    assert (ended.kind, ended.exit_code, free.is_set()) == ("interrupted", 75, False)
+    free.set()
+
+
 def test_files_that_grow_elsewhere_are_named_while_the_checkpoint_folder_is_empty(bench: Bench) -> None:
     bench.trainer("writes_into_clone").run()
     assert bench.named("checkpoints-elsewhere") == [{"files": ["runs/model.bin (5000 bytes)"]}]

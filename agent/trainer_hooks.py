@@ -1,0 +1,94 @@
+"""What a supervisor tells the rest of the agent, and how: in a thread of its own, so that nobody can hold it up."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from spotheal.agent.contract import Progress
+from spotheal.agent.errors import SpothealError
+
+Kind = Literal["done", "failed", "interrupted", "limit"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the supervisor's run ended. Step figures are None for trainers that write no progress file."""
+
+    kind: Kind
+    exit_code: int | None
+    signal: int | None
+    last_step: int | None
+    saved_step: int | None
+    reason: str
+    attempts: int  # number of the last attempt of the run, over all instances
+    failures: int = 0  # in a row without a step gained: what the next instance counts on from
+    tail: tuple[str, ...] = ()  # the last lines of output
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Told as it happens: `on_attempt` in the supervisor's thread before the start, `on_line` in the output's own, the
+    others in order by a `Teller`. Of progress that comes faster than it is taken only the newest is told."""
+
+    on_line: Callable[[str], None] = _nothing
+    on_progress: Callable[[Progress], None] = _nothing
+    on_attempt: Callable[[int], None] = _nothing
+    on_event: Callable[..., None] = _nothing  # (name, **fields): trainer-started, trainer-ended, rebalance-told, …
+
+
+class Teller:
+    """Calls hooks in order in another thread: they write to a store that may be slow when every second counts."""
+
+    def __init__(self, hooks: Hooks, log: Any) -> None:
+        self._hooks, self._log = hooks, log
+        self._waiting: deque[Progress | tuple[str, dict[str, Any]]] = deque()
+        self._busy = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def progress(self, progress: Progress) -> None:
+        with self._changed:
+            if self._waiting and isinstance(self._waiting[-1], Progress):
+                self._waiting.pop()
+        self._put(progress)
+
+    def event(self, name: str, **fields: Any) -> None:
+        self._put((name, fields))
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until everything is told; False where that takes longer (it goes on being told)."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._busy, seconds)
+
+    def _put(self, what: Progress | tuple[str, dict[str, Any]]) -> None:
+        with self._changed:
+            self._waiting.append(what)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._tell, name="trainer-hooks", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _tell(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                if not self._changed.wait_for(lambda: bool(self._waiting), 60):
+                    self._thread = None
+                    return
+                what, self._busy = self._waiting.popleft(), True
+            try:
+                if isinstance(what, Progress):
+                    self._hooks.on_progress(what)
+                else:
+                    self._hooks.on_event(what[0], **what[1])
+            except SpothealError as error:
+                self._log.warning("what the trainer did could not be recorded", error=str(error))
