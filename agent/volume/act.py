@@ -108,7 +108,7 @@ def snapshot_tags(ctx: Context, purpose: Purpose, term: int, saved_step: int | N
 def let_go(ctx: Context, volumes: tuple[str, ...]) -> None:
     """Unmount, then detach: never a mounted volume. Retryable where the mount point stays busy."""
     mountpoint = ctx.desired.mountpoint
-    if ctx.host.mounted_at(mountpoint) is not None and not ctx.host.unmount(mountpoint, _UNMOUNT_SECONDS):
+    if not ctx.host.unmount(mountpoint, _UNMOUNT_SECONDS):  # asked even if it shows no mount: the kernel may still write
         raise Retryable(f"{mountpoint} is busy and cannot be unmounted", next_step=f"`fuser -vm {mountpoint}`")
     for volume in volumes:
         ctx.ec2.detach(volume, ctx.desired.instance)

@@ -66,6 +66,7 @@ class Memory:
     snapshot: str | None = None  # the snapshot asked for, "" where the reply was lost
     copy: str | None = None  # the volume made in this term
     rejected: set[str] = field(default_factory=set)  # snapshots
+    saved: dict[int, int] = field(default_factory=dict)  # term -> the last step its writer said it had saved
     attempt: int = 0
     device_letter: int = 0
     term: int | None = None  # the one that memory is about

@@ -44,7 +44,7 @@ def observe(ctx: Context) -> Observed:
     others = _others(ctx, claim, volumes)
     known = {instance.id: instance for instance in ctx.ec2.instances(others)}
     snapshots = _snapshots(ctx, source, claim if claim is not None and claim.number in released else None)
-    status = _status(ctx, claim, source, volumes, known, others)
+    status = _status(ctx, claim, source, known, others)
     absent = {each: ctx.memory.watch.seconds("absent", each) for each in others if each not in known}
     silent = {}
     for other in others:
@@ -75,7 +75,7 @@ def observe(ctx: Context) -> Observed:
         mounted=mounted,
         steps=steps_in(names) if mounted else None,
         checkpoints_present=bool(names),
-        saved_step=_saved_step(source, snapshots, status),
+        saved_step=_saved_step(ctx, source, snapshots),
         term_set=frozenset(v.id for v in volumes if ctx.recently("term", v.id, DESCRIBE_LAG_SECONDS)),
         attach_asked=frozenset(v.id for v in volumes if ctx.recently("attach", v.id, DESCRIBE_LAG_SECONDS)),
         asked_snapshot=_asked_snapshot(ctx, source, snapshots),
@@ -137,25 +137,30 @@ def _status(
     ctx: Context,
     claim: Claim | None,
     source: Source | None,
-    volumes: tuple[Volume, ...],
     known: dict[str, Instance],
     others: frozenset[str],
 ) -> dict[str, Any] | None:
-    """status.json, where a heartbeat or the saved step of another writer counts."""
+    """status.json, where the heartbeat or the saved step of another writer counts. It is overwritten by our own as soon
+    as we have a term, so what it says of saved steps is remembered."""
     alive = any(other not in known or known[other].state not in ("terminated", "stopped") for other in others)
-    moving = source is not None and source.writer > 0 and not _is_here(ctx, source)
-    return ctx.store.read_status() if alive or moving else None
+    mine = claim is None or claim.instance == ctx.desired.instance
+    moving = not mine and source is not None and source.writer > 0 and not _is_here(ctx, source)
+    if not alive and not moving:
+        return None
+    status = ctx.store.read_status()
+    term = None if status is None else status.get("term")
+    saved = (((status or {}).get("progress") or {}).get("saved") or {}).get("step")
+    if isinstance(term, int) and isinstance(saved, int):
+        ctx.memory.saved[term] = saved
+    return status
 
 
-def _saved_step(source: Source | None, snapshots: tuple[Snapshot, ...], status: dict[str, Any] | None) -> int | None:
+def _saved_step(ctx: Context, source: Source | None, snapshots: tuple[Snapshot, ...]) -> int | None:
     """The last step that the source's writer is known to have saved: by its status, and by what is adopted."""
     if source is None:
         return None
     found = [int(s.tags[TAG_SAVED_STEP]) for s in adoptable(source, snapshots)[:1] if _is_step(s)]
-    if status is not None and status.get("term") == source.writer:
-        saved = ((status.get("progress") or {}).get("saved") or {}).get("step")
-        if isinstance(saved, int):
-            found.append(saved)
+    found += [ctx.memory.saved[source.writer]] if source.writer in ctx.memory.saved else []
     return max(found, default=None)
 
 
