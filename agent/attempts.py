@@ -31,7 +31,7 @@ class AttemptEnd:
             name = signal.Signals(self.signal).name
         except ValueError:
             name = f"signal {self.signal}"
-        hint = " (out of memory?)" if self.signal == signal.SIGKILL else ""
+        hint = " (out of memory?)" if self.signal == signal.SIGKILL and not self.asked else ""
         return f"was ended by {name}{hint}"
 
 

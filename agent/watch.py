@@ -75,6 +75,7 @@ class Watch:
         self._told_group = False
         self._started_told = False
         self._written = written
+        self._look_elsewhere_at = timing.empty_checkpoints_seconds  # walking large folders costs: not every second
         self.gained = False
         self.reported = False
 
@@ -143,7 +144,8 @@ class Watch:
         lasted = self._clock.monotonic() - self._start
         if lasted > self._timing.silent_seconds:
             self.tell_started()
-        if lasted > self._timing.empty_checkpoints_seconds:
+        if lasted > self._look_elsewhere_at:
+            self._look_elsewhere_at += self._timing.empty_checkpoints_seconds
             self._of.warn_of_empty_checkpoints()
 
     def tell_started(self, resumed_step: int | None = None) -> None:

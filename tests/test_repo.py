@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 import structlog
 
 from spotheal.agent import git_faults
+from spotheal.agent.account import trainer_account
 from spotheal.agent.clock import Stop, SystemClock, never
 from spotheal.agent.config import InstanceConfig, parse_job
 from spotheal.agent.errors import Interrupted, NotFound, Retryable, SetupFailed
@@ -94,6 +96,25 @@ def test_a_commit_that_is_on_no_branch_any_more_is_still_found(repository: Path,
     git(repository, "reset", "--quiet", "--hard", "HEAD~1")
     target = clone(configured(repository, second), tmp_path / "src")
     assert (target / "train.py").read_text() == "print('second')\n"
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_the_clone_is_made_by_the_trainers_user_also_of_a_repository_of_anothers() -> None:
+    account = trainer_account("nobody")
+    if account is None:
+        pytest.skip("this machine has no user nobody")
+    root = Path(tempfile.mkdtemp(prefix="spotheal-test-"))  # pytest's own folders are closed to others
+    try:
+        root.chmod(0o755)
+        (root / "repository").mkdir()
+        git(root / "repository", "init", "--quiet")
+        git(root / "repository", "commit", "--quiet", "--allow-empty", "-m", "empty")
+        revision = git(root / "repository", "rev-parse", "HEAD")
+        target = clone(configured(root / "repository", revision), root / "lib/src", account=account)
+        assert {path.stat().st_uid for path in (target, target / ".git", target / ".git/HEAD")} == {account.uid}
+    finally:
+        shutil.rmtree(root)
 
 
 class Bundles:
