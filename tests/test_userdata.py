@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import contextlib
 import gzip
@@ -173,7 +174,18 @@ def test_whatever_the_configuration_holds_only_the_payload_differs(hostile: str)
 
 
 def test_the_user_data_leaves_room_for_a_job() -> None:
-    assert len(userdata.render("", "0" * 64)) < 13_000
+    assert len(userdata.render("", "0" * 64)) < 12_200
+
+
+def test_the_bootstrap_on_the_instance_is_the_one_here_without_docstrings() -> None:
+    packaged = (Path(userdata.__file__).parent / "bootstrap.py").read_text()
+    assert set(userdata.bootstrap().splitlines()) < set(packaged.splitlines())
+    here, there = ast.parse(packaged), ast.parse(userdata.bootstrap())
+    for tree in (here, there):
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+                node.body = node.body[1:]
+    assert ast.dump(here) == ast.dump(there)
 
 
 def test_a_machine_without_python_says_so(tmp_path: Path, cloud: Cloud) -> None:
@@ -208,7 +220,7 @@ def test_a_boot_installs_and_starts_the_agent(instance: Instance, cloud: Cloud, 
     assert not any("userdata" in path or "structlog" in path for path in inside)
     launch = cloud.document(LAUNCH)
     assert (launch["instance"], launch["zone"], launch["outcome"]) == (INSTANCE, "us-west-2b", "booting")
-    assert cloud.asked[0] == ("PUT", LAUNCH), "counted before anything can fail"
+    assert cloud.asked[:2] == [("GET", LAUNCH), ("PUT", LAUNCH)], "counted before anything can fail"
     assert instance.console in (instance.root / "var/log/spotheal/user-data.log").read_text()
 
 
@@ -217,9 +229,11 @@ def test_the_user_data_again_starts_no_second_agent_and_fetches_nothing(instance
     instance.boot(digest)
     until(lambda: len(instance.starts()) == 1)
     asked = len(cloud.asked)
+    cloud.objects[LAUNCH] = json.dumps({**cloud.document(LAUNCH), "acknowledged": True}).encode()
     assert instance.boot(digest).returncode == 0
     until(lambda: "the agent runs already" in instance.console)
-    assert cloud.asked[asked:] == [("PUT", LAUNCH)]
+    assert cloud.asked[asked:] == [("GET", LAUNCH), ("PUT", LAUNCH)]
+    assert cloud.document(LAUNCH)["acknowledged"] is True
     assert len(instance.starts()) == 1
 
 
@@ -270,7 +284,7 @@ def test_faults_that_pass_are_waited_for(instance: Instance, cloud: Cloud) -> No
 
     cloud.imds.every = attach_role
     assert instance.boot(cloud.put_wheels(WHEELS)).returncode == 0, instance.console
-    assert "could not count this launch yet: no role's credentials on this instance (404 Not Found)" in instance.console
+    assert "could not read this launch yet: no role's credentials on this instance (404" in instance.console
     assert cloud.faults == {LAUNCH: [], "agent/manifest.json": [], f"agent/wheels/{name}": []}
 
 
@@ -281,7 +295,7 @@ def test_an_instance_without_metadata_says_so(instance: Instance, cloud: Cloud) 
     assert "cannot start the job: could not read who this instance is in 0 s:" in last
 
 
-# ------------------------------------------------------------------------------------------------------ faults that stay
+# ----------------------------------------------------------------------------------------------------- faults that stay
 def _changed(cloud: Cloud) -> str:
     cloud.put_wheels(WHEELS)
     return "0" * 64

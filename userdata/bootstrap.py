@@ -356,10 +356,15 @@ def now() -> str:
 
 
 def count_launch(aws: Aws, instance: dict[str, Any], outcome: str, reason: str = "") -> None:
-    mine = {"instance": instance["instanceId"], "zone": instance.get("availabilityZone", "")}
-    mine |= {"instance_type": instance.get("instanceType", ""), "time": now(), "outcome": outcome, "reason": reason}
-    key, body = f"launches/{mine['instance']}.json", json.dumps(mine).encode()
-    patiently("count this launch", lambda: aws.store("PUT", key, body))
+    """launches/<instance>.json; what an agent of this same instance has noted there is kept."""
+    key = f"launches/{instance['instanceId']}.json"
+    try:
+        launch = dict(json.loads(patiently("read this launch", lambda: aws.store("GET", key))))
+    except (Stuck, ValueError):
+        launch = {"time": now()}
+    launch |= {"instance": instance["instanceId"], "zone": instance.get("availabilityZone", "")}
+    launch |= {"instance_type": instance.get("instanceType", ""), "outcome": outcome, "reason": reason}
+    patiently("count this launch", lambda: aws.store("PUT", key, json.dumps(launch).encode()))
 
 
 def launches_without_progress(aws: Aws) -> int:
