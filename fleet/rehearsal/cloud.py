@@ -155,8 +155,9 @@ class Cloud:
         self._with(instance, lambda machine: machine.end())
 
     def _on_end(self, machine: Machine) -> None:
-        """A machine that switched itself off: EC2 notices."""
-        if machine.powered_off and not self._closing.is_set():
+        """A machine that switched itself off, or whose processes somebody killed: EC2 notices."""
+        found = self.rules.instance(machine.launch.instance)
+        if not self._closing.is_set() and found is not None and found.state in ("pending", "running"):
             self.rules.powered_off(machine.launch.instance)
 
     def _on_volume_created(self, volume: str, snapshot: str | None) -> None:

@@ -159,8 +159,11 @@ class Machine:
             self._on_end(self)
 
     def _kill_marked(self) -> None:
-        """Where the first process itself was killed, its children are found by their environment."""
-        marker = f"{programs.MARKER}={self.launch.instance}".encode()
+        """Where the first process itself was killed, its children are found by their environment.
+
+        By the folder, not by the instance's id: two rehearsals with one seed have machines of the same ids.
+        """
+        marker = f"{programs.INSTANCE_DIR}={self.folder}".encode()
         limit = time.monotonic() + _ENDED_SECONDS_MAX
         while time.monotonic() < limit:
             marked = [pid for pid in _pids() if marker in _environ(pid)]
@@ -177,7 +180,6 @@ class Machine:
             "LANG": "C.UTF-8",
             "SPOTHEAL_ROOT": str(self.root),
             programs.INSTANCE_DIR: str(self.folder),
-            programs.MARKER: self.launch.instance,
             **self.launch.environment,
         }
 
