@@ -13,7 +13,8 @@ from spotheal.agent.config import InstanceConfig, JobConfig
 from spotheal.agent.errors import ConfigError, Conflict, NotFound, PermissionDenied, SpothealError
 from spotheal.agent.names import LAYOUT, StoreUrl, default_bucket, new_run_id
 from spotheal.fleet import plan, repository, request, runs, template, userdata
-from spotheal.fleet.config import FleetConfig, region_of
+from spotheal.fleet.config import FleetConfig
+from spotheal.fleet.places import region_of
 from spotheal.fleet.session import PLACEHOLDER_ACCOUNT, Session
 from spotheal.fleet.wheelhouse import Wheelhouse
 
@@ -32,7 +33,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Ready:
-    """A plan and what carrying it out needs beside it. `fresh`: no fleet of this generation can have been sent before."""
+    """A plan and what carrying it out needs beside it. `fresh`: no fleet of its generation can have been sent."""
 
     plan: plan.Plan
     instance: InstanceConfig
@@ -110,7 +111,7 @@ def make_plan(
         notes.append("an earlier attempt was interrupted while it sent the request; exactly that request is sent again")
         if steps[-1] != plan.SendFleet(built.fleet):
             notes.append(
-                "job.toml, the fleet's file or the revision changed since: not applied; cancel, then --new-run, to apply it"
+                "job.toml, the fleet's file or the revision changed since, not applied: for that, cancel and --new-run"
             )
     elif offline:
         notes += _offline_notes(wanted.fleet)
@@ -213,7 +214,7 @@ def _zones(session: Session, fleet: FleetConfig) -> tuple[str, ...]:
 
 
 def _prices(session: Session, types: tuple[str, ...], zones: tuple[str, ...], clock: Clock) -> tuple[plan.Price, ...]:
-    """Spot prices now by type and zone. Without them a request goes on: they are shown, and choose the volume's zone."""
+    """Spot prices now by type and zone. They are shown and choose the volume's zone; a request goes on without."""
     if not types:
         return ()
     found: dict[tuple[str, str], float] = {}

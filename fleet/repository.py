@@ -95,7 +95,7 @@ def write_bundle(source: Source, target: Path) -> Path:
     """A git bundle with `source.commit` as its HEAD, from the checkout; clones without the network."""
     assert source.bundle is not None
     with tempfile.TemporaryDirectory(prefix="spotheal-bundle-") as scratch:
-        # A bundle holds refs, not commits; the ref is made in a bare copy that borrows the objects, not in the checkout.
+        # A bundle holds refs, not commits; the ref is made in a bare copy that borrows the objects.
         bare = Path(scratch) / "bare.git"
         _git(["clone", "--quiet", "--bare", "--shared", str(source.bundle), str(bare)], source.bundle, allow_paths=True)
         _git(["update-ref", "refs/heads/spotheal", source.commit], bare)
@@ -117,12 +117,12 @@ def _refuse_address(repository: str, allow_paths: bool) -> None:
         return
     if not allow_paths:
         raise ConfigError(
-            f'[job] repository {repository!r} is neither an https or ssh address nor "."; instances cannot clone a path',
+            f'[job] repository {repository!r} is no https or ssh address, nor "."; instances cannot clone a path',
             next_step='write `repository = "."` to carry this checkout\'s commit, or push it and write its address',
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------- remote
+# --------------------------------------------------------------------------------------------------------------- remote
 def _remote(repository: str, revision: str, allow_paths: bool) -> tuple[str, str]:
     """The commit and the full name of what was asked for."""
     if _COMMIT.fullmatch(revision):
@@ -171,7 +171,7 @@ def _list_remote(repository: str, patterns: list[str], allow_paths: bool) -> dic
     return {name: commit for commit, name in (line.split("\t", 1) for line in output.splitlines() if "\t" in line)}
 
 
-# -------------------------------------------------------------------------------------------------------------- checkout
+# ------------------------------------------------------------------------------------------------------------- checkout
 def _checkout(folder: Path, revision: str, ours: tuple[Path, ...]) -> Source:
     top = _top_of(folder)
     if top is None:
@@ -218,7 +218,8 @@ def _compare_with_checkout(
     if int(unpushed.strip() or 0):
         raise Conflict(
             f"this checkout has {unpushed.strip()} commit(s) that {repository} does not have",
-            next_step=f'`git push {remote} {branch or "HEAD"}`, or write `repository = "."` to carry them, or pin a commit in [job] revision',
+            next_step=f'`git push {remote} {branch or "HEAD"}`, or write `repository = "."` to carry them, '
+            "or pin a commit in [job] revision",
         )
     return (
         *notes,
@@ -227,7 +228,7 @@ def _compare_with_checkout(
 
 
 def _refuse_uncommitted(top: Path, ours: tuple[Path, ...], cure: str) -> tuple[str, ...]:
-    """Changed files are refused, and new ones that look like code: the forgotten `git add`. Other new files are a note."""
+    """Changed files are refused, and new ones that look like code (a forgotten `git add`); others are a note."""
     own = {path.resolve() for path in ours}
     output = _git(["status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all"], top)
     entries = [(entry[:2], entry[3:]) for entry in output.split("\0") if entry]
@@ -286,7 +287,7 @@ def _plain_address(address: str) -> str:
     return str(Path(text).resolve())
 
 
-# ------------------------------------------------------------------------------------------------------------------- git
+# ------------------------------------------------------------------------------------------------------------------ git
 def _git(arguments: list[str], folder: Path | None, *, allow_paths: bool = False, remote: str = "") -> str:
     """Run git; ConfigError with what it said where it fails, our other errors where a remote's answer is understood."""
     argv = [
@@ -334,7 +335,7 @@ def _git(arguments: list[str], folder: Path | None, *, allow_paths: bool = False
     if any(sign in said for sign in _PERMISSION):
         raise PermissionDenied(
             f"{remote} cannot be read: {said}",
-            next_step='check the address and your rights with `git ls-remote`; `repository = "."` carries a private commit',
+            next_step='try `git ls-remote` with it; `repository = "."` carries the commit of a private repository',
         )
     if any(sign in said for sign in _MISSING):
         raise NotFound(f"{remote} cannot be read: {said}", next_step="correct [job] repository in job.toml")

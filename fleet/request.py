@@ -146,7 +146,7 @@ def _copied(order: Order, index: int, entry: dict[str, Any], templates: list[dic
 
 # --------------------------------------------------------------------------------------------------- for the aws CLI
 def render(request: Request, fleet_file: str) -> dict[str, str]:
-    """Files for the aws CLI by name suffix: "" the fleet's, ".template-N.json" each template's, ".commands" a shell script.
+    """Files for the aws CLI by name suffix: "" the fleet, ".template-N.json" each template, ".commands" for a shell.
 
     `aws ec2 request-spot-fleet --spot-fleet-request-config file://FILE` takes the first unchanged.
     """

@@ -30,7 +30,7 @@ class Session:
         return self._region
 
     def settle_region(self, *more: str) -> str:
-        """The region: the option, AWS_REGION, AWS_DEFAULT_REGION, then `more` and the profile's, the first that is set."""
+        """The first that is set of: the option, AWS_REGION, AWS_DEFAULT_REGION, `more`, the profile's."""
         if not self._region:
             self._region = next((region for region in more if region), "") or self._profile_region()
         if not self._region:

@@ -40,7 +40,7 @@ def input_shape(operation: str) -> Any:
 
 
 def fleet_config_faults(document: dict[str, Any]) -> list[str]:
-    """What AWS would refuse in `document` for its shape alone: unknown and missing keys, types, values of enumerations."""
+    """What AWS would refuse in `document` for its shape: unknown and missing keys, types, enumerations."""
     shape = input_shape("RequestSpotFleet").members["SpotFleetRequestConfig"]
     return _shape_faults(document, shape)
 
@@ -70,7 +70,8 @@ def _readable(line: str) -> str:
         return f"{_path(match['where'], match['name'])}: is required"
     if match := _TYPE.fullmatch(line):
         legal_names = [_TYPE_NAMES.get(name, name) for name in match["legal"].split(", ")]
-        return f"{_path(match['where'], '')}: must be {' or '.join(dict.fromkeys(n for n in legal_names if n))}, is {match['value']}"
+        legal_text = " or ".join(dict.fromkeys(name for name in legal_names if name))
+        return f"{_path(match['where'], '')}: must be {legal_text}, is {match['value']}"
     return line
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from spotheal.fleet.config import USER_DATA_PLACEHOLDER, spec_subnets, split_list
+from spotheal.fleet.checks import USER_DATA_PLACEHOLDER
+from spotheal.fleet.places import spec_subnets, split_list
 from spotheal.fleet.shape import input_shape
 
 # Same name and same shape on both sides.

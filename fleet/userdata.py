@@ -19,7 +19,7 @@ def render(config: InstanceConfig, manifest_sha256: str) -> str:
     if size > LIMIT_BYTES:
         share = len(userdata.packed(document))
         raise ConfigError(
-            f"the user data would be {size} bytes and EC2 takes {LIMIT_BYTES}: {share} bytes of it are job.toml, compressed",
+            f"user data would be {size} bytes and EC2 takes {LIMIT_BYTES}: {share} of them are job.toml, compressed",
             next_step="move long commands and lists of [environment] into a file of the repository",
         )
     return text

@@ -125,7 +125,7 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-# ---------------------------------------------------------------------------------------------------------- the contents
+# --------------------------------------------------------------------------------------------------------- the contents
 def _files_of(dist: metadata.Distribution) -> dict[str, Path]:
     """The files of an installed distribution by their path in a wheel, without what only suits this machine."""
     name = dist.metadata["Name"]
@@ -179,7 +179,7 @@ def _digest(parts: Iterable[metadata.Distribution], own: dict[str, Path]) -> str
     return hashlib.sha256("\n".join([str(_FORMAT), *AWS_SERVICES, *versions, *contents]).encode()).hexdigest()
 
 
-# -------------------------------------------------------------------------------------------------------------- the wheels
+# ----------------------------------------------------------------------------------------------------------- the wheels
 def _build_into(folder: Path, parts: Iterable[metadata.Distribution], own: dict[str, Path]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".wheelhouse-", dir=folder.parent))

@@ -19,7 +19,7 @@ def test_a_request_makes_everything_that_an_instance_needs(desk: Desk) -> None:
     manifest = store.get_json(LAYOUT.manifest)
     assert manifest is not None
     assert {LAYOUT.wheels + item["name"] for item in manifest["files"]} == set(store.keys(LAYOUT.wheels))
-    assert LAYOUT.repository_bundle in store.keys()
+    assert LAYOUT.repository_bundle in set(store.keys())
     job = store.get_json(LAYOUT.job_document)
     assert job is not None
     assert job["run"]["revision"] == done["revision"]
@@ -27,8 +27,13 @@ def test_a_request_makes_everything_that_an_instance_needs(desk: Desk) -> None:
     assert (store.get_json(LAYOUT.fleet_document) or {})["fleet_id"] == done["fleet_id"]
     (volume,) = desk.volumes()
     assert volume.id == done["volume_id"]
-    assert volume.tags == {"spotheal:job": "cifar", "spotheal:run": done["run"], "spotheal:state": "new", "spotheal:term": "0",
-                    "Name": "DL-datasets-checkpoints"}  # fmt: skip
+    assert volume.tags == {
+        "spotheal:job": "cifar",
+        "spotheal:run": done["run"],
+        "spotheal:state": "new",
+        "spotheal:term": "0",
+        "Name": "DL-datasets-checkpoints",
+    }
     block = desk.s3.get_public_access_block(Bucket=BUCKET)["PublicAccessBlockConfiguration"]
     assert set(block.values()) == {True}
     (fleet,) = desk.live_fleets()
@@ -133,7 +138,7 @@ def test_two_volumes_of_the_name_are_refused_with_both_ids_and_the_next_step(des
 
 
 def test_a_request_cut_short_at_any_call_goes_on_and_makes_nothing_twice(desk: Desk) -> None:
-    """Each call that changes something reaches AWS, and the operator never hears of it; then the same is typed again."""
+    """Each call that changes something reaches AWS, and nobody hears of it; then the same is typed again."""
     for cut in itertools.count(1):
         before, desk.account.changed, desk.account.die_at = len(desk.volumes()), 0, cut
         dead = desk.run("request", "--yes")

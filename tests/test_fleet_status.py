@@ -39,7 +39,7 @@ def seen(**changes: Any) -> Seen:
     return replace(base, **changes)
 
 
-# ------------------------------------------------------------------------------------------------------------- summarise
+# ------------------------------------------------------------------------------------------------------------ summarise
 def test_a_training_run_shows_step_rate_and_the_age_of_its_checkpoint() -> None:
     text = render(summarise(seen(), NOW), NOW)
     assert "step 120 of 400 (30 %), epoch 1, loss 0.31, 812 samples/s" in text
@@ -101,7 +101,7 @@ def test_the_current_volume_comes_first() -> None:
     assert text.index("vol-2") < text.index("vol-1")
 
 
-# ------------------------------------------------------------------------------------------------------ against the store
+# ---------------------------------------------------------------------------------------------------- against the store
 def test_status_follows_a_run_from_request_to_the_end_of_everything(desk: Desk) -> None:
     done = desk.request()
     first = desk.good("status")
