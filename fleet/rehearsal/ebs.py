@@ -80,11 +80,7 @@ def _known(world: World, token: str, zone: str, params: Params) -> Volume | None
     found = world.volumes.get(stored[1])
     if found is not None:
         return found
-    gone = world.volumes.at(world.moment() - 60)  # a retry can be answered with a volume that is deleted by now
-    before = next((volume for volume in gone if volume.id == stored[1]), None)
-    if before is None:
-        raise ApiError("InvalidVolume.NotFound", f"The volume '{stored[1]}' does not exist.")
-    return replace(before, state="deleted", attachment=None)
+    return world.deleted_volumes[stored[1]]
 
 
 def _without_zone(params: Params) -> str:
@@ -152,6 +148,8 @@ def delete_volume(world: World, params: Params, caller: str | None) -> Item:
 
 
 def _gone(world: World, volume_id: str) -> None:
+    # A retry of CreateVolume, with its token, is still answered with the volume that is gone.
+    world.deleted_volumes[volume_id] = replace(world.volumes[volume_id], state="deleted")
     world.volumes.remove(volume_id)
     world.tell(world.hooks.on_volume_deleted, volume_id)
 

@@ -292,6 +292,7 @@ class World:
         self.templates: Table[Template] = Table(self.moment)
         self.history: dict[str, list[FleetEvent]] = {}
         self.tokens: dict[tuple[str, ...], tuple[Any, str, float]] = {}  # key -> parameters, id, moment
+        self.deleted_volumes: dict[str, Volume] = {}
         self.no_capacity_until: dict[str, float] = {}
         self.next_zones: list[str] = []
         self.prices_too_low = False
