@@ -199,6 +199,14 @@ def test_calls_carry_their_caller() -> None:
     assert {"DescribeVolumes": 2} == rules.counts()
 
 
+def test_what_iam_does_not_allow_is_denied(region: Region) -> None:
+    instance = region.an_instance()
+    region.rules.authorize = lambda operation, params, caller: caller is None or operation == "DescribeVolumes"
+    ec2 = InMemoryEc2(region.rules, instance)
+    ec2.describe_volumes()
+    assert "UnauthorizedOperation" == refused(ec2.delete_volume, VolumeId=region.a_volume())
+
+
 def test_an_access_key_names_its_instance(region: Region) -> None:
     instance = region.an_instance()
     key = region.rules.key_of(instance)

@@ -199,6 +199,40 @@ def test_capacity_is_missing_only_where_it_is_missing(region: Region) -> None:
     )
 
 
+def told_of(region: Region, fleet: str) -> list[str]:
+    return [event.description for event in region.rules.history(fleet) if event.type in ("error", "information")]
+
+
+def test_a_price_below_the_market_launches_nothing(region: Region) -> None:
+    fleet = region.a_fleet(SpotPrice="0.01")
+    region.after(60)
+    assert [] == region.running(fleet)
+    assert "Spot bid price is less than Spot market price" in told_of(region, fleet)[0]
+    cheap = placed(A, SpotPrice="0.01")
+    mixed = region.a_fleet(LaunchSpecifications=[cheap, placed(B, SpotPrice="0.5")])
+    region.after(60)
+    assert [B] == [region.instance(one)["Placement"]["AvailabilityZone"] for one in region.running(mixed)]
+
+
+def test_a_quota_is_kept_and_named(region: Region) -> None:
+    region.rules.limit_instances(1)
+    fleet = region.a_fleet(TargetCapacity=2)
+    region.after(60)
+    assert 1 == len(region.running(fleet))
+    assert "Max spot instance count exceeded" in told_of(region, fleet)
+    region.rules.limit_instances(None)
+    region.after(60)
+    assert 2 == len(region.running(fleet))
+
+
+def test_an_image_that_is_gone_launches_nothing_and_is_named(region: Region) -> None:
+    region.rules.refuse_launches("ami-0abc", "The image id '[ami-0abc]' does not exist")
+    fleet = region.a_fleet()
+    region.after(60)
+    assert [] == region.running(fleet)
+    assert "does not exist" in told_of(region, fleet)[0]
+
+
 def test_the_history_tells_the_story(region: Region) -> None:
     fleet, first = region.a_fleet_that_runs()
     region.rules.interrupt(first)

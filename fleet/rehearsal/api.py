@@ -28,7 +28,7 @@ from spotheal.fleet.rehearsal.rulebook import ApiError, Call, ReplyLost, Ruleboo
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]*)/([^/]+)/aws4_request")
-_REASONS = {200: "OK", 400: "Bad Request", 412: "Precondition Failed", 500: "Internal Server Error",
+_REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 412: "Precondition Failed", 500: "Internal Server Error",
             503: "Service Unavailable"}  # fmt: skip
 
 

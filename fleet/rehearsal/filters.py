@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import fnmatch
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -79,6 +80,7 @@ def _test(name: str, values: list[str], fields: Mapping[str, Field]) -> Callable
     return lambda item: any(pattern.fullmatch(_text(found)) for found in get(item))
 
 
+@functools.lru_cache(maxsize=1000)
 def _pattern(value: str) -> str:
     return fnmatch.translate(value.replace("[", "[[]"))
 

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from spotheal.fleet.rehearsal import instances
+from spotheal.fleet.rehearsal.capacity import NoPlace, place
 from spotheal.fleet.rehearsal.filters import Item, page, tag_list, tags_for
 from spotheal.fleet.rehearsal.launchspecs import resolve
 from spotheal.fleet.rehearsal.world import ApiError, Fleet, FleetEvent, Instance, World
@@ -131,11 +132,11 @@ def _launch(world: World, fleet_id: str) -> None:
     if _weight(counted(world, fleet_id)) >= fleet.target:
         return
     spot = len([one for one in counted(world, fleet_id) if not one.is_spot]) >= fleet.on_demand
-    choice = _choose(world, fleet)
-    if choice is None:
-        _no_capacity(world, fleet)
+    found = place(world, fleet, spot)
+    if isinstance(found, NoPlace):
+        _try_later(world, fleet, found)
         return
-    spec, zone = choice
+    spec, zone = found.way, found.zone
     own = {TAG_EC2_FLEET if _is_ec2(fleet) else TAG_SPOT_FLEET: fleet_id}
     made = instances.launch(
         world, spec["spec"], zone, spot=spot, fleet=fleet_id, fleet_tags=own, weight=int(spec["weight"])
@@ -150,39 +151,8 @@ def _launch(world: World, fleet_id: str) -> None:
     _set_activity(world, fleet_id)
 
 
-def _choose(world: World, fleet: Fleet) -> tuple[Mapping[str, Any], str] | None:
-    """A launch specification and a zone that has capacity: the pinned zone, else drawn."""
-    if world.prices_too_low:
-        return None
-    ways = [
-        (spec, zone) for spec in fleet.specs for zone in spec["zones"] if not instances.has_no_capacity(world, zone)
-    ]
-    if not ways:
-        return None
-    if world.next_zones:
-        pinned = [way for way in ways if way[1] == world.next_zones[0]]
-        if pinned:
-            world.next_zones.pop(0)
-            return pinned[0]
-    return world.random.choice(ways)
-
-
-def _no_capacity(world: World, fleet: Fleet) -> None:
-    kinds = ", ".join(sorted({str(spec["spec"].get("InstanceType", "")) for spec in fleet.specs}))
-    if world.prices_too_low:
-        record(
-            world,
-            fleet.id,
-            "information",
-            "launchSpecUnusable",
-            f"{kinds}, Linux/UNIX: Spot bid price is less than Spot market price",
-        )
-    else:
-        zones = ", ".join(sorted({zone for spec in fleet.specs for zone in spec["zones"]}))
-        record(world, fleet.id, "error", "allLaunchSpecsTemporarilyBlacklisted",
-               "Several attempts to launch instances have failed. Either the request could not be satisfied or the"
-               f" configuration is not valid: {kinds} in {zones}: There is no Spot capacity available that matches"
-               " your request.")  # fmt: skip
+def _try_later(world: World, fleet: Fleet, why: NoPlace) -> None:
+    record(world, fleet.id, why.type, why.sub_type, why.description)
     world.launching[fleet.id] = world.launching.get(fleet.id, 0) + 1
     world.later(world.latencies.capacity_retry, lambda: _launch(world, fleet.id))
     _set_activity(world, fleet.id)
@@ -230,12 +200,16 @@ def _end_later(world: World, instance_id: str) -> None:
 
 def settle(world: World) -> None:
     """Bring fleets in line with what their instances became: replace, record, and finish a cancelled fleet."""
+    changes = (world.instances.changes, world.fleets.changes)
+    if changes == world.settled:
+        return
     for fleet in world.fleets.all():
         if fleet.state in ("cancelled_running", "cancelled_terminating") and not members(world, fleet.id):
             world.fleets.put(replace(fleet, state="cancelled"))
             record(world, fleet.id, "fleetRequestChange", "cancelled", "")
         _record_ends(world, fleet.id)
         balance(world, fleet.id)
+    world.settled = (world.instances.changes, world.fleets.changes)
 
 
 def _record_ends(world: World, fleet_id: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from spotheal.fleet.rehearsal.capacity import has_no_capacity
 from spotheal.fleet.rehearsal.ebs import ROOT_DEVICE, attached_to, let_go
 from spotheal.fleet.rehearsal.filters import (
     Field,
@@ -127,10 +128,6 @@ def run_instances(world: World, params: Params, caller: str | None) -> Item:
     if token:
         world.tokens["RunInstances", token] = (None, reservation, world.moment())
     return _reservation(world, made)
-
-
-def has_no_capacity(world: World, zone: str) -> bool:
-    return world.no_capacity_until.get(zone, 0.0) > world.moment()
 
 
 # ------------------------------------------------------------------------------------------------------------------ end

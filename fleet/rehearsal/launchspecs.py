@@ -10,7 +10,7 @@ from spotheal.fleet.rehearsal.instances import user_data
 from spotheal.fleet.rehearsal.world import ApiError, World
 
 Params = Mapping[str, Any]
-Way = dict[str, Any]  # {"spec": shaped as for RunInstances, "zones": (…), "weight": n}
+Way = dict[str, Any]  # {"spec": shaped as for RunInstances, "zones": (…), "weight": n, "price": "" or dollars}
 _FAULTY = "InvalidSpotFleetRequestConfig"
 
 
@@ -19,9 +19,8 @@ def resolve(world: World, config: Params) -> tuple[Way, ...]:
     plain, templated = config.get("LaunchSpecifications") or [], config.get("LaunchTemplateConfigs") or []
     if bool(plain) == bool(templated):
         raise ApiError(_FAULTY, "Exactly one of LaunchSpecifications and LaunchTemplateConfigs must be specified.")
-    if plain:
-        return tuple(_of_specification(world, one) for one in plain)
-    return of_templates(world, templated)
+    ways = tuple(_of_specification(world, one) for one in plain) or of_templates(world, templated)
+    return tuple({**way, "price": way["price"] or config.get("SpotPrice", "")} for way in ways)
 
 
 def of_templates(world: World, configs: Iterable[Params]) -> tuple[Way, ...]:
@@ -43,8 +42,8 @@ def _of_specification(world: World, one: Params) -> Way:
     if not one.get("InstanceType") and not one.get("InstanceRequirements"):
         raise ApiError(_FAULTY, "Parameter: InstanceType is required in a launch specification.")
     user_data(one.get("UserData"))
-    return _way(world, dict(one), one.get("SubnetId", ""), (one.get("Placement") or {}).get("AvailabilityZone", ""),
-                one.get("WeightedCapacity"))  # fmt: skip
+    zones = (one.get("Placement") or {}).get("AvailabilityZone", "")
+    return _way(world, dict(one), one.get("SubnetId", ""), zones, one)
 
 
 def _of_template(world: World, data: Params, override: Params) -> Way:
@@ -58,15 +57,15 @@ def _of_template(world: World, data: Params, override: Params) -> Way:
     placement = override.get("Placement") or data.get("Placement") or {}
     zone = override.get("AvailabilityZone") or placement.get("AvailabilityZone") or ""
     subnet = override.get("SubnetId") or _subnet(data)
-    return _way(world, spec, subnet, zone, override.get("WeightedCapacity"))
+    return _way(world, spec, subnet, zone, override)
 
 
 def _subnet(data: Params) -> str:
     return next((str(one["SubnetId"]) for one in data.get("NetworkInterfaces") or [] if one.get("SubnetId")), "")
 
 
-def _way(world: World, spec: dict[str, Any], subnets: str, zones: str, weight: float | None) -> Way:
-    """`subnets` and `zones` may be lists with commas, as in a launch specification."""
+def _way(world: World, spec: dict[str, Any], subnets: str, zones: str, terms: Params) -> Way:
+    """`subnets` and `zones` may be lists with commas, as in a launch specification; `terms` has weight and price."""
     named = [zone.strip() for zone in zones.split(",") if zone.strip()]
     for subnet in (one.strip() for one in subnets.split(",") if one.strip()):
         zone = world.zone_of_subnet(subnet)
@@ -77,4 +76,9 @@ def _way(world: World, spec: dict[str, Any], subnets: str, zones: str, weight: f
     if unknown:
         raise ApiError(_FAULTY, f"Parameter: AvailabilityZone {unknown[0]} is invalid.")
     spec.pop("SubnetId", None)
-    return {"spec": spec, "zones": tuple(dict.fromkeys(named)) or world.zones, "weight": int(weight or 1)}
+    return {
+        "spec": spec,
+        "zones": tuple(dict.fromkeys(named)) or world.zones,
+        "weight": int(terms.get("WeightedCapacity") or 1),
+        "price": terms.get("SpotPrice") or terms.get("MaxPrice") or "",
+    }

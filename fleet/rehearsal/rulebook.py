@@ -79,6 +79,8 @@ class Rulebook:
         self.world.page_size = page_size
         self.world.after_each = lambda: fleets.settle(self.world)
         self.calls: list[Call] = []
+        # (operation, parameters, caller) -> whether IAM allows it; None allows everything.
+        self.authorize: Callable[[str, Mapping[str, Any], str | None], bool] | None = None
         self.consoles: dict[str, Callable[[], str]] = {}  # instance -> its console's text, for GetConsoleOutput
         self._lock = threading.RLock()
         self._telling = threading.RLock()
@@ -127,6 +129,8 @@ class Rulebook:
             raise ApiError("InvalidAction", f"The action {operation} is not valid for this web service.")
         if faults.throttled(operation):
             raise ApiError("RequestLimitExceeded", "Request limit exceeded.", 503)
+        if self.authorize is not None and not self.authorize(operation, params, caller):
+            raise ApiError("UnauthorizedOperation", "You are not authorized to perform this operation.", 403)
         if planned := faults.planned_for(operation, after_effect=False):
             raise ApiError(planned.code, planned.message, planned.status)
         if params.get("DryRun"):
@@ -232,6 +236,16 @@ class Rulebook:
         with self._inside() as world:
             for zone in zones or world.zones:
                 world.no_capacity_until[zone] = world.moment() + seconds
+
+    def limit_instances(self, most: int | None) -> None:
+        """The account's quota of instances; None lifts it."""
+        with self._inside() as world:
+            world.instances_max = most
+
+    def refuse_launches(self, name: str, message: str) -> None:
+        """Fleets cannot launch with this image or instance profile; the history says `message`."""
+        with self._inside() as world:
+            world.unusable[name] = message
 
     def pin_next_zone(self, *zones: str) -> None:
         """The next launches of fleets go to these zones, one after the other, where the fleet may use them."""

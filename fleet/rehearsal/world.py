@@ -48,6 +48,7 @@ class Table(Generic[T]):
         self._moment = moment
         self._now: dict[str, T] = {}
         self._past: dict[str, list[tuple[float, T | None]]] = {}
+        self.changes = 0
 
     def put(self, thing: T) -> T:
         self._remember(thing.id, thing)
@@ -84,6 +85,7 @@ class Table(Generic[T]):
         return found
 
     def _remember(self, thing_id: str, thing: T | None) -> None:
+        self.changes += 1
         now = self._moment()
         versions = self._past.setdefault(thing_id, [])
         versions.append((now, thing))
@@ -295,7 +297,9 @@ class World:
         self.deleted_volumes: dict[str, Volume] = {}
         self.no_capacity_until: dict[str, float] = {}
         self.next_zones: list[str] = []
-        self.prices_too_low = False
+        self.instances_max: int | None = None  # the account's quota
+        self.unusable: dict[str, str] = {}  # image or instance profile -> what AWS says of it
+        self.settled = (-1, -1)
         self.launching: dict[str, int] = {}  # fleet -> launches on their way
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
