@@ -57,6 +57,7 @@ def test_a_good_story_passes_and_its_document_holds_every_figure_of_the_interfac
         ({"final_sha256": None}, "no weights were found"),
         ({"reference_sha256": None, "reference_fault": "exit 1"}, "uninterrupted run failed"),
         ({"zone_moves": 0}, "moved to another zone 0 times"),
+        ({"throttles_planned": 1, "throttled_calls": 0}, "no call was throttled"),
     ],
 )
 def test_a_broken_expectation_fails_the_rehearsal_and_is_named(changes: dict[str, Any], said: str) -> None:
@@ -89,7 +90,7 @@ EVENTS = (Event(0.5, (Interrupt(),)), Event(0.6, (Kill(),)))
 
 
 def test_an_event_waits_for_its_fraction_and_for_a_step_on_that_machine() -> None:
-    seen = Seen("i-1", False, 5.0, first_step=0, step=49, steps_total=100)
+    seen = Seen("i-1", False, 5.0, True, first_step=0, step=49, steps_total=100)
     assert due(EVENTS, 0, seen) is None
     assert due(EVENTS, 0, replace(seen, step=50)) == EVENTS[0]
     assert due(EVENTS, 1, replace(seen, first_step=70, step=70)) is None
@@ -98,14 +99,15 @@ def test_an_event_waits_for_its_fraction_and_for_a_step_on_that_machine() -> Non
 
 
 def test_a_machine_that_is_ending_already_gets_no_further_event() -> None:
-    assert due(EVENTS, 1, Seen("i-1", True, 99.0, 0, 99, 100)) is None
+    assert due(EVENTS, 1, Seen("i-1", True, 99.0, True, 0, 99, 100)) is None
     assert due(EVENTS, 1, None) is None
 
 
 def test_a_trainer_without_progress_and_a_long_run_are_waited_for_by_the_clock() -> None:
-    assert due(EVENTS, 0, Seen("i-1", False, 7.0)) is None
-    assert due(EVENTS, 0, Seen("i-1", False, 9.0)) == EVENTS[0]
-    long = Seen("i-1", False, 61.0, first_step=0, step=5, steps_total=10**6)
+    assert due(EVENTS, 0, Seen("i-1", False, 14.0)) is None
+    assert due(EVENTS, 0, Seen("i-1", False, 16.0)) == EVENTS[0]
+    assert due(EVENTS, 0, Seen("i-1", False, 16.0, reports=True)) is None  # it is slow to start
+    long = Seen("i-1", False, 61.0, True, first_step=0, step=5, steps_total=10**6)
     assert due(EVENTS, 0, long) == EVENTS[0]
 
 

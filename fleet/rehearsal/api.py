@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import parse_qsl
 
+from moto.backends import list_of_moto_modules
 from moto.ec2.models import ec2_backends
 from moto.moto_api._internal.models import moto_api_backend
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
@@ -27,6 +28,7 @@ from spotheal.fleet.rehearsal.rulebook import ApiError, Call, ReplyLost, Ruleboo
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
+_KNOWN_SERVICES = frozenset(list_of_moto_modules())
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]*)/([^/]+)/aws4_request")
 _REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 412: "Precondition Failed", 500: "Internal Server Error",
             503: "Service Unavailable"}  # fmt: skip
@@ -100,6 +102,8 @@ class Endpoint:
             return self._s3(environ, start_response, key)
         elif action == "GetCallerIdentity" and (caller := self.rulebook.caller_of(key)):
             return _send(start_response, 200, self._identity(caller))
+        if service and service not in _KNOWN_SERVICES:  # moto would print and raise
+            return _send(start_response, 400, b'{"__type": "UnknownOperationException", "message": "not rehearsed"}')
         return self._forward(environ, start_response, f"{service}:{action or environ['REQUEST_METHOD']}", key)
 
     def _ec2(

@@ -43,7 +43,7 @@ class Cloud:
         self.launched_at: dict[str, float] = {}  # monotonic
         self.killed: set[str] = set()
         self._passed_on = dict(passed_on or {})
-        self._throttled_until = 0.0
+        self._throttled_until = 0.0, 0  # monotonic time, and number of calls throttled by then
         self._closing = threading.Event()
         self._hook()
         self.endpoint = Endpoint(self.rules)
@@ -85,14 +85,17 @@ class Cloud:
             case NoCapacity(seconds):
                 self.rules.no_capacity((), seconds)
                 return f"no spot capacity for {seconds:.0f} s"
-            case Throttle(seconds, probability):
+            case Throttle(seconds, probability, calls_min):
                 self.rules.faults.throttle = probability
-                self._throttled_until = time.monotonic() + seconds
+                self._throttled_until = time.monotonic() + seconds, self.throttled_calls() + calls_min
                 return f"EC2 throttles {probability:.0%} of all calls for {seconds:.0f} s"
             case NextZone(other):
                 target = self._other_zone(zone) if other else zone
                 self.rules.pin_next_zone(target)
                 return f"the next instance will be placed in {target}"
+
+    def throttled_calls(self) -> int:
+        return sum(call.outcome == "RequestLimitExceeded" for call in list(self.rules.calls))
 
     def _other_zone(self, zone: str) -> str:
         others = [other for other in self.allowed_zones() if other != zone]
@@ -176,8 +179,10 @@ class Cloud:
 
     def _tick(self) -> None:
         while not self._closing.wait(_TICK_SECONDS):
-            if self.rules.faults.throttle and time.monotonic() >= self._throttled_until:
-                self.rules.faults.throttle = 0.0
+            if self.rules.faults.throttle:
+                until, calls = self._throttled_until
+                if time.monotonic() >= until and self.throttled_calls() >= calls:
+                    self.rules.faults.throttle = 0.0
             self.rules.tick()
 
 

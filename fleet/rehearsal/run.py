@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +63,7 @@ def rehearse(options: Options, show: Display | None = None) -> Summary:
         raise ConfigError(f"{options.keep} is not empty", next_step="name a new folder with --keep DIR")
     with ExitStack() as stack:
         stack.enter_context(ended_by_sigterm())
+        stack.enter_context(redirect_stdout(sys.stderr))  # moto prints; standard output is the caller's data
         folder = Path(tempfile.mkdtemp(prefix="spotheal-rehearsal-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         if options.fleet_file is None:
@@ -187,7 +188,8 @@ class _Rehearsal:
         session, ready = self._request(region)
         reference = self._reference(stack, ready) if self._options.reference else None
         store = Store(session.client("s3"), ready.plan.store)
-        watch = Watch(cloud, store, self._rehearsed.job.volume.mount, self._began)
+        example = self._options.fleet_file is None
+        watch = Watch(cloud, store, self._rehearsed.job.volume.mount, self._began, reports=example)
         try:
             self._until_over(cloud, watch)
             watch.look(store_too=True)
@@ -288,7 +290,6 @@ class _Rehearsal:
         fleets = rules.fleets()
         volume = watch.final_volume()
         stories = watch.stories()
-        calls = list(rules.calls)
         return Story(
             job=ready.plan.job,
             run=ready.plan.run,
@@ -313,8 +314,9 @@ class _Rehearsal:
             reference_sha256=_weights(reference.volume) if reference and not reference_fault else None,
             reference_made=reference is not None,
             reference_fault=reference_fault,
-            throttled_calls=sum(call.outcome == "RequestLimitExceeded" for call in calls),
-            api_calls=len(calls),
+            throttles_planned=self._scenario.throttles,
+            throttled_calls=cloud.throttled_calls(),
+            api_calls=len(rules.calls),
         )
 
 

@@ -17,6 +17,7 @@ from spotheal.agent.errors import ConfigError
 # saves, the hand-over has the 40 s it has at AWS, and nobody watches a machine wait for its end.
 LEAD_SECONDS = 50.0
 PATIENCE_SECONDS = 60.0
+SILENT_SECONDS = 15.0  # of a trainer that writes no progress, before something happens to it
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,11 @@ class NoCapacity:
 
 @dataclass(frozen=True)
 class Throttle:
-    """EC2 answers RequestLimitExceeded with `probability` for a while."""
+    """EC2 answers RequestLimitExceeded with `probability` for a while, at least until `calls_min` were."""
 
     seconds: float
     probability: float = 0.5
+    calls_min: int = 3
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,10 @@ class Scenario:
         return sum(NextZone(other=True) in event.faults for event in self.events)
 
     @property
+    def throttles(self) -> int:
+        return sum(isinstance(fault, Throttle) for event in self.events for fault in event.faults)
+
+    @property
     def instances(self) -> int:
         """How many machines it takes at least."""
         return 1 + sum(event.ends_machine for event in self.events)
@@ -99,12 +105,13 @@ class Scenario:
 class Seen:
     """What a scenario may look at: the trainer that runs now. Steps are None where it writes no progress.
 
-    `touched`: an earlier event ended (or is ending) this machine.
+    `touched`: an earlier event ended (or is ending) this machine. `reports`: this trainer is known to write progress.
     """
 
     instance: str
     touched: bool
     training_seconds: float
+    reports: bool = False
     first_step: int | None = None
     step: int | None = None
     steps_total: int | None = None
@@ -116,7 +123,7 @@ def due(events: tuple[Event, ...], taken: int, seen: Seen | None) -> Event | Non
         return None
     event = events[taken]
     if seen.step is None or seen.first_step is None:
-        return event if seen.training_seconds >= min(event.seconds, 8.0) else None
+        return event if not seen.reports and seen.training_seconds >= min(event.seconds, SILENT_SECONDS) else None
     if seen.step <= seen.first_step:
         return None
     if seen.steps_total and seen.step >= event.fraction * seen.steps_total:

@@ -8,7 +8,7 @@ run's ledger in the store (where each trainer resumed), and the progress file on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -65,10 +65,9 @@ class Story:
     reference_sha256: str | None
     reference_made: bool = True
     reference_fault: str = ""
+    throttles_planned: int = 0
     throttled_calls: int = 0
     api_calls: int = 0
-    log: str = ""
-    timeline: tuple[str, ...] = field(default=())
 
 
 @dataclass(frozen=True)
@@ -178,6 +177,8 @@ def _broken(story: Story, lost_with_notice: int | None, exact: bool | None) -> l
         found.append(f"{lost_with_notice} steps were lost although a notice was given")
     if story.zone_moves is not None and story.zone_moves < story.zone_moves_planned:
         found.append(f"the volume moved to another zone {story.zone_moves} times, not {story.zone_moves_planned}")
+    if story.throttles_planned and not story.throttled_calls:
+        found.append("no call was throttled, although the scenario throttles")
     if story.reference_made:
         if story.reference_fault:
             found.append(f"the uninterrupted run failed, so nothing can be compared: {story.reference_fault}")

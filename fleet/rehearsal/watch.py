@@ -35,8 +35,9 @@ class _Seen:
 class Watch:
     """Look at everything again with `look`; all else answers from what was seen. `began`: monotonic."""
 
-    def __init__(self, cloud: Cloud, store: Store, mount: str, began: float) -> None:
+    def __init__(self, cloud: Cloud, store: Store, mount: str, began: float, *, reports: bool = False) -> None:
         self._cloud, self._store, self._mount, self.began = cloud, store, mount, began
+        self.reports = reports  # whether the trainer is known to write progress
         self._machines: dict[str, _Seen] = {}
         self._store_looked = float("-inf")
         self.status: dict[str, Any] = {}
@@ -58,6 +59,7 @@ class Watch:
         progress = read_progress(self.folders(machine).progress_file)
         if progress is None:
             return
+        self.reports = True
         seen.first = seen.first or progress
         seen.last = progress
         seen.training_since = seen.training_since or time.monotonic()
@@ -90,6 +92,7 @@ class Watch:
                     instance=instance,
                     touched=instance in touched or found.notice is not None,
                     training_seconds=time.monotonic() - seen.training_since,
+                    reports=self.reports,
                     first_step=seen.first.step if seen.first else None,
                     step=seen.last.step if seen.last else None,
                     steps_total=seen.last.steps_total if seen.last else None,
