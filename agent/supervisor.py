@@ -185,10 +185,13 @@ class Supervisor:
 
     def _before_start(self) -> frozenset[tuple[str, str, int, float]]:
         self._folders.notice_file.unlink(missing_ok=True)
-        if self._saved_step is not None:
-            dropped = drop_metrics_after(self._folders.metrics_file, self._saved_step)
+        # Only what this very process saw saved is certain: what an earlier machine was known to have saved may lie
+        # before the checkpoint that its trainer left, and lines up to that one must stay.
+        saved = self.progress.saved if self.progress else None
+        if saved is not None:
+            dropped = drop_metrics_after(self._folders.metrics_file, saved.step)
             if dropped:
-                self.log.info("dropped metrics of steps that are done again", lines=dropped, after=self._saved_step)
+                self.log.info("dropped metrics of steps that are done again", lines=dropped, after=saved.step)
         return mark_of(self._kept())
 
     def _start(self) -> ForeignProgram:

@@ -297,12 +297,29 @@ def test_a_broken_newest_checkpoint_is_set_aside_whole_where_that_is_wanted(benc
     assert [path.name.split("-", 3)[-1] for path in aside] == ["checkpoint-200"]
 
 
-def test_metrics_after_the_resumed_step_are_dropped_before_the_start(bench: Bench) -> None:
+METRICS = (
+    "import json,os\n"
+    "metrics = open(os.environ['SPOTHEAL_METRICS_FILE'], 'a+')\n"
+    "if os.environ['SPOTHEAL_ATTEMPT'] == '2':\n"
+    "    metrics.seek(0); print([json.loads(line)['step'] for line in metrics]); raise SystemExit(0)\n"
+    "for step in range(1, 6): metrics.write(json.dumps({'step': step}) + '\\n')\n"
+    'metrics.write(\'{"step": 6, "lo\')\n'
+    "text = json.dumps({'step': 5, 'saved': {'step': 3}})\n"
+    "open(os.environ['SPOTHEAL_PROGRESS_FILE'], 'w').write(text); raise SystemExit(1)\n"
+)
+
+
+def test_metrics_after_the_saved_step_are_dropped_before_a_restart(bench: Bench) -> None:
+    assert bench.supervisor("python", "-c", METRICS).run().kind == "done"
+    assert bench.lines == ["[1, 2, 3]"]
+
+
+def test_metrics_of_an_earlier_machine_are_left_alone_where_its_last_save_is_not_certain(bench: Bench) -> None:
     bench.folders.make(None)
-    lines = [json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(1, 6)]
-    bench.folders.metrics_file.write_text("".join(lines) + '{"step": 6, "lo')
+    lines = "".join(json.dumps({"step": step}) + "\n" for step in range(1, 6))
+    bench.folders.metrics_file.write_text(lines)
     bench.trainer("counting", "1", "0", saved_step=3, first_attempt=2).run()
-    assert bench.folders.metrics_file.read_text() == "".join(lines[:3])
+    assert bench.folders.metrics_file.read_text() == lines
 
 
 def test_a_stale_notice_is_gone_before_the_trainer_starts(bench: Bench) -> None:

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.contract import write_atomically
+from spotheal.agent.contract import NOTICE_FILE, write_atomically
+from spotheal.agent.folders import Folders
 from spotheal.fleet.rehearsal import programs
 from spotheal.fleet.rehearsal.programs.init import descendants
 from spotheal.fleet.rehearsal.volumes import GIB, Disk
@@ -163,10 +164,11 @@ class Machine:
 
         By the folder, not by the instance's id: two rehearsals with one seed have machines of the same ids.
         """
-        marker = f"{programs.INSTANCE_DIR}={self.folder}".encode()
+        notice_file = Folders.at(self.root, "/").notice_file  # a trainer gets nothing else that names this machine
+        markers = {f"{programs.INSTANCE_DIR}={self.folder}".encode(), f"{NOTICE_FILE}={notice_file}".encode()}
         limit = time.monotonic() + _ENDED_SECONDS_MAX
         while time.monotonic() < limit:
-            marked = [pid for pid in _pids() if marker in _environ(pid)]
+            marked = [pid for pid in _pids() if markers & set(_environ(pid))]
             if not marked:
                 return
             _signal(marked, signal.SIGKILL)
