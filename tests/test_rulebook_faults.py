@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -185,6 +187,35 @@ def test_a_hook_may_call_the_rule_book(region: Region) -> None:
     region.rules.hooks.on_volume_created = look
     region.ec2.create_volume(AvailabilityZone=A, Size=1)
     assert ["creating"] * 3 == seen
+
+
+def test_many_threads_find_every_hook_told_before_their_answer(region: Region) -> None:
+    """A snapshot's bytes are copied when CreateSnapshot is answered, whoever else is calling."""
+    copied: set[str] = set()
+    late: list[str] = []
+
+    def copy(snapshot: str, volume: str) -> None:
+        time.sleep(0.002)
+        region.rules.snapshots()
+        copied.add(snapshot)
+
+    region.rules.hooks.on_snapshot_taken = copy
+    volumes = [region.a_volume() for _ in range(8)]
+
+    def work(volume: str) -> None:
+        client = InMemoryEc2(region.rules, volume)
+        for _ in range(5):
+            snapshot = client.create_snapshot(VolumeId=volume)["SnapshotId"]
+            if snapshot not in copied:
+                late.append(snapshot)
+            client.delete_snapshot(SnapshotId=snapshot)
+
+    threads = [threading.Thread(target=work, args=(volume,)) for volume in volumes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert (40, []) == (len(copied), late)
 
 
 def test_calls_carry_their_caller() -> None:

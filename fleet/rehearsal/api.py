@@ -111,14 +111,11 @@ class Endpoint:
     ) -> Iterable[bytes]:
         request_id = str(uuid.uuid4())
         try:
-            params = wire.parameters(action, form)
+            params = _parameters(action, form)
             result = self.rulebook.call(action, params, self.rulebook.caller_of(key))
             return _send(start_response, 200, wire.answer(action, result, request_id), request_id)
         except ApiError as error:
             return _send(start_response, error.status, wire.error(error.code, error.message, request_id), request_id)
-        except (KeyError, ValueError) as error:  # a required parameter is missing, a number is none
-            body = wire.error("MissingParameter", f"The request must contain the parameter {error}", request_id)
-            return _send(start_response, 400, body, request_id)
         except ReplyLost:
             raise _hang_up(environ) from None
 
@@ -142,8 +139,6 @@ class Endpoint:
             self.forwarded.append(Call(operation, caller, world.clock.now(), world.clock.monotonic(), status[:3]))
             return start_response(status, headers, error)
 
-        with self._moto.lock:  # imports of moto's backends are not safe in threads
-            pass
         application: Any = self._moto.get_application(environ)
         found: Iterable[bytes] = application(environ, started)
         return found
@@ -162,6 +157,17 @@ class Endpoint:
     def _zone_of_subnet(self, subnet: str) -> str | None:
         zones: dict[str, dict[str, Any]] = ec2_backends[self.rulebook.account][self.rulebook.region].subnets
         return next((zone for zone, subnets in zones.items() if subnet in subnets), None)
+
+
+def _parameters(action: str, form: dict[str, str]) -> dict[str, Any]:
+    """As boto3 would have checked them: other clients (and hands) send what it never does."""
+    try:
+        params = wire.parameters(action, form)
+    except ValueError as fault:
+        raise ApiError("InvalidParameterValue", str(fault)) from None
+    if missing := wire.missing(action, params):
+        raise ApiError("MissingParameter", f"The request must contain the parameter {missing}")
+    return params
 
 
 def _form(environ: Environ) -> dict[str, str]:

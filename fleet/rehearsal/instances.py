@@ -286,6 +286,7 @@ def item(world: World, instance: Instance) -> Item:
         "Placement": {"AvailabilityZone": instance.zone, "Tenancy": "default"},
         "PrivateIpAddress": address if live else "",
         "PrivateDnsName": f"ip-{address.replace('.', '-')}.{world.region}.compute.internal" if live else "",
+        **({"PublicIpAddress": f"192.0.2.{address.rpartition('.')[2]}"} if instance.state == "running" else {}),
         "Architecture": "x86_64",
         "RootDeviceName": ROOT_DEVICE,
         "RootDeviceType": "ebs",
@@ -300,6 +301,10 @@ def item(world: World, instance: Instance) -> Item:
         shaped["IamInstanceProfile"] = {"Arn": f"arn:aws:iam::{world.account}:instance-profile/{instance.role}"}
     if instance.spec.get("KeyName"):
         shaped["KeyName"] = instance.spec["KeyName"]
+    options = instance.spec.get("MetadataOptions") or {}
+    shaped["MetadataOptions"] = {
+        "State": "applied", "HttpTokens": "optional", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled", **options
+    }  # fmt: skip
     if instance.reason[0]:
         shaped["StateReason"] = {"Code": instance.reason[0], "Message": instance.reason[1]}
     if instance.ended:

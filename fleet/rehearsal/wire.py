@@ -35,6 +35,13 @@ def parameters(operation: str, form: Mapping[str, str]) -> dict[str, Any]:
     return parsed
 
 
+def missing(operation: str, params: Mapping[str, Any]) -> str:
+    """The first required parameter that was not given, or nothing."""
+    shape = service_model().operation_model(operation).input_shape
+    required = shape.required_members if shape is not None else []
+    return next((str(name) for name in required if name not in params), "")
+
+
 def _parse(shape: Any, node: Any) -> Any:
     kind = shape.type_name
     if kind == "structure":
