@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -379,6 +380,21 @@ def test_setup_runs_once_in_an_environment_that_sees_the_images_packages(
     assert prepare(config, folders, python, where, LOG).path == made.path
     assert made.path == folders.environments / f"env-{key_of(config, python)}" / "bin/python"
     assert (folders.results / "count").read_text() == f"{made.path.parent.parent}\n"
+
+
+def test_pip_in_setup_installs_into_the_environment_and_never_into_the_image(
+    folders: Folders, where: Surroundings, python: Interpreter
+) -> None:
+    info = "spotheal_probe-1.0.dist-info"
+    with zipfile.ZipFile(folders.clone / "spotheal_probe-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("spotheal_probe.py", "")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: spotheal-probe\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    install = ["pip", "install", "--quiet", "--no-index", "--no-deps", "spotheal_probe-1.0-py3-none-any.whl"]
+    made = prepare(with_setup(install, ["python", "-c", "import spotheal_probe"]), folders, python, where, LOG)
+    assert list(made.path.parent.parent.rglob("spotheal_probe.py"))
+    assert not any(list(Path(site).glob("spotheal_probe*")) for site in python.site)
 
 
 def test_an_environment_that_was_cut_short_is_made_anew(
