@@ -19,7 +19,6 @@ import typer
 from spotheal.agent.errors import ConfigError, ExitCode, JobFailed, SpothealError
 
 if TYPE_CHECKING:
-    from spotheal.agent.config import JobConfig
     from spotheal.fleet.runs import Run
     from spotheal.fleet.session import Session
 
@@ -203,8 +202,10 @@ def status(
     output: Output = "",
 ) -> None:
     """Where a job is: fleet, instances past and present, volumes, progress. Answers also when nothing runs."""
+    from spotheal.fleet.target import find
+
     as_json = _as_json(output)
-    session, found = _find(job, job_file, run, region, profile)
+    session, found = find(_session(region, profile), job, job_file, run)
     _show_status(session, found, as_json)
 
 
@@ -244,13 +245,14 @@ def logs(
     from spotheal.agent.clock import SystemClock
     from spotheal.fleet import logs as reading
     from spotheal.fleet.table import printable
+    from spotheal.fleet.target import find
 
     as_json = _as_json(output)
     if source not in ("", "agent", "trainer"):
         raise ConfigError(f"--source {source!r} is neither agent nor trainer", next_step="leave it out for both")
     if attempt is not None and instance:
         raise ConfigError("--attempt and --instance exclude each other", next_step="give one of them")
-    _, found = _find(job, job_file, run, region, profile)
+    _, found = find(_session(region, profile), job, job_file, run)
     reader = reading.Reader(found, instance=reading.select(found, attempt=attempt, instance=instance), source=source)
     shown = ""
     for line in reader.follow(SystemClock()) if follow else reader.new_lines():
@@ -281,9 +283,10 @@ def cancel(
     from spotheal.agent.errors import Conflict
     from spotheal.fleet import cancel as cancelling
     from spotheal.fleet import show
+    from spotheal.fleet.target import find
 
     as_json = _as_json(output)
-    session, found = _find(job, job_file, run, region, profile)
+    session, found = find(_session(region, profile), job, job_file, run)
     plan = cancelling.make_plan(session, found)
     _say(show.cancel_text(plan))
     if plan.pending:
@@ -368,41 +371,6 @@ def _session(region: str, profile: str) -> Session:
     from spotheal.fleet.session import Session
 
     return Session(region or _globals.region, profile or _globals.profile)
-
-
-def _find(job: str, job_file: Path | None, run: str, region: str, profile: str) -> tuple[Session, Run]:
-    """The run that is meant: of the job named, or of ./job.toml, which also knows region and store."""
-    from spotheal.fleet import config, runs
-
-    described = _job_described(job, job_file)
-    session = _session(region, profile)
-    session.settle_region(
-        described.job.region if described else "", config.region_beside(job_file or Path(config.DEFAULT_JOB_FILE))
-    )
-    name = runs.check_job_name(job or (described.job.name if described else ""))
-    root_url = session.store_root(described.store.url if described else "")
-    return session, runs.find(session.client("s3"), root_url, name, run)
-
-
-def _job_described(job: str, job_file: Path | None) -> JobConfig | None:
-    from spotheal.fleet import config
-
-    path = job_file or Path(config.DEFAULT_JOB_FILE)
-    if job_file is None and not path.exists():
-        if not job:
-            raise ConfigError(
-                "no job is named, and there is no job.toml here", next_step="name the job, or give --job FILE"
-            )
-        return None
-    try:
-        described = config.read_job(path)
-    except ConfigError:
-        if job and job_file is None:
-            return None
-        raise
-    if job and described.job.name != job:
-        return None
-    return described
 
 
 def _as_json(output: str) -> bool:

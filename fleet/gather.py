@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from spotheal.fleet.config import FleetConfig
 from spotheal.fleet.places import region_of
 from spotheal.fleet.session import PLACEHOLDER_ACCOUNT, Session
 from spotheal.fleet.wheelhouse import Wheelhouse
+
+_PRICE_LIST_SECONDS_MAX = 8.0
 
 
 @dataclass(frozen=True)
@@ -237,32 +241,47 @@ def _prices(session: Session, types: tuple[str, ...], zones: tuple[str, ...], cl
         raise
     except SpothealError:
         return ()
-    on_demand = {name: _on_demand(session, name) for name in sorted({name for name, _ in found})}
+    on_demand = _on_demand(session, sorted({name for name, _ in found}))
     return tuple(
-        plan.Price(name, zone, spot, on_demand[name])
+        plan.Price(name, zone, spot, on_demand.get(name))
         for (name, zone), spot in sorted(found.items())
         if name in types and zone in zones
     )
 
 
-def _on_demand(session: Session, instance_type: str) -> float | None:
-    """The on-demand price of Linux; None where the price list does not answer (its API is in few regions, and local
-    clouds have none)."""
+def _on_demand(session: Session, types: list[str]) -> dict[str, float]:
+    """On-demand prices as far as the price list answers in time: they are only shown, so nobody waits for them."""
+    if os.environ.get("AWS_ENDPOINT_URL") and not os.environ.get("AWS_ENDPOINT_URL_PRICING"):
+        return {}  # a local cloud has no price list
+    found: dict[str, float] = {}
+    client = session.client("pricing", "us-east-1")  # its API is in few regions
+
+    def ask() -> None:
+        for name in types:
+            price = _listed_price(client, name, session.region)
+            if price is None:
+                return
+            found[name] = price
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_PRICE_LIST_SECONDS_MAX)
+    return dict(found)
+
+
+def _listed_price(client: Any, instance_type: str, region: str) -> float | None:
     wanted = {
         "instanceType": instance_type,
-        "regionCode": session.region,
+        "regionCode": region,
         "operatingSystem": "Linux",
         "tenancy": "Shared",
         "preInstalledSw": "NA",
         "capacitystatus": "Used",
     }
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
     try:
         with translated("read on-demand prices"):
-            answer = session.client("pricing", "us-east-1").get_products(
-                ServiceCode="AmazonEC2",
-                MaxResults=1,
-                Filters=[{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()],
-            )
+            answer = client.get_products(ServiceCode="AmazonEC2", MaxResults=1, Filters=filters)
         terms = json.loads(answer["PriceList"][0])["terms"]["OnDemand"]
         dimensions = next(iter(terms.values()))["priceDimensions"]
         return float(next(iter(dimensions.values()))["pricePerUnit"]["USD"])

@@ -60,7 +60,7 @@ def build(order: Order) -> Request:
     config.setdefault("AllocationStrategy", DEFAULT_STRATEGY)
     config.setdefault("ValidUntil", valid_until(order))
     config.setdefault("TerminateInstancesWithExpiration", True)
-    config["ClientToken"] = token(order, "fleet")
+    config.pop("ClientToken", None)
     own = run_tags(order)
     theirs = config.get("TagSpecifications", [])
     fleet_tags = [
@@ -82,6 +82,7 @@ def build(order: Order) -> Request:
         ]
     else:
         config["LaunchSpecifications"] = [_specification(order, spec) for spec in order.fleet.specifications]
+    config["ClientToken"] = token(order, "fleet", config)
     return Request(tuple(templates), {"SpotFleetRequestConfig": config})
 
 
@@ -96,9 +97,13 @@ def run_tags(order: Order) -> list[dict[str, str]]:
     return [{"Key": TAG_JOB, "Value": order.job.job.name}, {"Key": TAG_RUN, "Value": order.run}]
 
 
-def token(order: Order, purpose: str) -> str:
-    """ClientToken: at most 64 characters, the same for the same run and generation, whoever asks and how often."""
-    return hashlib.sha256("\0".join((order.run, str(order.generation), purpose)).encode()).hexdigest()[:60]
+def token(order: Order, purpose: str, content: dict[str, Any]) -> str:
+    """ClientToken, at most 64 characters: the same for the same run, generation and content, however often it is asked.
+
+    With the content in it a request that AWS refused can be corrected and sent again under the same run.
+    """
+    parts = (order.run, str(order.generation), purpose, json.dumps(content, sort_keys=True))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:60]
 
 
 def template_name(order: Order, index: int) -> str:
@@ -119,14 +124,9 @@ def _specification(order: Order, spec: dict[str, Any]) -> dict[str, Any]:
 
 def _created(order: Order, index: int, data: dict[str, Any], templates: list[dict[str, Any]]) -> dict[str, Any]:
     name = template_name(order, index)
-    templates.append(
-        {
-            "LaunchTemplateName": name,
-            "ClientToken": token(order, f"template {index}"),
-            "LaunchTemplateData": data,
-            "TagSpecifications": [{"ResourceType": "launch-template", "Tags": run_tags(order)}],
-        }
-    )
+    tags = [{"ResourceType": "launch-template", "Tags": run_tags(order)}]
+    arguments = {"LaunchTemplateName": name, "LaunchTemplateData": data, "TagSpecifications": tags}
+    templates.append({**arguments, "ClientToken": token(order, f"template {index}", arguments)})
     return {"LaunchTemplateName": name, "Version": "1"}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from spotheal.agent.aws import translated
 from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.ec2 import TokenUsed
-from spotheal.agent.errors import Conflict, Fatal, SpothealError
+from spotheal.agent.errors import Conflict, Retryable, SpothealError
 from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase
 from spotheal.agent.store import Store
 from spotheal.fleet import plan, repository
@@ -146,7 +146,7 @@ def _send(session: Session, store: Store, ready: Ready, arguments: dict[str, Any
         with translated("request the spot fleet"):
             answer = session.client("ec2").request_spot_fleet(**arguments)
     except SpothealError as error:
-        if isinstance(error, Fatal):  # AWS said no: nothing is on its way, and a corrected request may follow
+        if not isinstance(error, Retryable):  # AWS said no: nothing is on its way, and a corrected one may follow
             _write_fleet(store, ready, fleet="", request=None, volume=volume)
         raise
     fleet = str(answer["SpotFleetRequestId"])

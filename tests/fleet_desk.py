@@ -73,6 +73,12 @@ class Account:
         self.die_at, self.calls, self.changed = 0, 0, 0
         self._own = InMemoryEc2(self.rules, validate=True)
         self._others = others
+        self.rules.world.zone_of_subnet = self._zone_of_subnet
+
+    def _zone_of_subnet(self, subnet: str) -> str | None:
+        """Subnets are moto's."""
+        found = self._others["ec2"].describe_subnets(Filters=[{"Name": "subnet-id", "Values": [subnet]}])["Subnets"]
+        return str(found[0]["AvailabilityZone"]) if found else None
 
     def client(self, service: str, region: str, session: Any = None) -> Any:
         return self if service == "ec2" else self._others[service]

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
+from typing import Any
 
-from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
+import pytest
+from botocore.exceptions import ConnectionClosedError
+from fleet_desk import BUCKET, FLEET, Desk, desk, moto_clients, wheels
 
 from spotheal.agent.errors import ExitCode
 from spotheal.agent.names import LAYOUT, Phase
+from spotheal.fleet import repository
+from spotheal.fleet.rehearsal.client import client_error
 
 __all__ = ["desk", "moto_clients", "wheels"]
 
@@ -137,8 +143,95 @@ def test_two_volumes_of_the_name_are_refused_with_both_ids_and_the_next_step(des
     assert desk.s3.list_buckets()["Buckets"] == []
 
 
-def test_a_request_cut_short_at_any_call_goes_on_and_makes_nothing_twice(desk: Desk) -> None:
+def test_a_request_that_aws_refused_can_be_corrected_and_sent_again_under_the_same_run(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: Any) -> None:
+        raise client_error("RequestSpotFleet", "InvalidSpotFleetRequestConfig", "The role is not good.", 400)
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(desk.account, "request_spot_fleet", refuse, raising=False)
+        refused = desk.run("request", "--yes")
+    assert refused.exit_code == ExitCode.UNEXPECTED
+    assert "The role is not good." in refused.stderr
+    assert "InvalidSpotFleetRequestConfig" in refused.stderr
+    file = desk.folder / "spot_fleet_config.json"
+    file.write_text(file.read_text().replace("role/fleet", "role/better"))
+    done = desk.request()
+    assert done["request"]["request_spot_fleet"]["SpotFleetRequestConfig"]["IamFleetRole"].endswith("role/better")
+    assert len(desk.live_fleets()) == len(desk.volumes()) == 1
+
+
+def test_a_request_whose_answer_was_lost_is_sent_again_unchanged_though_the_file_changed(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = desk.account.request_spot_fleet
+
+    def lose(**arguments: Any) -> None:
+        real(**arguments)
+        raise ConnectionClosedError(endpoint_url="https://example.org")
+
+    with monkeypatch.context() as losing:
+        losing.setattr(desk.account, "request_spot_fleet", lose, raising=False)
+        assert desk.run("request", "--yes").exit_code == ExitCode.UNEXPECTED
+    file = desk.folder / "spot_fleet_config.json"
+    file.write_text(file.read_text().replace("role/fleet", "role/better"))
+    assert desk.run("request", "--yes", "--new-run").exit_code == ExitCode.CONFLICT
+    assert desk.run("cancel", "--yes").exit_code == ExitCode.CONFLICT
+    done = desk.request()
+    assert any("not applied" in note for note in done["notes"])
+    assert done["request"]["request_spot_fleet"]["SpotFleetRequestConfig"]["IamFleetRole"].endswith("role/fleet")
+    assert [fleet.id for fleet in desk.live_fleets()] == [done["fleet_id"]]
+
+
+def test_subnets_and_the_operators_own_template_are_read_and_nothing_of_theirs_changed(desk: Desk) -> None:
+    subnet = next(iter(desk.account.describe_subnets()["Subnets"]))
+    data = {
+        "ImageId": "ami-0123456789abcdef0",
+        "InstanceType": "g5.xlarge",
+        "IamInstanceProfile": {"Name": "agent"},
+        "SecurityGroupIds": ["sg-0123456789abcdef0"],
+    }
+    desk.account.create_launch_template(LaunchTemplateName="theirs", LaunchTemplateData=data)
+    fleet = {key: value for key, value in FLEET.items() if key != "LaunchSpecifications"}
+    named = {"LaunchTemplateName": "theirs", "Version": "$Default"}
+    fleet["LaunchTemplateConfigs"] = [
+        {
+            "LaunchTemplateSpecification": named,
+            "Overrides": [{"InstanceType": "g5.xlarge", "SubnetId": subnet["SubnetId"]}],
+        }
+    ]
+    (desk.folder / "spot_fleet_config.json").write_text(json.dumps(fleet))
+    done = desk.good("request", "--yes", "--region", "us-west-2")
+    assert done["zones"] == [subnet["AvailabilityZone"]]
+    (template,) = done["request"]["create_launch_template"]
+    assert template["LaunchTemplateData"]["SecurityGroupIds"] == ["sg-0123456789abcdef0"]
+    assert template["LaunchTemplateData"]["MetadataOptions"]["HttpTokens"] == "required"
+    versions = desk.account.describe_launch_template_versions(LaunchTemplateName="theirs")["LaunchTemplateVersions"]
+    assert len(versions) == 1
+    desk.pass_time(60)
+    assert len(desk.account.rules.instances()) == 1
+
+
+def test_a_template_without_an_instance_profile_is_refused(desk: Desk) -> None:
+    data = {"ImageId": "ami-0123456789abcdef0"}
+    desk.account.create_launch_template(LaunchTemplateName="bare", LaunchTemplateData=data)
+    fleet = {key: value for key, value in FLEET.items() if key != "LaunchSpecifications"}
+    named = {"LaunchTemplateName": "bare", "Version": "1"}
+    overrides = [{"InstanceType": "g5.xlarge", "AvailabilityZone": "us-west-2a"}]
+    fleet["LaunchTemplateConfigs"] = [{"LaunchTemplateSpecification": named, "Overrides": overrides}]
+    (desk.folder / "spot_fleet_config.json").write_text(json.dumps(fleet))
+    refused = desk.run("request", "--yes")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "IamInstanceProfile" in refused.stderr
+
+
+def test_a_request_cut_short_at_any_call_goes_on_and_makes_nothing_twice(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each call that changes something reaches AWS, and nobody hears of it; then the same is typed again."""
+    source = repository.Source("https://example.org/a.git", "a" * 40, "HEAD")
+    monkeypatch.setattr(repository, "resolve", lambda *_, **__: source)  # what git does takes most of the time
     for cut in itertools.count(1):
         before, desk.account.changed, desk.account.die_at = len(desk.volumes()), 0, cut
         dead = desk.run("request", "--yes")

@@ -1,0 +1,38 @@
+"""Which run a verb means: of the job that is named, or of ./job.toml, which also knows region and store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spotheal.agent.config import JobConfig
+from spotheal.agent.errors import ConfigError
+from spotheal.fleet import config, runs
+from spotheal.fleet.session import Session
+
+
+def find(session: Session, job: str, job_file: Path | None, run: str) -> tuple[Session, runs.Run]:
+    """The run named, else the job's newest; ConfigError where no job is named, NotFound where it has no run."""
+    described = _described(job, job_file)
+    path = job_file or Path(config.DEFAULT_JOB_FILE)
+    session.settle_region(described.job.region if described else "", config.region_beside(path))
+    name = runs.check_job_name(job or (described.job.name if described else ""))
+    root = session.store_root(described.store.url if described else "")
+    return session, runs.find(session.client("s3"), root, name, run)
+
+
+def _described(job: str, job_file: Path | None) -> JobConfig | None:
+    """job.toml, where it is about the job that is meant."""
+    path = job_file or Path(config.DEFAULT_JOB_FILE)
+    if job_file is None and not path.exists():
+        if not job:
+            raise ConfigError(
+                "no job is named, and there is no job.toml here", next_step="name the job, or give --job FILE"
+            )
+        return None
+    try:
+        described = config.read_job(path)
+    except ConfigError:
+        if job and job_file is None:
+            return None
+        raise
+    return None if job and described.job.name != job else described
