@@ -186,7 +186,14 @@ KEYS: tuple[Key, ...] = (
     Key("volume", "initialization_rate", 0, _integer(0, 300), "MiB/s at which a restored volume is filled; 0 = lazily"),
     Key("volume", "snapshot_every", "0m", _duration, "base snapshots, which make the next move small; 0m = none"),
     Key("volume", "delete_superseded", True, _boolean, "false: old volumes and snapshots are left to the operator"),
-    Key("fleet", "engine", "spot-fleet", _one_of("spot-fleet", "ec2-fleet"), "AWS interface that keeps the capacity"),
+    Key(
+        "fleet",
+        "engine",
+        "spot-fleet",
+        _one_of("spot-fleet", "ec2-fleet"),
+        "AWS interface that keeps the capacity",
+        ready=False,
+    ),
     Key("fleet", "harden", True, _boolean, "launch template with IMDSv2 required and a hop limit of 1"),
     Key(
         "fleet",
@@ -201,7 +208,13 @@ KEYS: tuple[Key, ...] = (
     Key(
         "limits", "dollars", 0, _amount, "dollars of instance time after which it saves and ends; 0 = none", ready=False
     ),
-    Key("cage", "mode", "on", _one_of("on", "imds", "off"), "how far the trainer is locked in"),
+    Key(
+        "cage",
+        "mode",
+        "on",
+        _one_of("on", "imds", "off"),
+        '"on", "imds": a user of its own is made for the trainer (no cage around it yet); "off": none is made',
+    ),
     Key(
         "cage",
         "user",

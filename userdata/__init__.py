@@ -7,6 +7,7 @@ import base64
 import gzip
 import re
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 
 PAYLOADS = ("BOOTSTRAP", "CONFIG", "MANIFEST_SHA256")
@@ -18,6 +19,7 @@ def stub() -> str:
     return _text("stub.sh")
 
 
+@cache
 def bootstrap() -> str:
     """The Python program that the stub unpacks and runs: installs the agent from the store and starts it.
 

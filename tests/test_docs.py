@@ -1,0 +1,113 @@
+"""The documents say what the code does: tables are compared, links and files exist.
+
+`python tests/test_docs.py` writes the generated tables anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from spotheal.agent import contract
+from spotheal.agent.config import FREE_TABLES, KEYS, REQUIRED
+from spotheal.agent.names import LAYOUT, Phase
+from spotheal.fleet.rehearsal import scenario as scenarios
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def keys_table() -> str:
+    lines = []
+    for table in dict.fromkeys(key.table for key in KEYS):
+        lines += [f"### [{table}]", "", "| key | default | |", "|---|---|---|"]
+        for key in (key for key in KEYS if key.table == table):
+            default = "required" if key.default is REQUIRED else f"`{json.dumps(key.default)}`"
+            says = key.says.replace("|", "\\|") + ("" if key.ready else " *(not done yet: only the default is taken)*")
+            lines.append(f"| `{key.name}` | {default} | {says} |")
+        lines.append("")
+    for table, says in FREE_TABLES.items():
+        ready = "" if table == "environment" else " *(not done yet: refused)*"
+        lines += [f"### [{table}]", "", f"{says}{ready}", ""]
+    return "\n".join(lines)
+
+
+def scenarios_table() -> str:
+    rows = [f"| `{name}` | {scenarios.scenario(name).says} |" for name in scenarios.NAMES]
+    return "\n".join(["| scenario | faults |", "|---|---|", *rows, ""])
+
+
+GENERATED = {"docs/job-toml.md": ("keys", keys_table), "docs/rehearsal.md": ("scenarios", scenarios_table)}
+
+
+def block(text: str, name: str) -> str:
+    found = re.search(f"<!-- {name} -->\n(.*?)<!-- end -->", text, re.DOTALL)
+    assert found, f"no block {name}"
+    return found.group(1)
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_tables_are_the_codes(name: str) -> None:
+    mark, table = GENERATED[name]
+    assert block((ROOT / name).read_text(), mark) == table(), "run: python tests/test_docs.py"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_leads_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_that_is_named_exists(path: Path) -> None:
+    for named in re.findall(r"`((?:agent|fleet|training|userdata|iam|docs|tests)/[\w./-]+\.\w+)`", path.read_text()):
+        assert (ROOT / named).exists(), named
+
+
+def test_every_document_named_in_a_message_exists() -> None:
+    for package in ("agent", "fleet", "training", "userdata", "iam"):
+        for module in (ROOT / package).rglob("*.py"):
+            for named in re.findall(r"docs/[\w-]+\.md", module.read_text()):
+                assert (ROOT / named).exists(), f"{module.name}: {named}"
+
+
+def test_every_variable_of_the_contract_is_documented() -> None:
+    text = (ROOT / "docs/contract.md").read_text()
+    names = {value for value in vars(contract).values() if isinstance(value, str) and value.startswith("SPOTHEAL_")}
+    assert {name for name in names if f"`{name}`" not in text} == set()
+    assert set(re.findall(r"`(SPOTHEAL_[A-Z]\w*)`", text)) <= names
+    assert str(contract.EXIT_SAVED_AND_STOPPED) in text
+    assert all(f"`{action}`" in text for action in contract.ACTIONS)
+
+
+def test_every_end_and_every_part_of_the_store_is_in_the_architecture() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    assert [phase.value for phase in Phase if phase.is_end and f"**{phase.value}**" not in text] == []
+    parts = [
+        value.split("/")[0] for value in vars(type(LAYOUT)).values() if isinstance(value, str) and "." not in value
+    ]
+    assert [part for part in parts if part and part.isalpha() and part not in text] == []
+
+
+def test_the_readme_shows_the_two_commands_and_the_way_to_aws() -> None:
+    first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:60])
+    for needed in ("make rehearse", "make test", "docs/real-aws.md"):
+        assert needed in first_screen
+    makefile = (ROOT / "Makefile").read_text()
+    assert {"rehearse", "test", "lint"} <= set(re.findall(r"^(\w+):", makefile, re.MULTILINE))
+
+
+def write() -> None:
+    for name, (mark, table) in GENERATED.items():
+        path = ROOT / name
+        start, end = f"<!-- {mark} -->\n", "<!-- end -->"
+        head, _, rest = path.read_text().partition(start)
+        path.write_text(head + start + table() + end + rest.partition(end)[2])
+
+
+if __name__ == "__main__":
+    sys.exit(write())
