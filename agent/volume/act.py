@@ -108,7 +108,8 @@ def snapshot_tags(ctx: Context, purpose: Purpose, term: int, saved_step: int | N
 def let_go(ctx: Context, volumes: tuple[str, ...]) -> None:
     """Unmount, then detach: never a mounted volume. Retryable where the mount point stays busy."""
     mountpoint = ctx.desired.mountpoint
-    if not ctx.host.unmount(mountpoint, _UNMOUNT_SECONDS):  # asked even if it shows no mount: the kernel may still write
+    # Asked even where no mount is shown: the kernel takes it off its table before it has written everything out.
+    if not ctx.host.unmount(mountpoint, _UNMOUNT_SECONDS):
         raise Retryable(f"{mountpoint} is busy and cannot be unmounted", next_step=f"`fuser -vm {mountpoint}`")
     for volume in volumes:
         ctx.ec2.detach(volume, ctx.desired.instance)
@@ -131,6 +132,8 @@ def _claim(number: int, ctx: Context) -> None:
     desired = ctx.desired
     claim = Claim(number, desired.instance, desired.zone, rfc3339(ctx.clock.now()))
     won = ctx.store.claim_term(claim)
+    if won:
+        ctx.memory.claims[number] = claim
     ctx.log.info("claimed the term" if won else "another instance claimed the term first", number=number)
 
 

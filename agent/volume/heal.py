@@ -17,7 +17,7 @@ from spotheal.agent.finish import End
 from spotheal.agent.volume.act import act
 from spotheal.agent.volume.actions import Action, GiveUp, Ready, Wait
 from spotheal.agent.volume.context import Context
-from spotheal.agent.volume.observe import observe
+from spotheal.agent.volume.observe import advance, observe
 from spotheal.agent.volume.plan import decide
 from spotheal.agent.volume.release import leave
 from spotheal.agent.volume.seen import Observed
@@ -94,12 +94,13 @@ def heal(ctx: Context) -> Held | End:
     """
     patience = _Patience(ctx)
     told: int | None = None
+    known: Observed | None = None  # what our own last action has made of the last look
     while True:
         if ctx.stop.is_set():
             leave(ctx)
             raise Interrupted("healing was stopped; what was begun is let go")
         try:
-            seen = observe(ctx)
+            seen, known = known or observe(ctx), None
             if ctx.memory.term is not None and ctx.memory.term != told:
                 told = ctx.memory.term
                 ctx.on_term(told)
@@ -114,6 +115,7 @@ def heal(ctx: Context) -> Held | End:
             if isinstance(action, GiveUp):
                 return End(action.phase, action.reason)
             act(action, ctx)
+            known = advance(ctx, seen, action)
             patience.succeeded()
         except WaitTimedOut:
             raise

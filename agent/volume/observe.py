@@ -14,8 +14,9 @@ from typing import Any
 
 from spotheal.agent.clock import parse_rfc3339
 from spotheal.agent.ec2 import Instance, Snapshot, Volume
-from spotheal.agent.names import LAYOUT, SILENT_SECONDS, TAG_SAVED_STEP, TAG_STATE
+from spotheal.agent.names import LAYOUT, SILENT_SECONDS, TAG_SAVED_STEP, TAG_STATE, VolumeState
 from spotheal.agent.store import Claim
+from spotheal.agent.volume.actions import Action, Attach, MakeFilesystem, Mount, Promote, SetTerm, Supersede, TakeOver
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.seen import (
     GONE_STATES,
@@ -51,9 +52,6 @@ def observe(ctx: Context) -> Observed:
         seconds = _silent(ctx, other, claim, status)
         if seconds is not None:
             silent[other] = seconds
-    mounted = ctx.host.mounted_at(ctx.desired.mountpoint)
-    devices = _devices(ctx, volumes, mounted)
-    names = tuple(ctx.checkpoint_names(ctx.desired.mountpoint)) if mounted else ()
     attached_for = {
         (volume.id, a.instance): ctx.memory.watch.seconds("attachment", volume.id, a.instance, a.state)
         for volume in volumes
@@ -71,10 +69,6 @@ def observe(ctx: Context) -> Observed:
         silent=silent,
         attached_for=attached_for,
         volume_gone_for=ctx.memory.watch.seconds("no volume") if gone else 0.0,
-        devices=devices,
-        mounted=mounted,
-        steps=steps_in(names) if mounted else None,
-        checkpoints_present=bool(names),
         saved_step=_saved_step(ctx, source, snapshots),
         term_set=frozenset(v.id for v in volumes if ctx.recently("term", v.id, DESCRIBE_LAG_SECONDS)),
         attach_asked=frozenset(v.id for v in volumes if ctx.recently("attach", v.id, DESCRIBE_LAG_SECONDS)),
@@ -83,7 +77,34 @@ def observe(ctx: Context) -> Observed:
         attempt=ctx.memory.attempt + _dead_copies(volumes, claim, ctx.desired.zone),
     )
     ctx.memory.watch.end_round()
-    return seen
+    return _with_host(ctx, seen)
+
+
+def advance(ctx: Context, seen: Observed, action: Action) -> Observed | None:
+    """What there is after `action` has succeeded, without asking the cloud again; None where it must be asked.
+
+    Only for what we know by our own doing: a poll saved is three calls saved, and seconds where describes are stale.
+    """
+    match action:
+        case Attach(volume):
+            return replace(seen, attach_asked=seen.attach_asked | {volume})
+        case SetTerm(volume):  # for the wait for its device; it is mounted only when a describe shows the term
+            return replace(seen, term_set=seen.term_set | {volume})
+        case MakeFilesystem() | Mount():
+            return _with_host(ctx, seen)
+        case TakeOver(volume, term):
+            return replace(seen, holds={**seen.holds, term: volume})
+        case Promote(volume):
+            return _with_state(seen, (volume,), VolumeState.CURRENT)
+        case Supersede(volumes):
+            return _with_state(seen, volumes, VolumeState.SUPERSEDED)
+        case _:
+            return None
+
+
+def _with_state(seen: Observed, ids: tuple[str, ...], state: VolumeState) -> Observed:
+    volumes = tuple(replace(v, tags={**v.tags, TAG_STATE: state.value}) if v.id in ids else v for v in seen.volumes)
+    return replace(seen, volumes=volumes)
 
 
 def steps_in(names: Iterable[str]) -> tuple[int, ...]:
@@ -246,6 +267,18 @@ def _moment(text: str) -> float | None:
 
 
 # ----------------------------------------------------------------------------------------------------------------- host
+def _with_host(ctx: Context, seen: Observed) -> Observed:
+    mounted = ctx.host.mounted_at(ctx.desired.mountpoint)
+    names = tuple(ctx.checkpoint_names(ctx.desired.mountpoint)) if mounted else ()
+    return replace(
+        seen,
+        mounted=mounted,
+        devices=_devices(ctx, seen.volumes, mounted),
+        steps=steps_in(names) if mounted else None,
+        checkpoints_present=bool(names),
+    )
+
+
 def _devices(ctx: Context, volumes: tuple[Volume, ...], mounted: str | None) -> dict[str, DeviceSeen]:
     """The run's volumes that this machine has as disks."""
     found = {}

@@ -198,12 +198,12 @@ def _take(desired: Desired, seen: Observed, term: int, source: Source, target: V
     blocked = _attach(desired, seen, target, attached=device is not None)
     if blocked is not None:
         return blocked
-    if term_of(target) != term:
-        if target.id in seen.term_set:
-            return Wait(f"term {term} on {target.id} is to be read back", f"term of {target.id}", 600.0)
+    if term_of(target) != term and target.id not in seen.term_set:
         return SetTerm(target.id, term)
     if device is None:
         return _await_device(desired, seen, target)
+    if term_of(target) != term:
+        return Wait(f"term {term} on {target.id} is to be read back", f"term of {target.id}", 600.0)
     if seen.mounted is None:
         return _mount(desired, seen, term, source, target)
     if seen.mounted != device.path:
