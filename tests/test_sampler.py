@@ -1,0 +1,109 @@
+"""The sampler's position is state; the order is a function of seed and epoch; no global generator is touched."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import Dataset  # noqa: E402
+
+from spotheal.training.sampler import ExactSampler, SeededSamples, exact_loader  # noqa: E402
+
+
+def test_an_epoch_is_every_sample_once_and_the_next_is_ordered_otherwise() -> None:
+    sampler = ExactSampler(100, seed=1)
+    first = list(sampler)
+    assert sorted(first) == list(range(100))
+    sampler.next_epoch()
+    assert sorted(sampler) == list(range(100))
+    assert list(sampler) != first
+    assert list(ExactSampler(100, seed=1)) == first
+    assert list(ExactSampler(100, seed=2)) != first
+
+
+@pytest.mark.parametrize("used", [0, 1, 37, 99, 100])
+def test_a_restored_sampler_goes_on_with_the_very_next_sample(used: int) -> None:
+    sampler = ExactSampler(100, seed=1)
+    sampler.next_epoch()
+    whole = list(sampler)
+    sampler.advance(used)
+    other = ExactSampler(100, seed=1)
+    other.load_state_dict(sampler.state_dict())
+    assert list(other) == whole[used:]
+    assert len(other) == 100 - used
+    assert other.next_ids(5) == whole[used : used + 5]
+
+
+@pytest.mark.parametrize("change", [{"length": 99}, {"seed": 2}, {"shuffle": False}])
+def test_a_position_in_another_order_is_refused(change: dict[str, Any]) -> None:
+    figures: dict[str, Any] = {"length": 100, "seed": 1, "shuffle": True, **change}
+    with pytest.raises(ValueError, match=next(iter(change))):
+        ExactSampler(**figures).load_state_dict(ExactSampler(100, seed=1).state_dict())
+
+
+@pytest.mark.parametrize(("length", "size"), [(100, 4), (101, 4), (3, 8)])
+def test_ranks_share_an_epoch_evenly_and_leave_nothing_out(length: int, size: int) -> None:
+    shares = [list(ExactSampler(length, seed=1, rank=rank, world_size=size)) for rank in range(size)]
+    assert len({len(share) for share in shares}) == 1
+    assert {index for share in shares for index in share} == set(range(length))
+    dropped = [list(ExactSampler(length, seed=1, rank=r, world_size=size, drop_last=True)) for r in range(size)]
+    used = [index for share in dropped for index in share]
+    assert len(used) == len(set(used)) == length // size * size
+
+
+def test_another_world_size_goes_on_without_a_sample_twice() -> None:
+    two = [ExactSampler(96, seed=1, rank=rank, world_size=2) for rank in range(2)]
+    used = [index for sampler in two for index in list(sampler)[:16]]
+    for sampler in two:
+        sampler.advance(16)
+    four = [ExactSampler(96, seed=1, rank=rank, world_size=4) for rank in range(4)]
+    for sampler in four:
+        sampler.load_state_dict(two[0].state_dict())
+    rest = [index for sampler in four for index in sampler]
+    assert sorted(used + rest) == list(range(96))
+
+
+class Noisy(Dataset[Any]):
+    """Draws from every generator, as augmentations do."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[int, float, float]:
+        return index, random.random(), torch.rand(()).item()
+
+
+def drawn(workers: int, skip: int = 0, epoch: int = 0) -> list[tuple[float, ...]]:
+    sampler = ExactSampler(40, seed=3)
+    for _ in range(epoch):
+        sampler.next_epoch()
+    sampler.advance(skip)
+    samples = SeededSamples(Noisy(), seed=3)
+    samples.set_epoch(epoch)
+    return [
+        tuple(float(column[row]) for column in batch)
+        for batch in exact_loader(samples, sampler, 4, workers)
+        for row in range(len(batch[0]))
+    ]
+
+
+def test_augmentation_is_the_same_with_any_number_of_workers_and_after_a_resume() -> None:
+    whole = drawn(workers=0)
+    assert drawn(workers=2) == whole
+    assert drawn(workers=2, skip=12) == whole[12:]
+    assert drawn(workers=0, epoch=1) != whole
+
+
+def test_loading_in_the_trainings_own_process_leaves_its_generators_alone() -> None:
+    torch.manual_seed(5)
+    random.seed(5)
+    expected = torch.rand(3), random.random()
+    torch.manual_seed(5)
+    random.seed(5)
+    drawn(workers=0)
+    assert torch.equal(torch.rand(3), expected[0])
+    assert random.random() == expected[1]
