@@ -314,12 +314,13 @@ def validate(
     output: Output = "",
 ) -> None:
     """Check both files of a request without calling AWS; all faults at once."""
-    from spotheal.fleet import config, show
+    from spotheal.fleet import config, show, userdata
 
     as_json = _as_json(output)
     job_file = job or config.job_file_beside(file)
     try:
-        fleet, _ = config.read_request(file, job_file)
+        fleet, described = config.read_request(file, job_file)
+        userdata.check_size(described)
     except ConfigError as error:
         if as_json:
             print(show.as_json({"schema_version": 1, "valid": False, "faults": error.message, "warnings": []}))

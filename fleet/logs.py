@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotheal.agent.clock import Clock
-from spotheal.agent.errors import NotFound
+from spotheal.agent.errors import NotFound, Retryable
 from spotheal.agent.ledger import read_events
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet import runs
@@ -96,10 +96,13 @@ class Reader:
     def follow(self, clock: Clock) -> Iterator[Line]:
         """Lines as they reach the store, across replacements, until the run has ended and all was given."""
         while True:
-            ended = has_ended(self._run)
-            yield from self.new_lines()
-            if ended:
-                return
+            try:
+                ended = has_ended(self._run)
+                yield from self.new_lines()
+                if ended:
+                    return
+            except Retryable:  # the network was gone for a moment: what was missed comes with the next look
+                pass
             clock.sleep(POLL_SECONDS)
 
 

@@ -23,6 +23,7 @@ from spotheal.fleet.gather import Ready
 from spotheal.fleet.session import Session
 
 Say = Callable[[str], None]
+_TEMPLATE_TRIES = 4
 
 
 def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[st
             case plan.CreateTemplate(arguments):
                 _create_template(session, arguments)
             case plan.SendFleet(arguments):
-                done["fleet_id"] = _send(session, store, ready, arguments, done["volume_id"])
+                done["fleet_id"] = _send(session, store, ready, arguments, done["volume_id"], clock)
     return done
 
 
@@ -140,11 +141,10 @@ def _create_template(session: Session, arguments: dict[str, Any]) -> None:
         ec2.create_launch_template(**fresh)
 
 
-def _send(session: Session, store: Store, ready: Ready, arguments: dict[str, Any], volume: str) -> str:
+def _send(session: Session, store: Store, ready: Ready, arguments: dict[str, Any], volume: str, clock: Clock) -> str:
     _write_fleet(store, ready, fleet="", request=arguments, volume=volume)
     try:
-        with translated("request the spot fleet"):
-            answer = session.client("ec2").request_spot_fleet(**arguments)
+        answer = _request_fleet(session, arguments, clock)
     except SpothealError as error:
         if not isinstance(error, Retryable):  # AWS said no: nothing is on its way, and a corrected one may follow
             _write_fleet(store, ready, fleet="", request=None, volume=volume)
@@ -152,6 +152,20 @@ def _send(session: Session, store: Store, ready: Ready, arguments: dict[str, Any
     fleet = str(answer["SpotFleetRequestId"])
     _write_fleet(store, ready, fleet=fleet, request=arguments, volume=volume)
     return fleet
+
+
+def _request_fleet(session: Session, arguments: dict[str, Any], clock: Clock) -> dict[str, Any]:
+    """A template made a moment ago may not be visible everywhere yet."""
+    for attempt in range(1, _TEMPLATE_TRIES + 1):
+        try:
+            with translated("request the spot fleet"):
+                answer: dict[str, Any] = session.client("ec2").request_spot_fleet(**arguments)
+                return answer
+        except SpothealError as error:
+            if not error.code.startswith("InvalidLaunchTemplate") or attempt == _TEMPLATE_TRIES:
+                raise
+        clock.sleep(2.0 * attempt)
+    raise AssertionError("unreachable")
 
 
 def _write_status(store: Store, ready: Ready, clock: Clock) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 
 from spotheal import userdata
-from spotheal.agent.config import InstanceConfig
+from spotheal.agent.config import InstanceConfig, JobConfig
 from spotheal.agent.errors import ConfigError
+from spotheal.agent.names import StoreUrl
 
 LIMIT_BYTES = 16_384
 
@@ -23,6 +24,12 @@ def render(config: InstanceConfig, manifest_sha256: str) -> str:
             next_step="move long commands and lists of [environment] into a file of the repository",
         )
     return text
+
+
+def check_size(job: JobConfig) -> None:
+    """ConfigError where the user data of any run of `job` would be too large; what a run adds is of fixed length."""
+    run, store = "0" * 26, StoreUrl("b" * 40, f"{job.job.name}/{'0' * 26}")
+    render(InstanceConfig(job, run, "us-west-2", store, "0" * 40, "2026-01-01T00:00:00Z"), "0" * 64)
 
 
 def encoded(text: str) -> str:

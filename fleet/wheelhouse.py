@@ -31,6 +31,7 @@ EXTRA = ("typing-extensions",)
 OWN_PACKAGES = ("agent", "training", "userdata")
 AWS_SERVICES = ("ec2", "s3", "sts", "ssm", "secretsmanager", "sns")
 MANIFEST_NAME = "manifest.json"
+_KEPT = 4
 _FORMAT = 1  # part of the cache's key: another way of zipping is another wheelhouse
 _EPOCH = (2020, 1, 1, 0, 0, 0)  # zip entries carry a time; a fixed one keeps the wheels the same
 _BOTOCORE_DATA = re.compile(r"(botocore|boto3)/data/([^/]+)/")
@@ -73,6 +74,7 @@ def build(cache: Path | None = None) -> Wheelhouse:
     folder = (cache or cache_folder()) / f"wheelhouse-{digest[:20]}"
     if not (folder / MANIFEST_NAME).exists():
         _build_into(folder, parts.values(), own)
+        _forget_old(folder.parent)
     listed = json.loads((folder / MANIFEST_NAME).read_bytes())["files"]
     return Wheelhouse(folder, tuple(Wheel(item["name"], item["sha256"], item["size"]) for item in listed))
 
@@ -196,6 +198,13 @@ def _build_into(folder: Path, parts: Iterable[metadata.Distribution], own: dict[
                 os.replace(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _forget_old(cache: Path) -> None:
+    """Keep the newest few: each change of a version, or of our own code, makes another."""
+    houses = sorted(cache.glob("wheelhouse-*"), key=lambda house: house.stat().st_mtime)
+    for house in houses[:-_KEPT]:
+        shutil.rmtree(house, ignore_errors=True)
 
 
 def _own_wheel(folder: Path, own: dict[str, Path]) -> Wheel:

@@ -149,6 +149,7 @@ def test_validate_reports_all_faults_and_says_so_in_json_too(folder: Path) -> No
         ["logs", "x", "--attempt", "1", "--instance", "i-0a"],
         ["status", "No/Name", "--region", "us-west-2"],
         ["status", "x", "--region", "../.."],
+        ["rehearse", "--scenario", "nope"],
         ["frobnicate"],
         ["request", "--no-such-option"],
     ],
@@ -157,6 +158,16 @@ def test_wrong_usage_is_exit_2(folder: Path, arguments: list[str]) -> None:
     result = run(*arguments)
     assert result.exit_code == ExitCode.USAGE, result.output
     assert "Traceback" not in result.output
+
+
+def test_validate_refuses_what_would_not_fit_into_user_data(folder: Path) -> None:
+    import secrets
+
+    with (folder / "job.toml").open("a") as job:
+        job.write("[environment]\n" + "".join(f'V{n} = "{secrets.token_hex(200)}"\n' for n in range(60)))
+    result = run("validate")
+    assert result.exit_code == ExitCode.USAGE
+    assert "16384" in result.stderr
 
 
 def test_no_job_named_and_no_job_toml_says_both_ways_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
