@@ -135,6 +135,23 @@ def test_an_interruption_that_stops_keeps_the_volume_attached(region: Region) ->
     assert ("on_stop", instance) == region.told[-1]
 
 
+def test_a_stopped_instance_ends_with_its_fleet(region: Region) -> None:
+    fleet, instance = region.a_fleet_that_runs()
+    region.rules.interrupt(instance, action="stop")
+    region.after(140)
+    region.ec2.cancel_spot_fleet_requests(SpotFleetRequestIds=[fleet], TerminateInstances=True)
+    region.after(30)
+    assert "terminated" == region.state_of(instance)
+    assert "cancelled" == region.fleet(fleet)["SpotFleetRequestState"]
+
+
+def test_a_fleet_has_its_share_on_demand(region: Region) -> None:
+    fleet = region.a_fleet(TargetCapacity=3, OnDemandTargetCapacity=1)
+    region.after(20)
+    assert [False, True, True] == sorted(one.is_spot for one in region.rules.instances())
+    assert 1.0 == region.fleet(fleet)["SpotFleetRequestConfig"]["OnDemandFulfilledCapacity"]
+
+
 def test_a_killed_instance_is_gone_at_once_and_replaced(region: Region) -> None:
     fleet, first = region.a_fleet_that_runs()
     region.rules.kill(first)

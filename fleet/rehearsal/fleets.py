@@ -91,10 +91,8 @@ def _expire(world: World, fleet_id: str) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- engine
 def members(world: World, fleet_id: str) -> list[Instance]:
-    """Instances of the fleet that run, those under a notice too."""
-    return [
-        one for one in world.instances.all() if one.fleet == fleet_id and one.state not in ("terminated", "stopped")
-    ]
+    """Instances of the fleet that are not gone: those under a notice and the stopped ones too."""
+    return [one for one in world.instances.all() if one.fleet == fleet_id and one.state != "terminated"]
 
 
 def counted(world: World, fleet_id: str) -> list[Instance]:
