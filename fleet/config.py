@@ -26,7 +26,6 @@ else:
 
 DEFAULT_FLEET_FILE = "spot_fleet_config.json"
 DEFAULT_JOB_FILE = "job.toml"
-ENGINES = ("spot-fleet",)
 WRAPPER = "SpotFleetRequestConfig"
 MINIMAL_JOB = """\
 [job]
@@ -187,11 +186,9 @@ def read_request(fleet_file: Path, job_file: Path) -> tuple[FleetConfig, JobConf
         faults.append(error)
     try:
         job = read_job(job_file)
-        if job.fleet.engine not in ENGINES:
-            faults.append(ConfigError(f"{job_file}: [fleet] engine: this version sends spot-fleet only; leave it out"))
     except ConfigError as error:
         faults.append(error)
-    if faults or fleet is None or job is None:
+    if fleet is None or job is None:
         messages = "\n".join(error.message for error in faults)
         raise ConfigError(messages, next_step="; ".join(error.next_step for error in faults if error.next_step))
     return fleet, job

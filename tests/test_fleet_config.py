@@ -212,7 +212,7 @@ def test_an_engine_that_is_not_built_yet_is_refused_and_not_ignored(tmp_path: Pa
     (tmp_path / "fleet.json").write_text(json.dumps(GOOD))
     text = '[job]\nname = "a"\nrepository = "."\ncommand = ["x"]\n[fleet]\nengine = "ec2-fleet"\n'
     (tmp_path / "job.toml").write_text(text)
-    with pytest.raises(ConfigError, match="engine: this version sends spot-fleet only"):
+    with pytest.raises(ConfigError, match="engine: is not supported by this version"):
         read_request(tmp_path / "fleet.json", tmp_path / "job.toml")
 
 
