@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from handover_world import FakeImds
+from imds_server import wait_until
 
 from spotheal.agent import handover
 from spotheal.agent.clock import SystemClock
@@ -38,7 +41,13 @@ class Loops:
         self.folder, self.devices, self.mounts = folder, [], []  # type: Path, list[str], list[str]
 
     def attach(self, image: Path, *options: str) -> str:
-        self.devices.append(shell("losetup", "--find", "--show", *options, str(image)))
+        for tries_left in (4, 3, 2, 1, 0):  # another process may take the free device that losetup has found
+            try:
+                self.devices.append(shell("losetup", "--find", "--show", *options, str(image)))
+                break
+            except subprocess.CalledProcessError:
+                if not tries_left:
+                    raise
         return self.devices[-1]
 
     def blank(self, name: str = "image") -> str:
@@ -67,13 +76,18 @@ class Loops:
 def loops(tmp_path: Path) -> Iterator[Loops]:
     if os.geteuid() != 0:
         pytest.skip("needs root: loop devices and mounts")
-    found = Loops(tmp_path)
-    try:
-        found.blank("probe")
-    except (subprocess.CalledProcessError, FileNotFoundError) as fault:
-        pytest.skip(f"no loop devices here: {getattr(fault, 'stderr', fault)}")
-    yield found
-    found.close()
+    # One at a time on a machine: a new mount namespace of one test would hold the mounts of all others.
+    with Path(tempfile.gettempdir(), "spotheal-loop-devices.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = Loops(tmp_path)
+        try:
+            found.blank("probe")
+        except (subprocess.CalledProcessError, FileNotFoundError) as fault:
+            pytest.skip(f"no loop devices here: {getattr(fault, 'stderr', fault)}")
+        try:
+            yield found
+        finally:
+            found.close()
 
 
 @pytest.fixture(params=["ext4", "xfs"])
@@ -297,7 +311,13 @@ def test_a_filesystem_that_lives_on_elsewhere_is_not_taken_for_unmounted(
                 host.unmount(at)
         other.stdin.close()
         other.wait(10)
-    assert host.unmount(at)
+
+    def released() -> bool:
+        with contextlib.suppress(Retryable):  # the kernel takes a namespace apart in its own time
+            return host.unmount(at)
+        return False
+
+    assert wait_until(released, 20)
 
 
 def test_a_frozen_volume_keeps_what_was_written_and_a_new_mount_thaws_it(
