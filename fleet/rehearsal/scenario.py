@@ -169,6 +169,9 @@ _SCENARIOS: dict[str, tuple[str, Callable[[random.Random], tuple[Event, ...]]]] 
     "notice": ("one interruption with notice, replaced in the same zone", _fixed(
         Event(0.4, (NextZone(other=False), Interrupt())),
     )),
+    "notice-other-zone": ("one interruption with notice under API throttling, replaced in another zone", _fixed(
+        Event(0.3, (NextZone(other=True), Throttle(5.0), Interrupt())),
+    )),
     "kill": ("one kill without notice, replaced in the same zone", _fixed(
         Event(0.4, (NextZone(other=False), Kill())),
     )),
