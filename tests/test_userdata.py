@@ -26,6 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotheal import userdata
+from spotheal.fleet import wheelhouse
 
 CONFIG = {
     "run": {"id": "01J0000000000000000000000", "region": REGION, "store": STORE},
@@ -48,6 +49,8 @@ sys.exit(int(code))
 """
 WHEELS = {
     "spotheal-0.1.0-py3-none-any.whl": wheel({
+        "spotheal/agent/life.py": "", "spotheal/agent/errors.py": "class ConfigError(Exception): pass",
+        "spotheal/agent/config.py": "class InstanceConfig: from_json = lambda text: None",
         "spotheal/agent/__init__.py": "", "spotheal/agent/__main__.py": AGENT, "spotheal/training/__init__.py": "",
         "spotheal/userdata/spotheal-agent.service": "[Service]\n",
     }),
@@ -69,7 +72,8 @@ class Instance:
         self.root = root
         programs = root / "programs"
         programs.mkdir(parents=True)
-        (programs / "python3").symlink_to(os.path.realpath(sys._base_executable))  # type: ignore[attr-defined]
+        self.python = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
+        (programs / "python3").symlink_to(self.python)
         (programs / "shutdown").write_text(f'#!/bin/sh\necho "$@" >>{root}/shutdown\n')
         (programs / "shutdown").chmod(0o755)
         self.behave("stay")
@@ -245,6 +249,26 @@ def test_other_wheels_take_the_place_of_the_old_ones(instance: Instance, cloud: 
     site = next((instance.root / "opt/spotheal/agent/lib").glob("python*/site-packages"))
     assert (site / "extra.py").exists()
     assert not list((instance.root / "opt/spotheal").glob(".new-*"))
+
+
+@pytest.mark.processes
+def test_the_wheelhouse_is_all_that_the_agent_needs(instance: Instance, cloud: Cloud, tmp_path: Path) -> None:
+    """On a Python that has nothing of ours; the agent refuses this test's configuration, but it is the real one."""
+    house = wheelhouse.build(tmp_path / "cache")
+    cloud.objects |= {f"agent/wheels/{w.name}": (house.folder / w.name).read_bytes() for w in house.wheels}
+    cloud.objects["agent/manifest.json"] = house.manifest
+    assert instance.boot(house.sha256).returncode == 1
+    home = instance.root / "opt/spotheal"
+    refused = "the agent cannot run here: the agent's configuration: schema_version: must be 1; "
+    assert refused in str(cloud.document(LAUNCH)["reason"])
+    assert "[job] repository: is required" in str(cloud.document(LAUNCH)["reason"])
+    code = "import spotheal.agent.life, boto3; boto3.client('ec2', region_name='us-west-2')"
+    done = subprocess.run([str(home / "agent/bin/python"), "-I", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    library = {"PYTHONPATH": str(home / "trainer"), "PATH": "/usr/bin:/bin"}
+    code = "import spotheal.training, spotheal.agent.contract as c; print(c.__file__)"
+    done = subprocess.run([instance.python, "-c", code], env=library, capture_output=True, text=True)
+    assert done.stdout.startswith(f"{home}/trainer/"), done.stderr
 
 
 @pytest.mark.processes

@@ -43,6 +43,15 @@ RESTART_SECONDS_MAX = 10.0
 BOOTS_MAX = 5  # launches in a row that gained nothing: the run is parked (agent/finish.py has the same figure)
 PASSED_ON = re.compile(r"AWS_ENDPOINT_URL\w*|AWS_EC2_METADATA_SERVICE_ENDPOINT|AWS_CA_BUNDLE|(?i:https?|no)_proxy")
 SYSTEM_FOLDERS = ("/bin", "/sbin", "/usr/bin", "/usr/sbin")
+CHECK = """
+import sys, spotheal.agent.life
+from spotheal.agent.config import InstanceConfig
+from spotheal.agent.errors import ConfigError
+try:
+    InstanceConfig.from_json(open(sys.argv[1], encoding="utf-8").read())
+except ConfigError as error:
+    sys.exit(error.message.replace("\\n", "; "))
+"""
 SITE = f"/agent/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 T = TypeVar("T")
 
@@ -282,6 +291,13 @@ def read(path: str) -> str:
         return ""
 
 
+def check() -> None:
+    """An agent that cannot be imported here, or refuses its configuration, would be started again for ever."""
+    done = subprocess.run([AGENT[0], "-I", "-c", CHECK, HOME + "/config.json"], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Stuck("the agent cannot run here: " + (done.stderr.strip() or str(done.returncode)).split("\n")[-1])
+
+
 def make_user(cage: dict[str, str]) -> None:
     """The trainer's user: no login, no rights. Only where the whole machine is ours."""
     if ROOT or os.getuid() != 0 or cage["mode"] == "off":
@@ -439,6 +455,7 @@ def main() -> int:
         instance = patiently("read who this instance is", metadata.instance)
         count_launch(aws, instance, "booting")
         install(aws, sys.argv[1])
+        check()
         make_user(config["cage"])
         start()
         return 0
