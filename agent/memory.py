@@ -13,25 +13,33 @@ _NAME = "run.json"
 
 @dataclass(frozen=True)
 class RunMemory:
-    """`attempt`: the last one started. `failures`: in a row, without a step gained between them."""
+    """`attempt`: the last one started. `failures`: in a row, without a step gained between them.
+
+    `requested_at`: of the request that they were counted under. `fleetctl request --resume` makes another one, which
+    forgives them: else the first failure after it would end the run again.
+    """
 
     run: str
     attempt: int = 0
     best_step: int | None = None
     saved_step: int | None = None
     failures: int = 0
+    requested_at: str = ""
 
     @classmethod
-    def read(cls, folders: Folders, run: str) -> RunMemory:
+    def read(cls, folders: Folders, run: str, requested_at: str = "") -> RunMemory:
         """An empty one where there is none, it cannot be read, or it is another run's (a volume that was adopted)."""
         try:
             found = json.loads(_path(folders).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return cls(run)
+            return cls(run, requested_at=requested_at)
         if not isinstance(found, dict) or found.get("run") != run:
-            return cls(run)
-        names = [field.name for field in fields(cls) if field.name != "run"]
-        return cls(run, **{name: found[name] for name in names if isinstance(found.get(name), int)})
+            return cls(run, requested_at=requested_at)
+        names = [field.name for field in fields(cls) if field.name not in ("run", "requested_at")]
+        numbers = {name: found[name] for name in names if isinstance(found.get(name), int)}
+        if found.get("requested_at", "") != requested_at:
+            numbers["failures"] = 0
+        return cls(run, requested_at=requested_at, **numbers)
 
     def write(self, folders: Folders) -> None:
         """Raises OSError where the volume is full or gone."""

@@ -55,7 +55,7 @@ class TrainerStage:
     ) -> None:
         self._config, self._folders, self._around = config, folders, around
         self._log, self._clock = around.logs.log, around.clock
-        self._memory = RunMemory.read(folders, config.run)
+        self._memory = RunMemory.read(folders, config.run, config.requested_at)
         self.saved_step = self._memory.saved_step
         self._found_step = self.saved_step or 0
         self._found_files = mark_of((folders.checkpoints, folders.keep))

@@ -1,0 +1,38 @@
+"""What a run remembers of itself on its volume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spotheal.agent.folders import Folders
+from spotheal.agent.memory import RunMemory
+
+RUN = "01J8Z3T2QK5V9W7X6Y5Z4A3B2C"
+
+
+def folders(root: Path) -> Folders:
+    found = Folders.at(root, "/dltraining")
+    found.environments.mkdir(parents=True)
+    return found
+
+
+def test_the_next_instance_of_the_same_request_counts_on(tmp_path: Path) -> None:
+    here = folders(tmp_path)
+    memory = RunMemory(RUN, attempt=4, best_step=70, saved_step=60, failures=2, requested_at="2026-11-21T12:00:00Z")
+    memory.write(here)
+    assert RunMemory.read(here, RUN, "2026-11-21T12:00:00Z") == memory
+
+
+def test_a_resumed_run_keeps_its_steps_and_is_forgiven_its_failures(tmp_path: Path) -> None:
+    here = folders(tmp_path)
+    RunMemory(RUN, attempt=4, best_step=70, saved_step=60, failures=3, requested_at="2026-11-21T12:00:00Z").write(here)
+    resumed = RunMemory.read(here, RUN, "2026-11-22T08:00:00Z")
+    assert (resumed.attempt, resumed.best_step, resumed.saved_step, resumed.failures) == (4, 70, 60, 0)
+
+
+def test_another_runs_memory_and_garbage_are_no_memory(tmp_path: Path) -> None:
+    here = folders(tmp_path)
+    RunMemory("0" * 26, attempt=4).write(here)
+    assert RunMemory.read(here, RUN) == RunMemory(RUN)
+    (here.environments / "run.json").write_text("{")
+    assert RunMemory.read(here, RUN) == RunMemory(RUN)
