@@ -16,6 +16,7 @@ from moto import mock_aws
 from spotheal.agent.errors import NotFound, PermissionDenied, Retryable
 from spotheal.agent.names import LAYOUT, StoreUrl
 from spotheal.agent.store import Claim, Store
+from spotheal.fleet.rehearsal.objects import InMemoryS3
 
 URL = StoreUrl("spotheal-test", "prefix/job/RUN")
 
@@ -73,7 +74,9 @@ def test_a_status_that_is_no_json_is_retryable_and_not_absent(store: Store) -> N
         store.read_status()
 
 
-def test_two_writers_append_without_losing_a_line(store: Store) -> None:
+def test_two_writers_append_without_losing_a_line() -> None:
+    store = Store(InMemoryS3(URL.bucket), URL)  # moto compares and puts in two steps, so there one of two can be lost
+
     def write(name: str) -> None:
         for number in range(10):
             store.append_lines("ledger.jsonl", [f"{name}-{number}"])
