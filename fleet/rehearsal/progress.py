@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 _LINE_SECONDS = 5.0
-_EVENTS_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -77,19 +76,15 @@ class Lines:
 
 
 class Screen:
-    """A rich Live display."""
+    """A rich Live display; events scroll away above it and stay."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
-        self._events: list[str] = []
-        self._view = View(0.0)
 
     def event(self, seconds: float, text: str) -> None:
-        self._events.append(f"{seconds:6.1f} s  {text}")
-        self.show(self._view)
+        self._live.console.print(Text(f"{seconds:6.1f} s  {text}", "dim"))
 
     def show(self, view: View) -> None:
-        self._view = view
         self._live.update(self._render(view))
 
     def _render(self, view: View) -> RenderableType:
@@ -101,9 +96,9 @@ class Screen:
             step = "" if m.step is None else str(m.step)
             state = Text(m.state, colours.get(m.state, "yellow"))
             machines.add_row(m.instance, m.zone, m.instance_type, state, step, f"{m.seconds:.0f}")
-        bar = ProgressBar(total=view.steps_total or 100, completed=view.step or 0, width=44)
-        events = [Text(line, "dim") for line in self._events[-_EVENTS_SHOWN:]]
-        return Group(*events, machines, bar, Text(f"{view.seconds:.0f} s  {_steps(view)}"))
+        line = Table.grid(padding=(0, 2))
+        line.add_row(ProgressBar(total=view.steps_total or 100, completed=view.step or 0, width=44), _steps(view))
+        return Group(machines, line, Text(f"{view.seconds:.0f} s"))
 
 
 def _steps(view: View) -> str:

@@ -7,7 +7,7 @@ run's ledger in the store (where each trainer resumed), and the progress file on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -153,43 +153,51 @@ def _lost(instances: Sequence[InstanceStory]) -> tuple[int | None, int | None]:
 
 
 def _broken(story: Story, lost_with_notice: int | None, exact: bool | None) -> list[str]:
-    found: list[str] = []
+    """One line an expectation that was not met. A job that did not finish proves nothing further."""
+    ended = f"the run's phase is {story.phase or 'unknown'}" + (f": {story.reason}" if story.reason else "")
+    found = [] if story.phase == Phase.DONE.value else [f"the job did not finish: {ended}"]
+    found += _end_faults(story)
+    return found if found else [*_scenario_faults(story, lost_with_notice), *_weight_faults(story, exact)]
 
-    def expect(fact: bool, otherwise: str) -> None:
-        if not fact:
-            found.append(otherwise)
 
-    ended = f"the run's phase is {story.phase or 'unknown'}" + (f" ({story.reason})" if story.reason else "")
-    expect(story.phase == Phase.DONE.value, f"the job did not finish: {ended}")
-    expect(
-        story.events_taken == story.events_planned,
-        f"only {story.events_taken} of {story.events_planned} events of the scenario took place before the end;"
-        " a longer job, or --scenario notice, leaves time for all",
-    )
+def _end_faults(story: Story) -> Iterator[str]:
     by = story.fleet_cancelled_by
-    expect(story.fleet_state is not None and story.fleet_state.startswith(("cancelled", "deleted")),
-           f"the fleet was not cancelled: its state is {story.fleet_state or 'unknown'}")  # fmt: skip
-    expect(by is not None and by.startswith("i-"), f"the fleet was cancelled by {by or 'nobody'}, not by the agent")
-    expect(story.volumes_left == 1, f"{story.volumes_left} volumes are left, not 1")
-    expect(story.snapshots_left <= SNAPSHOTS_KEPT,
-           f"{story.snapshots_left} snapshots are left, more than the {SNAPSHOTS_KEPT} that are kept")  # fmt: skip
-    if lost_with_notice:
-        found.append(f"{lost_with_notice} steps were lost although a notice was given")
-    if story.zone_moves is not None and story.zone_moves < story.zone_moves_planned:
-        found.append(f"the volume moved to another zone {story.zone_moves} times, not {story.zone_moves_planned}")
-    if story.throttles_planned and not story.throttled_calls:
-        found.append("no call was throttled, although the scenario throttles")
-    if story.reference_made:
-        if story.reference_fault:
-            found.append(f"the uninterrupted run failed, so nothing can be compared: {story.reference_fault}")
-        elif exact is None:
-            found.append("no weights were found to compare: the trainer leaves none in its results or checkpoints")
-        expect(
-            exact is not False,
-            "the final weights differ from those of a run that was never interrupted (is the trainer deterministic,"
-            " and does it restore everything: optimizer, data order, random state?)",
+    if not (story.fleet_state or "").startswith(("cancelled", "deleted")):
+        yield f"the fleet was not cancelled: its state is {story.fleet_state or 'unknown'}"
+    if by is None or not by.startswith("i-"):
+        yield f"the fleet was cancelled by {by or 'nobody'}, not by the agent"
+    if story.volumes_left != 1:
+        yield f"{story.volumes_left} volumes are left, not 1"
+    if story.snapshots_left > SNAPSHOTS_KEPT:
+        yield f"{story.snapshots_left} snapshots are left, more than the {SNAPSHOTS_KEPT} that are kept"
+
+
+def _scenario_faults(story: Story, lost_with_notice: int | None) -> Iterator[str]:
+    if story.events_taken < story.events_planned:
+        yield (
+            f"only {story.events_taken} of {story.events_planned} events of the scenario took place before the end;"
+            " a longer job, or --scenario notice, leaves time for all"
         )
-    return found
+    elif story.zone_moves is not None and story.zone_moves < story.zone_moves_planned:
+        yield f"the volume moved to another zone {story.zone_moves} times, not {story.zone_moves_planned}"
+    elif story.throttles_planned and not story.throttled_calls:
+        yield "no call was throttled, although the scenario throttles"
+    if lost_with_notice:
+        yield f"{lost_with_notice} steps were lost although a notice was given"
+
+
+def _weight_faults(story: Story, exact: bool | None) -> Iterator[str]:
+    if not story.reference_made:
+        return
+    if story.reference_fault:
+        yield f"the uninterrupted run failed, so nothing can be compared: {story.reference_fault}"
+    elif exact is None:
+        yield "no weights were found to compare: the trainer leaves none in its results or checkpoints"
+    elif not exact:
+        yield (
+            "the final weights differ from those of a run that was never interrupted (is the trainer deterministic,"
+            " and does it restore everything: optimizer, data order, random state?)"
+        )
 
 
 def _rounded(row: dict[str, Any]) -> dict[str, Any]:
