@@ -1,0 +1,448 @@
+"""Checkpoints beside their peers, in one run: `python bench/checkpoint.py [--megabytes 300 1200] [--output json]`.
+
+stall   training blocked: in the call, and before the optimizer's step
+first   the same at the first save of a process
+cost    extra training time until the save is durable, so hidden interference counts (peers that never fsync: ended)
+final   a durable save with training stopped, against the same bytes written with O_DIRECT and fsynced
+load    a cold load, against a cold raw read of the same file; ours verifies every byte
+
+Rounds are paired: every contender and every floor takes its turn in each round; medians are printed.
+Exit 1 where a figure of ours is missed. Peers that are not installed are named and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import json
+import mmap
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from spotheal.training import state
+from spotheal.training.checkpoint import Store
+from spotheal.training.slots import SUFFIX
+
+CHUNK = 16 << 20
+
+
+class Training:
+    """A model with AdamW whose state is about `megabytes`, BatchNorm included, and its steps."""
+
+    def __init__(self, megabytes: int) -> None:
+        torch.manual_seed(0)
+        width = 1024
+        blocks = max(1, round(megabytes * 1e6 / 12 / width**2))
+        layers: list[nn.Module] = []
+        for _ in range(blocks):
+            layers += [nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()]
+        self.model = nn.Sequential(*layers)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.inputs = torch.randn(64, width)
+        self.before_step: Callable[[], None] = lambda: None
+        for _ in range(2):
+            self.step()
+
+    def step(self) -> float:
+        """One step; the seconds `before_step` took, which is a stall."""
+        self.optimizer.zero_grad(set_to_none=False)
+        self.model(self.inputs).square().mean().backward()
+        began = time.perf_counter()
+        self.before_step()
+        waited = time.perf_counter() - began
+        self.optimizer.step()
+        return waited
+
+    def tree(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+
+class Contender:
+    """`save` returns when training may go on; `wait` when the save has ended. `durable`: that includes the disk."""
+
+    name = ""
+    durable = True
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        self.training, self.folder = training, folder
+        self.number = 0
+        folder.mkdir()
+
+    def path(self) -> Path:
+        self.number += 1
+        for old in range(self.number - 2):
+            with contextlib.suppress(OSError):
+                old_path = self.folder / f"save-{old}"
+                shutil.rmtree(old_path) if old_path.is_dir() else old_path.unlink()
+        return self.folder / f"save-{self.number}"
+
+    def save(self) -> None:
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        pass
+
+    def busy(self) -> bool:
+        return False
+
+    def before_step(self) -> None:
+        pass
+
+    def load(self, path: Path) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+class Ours(Contender):
+    name = "spotheal"
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        super().__init__(training, folder)
+        self.store = Store(folder)
+        self.parts = {"model": training.model, "optimizer": training.optimizer}
+        self.store.prepare(state.gather(self.parts))
+
+    def save(self) -> None:
+        training = self.training
+        own = [value for values in training.optimizer.state.values() for value in values.values()]
+        self.number += 1
+        self.store.save(self.number, state.gather(self.parts), later=[*training.model.parameters(), *own])
+
+    def before_step(self) -> None:
+        self.store.wait_copied()
+
+    def wait(self) -> None:
+        self.store.wait_copied()
+        outcome = self.store.flush()
+        assert outcome is None or outcome.fault is None, outcome
+
+    def busy(self) -> bool:
+        return self.store.busy
+
+    def load(self, path: Path) -> None:
+        loaded = self.store.load()
+        assert loaded is not None
+        state.restore(self.parts, loaded.tree)
+
+    def close(self) -> None:
+        self.store.close()
+
+
+class TorchSave(Contender):
+    name = "torch.save"
+    durable = False
+
+    def save(self) -> None:
+        torch.save(self.training.tree(), self.path())
+
+    def load(self, path: Path) -> None:
+        _restore(self.training, torch.load(path, weights_only=True))
+
+
+class TorchSaveDurable(TorchSave):
+    name = "torch.save + fsync + rename"
+    durable = True
+
+    def save(self) -> None:
+        path = self.path()
+        with open(path.with_suffix(".tmp"), "wb") as file:
+            torch.save(self.training.tree(), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(path.with_suffix(".tmp"), path)
+
+
+class Safetensors(Contender):
+    name = "safetensors"
+    durable = False
+
+    def save(self) -> None:
+        from safetensors.torch import save_file
+
+        tensors, _ = state.pack(self.training.tree())
+        save_file(tensors, self.path())
+
+    def load(self, path: Path) -> None:
+        from safetensors.torch import load_file
+
+        _, values = state.pack(self.training.tree())
+        _restore(self.training, state.unpack(values, load_file(path)))
+
+
+class Dcp(Contender):
+    name = "DCP save"
+    durable = False
+    options: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        super().__init__(training, folder)
+        self.future: Any = None
+
+    def save(self) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        dcp.save(self.training.tree(), checkpoint_id=self.path(), no_dist=True)
+
+    def load(self, path: Path) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        tree = self.training.tree()
+        dcp.load(tree, checkpoint_id=path, no_dist=True)
+        _restore(self.training, tree)
+
+
+class DcpAsync(Dcp):
+    name = "DCP async_save"
+
+    def save(self) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        self.future = dcp.async_save(self.training.tree(), checkpoint_id=self.path(), no_dist=True, **self.arguments())
+
+    def arguments(self) -> dict[str, Any]:
+        return {}
+
+    def _upload(self) -> Any:
+        return getattr(self.future, "upload_completion", self.future)
+
+    def wait(self) -> None:
+        if self.future is not None:
+            self._upload().result()
+
+    def busy(self) -> bool:
+        return self.future is not None and not self._upload().done()
+
+
+class DcpOverlap(DcpAsync):
+    name = "DCP async_save, overlap"
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        super().__init__(training, folder)
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        self.stager = DefaultStager(StagingOptions(False, True, True, False))
+
+    def arguments(self) -> dict[str, Any]:
+        return {"async_stager": self.stager}
+
+    def before_step(self) -> None:
+        if self.future is not None and hasattr(self.future, "staging_completion"):
+            self.future.staging_completion.result()
+
+    def close(self) -> None:
+        self.stager.close()
+
+
+def _restore(training: Training, tree: dict[str, Any]) -> None:
+    training.model.load_state_dict(tree["model"])
+    training.optimizer.load_state_dict(tree["optimizer"])
+
+
+CONTENDERS: list[type[Contender]] = [Ours, TorchSave, TorchSaveDurable, Safetensors, Dcp, DcpAsync, DcpOverlap]
+
+
+# --------------------------------------------------------------------------------------------------------- floors
+class Floors:
+    """What the machine can do with as many bytes, at this very moment."""
+
+    def __init__(self, size: int, folder: Path) -> None:
+        self.size = size - size % CHUNK
+        self.path = folder / "raw"
+        self.memory = mmap.mmap(-1, 2 * self.size)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        ctypes.memset(self.address, 1, 2 * self.size)
+        self.copy()
+
+    def copy(self) -> float:
+        return _timed(lambda: ctypes.memmove(self.address, self.address + self.size, self.size))
+
+    def write(self) -> float:
+        def write() -> None:
+            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+            for at in range(0, self.size, CHUNK):
+                os.pwrite(fd, memoryview(self.memory)[at : at + CHUNK], at)
+            os.fsync(fd)
+            os.close(fd)
+
+        return _timed(write)
+
+    def read(self, path: Path) -> float:
+        def read() -> None:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            at = 0
+            while count := os.preadv(fd, [memoryview(self.memory)[:CHUNK]], at):
+                at += count
+                if count % 4096:
+                    break
+            os.close(fd)
+
+        drop_cache(path)
+        return _timed(read)
+
+
+def drop_cache(path: Path) -> None:
+    for file in [path, *path.rglob("*")] if path.is_dir() else [path]:
+        if file.is_file():
+            fd = os.open(file, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def newest(folder: Path) -> Path:
+    paths = [path for path in folder.iterdir() if path.name.startswith(("save-", "step-"))]
+    return max(paths, key=lambda path: int(path.name.removesuffix(SUFFIX).split("-")[1]))
+
+
+# ------------------------------------------------------------------------------------------------------- measuring
+def _timed(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def bare_step(training: Training, steps: int) -> float:
+    training.before_step = lambda: None
+    return statistics.median(_timed(training.step) for _ in range(steps))
+
+
+def one_round(contender: Contender, bare: float) -> dict[str, float]:
+    """A save while training, followed until it has ended; then one with training stopped."""
+    training = contender.training
+    training.before_step = contender.before_step
+    began = time.perf_counter()
+    contender.save()
+    stall = time.perf_counter() - began
+    steps = 0
+    while contender.busy() or not steps:
+        stall += training.step()
+        steps += 1
+    contender.wait()
+    cost = time.perf_counter() - began - steps * bare
+    training.before_step = lambda: None
+
+    def final() -> None:
+        contender.save()
+        contender.wait()
+
+    return {"stall": stall, "cost": cost, "final": _timed(final)}
+
+
+def measure(megabytes: int, rounds: int, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    training = Training(megabytes)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in state.pack(training.tree())[0].values())
+    floors = Floors(size, folder)
+    results: dict[str, dict[str, list[float]]] = {}
+    contenders: list[Contender] = []
+    for kind in CONTENDERS:
+        try:
+            contender = kind(training, folder / kind.__name__)
+            results[kind.name] = {"first": [one_round(contender, bare_step(training, 3))["stall"]]}
+            contenders.append(contender)
+        except ImportError as fault:
+            say(f"left out: {kind.name}: {fault}")
+    floor: dict[str, list[float]] = {"memcpy": [], "raw write": []}
+    for number in range(rounds):
+        say(f"{size / 1e6:.0f} MB: round {number + 1} of {rounds}")
+        for contender in contenders:
+            mine = results[contender.name]
+            floor["memcpy"].append(floors.copy())
+            raw = floors.write()
+            figures = one_round(contender, bare_step(training, 5))
+            figures["raw"] = raw
+            figures["final/raw"] = figures["final"] / raw
+            path = newest(contender.folder)
+            raw_read = floors.read(path if path.is_file() else floors.path)
+            drop_cache(path)
+            figures["load"] = _timed(lambda: contender.load(path))  # noqa: B023
+            figures["load/raw"] = figures["load"] / raw_read
+            for name, value in figures.items():
+                mine.setdefault(name, []).append(value)
+            gc.collect()
+    for contender in contenders:
+        contender.close()
+    medians = {
+        name: {figure: statistics.median(values) for figure, values in figures.items()}
+        | {"durable": next(kind.durable for kind in CONTENDERS if kind.name == name)}
+        for name, figures in results.items()
+    }
+    return {"bytes": size, "memcpy": statistics.median(floor["memcpy"]), "contenders": medians}
+
+
+def verdicts(result: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
+    """Name, figure, limit."""
+    ours, memcpy = result["contenders"][Ours.name], result["memcpy"]
+    peers = [figures for name, figures in result["contenders"].items() if name != Ours.name]
+    best_stall = min(figures["stall"] for figures in peers)
+    yield "stall / memcpy", ours["stall"] / memcpy, 0.1
+    yield "stall, ms (1.2 x best peer, or 1)", ours["stall"] * 1e3, max(1.2 * best_stall * 1e3, 1.0)
+    yield "first save / memcpy", ours["first"] / memcpy, 3.0
+    yield "cost / memcpy", ours["cost"] / memcpy, 2.0
+    yield (
+        "cost / best peer that fsyncs",
+        ours["cost"] / min(figures["cost"] for figures in peers if figures["durable"]),
+        0.5,
+    )
+    yield "final / raw write", ours["final/raw"], 1.3
+    yield "cold verified load / raw read", ours["load/raw"], 1.6
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[300, 1200])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--folder", type=Path, help="where to write; its filesystem is what is measured")
+    parser.add_argument("--output", choices=("table", "json"), default="table")
+    options = parser.parse_args()
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    results = []
+    for megabytes in options.megabytes:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            results.append(measure(megabytes, options.rounds, Path(folder), say))
+    missed = False
+    for result in results:
+        result["verdicts"] = [
+            {"figure": name, "value": value, "limit": limit, "met": value <= limit}
+            for name, value, limit in verdicts(result)
+        ]
+        missed = missed or not all(verdict["met"] for verdict in result["verdicts"])
+    if options.output == "json":
+        print(json.dumps({"schema_version": 1, "results": results}, indent=2))
+    else:
+        show(results)
+    return 1 if missed else 0
+
+
+def show(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        print(f"\n{result['bytes'] / 1e6:.0f} MB of state; memcpy {result['memcpy'] * 1e3:.0f} ms")
+        print(f"{'':28}{'stall ms':>10}{'first ms':>10}{'cost ms':>10}{'final/raw':>10}{'load/raw':>10}  durable")
+        for name, figures in result["contenders"].items():
+            print(
+                f"{name:28}{figures['stall'] * 1e3:10.1f}{figures['first'] * 1e3:10.1f}{figures['cost'] * 1e3:10.1f}"
+                f"{figures['final/raw']:10.2f}{figures['load/raw']:10.2f}  {'yes' if figures['durable'] else 'no'}"
+            )
+        for verdict in result["verdicts"]:
+            met = "met" if verdict["met"] else "MISSED"
+            print(f"  {verdict['figure']:36}{verdict['value']:10.2f}  limit {verdict['limit']:8.2f}  {met}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
