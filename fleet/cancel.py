@@ -19,7 +19,7 @@ _GONE = ("terminated", "shutting-down")
 
 @dataclass(frozen=True)
 class CancelPlan:
-    """`fleet` is "" where none is live. `instances` end with it; `kept` is what stays and costs."""
+    """`fleet` is "" where none is live. `instances` end with it, or alone; `kept` is what stays and costs."""
 
     job: str
     run: str
@@ -56,6 +56,9 @@ def carry_out(session: Session, run: runs.Run, plan: CancelPlan, clock: Clock) -
                 if attempt == CANCEL_TRIES:
                     raise
                 clock.sleep(2.0 * attempt)
+    else:  # a fleet that was cancelled by other means may have left its instances running
+        for instance in plan.instances:
+            session.ec2.terminate(instance.id)
     status = run.store.read_status() or {}
     if status and not any(status.get("phase") == phase.value for phase in Phase if phase.is_end):
         # The agent may still write while its instance goes down; what it hands over then is the better truth.

@@ -294,11 +294,12 @@ def cancel(
             f"the request of run {found.id} was interrupted, and may have reached AWS",
             next_step="`fleetctl request` once more finishes it; then cancel",
         )
-    if plan.fleet:
-        _ask(f"End {1 + len(plan.instances)} of them?" if plan.instances else "End it?", yes)
+    ends = [*([plan.fleet] if plan.fleet else []), *(one.id for one in plan.instances)]
+    if ends:
+        _ask(f"End these {len(ends)}?" if len(ends) > 1 else "End it?", yes)
         cancelling.carry_out(session, found, plan, SystemClock())
-    document = show.cancel_document(plan, cancelled=bool(plan.fleet))
-    said = f"cancelled {plan.fleet}" if plan.fleet else "nothing to cancel: no fleet of this run is live"
+    document = show.cancel_document(plan, cancelled=bool(ends))
+    said = f"cancelled {', '.join(ends)}" if ends else "nothing to cancel: nothing of this run is live"
     print(show.as_json(document) if as_json else said)
     if plan.kept:
         kept = ", ".join(one.id for one in plan.kept)

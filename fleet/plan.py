@@ -102,7 +102,7 @@ def decide_run(job: str, existing: Existing | None, *, resume: bool, new_run: bo
             )
         return Resume(existing)
     over = existing.phase in {phase.value for phase in Phase if phase.is_end}
-    state = f"ended ({existing.phase})" if over else f"has no fleet any more (it was {existing.phase or 'requested'})"
+    state = f"ended ({existing.phase})" if over else f"has no live fleet (last phase: {existing.phase or 'requested'})"
     raise Conflict(
         f"job {job!r} has a run, {existing.run}, which {state}",
         next_step="--resume goes on with it and its volume, --new-run begins another",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from spotheal.agent.clock import parse_rfc3339
+from spotheal.agent.clock import parse_rfc3339, rfc3339
 from spotheal.agent.ec2 import Instance, Volume
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.ledger import read_events
@@ -109,7 +109,7 @@ def summarise(seen: Seen, now: datetime) -> dict[str, Any]:
         "term": status.get("term"),
         "interruptions": sum(1 for event in events if event["event"] == "notice"),
         "zone_moves": sum(1 for event in events if event["event"] == "volume" and event.get("moved_from")),
-        "launches": [_launch(one, seen) for one in seen.launches if str(one.get("instance", "")).startswith("i-")],
+        "launches": [_launch(one, seen) for one in _launches(seen)],
         "volumes": None if seen.volumes is None else [_volume(one) for one in seen.volumes],
         "notes": list(seen.notes),
     }
@@ -123,6 +123,18 @@ def _moment(text: Any) -> datetime | None:
         return parse_rfc3339(str(text))
     except ValueError:
         return None
+
+
+def _launches(seen: Seen) -> list[dict[str, Any]]:
+    """Launches by the store, then instances that AWS shows and that have not come as far as the store."""
+    counted = [one for one in seen.launches if str(one.get("instance", "")).startswith("i-")]
+    known = {one["instance"] for one in counted}
+    young = [
+        {"instance": one.id, "time": rfc3339(one.launched), "instance_type": one.type, "zone": one.zone}
+        for one in seen.instances or ()
+        if one.id not in known
+    ]
+    return [*counted, *sorted(young, key=lambda one: one["time"])]
 
 
 def _launch(launch: dict[str, Any], seen: Seen) -> dict[str, Any]:

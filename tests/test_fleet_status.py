@@ -107,6 +107,9 @@ def test_status_follows_a_run_from_request_to_the_end_of_everything(desk: Desk) 
     first = desk.good("status")
     assert (first["phase"], first["run"]) == ("requested", done["run"])
     assert first["fleet"] == {"id": done["fleet_id"], "state": "active", "live": True}
+    desk.pass_time(60)
+    (young,) = desk.good("status")["launches"]  # launched, and not yet come as far as the store
+    assert (young["instance"], young["outcome"]) == (desk.account.rules.instances()[0].id, None)
     desk.end(done["run"], Phase.DONE)
     desk.pass_time(72 * 3600)  # by now AWS has forgotten the fleet and its instances
     last = desk.good("status", "cifar")
@@ -207,7 +210,19 @@ def test_cancel_ends_this_runs_fleet_alone_and_keeps_the_volume(desk: Desk) -> N
     assert desk.account.rules.volume(done["volume_id"]) is not None
     again = desk.good("cancel", "cifar", "--yes")
     assert again["cancelled"] is False
+    assert again["instances"] == []
     assert desk.good("status", "cifar")["reason"].startswith("cancelled by fleetctl")
+
+
+def test_cancel_ends_instances_that_a_fleet_cancelled_by_other_means_left_running(desk: Desk) -> None:
+    done = desk.request()
+    desk.pass_time(60)
+    desk.account.cancel_spot_fleet_requests(SpotFleetRequestIds=[done["fleet_id"]], TerminateInstances=False)
+    (instance,) = desk.account.rules.instances()
+    result = desk.good("cancel", "--yes")
+    assert (result["fleet_id"], result["instances"]) == (None, [instance.id])
+    desk.pass_time(60)
+    assert [one.state for one in desk.account.rules.instances()] == ["terminated"]
 
 
 def test_cancel_asks_and_without_a_terminal_needs_yes(desk: Desk) -> None:
