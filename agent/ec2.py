@@ -194,11 +194,15 @@ class Ec2:
                 return
             raise
 
-    def detach(self, volume: str, instance: str) -> None:
-        """Ask for the end of the attachment, never by force. Success where it is not attached there."""
+    def detach(self, volume: str, instance: str, *, force: bool = False) -> None:
+        """Ask for the end of the attachment. Success where it is not attached there.
+
+        By force only from the instance that asks, of a volume it has not mounted, where EC2 is stuck.
+        """
+        more = {"Force": True} if force else {}
         try:
             with translated(f"detach {volume} from {instance}"):
-                self._ec2.detach_volume(VolumeId=volume, InstanceId=instance)
+                self._ec2.detach_volume(VolumeId=volume, InstanceId=instance, **more)
         except SpothealError as error:
             # IncorrectState is EC2's answer for a volume that is not attached ("available").
             if error.code not in ("IncorrectState", "InvalidAttachment.NotFound", "InvalidVolume.NotFound"):

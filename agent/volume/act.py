@@ -58,9 +58,9 @@ def act(action: Action, ctx: Context) -> None:
         case FenceHolder(instance):
             ctx.ec2.terminate(instance)
             ctx.clock.sleep(5.0, until=ctx.stop)
-        case DetachFrom(volume, instance):
+        case DetachFrom(volume, instance, _, force):
             ctx.memory.asked.pop(("attach", volume), None)
-            ctx.ec2.detach(volume, instance)
+            ctx.ec2.detach(volume, instance, force=force)
         case TakeSnapshot(volume, term, saved_step):
             ctx.memory.snapshot = ""
             ctx.ask("snapshot", volume)

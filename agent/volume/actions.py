@@ -50,11 +50,12 @@ class FenceHolder:
 
 @dataclass(frozen=True)
 class DetachFrom:
-    """Detach, without force: from ourselves, or from an instance that does not run."""
+    """Detach from ourselves, or from an instance that does not run; by force only an unmounted one from ourselves."""
 
     volume: str
     instance: str
     why: str
+    force: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from spotheal.agent.errors import (
 )
 from spotheal.agent.finish import End
 from spotheal.agent.volume.act import act
-from spotheal.agent.volume.actions import Action, GiveUp, Ready, Wait
+from spotheal.agent.volume.actions import POLL_SECONDS, Action, GiveUp, Ready, Wait
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.observe import advance, observe
 from spotheal.agent.volume.plan import decide
@@ -27,6 +27,7 @@ BACKOFF_SECONDS_MAX = 30.0
 # A role that was made minutes ago is not known everywhere, and IMDS may give no credentials for a while.
 REFUSED_SECONDS_MAX = 120.0
 FAILING_SECONDS_MAX = 30 * 60.0
+REPEAT_SECONDS_MAX = 60.0
 STORY_LENGTH = 200
 
 
@@ -47,11 +48,14 @@ class _Patience:
 
     ctx: Context
     waiting: tuple[str, float] = ("", 0.0)
+    acted: tuple[object, ...] = ()
+    repeats: int = 0
     failing_since: float | None = None
     failures: int = 0
     story: list[tuple[Observed, Action]] = field(default_factory=list)
 
     def waits(self, action: Wait) -> None:
+        self.repeats = 0
         now = self.ctx.clock.monotonic()
         if self.waiting[0] != action.kind:
             self.waiting = (action.kind, now)
@@ -61,12 +65,18 @@ class _Patience:
 
     def acts(self, action: Action) -> None:
         self.waiting = ("", 0.0)
+        what = (type(action), *(value for name, value in vars(action).items() if name != "why"))
+        self.repeats = self.repeats + 1 if what == self.acted else 0
+        self.acted = what
         self.ctx.log.info(
             "healing", action=type(action).__name__, **{k: v for k, v in vars(action).items() if k != "spec"}
         )
 
     def succeeded(self) -> None:
+        """Doing the same again and again is slowed down: what it is to change may take its time to show."""
         self.failing_since, self.failures = None, 0
+        if self.repeats:
+            self.ctx.clock.sleep(min(REPEAT_SECONDS_MAX, POLL_SECONDS * self.repeats), until=self.ctx.stop)
 
     def failed(self, error: SpothealError) -> None:
         """Sleep before the next try; raises `error` where trying again is hopeless."""
@@ -115,8 +125,8 @@ def heal(ctx: Context) -> Held | End:
             if isinstance(action, GiveUp):
                 return End(action.phase, action.reason)
             act(action, ctx)
-            known = advance(ctx, seen, action)
             patience.succeeded()
+            known = advance(ctx, seen, action)
         except WaitTimedOut:
             raise
         except SpothealError as error:

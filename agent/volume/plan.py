@@ -44,6 +44,7 @@ from spotheal.agent.volume.seen import (
 VOLUME_GONE_SECONDS = 15 * 60.0
 ABSENT_SECONDS = 120.0  # an instance that claimed a term long ago cannot be missing for so long and run
 STUCK_SECONDS = 90.0
+FORCE_SECONDS = 300.0
 SNAPSHOT_FAILURES_MAX = 3
 COPY_FAILURES_MAX = 5
 DAY = 24 * 3600.0
@@ -292,9 +293,9 @@ def _attach(desired: Desired, seen: Observed, target: Volume, attached: bool) ->
         since = seen.attached_for.get((target.id, desired.instance), 0.0)
         if own.state in ("detaching", "busy"):
             if since >= STUCK_SECONDS:
-                return DetachFrom(
-                    target.id, desired.instance, f"detaching {target.id} has been stuck for {since:.0f} s"
-                )
+                # Nobody is robbed: it is attached to us, and we have nothing mounted.
+                force = since >= FORCE_SECONDS and seen.mounted is None
+                return DetachFrom(target.id, desired.instance, f"{own.state} has been stuck for {since:.0f} s", force)
             return _held(f"{target.id} is being detached from here", desired.instance)
         return None
     if attached or target.id in seen.attach_asked:

@@ -72,6 +72,7 @@ class Machine:
     agents: list[Actor] = field(default_factory=list)
     notice: SimulatedStop | None = None
     alive: bool = True
+    hung: bool = False
     calls: int = 0
     trained_from: list[int] = field(default_factory=list)
 
@@ -196,6 +197,13 @@ class Region:
         self.rules.interrupt(machine.id, "terminate", lead)
         if machine.notice is not None:
             machine.notice.set()
+
+    def hang(self, machine: Machine) -> None:
+        """It stays alive, with all it has attached and mounted, and does not do another thing."""
+        self.story.append(f"{self.time.seconds:9.1f} {machine.id} hangs")
+        machine.hung = True
+        for agent in machine.agents:
+            agent.freeze()
 
     def _start_agent(self, machine: Machine, after: float) -> None:
         machine.notice = SimulatedStop(self.time)
