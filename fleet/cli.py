@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from spotheal.agent.errors import ConfigError, ExitCode, JobFailed, SpothealError
+from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, seconds_of, wants_json
 
 if TYPE_CHECKING:
     from spotheal.fleet.runs import Run
@@ -42,16 +43,6 @@ class Globals:
 
 
 _globals = Globals()
-
-Region = Annotated[
-    str, typer.Option("--region", help="AWS region; else AWS_REGION, AWS_DEFAULT_REGION, job.toml, the profile.")
-]
-Profile = Annotated[str, typer.Option("--profile", help="AWS profile; else AWS_PROFILE.")]
-Output = Annotated[str, typer.Option("--output", help="table or json.")]
-JobArgument = Annotated[str, typer.Argument(metavar="[JOB]", help="The job's name; else that of ./job.toml.")]
-JobFile = Annotated[Path | None, typer.Option("--job", help="The job's file; else job.toml beside the fleet's file.")]
-RunOption = Annotated[str, typer.Option("--run", help="A run of the job by its id; else the newest.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def verb(function: Verb) -> Verb:
@@ -122,7 +113,7 @@ def request(
     from spotheal.fleet import config, gather, plan, runs, show, submit, wheelhouse
 
     as_json = _as_json(output)
-    seconds_max = _timeout(timeout)
+    seconds_max = seconds_of("--timeout", timeout)
     sends = not dry_run and render is None
     if resume and new_run:
         raise ConfigError("--resume and --new-run exclude each other", next_step="give one of them")
@@ -376,19 +367,7 @@ def _session(region: str, profile: str) -> Session:
 
 
 def _as_json(output: str) -> bool:
-    chosen = output or _globals.output
-    if chosen not in ("table", "json"):
-        raise ConfigError(f"--output {chosen!r} is neither table nor json", next_step="--output json")
-    return chosen == "json"
-
-
-def _timeout(text: str) -> float | None:
-    from spotheal.agent.config import seconds
-
-    try:
-        return float(seconds(text)) if text else None
-    except ValueError as fault:
-        raise ConfigError(f"--timeout {text!r} {fault}", next_step="write 90s, 20m, 3h or 2d") from None
+    return wants_json(output or _globals.output)
 
 
 def _ask(question: str, yes: bool) -> None:

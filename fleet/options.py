@@ -1,0 +1,36 @@
+"""Options that several verbs share, and how their values are read. Light: `--help` imports this."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spotheal.agent.errors import ConfigError
+
+Region = Annotated[
+    str, typer.Option("--region", help="AWS region; else AWS_REGION, AWS_DEFAULT_REGION, job.toml, the profile.")
+]
+Profile = Annotated[str, typer.Option("--profile", help="AWS profile; else AWS_PROFILE.")]
+Output = Annotated[str, typer.Option("--output", help="table or json.")]
+JobArgument = Annotated[str, typer.Argument(metavar="[JOB]", help="The job's name; else that of ./job.toml.")]
+JobFile = Annotated[Path | None, typer.Option("--job", help="The job's file; else job.toml beside the fleet's file.")]
+RunOption = Annotated[str, typer.Option("--run", help="A run of the job by its id; else the newest.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def wants_json(output: str) -> bool:
+    if output not in ("table", "json"):
+        raise ConfigError(f"--output {output!r} is neither table nor json", next_step="--output json")
+    return output == "json"
+
+
+def seconds_of(option: str, text: str) -> float | None:
+    """The duration that an option gives, None where it is left out."""
+    from spotheal.agent.config import seconds
+
+    try:
+        return float(seconds(text)) if text else None
+    except ValueError as fault:
+        raise ConfigError(f"{option} {text!r} {fault}", next_step="write 90s, 20m, 3h or 2d") from None
