@@ -6,9 +6,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spotheal.fleet.rehearsal.summary import InstanceStory, Summary
+from spotheal.fleet.rehearsal.summary import InstanceStory, Story, Summary
 
-_WIDTH = 44
+_WIDTH = 22  # so that a row fits 80 columns
 _ENDS = {"interrupted": "red", "killed": "red", "cancelled": "green"}
 
 
@@ -20,7 +20,7 @@ def timeline(summary: Summary) -> RenderableType:
     """One row a machine: `.` boot and healing, `#` training, then how it ended."""
     story = summary.story
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("instance", "zone", f"0 s{'':{_WIDTH - 12}}{story.seconds:6.0f} s", "steps", "end"):
+    for title in ("instance", "zone", f"0 s{story.seconds:>{_WIDTH - 5}.0f} s", "steps", "end"):
         table.add_column(title, no_wrap=True)
     for instance in story.instances:
         colour = _ENDS.get(instance.end, "yellow")
@@ -58,21 +58,26 @@ def figures(summary: Summary) -> RenderableType:
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     rows = [
-        ("job", f"{story.job}, run {story.run}: {', '.join(filter(None, (story.phase or 'unknown', story.reason)))}"),
+        ("job", f"{story.job}, run {story.run}: {_outcome(story)}"),
         ("scenario", f"{story.scenario} (seed {story.seed}): {story.events_taken} of {story.events_planned} events"),
-        ("machines", f"{document['instances']} in {document['zones']} zones; {story.notices} interruptions with notice,"
-                     f" {story.kills} kills without, {_known(story.zone_moves)} zone moves"),
+        ("machines", f"{document['instances']} in {document['zones']} zones; interruptions with notice {story.notices},"
+                     f" kills without {story.kills}, zone moves {_known(story.zone_moves)}"),
         ("API", f"{story.api_calls} calls, {story.throttled_calls} of them throttled"),
         ("steps", f"{_known(story.steps_total)} in all; done again {_known(summary.steps_redone)} (with notice"
                   f" {_known(summary.steps_lost_with_notice)}, without {_known(summary.steps_lost_without_notice)})"),
         ("weights", _weights(summary)),
         ("fleet", f"{story.fleet_state or 'unknown'}, cancelled by {story.fleet_cancelled_by or 'nobody'}"),
-        ("left", f"{story.volumes_left} volume, {story.snapshots_left} snapshots"),
+        ("left", f"volumes {story.volumes_left}, snapshots {story.snapshots_left}"),
         ("seconds", f"{story.seconds:.0f}"),
     ]  # fmt: skip
     for name, value in rows:
         table.add_row(name, value)
     return table
+
+
+def _outcome(story: Story) -> str:
+    """Phase and the first line of its reason; the last lines of a trainer that failed are in its log."""
+    return ", ".join(part for part in (story.phase or "unknown", story.reason.partition("\n")[0]) if part)
 
 
 def _weights(summary: Summary) -> str:

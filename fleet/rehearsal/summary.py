@@ -155,17 +155,25 @@ def _lost(instances: Sequence[InstanceStory]) -> tuple[int | None, int | None]:
 def _broken(story: Story, lost_with_notice: int | None, exact: bool | None) -> list[str]:
     """One line an expectation that was not met. A job that did not finish proves nothing further."""
     ended = f"the run's phase is {story.phase or 'unknown'}" + (f": {story.reason}" if story.reason else "")
-    found = [] if story.phase == Phase.DONE.value else [f"the job did not finish: {ended}"]
-    found += _end_faults(story)
-    return found if found else [*_scenario_faults(story, lost_with_notice), *_weight_faults(story, exact)]
+    if story.phase != Phase.DONE.value:
+        return [f"the job did not finish: {ended}", *_fleet_faults(story)]
+    return [
+        *_fleet_faults(story),
+        *_leftovers(story),
+        *_scenario_faults(story, lost_with_notice),
+        *_weight_faults(story, exact),
+    ]
 
 
-def _end_faults(story: Story) -> Iterator[str]:
+def _fleet_faults(story: Story) -> Iterator[str]:
     by = story.fleet_cancelled_by
     if not (story.fleet_state or "").startswith(("cancelled", "deleted")):
         yield f"the fleet was not cancelled: its state is {story.fleet_state or 'unknown'}"
     if by is None or not by.startswith("i-"):
         yield f"the fleet was cancelled by {by or 'nobody'}, not by the agent"
+
+
+def _leftovers(story: Story) -> Iterator[str]:
     if story.volumes_left != 1:
         yield f"{story.volumes_left} volumes are left, not 1"
     if story.snapshots_left > SNAPSHOTS_KEPT:
