@@ -1,0 +1,74 @@
+"""What a writer leaves behind, in an order that a crash anywhere cannot make unsafe."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+from test_volume_ec2 import A, AT_ONCE, launch, spec
+
+from spotheal.agent.clock import SystemClock, never
+from spotheal.agent.ec2 import Ec2
+from spotheal.agent.errors import Conflict, Retryable
+from spotheal.agent.names import LAYOUT, StoreUrl
+from spotheal.agent.store import Store
+from spotheal.agent.volume.context import Context
+from spotheal.agent.volume.release import create_handover, detach
+from spotheal.agent.volume.seen import Desired
+from spotheal.fleet.rehearsal.client import InMemoryEc2, InMemoryS3
+from spotheal.fleet.rehearsal.rulebook import Rulebook
+
+TAGS = {"spotheal:run": "r1", "Name": "data"}
+
+
+@pytest.fixture
+def world():
+    rules = Rulebook(SystemClock(), zones=(A,), latencies=AT_ONCE)
+    ec2, instance = Ec2(InMemoryEc2(rules)), launch(rules)
+    volume = ec2.create_volume(spec()).id
+    ec2.attach(volume, instance, "/dev/sdf")
+    host = SimpleNamespace(mounted=None, mounted_at=lambda mountpoint: host.mounted)
+    ctx = Context(
+        desired=Desired("r1", instance, A, "/dltraining", "xfs", 10, "gp3", TAGS),
+        ec2=ec2,
+        store=Store(InMemoryS3("bucket"), StoreUrl("bucket", "digits/r1")),
+        host=host,
+        clock=SystemClock(),
+        stop=never(),
+        log=SimpleNamespace(warning=logging.warning),
+        checkpoint_names=lambda mountpoint: (),
+    )
+    return SimpleNamespace(rules=rules, ec2=ec2, ctx=ctx, host=host, held=SimpleNamespace(volume=volume, term=3))
+
+
+def test_a_handover_carries_its_term_purpose_and_saved_step(world):
+    made = create_handover(world.ctx, world.held, 70)
+    tags = dict(world.ec2.snapshot(made).tags)
+    assert TAGS | {"spotheal:term": "3", "spotheal:purpose": "handover", "spotheal:saved-step": "70"} == tags
+
+
+def test_the_store_knows_that_the_term_has_ended_before_the_snapshot_is_asked_for(world):
+    """Else an agent that dies in between goes on writing under the term whose snapshot a successor adopts."""
+    world.rules.faults.plan("CreateSnapshot", "RequestLimitExceeded", status=503)
+    with pytest.raises(Retryable):
+        create_handover(world.ctx, world.held, 70)
+    assert () == world.ec2.snapshots_of_run("r1")
+    assert world.ctx.store.get_bytes(LAYOUT.released(3)) is not None
+
+
+def test_a_handover_whose_reply_was_lost_is_found_and_not_taken_twice(world):
+    world.rules.faults.plan("CreateSnapshot")
+    with pytest.raises(Retryable):
+        create_handover(world.ctx, world.held, 70)
+    made = create_handover(world.ctx, world.held, 70)
+    assert [made] == [snapshot.id for snapshot in world.ec2.snapshots_of_run("r1")]
+
+
+def test_a_mounted_volume_is_not_detached(world):
+    world.host.mounted = "/dev/nvme1n1"
+    with pytest.raises(Conflict):
+        detach(world.ctx, world.held)
+    world.host.mounted = None
+    detach(world.ctx, world.held)
+    assert () == world.ec2.volume(world.held.volume).attachments
