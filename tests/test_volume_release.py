@@ -6,7 +6,7 @@ import logging
 from types import SimpleNamespace
 
 import pytest
-from test_volume_ec2 import A, AT_ONCE, launch, spec
+from test_volume_ec2 import AT_ONCE, A, launch, spec
 
 from spotheal.agent.clock import SystemClock, never
 from spotheal.agent.ec2 import Ec2
