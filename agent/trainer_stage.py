@@ -31,6 +31,7 @@ from spotheal.agent.volume.heal import Held
 from spotheal.agent.volume.release import create_base
 from spotheal.agent.volume.retention import clean_up
 
+RETENTION_SECONDS = 600.0  # describes are stale for minutes: what one look at the surplus misses, a later one finds
 BASE_AFTER_SAVE_SECONDS = 30.0  # how long a base snapshot waits for the save that a rebalance asks for
 
 
@@ -60,6 +61,7 @@ class TrainerStage:
         self._found_step = self.saved_step or 0
         self._found_files = mark_of((folders.checkpoints, folders.keep))
         self._acknowledged = False
+        self._cleaned = float("-inf")
         self._over = threading.Event()
         self._supervisor = Supervisor(
             config,
@@ -122,11 +124,15 @@ class TrainerStage:
             self._log.warning("no base snapshot", error=str(error))
 
     def look(self) -> None:
-        """A trainer that writes no progress file: growth of its checkpoint folder is the sign of progress."""
-        if self._acknowledged or self.saved_step is not None:
-            return
-        if mark_of((self._folders.checkpoints, self._folders.keep)) - self._found_files:
-            self._acknowledge()
+        """What a heartbeat does: surplus again, and growth of the checkpoint folder where no progress is reported."""
+        if self._acknowledged:
+            if self._clock.monotonic() - self._cleaned >= RETENTION_SECONDS:
+                self._cleaned = self._clock.monotonic()
+                self._beside("retention", self._clean_up)
+        elif self.saved_step is None:
+            kept = (self._folders.checkpoints, self._folders.keep)
+            if mark_of(kept) - self._found_files:
+                self._acknowledge()
 
     # ---------------------------------------------------------------------------------------------------------- timers
     def _start_timers(self) -> None:
@@ -166,10 +172,14 @@ class TrainerStage:
     def _acknowledge(self) -> None:
         """This launch has gained a durable checkpoint: what its predecessors left is surplus now."""
         self._acknowledged = True
+        self._cleaned = self._clock.monotonic()
         self._beside("acknowledged", self._on_acknowledged)  # S3 and EC2 must not keep the supervisor waiting
 
     def _on_acknowledged(self) -> None:
         self._around.launch.note(acknowledged=True, starts=0)
+        self._clean_up()
+
+    def _clean_up(self) -> None:
         if not self._config.job.volume.delete_superseded:
             return
         try:
