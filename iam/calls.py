@@ -54,7 +54,7 @@ CALLS: tuple[Call, ...] = (
     Call("ec2:DescribeInstances", On.ANYTHING, _BOTH),
     Call("ec2:AttachVolume", On.RUN, _I, ("volume", "instance")),
     Call("ec2:DetachVolume", On.RUN, _I, ("volume", "instance")),
-    Call("ec2:TerminateInstances", On.RUN, _I, ("instance",)),
+    Call("ec2:TerminateInstances", On.RUN, _BOTH, ("instance",)),
     Call("ec2:CancelSpotFleetRequests", On.RUN, _BOTH, ("spot-fleet-request",)),
     Call("ec2:DeleteFleets", On.RUN, _BOTH, ("fleet",)),
     Call("ec2:CreateVolume", On.NEW, _BOTH, ("volume", "snapshot")),
