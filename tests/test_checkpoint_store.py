@@ -21,7 +21,6 @@ from spotheal.training import format, state  # noqa: E402
 from spotheal.training.checkpoint import Outcome, Store  # noqa: E402
 from spotheal.training.checksum import checksum  # noqa: E402
 from spotheal.training.files import Files  # noqa: E402
-from spotheal.training.image import Image  # noqa: E402
 from spotheal.training.slots import read, read_header  # noqa: E402
 
 
@@ -239,7 +238,7 @@ def test_every_truncation_is_found(two: tuple[Path, bytes, Path]) -> None:
     for size in reversed(range(len(content))):
         os.truncate(path, size)
         with pytest.raises(format.BrokenCheckpoint):
-            read(path, Image)
+            read(path)
     assert falls_back(folder, path, content + b"\0")
 
 

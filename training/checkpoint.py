@@ -54,7 +54,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A verified checkpoint. Its tensors lie in the store's buffer: copy them (`state.restore` does) before a save."""
+    """A verified checkpoint. Its tensors share one buffer, which lives as long as any of them does."""
 
     step: int
     path: Path
@@ -62,6 +62,17 @@ class Loaded:
     info: Any
     seconds: float
     data_bytes: int
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The layout of the last state, so that the next of the same shape need not be laid out anew."""
+
+    shape: tuple[Any, ...]
+    text_bytes: int  # as much JSON surely fits
+    layout: Layout
+    room: int
+    sums: tuple[int, ...]
 
 
 class Store:
@@ -94,7 +105,7 @@ class Store:
         self._chunk_bytes = chunk_bytes
         self._on_end, self._before_commit = on_end, before_commit
         self._image: Image | None = None
-        self._rooms: tuple[Layout, int] | None = None
+        self._known: _Known | None = None
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="checkpoint")
         self._copy: Copy | None = None
         self._pending: Future[Outcome] | None = None
@@ -138,10 +149,9 @@ class Store:
         storages = {tensor.untyped_storage().data_ptr() for tensor in later}
         copy = Copy(header, image, tensors, storages)
         self._copy = copy
-        copying = self._threads.submit(copy.run)
         series = [self.slots, *([self.best] if best else []), *([self.milestones] if milestone else [])]
         payload = Payload(image, header, state_json, info_json)
-        self._pending = self._threads.submit(self._write, payload, copy, copying, series, began)
+        self._pending = self._threads.submit(self._write, payload, copy, series, began)
         return True
 
     def wait_copied(self) -> None:
@@ -176,9 +186,8 @@ class Store:
         self.flush()
         self._threads.shutdown()
 
-    def _write(
-        self, payload: Payload, copy: Copy, copying: Future[None], series: Sequence[Series], began: float
-    ) -> Outcome:
+    def _write(self, payload: Payload, copy: Copy, series: Sequence[Series], began: float) -> Outcome:
+        copying = self._threads.submit(copy.run)  # from here, so that the training's thread wakes only one other
         step, size = payload.header.step, payload.header.layout.data_bytes
         paths: list[Path] = []
         fault = None
@@ -199,13 +208,15 @@ class Store:
         return outcome
 
     def _header(self, step: int, tensors: dict[str, torch.Tensor], state_json: str, info_json: str) -> Header:
-        layout = Layout.of({name: (FORMAT_DTYPE[item.dtype], tuple(item.shape)) for name, item in tensors.items()})
-        room = header_room(layout, state_json, info_json, self._chunk_bytes)
-        if self._rooms is not None and self._rooms[0] == layout:  # keep the data where it lies while it fits
-            room = max(room, self._rooms[1])
-        self._rooms = layout, room
-        sums = (0,) * chunk_count(layout.data_bytes, self._chunk_bytes)
-        return Header(layout, step, None, None, self._chunk_bytes, sums, room)
+        shape = tuple((name, item.dtype, item.shape) for name, item in tensors.items())
+        text_bytes = len(state_json) + len(info_json)
+        known = self._known
+        if known is None or known.shape != shape or text_bytes > known.text_bytes:
+            layout = Layout.of({name: (FORMAT_DTYPE[dtype], tuple(size)) for name, dtype, size in shape})
+            room = header_room(layout, state_json, info_json, self._chunk_bytes)
+            sums = (0,) * chunk_count(layout.data_bytes, self._chunk_bytes)
+            known = self._known = _Known(shape, text_bytes, layout, room, sums)
+        return Header(known.layout, step, None, None, self._chunk_bytes, known.sums, known.room)
 
     def _image_for(self, size: int) -> Image:
         if self._image is None or self._image.size < size:
@@ -224,7 +235,7 @@ class Store:
         for step, path in self.slots.found():
             began = time.monotonic()
             try:
-                header, image = read(path, self._image_for)
+                header, image = read(path, self._image_for, self._threads)
                 if header.step != step:
                     raise BrokenCheckpoint(f"its name says step {step}, its content step {header.step}")
                 tree = _tree(header, image)
@@ -236,7 +247,7 @@ class Store:
                     raise  # no permission, no memory: says nothing about the file
                 self._put_aside(path, f"it cannot be read: {fault.strerror or fault}")
                 continue
-            self._rooms = header.layout, header.data_at
+            self._image = None  # it belongs to the caller now
             seconds = time.monotonic() - began
             return Loaded(step, path, tree, header.info, seconds, header.layout.data_bytes)
         return None
@@ -246,7 +257,8 @@ class Store:
         self.flush()
         for step, path in self.best.found():
             with contextlib.suppress(BrokenCheckpoint, OSError):
-                header, image = read(path, self._image_for)
+                header, image = read(path, self._image_for, self._threads)
+                self._image = None
                 return Loaded(step, path, _tree(header, image), header.info, 0.0, header.layout.data_bytes)
         return None
 

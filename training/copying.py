@@ -21,12 +21,12 @@ from spotheal.training.format import Header
 from spotheal.training.image import Image
 
 
-@dataclass(frozen=True)
+@dataclass
 class Piece:
     """Bytes `begin` to `end` of the image's data; `offset` is where they begin in a plain source."""
 
     source: torch.Tensor
-    target: torch.Tensor
+    target: torch.Tensor | None  # where it is not plain
     begin: int
     end: int
     offset: int
@@ -35,7 +35,7 @@ class Piece:
     def copy(self, image_address: int) -> None:
         if self.plain:
             ctypes.memmove(image_address + self.begin, self.source.data_ptr() + self.offset, self.end - self.begin)
-        else:
+        elif self.target is not None:
             self.target.copy_(self.source, non_blocking=True)
 
 
@@ -53,14 +53,14 @@ class Copy:
         self._sums: list[int | None] = [None] * count
         self._ready = [threading.Event() for _ in range(count)]
         self._devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
-        views = image.tensors(header.layout, header.data_at)
         self._pieces: list[Piece] = []
         with torch.no_grad():
             for entry in header.layout.entries:
                 if (tensor := tensors.get(entry.name)) is None or not tensor.numel():
                     continue
                 plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj()
-                piece = Piece(tensor, views[entry.name], entry.begin, entry.end, 0, plain)
+                target = None if plain else image.tensor(entry, header.data_at)
+                piece = Piece(tensor, target, entry.begin, entry.end, 0, plain)
                 if tensor.untyped_storage().data_ptr() in later:
                     self._pieces.append(piece)
                 else:

@@ -14,7 +14,6 @@ from torch.utils.data import Dataset, TensorDataset
 from spotheal.agent.errors import ConfigError, Retryable
 from spotheal.training.export import export
 from spotheal.training.format import BrokenCheckpoint
-from spotheal.training.image import Image
 from spotheal.training.models import torchvision_datasets
 from spotheal.training.slots import read
 
@@ -69,7 +68,7 @@ def digits(folder: Path) -> Data:
     """
     cached = folder / "digits.safetensors"
     try:  # importing scikit-learn takes longer than a short life's whole training
-        header, image = read(cached, Image)
+        header, image = read(cached)
         tensors = image.tensors(header.layout, header.data_at)
         images, labels = tensors["images"].clone(), tensors["labels"].clone()
     except (BrokenCheckpoint, OSError, KeyError):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-from spotheal.training.format import ALIGNMENT, Layout
+from spotheal.training.format import ALIGNMENT, Entry, Layout
 
 _DTYPES: Mapping[str, str] = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
@@ -41,12 +41,8 @@ class Image:
 
     def tensors(self, layout: Layout, data_at: int) -> dict[str, torch.Tensor]:
         """Every tensor of `layout` as a view of the image: valid as long as nothing else is written there."""
-        return {
-            entry.name: _view(self.bytes[data_at + entry.begin : data_at + entry.end], entry.dtype, entry.shape)
-            for entry in layout.entries
-        }
+        return {entry.name: self.tensor(entry, data_at) for entry in layout.entries}
 
-
-def _view(raw: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    wanted = TORCH_DTYPE[dtype]
-    return (raw if wanted is torch.uint8 else raw.view(wanted)).view(shape)
+    def tensor(self, entry: Entry, data_at: int) -> torch.Tensor:
+        raw, wanted = self.bytes[data_at + entry.begin : data_at + entry.end], TORCH_DTYPE[entry.dtype]
+        return (raw if wanted is torch.uint8 else raw.view(wanted)).view(entry.shape)

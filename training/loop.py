@@ -330,6 +330,7 @@ def resume(run: Run, store: Store, report: Reporter) -> Loaded | None:
         return None
     refuse_another_run(run.config, loaded.tree["values"]["config"], report)
     state.restore(run.parts(), loaded.tree)
+    store.prepare(state.gather(run.parts(), config=run.config))
     dropped = report.metrics.begin(loaded.step, run.sampler.epoch)
     mark = state.digest(state.rng_state(), run.sampler.next_ids(DIGEST_SAMPLES))
     report.saved(loaded.step, loaded.path)

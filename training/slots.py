@@ -12,7 +12,9 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,21 +146,30 @@ def read_header(path: Path) -> Header:
         Files().close(fd)
 
 
-def read(path: Path, image_for: Callable[[int], Image]) -> tuple[Header, Image]:
-    """The whole file, every checksum verified, into `image_for(bytes)`. BrokenCheckpoint or OSError."""
+def read(
+    path: Path, image_for: Callable[[int], Image] = Image, threads: Executor | None = None
+) -> tuple[Header, Image]:
+    """The whole file, every checksum verified, into `image_for(bytes)`. BrokenCheckpoint or OSError.
+
+    With `threads` a chunk is verified while the next is read.
+    """
     files = Files()
     fd = open_regular(path)
     direct = open_regular(path, direct=True)
     try:
         header = _header(fd, path)
         image = image_for(header.file_bytes)
-        for index, begin in enumerate(range(0, header.layout.data_bytes, header.chunk_bytes)):
+        sums: list[Callable[[], int]] = []
+        for begin in range(0, header.layout.data_bytes, header.chunk_bytes):
             at = header.data_at + begin
             size = min(header.chunk_bytes, header.layout.data_bytes - begin)
             if read_into(direct, image.view[at : at + size], at) != size:
                 raise BrokenCheckpoint("it ends early")
-            if checksum(image.bytes[at : at + size]) != header.checksums[index]:
-                raise BrokenCheckpoint(f"the checksum of chunk {index} (bytes {at} to {at + size}) does not match")
+            part = image.bytes[at : at + size]
+            sums.append(threads.submit(checksum, part).result if threads is not None else partial(checksum, part))
+        for index, found in enumerate(sums):
+            if found() != header.checksums[index]:
+                raise BrokenCheckpoint(f"the checksum of chunk {index} of {len(sums)} does not match")
         return header, image
     finally:
         files.close(fd)

@@ -75,7 +75,7 @@ def _pack(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         if value.dtype not in FORMAT_DTYPE or value.layout is not torch.strided:
             raise UnsavableState(f"{place or 'the state'} is a tensor of {value.dtype}, {value.layout}: not savable")
-        tensors[place] = value.detach()
+        tensors[place] = value.detach() if value.requires_grad else value
         return {"$tensor": place}
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -168,7 +168,9 @@ def gather(parts: Mapping[str, Stateful], **values: Any) -> dict[str, Any]:
 
 
 def restore(parts: Mapping[str, Stateful], tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Load every part, then the RNGs, last; returns the plain values. Tensors are copied, never kept.
+    """Load every part, then the RNGs, last; returns the plain values.
+
+    Modules copy what they load; an optimizer on the CPU goes on with the very tensors of `tree`.
 
     SpothealError where the saved parts are not the ones asked for, or do not fit them.
     """
@@ -180,7 +182,7 @@ def restore(parts: Mapping[str, Stateful], tree: Mapping[str, Any]) -> dict[str,
         )
     for name, part in parts.items():
         try:
-            part.load_state_dict(copied(saved[name]))
+            part.load_state_dict(saved[name])
         except (RuntimeError, ValueError, KeyError, TypeError) as fault:
             raise SpothealError(
                 f"the checkpoint's {name} does not fit this run's: {str(fault)[:300]}",
@@ -188,16 +190,3 @@ def restore(parts: Mapping[str, Stateful], tree: Mapping[str, Any]) -> dict[str,
             ) from fault
     set_rng_state(tree["rng"])
     return dict(tree["values"])
-
-
-def copied(tree: Any) -> Any:
-    """`tree` with tensors of its own: those of a load lie in a buffer that the next save overwrites."""
-    if isinstance(tree, torch.Tensor):
-        return tree.clone()
-    if isinstance(tree, dict):
-        return {key: copied(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [copied(value) for value in tree]
-    if isinstance(tree, tuple):
-        return tuple(copied(value) for value in tree)
-    return tree
