@@ -2,9 +2,9 @@
 
     python -m spotheal.fleet.rehearsal.weights VOLUME     prints {"sha256", "of", "files"}
 
-Looked at are the weight files in `results/`; where there are none, those of the newest entry of `checkpoints/`. Files
-that can be read without running code (safetensors; torch's, with weights_only) count by their tensors, so a time stamp
-inside does no harm; all others by their bytes.
+Looked at are the weight files in `results/`; where there are none, those of the newest entry of `checkpoints/`, then of
+`keep/`. Files that can be read without running code (safetensors; torch's, with weights_only) count by their tensors, so
+a time stamp inside does no harm; all others by their bytes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _UNREADABLE = (
 
 def digest(volume: Path) -> dict[str, Any]:
     """`sha256` is None where the folder holds no weights; `of` says what was looked at."""
-    results, checkpoints = volume / "results", volume / "checkpoints"
-    files = _weights(results)
-    base, of = results, "results"
-    if not files:
-        base, of = checkpoints, "newest checkpoint"
-        files = _newest(checkpoints)
+    base, of = volume / "results", "results"
+    files = _weights(base)
+    for name in ("checkpoints", "keep"):
+        if not files:
+            base, of = volume / name, "newest checkpoint"
+            files = _newest(base)
     total = hashlib.sha256()
     listed = []
     for path in files:
