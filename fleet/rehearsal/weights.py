@@ -3,8 +3,8 @@
     python -m spotheal.fleet.rehearsal.weights VOLUME     prints {"sha256", "of", "files"}
 
 Looked at are the weight files in `results/`; where there are none, those of the newest entry of `checkpoints/`, then of
-`keep/`. Files that can be read without running code (safetensors; torch's, with weights_only) count by their tensors, so
-a time stamp inside does no harm; all others by their bytes.
+`keep/`. Files that can be read without running code (safetensors; torch's, with weights_only) count by their tensors:
+a time stamp inside does no harm. All others count by their bytes.
 """
 
 from __future__ import annotations
