@@ -19,6 +19,7 @@ from spotheal.agent.names import (
 )
 from spotheal.agent.store import Claim
 from spotheal.agent.volume.actions import (
+    POLL_SECONDS,
     Action,
     Attach,
     ClaimTerm,
@@ -39,6 +40,7 @@ from spotheal.agent.volume.actions import (
     Wait,
 )
 from spotheal.agent.volume.context import Context
+from spotheal.agent.volume.pace import Pace
 from spotheal.agent.volume.seen import REJECTED
 
 DEVICE_NAMES = tuple(f"/dev/sd{letter}" for letter in "fghijklmnop")
@@ -118,6 +120,8 @@ def let_go(ctx: Context, volumes: tuple[str, ...]) -> None:
 def _wait(action: Wait, ctx: Context) -> None:
     until = ctx.clock.monotonic() + action.seconds
     ctx.on_wait(action.why)
+    if action.snapshot is not None:
+        return _await_snapshot(action.snapshot, until, ctx)
     while (left := until - ctx.clock.monotonic()) > 0:
         step = left if action.device_of is None else min(left, _DEVICE_LOOK_SECONDS)
         if ctx.clock.sleep(step, until=ctx.stop):
@@ -125,6 +129,31 @@ def _wait(action: Wait, ctx: Context) -> None:
         volume = action.device_of
         if volume is not None and ctx.host.find_device(volume, _name_of(volume, ctx)) is not None:
             return
+
+
+def _await_snapshot(snapshot: str, until: float, ctx: Context) -> None:
+    """Until it is pending no more, or a whole look is due. One call a look, and the beat is kept over whole looks: what
+    the calls themselves take would add up over the hours of a large snapshot."""
+    pace = ctx.memory.paces.setdefault(snapshot, Pace())
+    beat = ctx.memory.asked.setdefault(("look", snapshot), ctx.clock.monotonic())
+    seconds = POLL_SECONDS
+    while True:
+        beat += seconds
+        while beat <= ctx.clock.monotonic():
+            beat += POLL_SECONDS
+        if ctx.clock.sleep(beat - ctx.clock.monotonic(), until=ctx.stop):
+            return
+        ctx.ask("look", snapshot)
+        if beat + POLL_SECONDS > until:
+            return
+        found = ctx.ec2.snapshot(snapshot)
+        if found is not None and found.state != "pending":
+            ctx.memory.completed |= {snapshot} if found.state == "completed" else set()
+            return
+        if found is not None:
+            elapsed = (ctx.clock.now() - found.started).total_seconds()
+            pace.seen(elapsed, found.progress)
+            seconds = pace.seconds_to_next(elapsed)
 
 
 def _claim(number: int, ctx: Context) -> None:

@@ -12,7 +12,7 @@ POLL_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Wait:
-    """Look again after `seconds`, or as soon as the device of `device_of` appears.
+    """Look again after `seconds`, or as soon as the device of `device_of` appears, or `snapshot` is pending no more.
 
     `kind` names what is waited for and stays the same while `why` tells of progress; after `seconds_max` of the same
     kind healing is given up as timed out. None: as long as another instance holds the run and shows that it lives.
@@ -23,6 +23,7 @@ class Wait:
     seconds_max: float | None
     seconds: float = POLL_SECONDS
     device_of: str | None = None
+    snapshot: str | None = None  # polled by itself every `POLL_SECONDS`: one call, where a whole look takes four
 
 
 @dataclass(frozen=True)

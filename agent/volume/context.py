@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from spotheal.agent.clock import Clock, Stop
 from spotheal.agent.ec2 import Ec2
 from spotheal.agent.store import Claim, Store
+from spotheal.agent.volume.pace import Pace
 from spotheal.agent.volume.seen import Desired
 
 
@@ -66,6 +67,8 @@ class Memory:
     snapshot: str | None = None  # the snapshot asked for, "" where the reply was lost
     copy: str | None = None  # the volume made in this term
     rejected: set[str] = field(default_factory=set)  # snapshots
+    completed: set[str] = field(default_factory=set)  # snapshots that a describe has shown as completed
+    paces: dict[str, Pace] = field(default_factory=dict)  # by snapshot
     saved: dict[int, int] = field(default_factory=dict)  # term -> the last step its writer said it had saved
     attempt: int = 0
     device_letter: int = 0

@@ -216,8 +216,10 @@ def _snapshots(ctx: Context, source: Source | None, released: Claim | None) -> t
     others_release = released is not None and released.instance != ctx.desired.instance
     if _is_here(ctx, source) and not others_release:
         return ()
-    rejected = ctx.memory.rejected
-    return tuple(s for s in ctx.ec2.snapshots_of_run(ctx.desired.run) if s.id not in rejected)
+    rejected, completed = ctx.memory.rejected, ctx.memory.completed
+    found = (s for s in ctx.ec2.snapshots_of_run(ctx.desired.run) if s.id not in rejected)
+    # A staler describe than the one that showed it as completed takes nothing back.
+    return tuple(replace(s, state="completed") if s.id in completed and s.state == "pending" else s for s in found)
 
 
 def _asked_snapshot(ctx: Context, source: Source | None, snapshots: tuple[Snapshot, ...]) -> str | None:

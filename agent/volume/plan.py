@@ -48,6 +48,7 @@ FORCE_SECONDS = 300.0
 SNAPSHOT_FAILURES_MAX = 3
 COPY_FAILURES_MAX = 5
 DAY = 24 * 3600.0
+SNAPSHOT_LOOK_SECONDS = 60.0  # between whole looks while a snapshot is pending
 _DEAD = ("terminated", "stopped")
 
 
@@ -153,7 +154,8 @@ def _make_copy(desired: Desired, seen: Observed, term: int, source: Source) -> A
         best = snapshots[0]
         if best.state == "completed":
             return _create(desired, seen, term, volume, best.id, best.size_gib)
-        return Wait(f"{best.id} of {source.id} is at {best.progress} %", f"snapshot {best.id}", DAY)
+        why = f"{best.id} of {source.id} is at {best.progress} %"
+        return Wait(why, f"snapshot {best.id}", DAY, SNAPSHOT_LOOK_SECONDS, snapshot=best.id)
     if volume is None:
         return _without_volume(seen, source)
     if volume.state == "error":
