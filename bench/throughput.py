@@ -70,7 +70,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", choices=("table", "json"), default="table")
     known, rest = parser.parse_known_args()
-    arguments = ["--dataset", "digits", "--epochs", "40", "--best", "", "--no-imds", *rest]
+    arguments = ["--dataset", "digits", "--model", "convnet", "--epochs", "12", "--best", "", "--no-imds", *rest]
     chosen = options.parser().parse_args(arguments)
     ratios, rates = [], []
     with tempfile.TemporaryDirectory() as name:
