@@ -44,7 +44,9 @@ def observe(ctx: Context) -> Observed:
         _new_term(ctx, claim.number if claim is not None and mine else None)
     others = _others(ctx, claim, volumes)
     known = {instance.id: instance for instance in ctx.ec2.instances(others)}
-    snapshots = _snapshots(ctx, source, claim if claim is not None and claim.number in released else None)
+    dead = claim is not None and claim.instance in known and known[claim.instance].state in ("terminated", "stopped")
+    released_by = claim.instance if claim is not None and claim.number in released and not dead else ""
+    snapshots = _snapshots(ctx, source, released_by)
     status = _status(ctx, claim, source, known, others)
     absent = {each: ctx.memory.watch.seconds("absent", each) for each in others if each not in known}
     silent = {}
@@ -209,11 +211,11 @@ def _is_here(ctx: Context, source: Source) -> bool:
     return source.volume is not None and source.volume.zone == ctx.desired.zone and source.volume.state != "error"
 
 
-def _snapshots(ctx: Context, source: Source | None, released: Claim | None) -> tuple[Snapshot, ...]:
-    """The run's snapshots, where the volume must move, or where one proves that the holder has let go."""
+def _snapshots(ctx: Context, source: Source | None, released_by: str) -> tuple[Snapshot, ...]:
+    """The run's snapshots, where the volume must move, or where one proves that a holder who lives has let go."""
     if source is None:
         return ()
-    others_release = released is not None and released.instance != ctx.desired.instance
+    others_release = released_by not in ("", ctx.desired.instance)
     if _is_here(ctx, source) and not others_release:
         return ()
     rejected, completed = ctx.memory.rejected, ctx.memory.completed
