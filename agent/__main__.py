@@ -15,7 +15,7 @@ from spotheal.agent.errors import ConfigError, ExitCode, SpothealError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 the run is over or this machine is going away, 2 configuration, anything else: start me again."""
+    """Exit codes: 0 the run is over or AWS takes this machine, 2 configuration, anything else: start me again."""
     options = _parser().parse_args(arguments)
     try:
         config = InstanceConfig.from_json(_read(options.config), source=str(options.config))

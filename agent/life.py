@@ -20,7 +20,7 @@ from spotheal.agent.account import trainer_account
 from spotheal.agent.clock import Clock, SystemClock, rfc3339
 from spotheal.agent.config import InstanceConfig, seconds
 from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import Fatal, Interrupted, SpothealError
+from spotheal.agent.errors import ExitCode, Fatal, Interrupted, SpothealError
 from spotheal.agent.finish import (
     POWER_OFF_SECONDS,
     End,
@@ -142,6 +142,7 @@ class Life:
         self._saved_step: int | None = None
         self._over = False  # the store says how the run ended
         self.leaving = False
+        self.exit_code = ExitCode.OK  # of a life that leaves
         self._closing = threading.Event()  # the agent ends
         self._threads: list[threading.Thread] = []
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="stage")
@@ -329,6 +330,10 @@ class Life:
         result = hand_over(interruption, mounted, self._world.host, steps, self._clock, self._watcher)
         if not result.begin_again:
             self.leaving = True
+            if interruption.notice.action == "shutdown":
+                # SIGTERM may have been a person's `kill`, and then this machine lives on: with 0 it would never be
+                # used again, and cost. A machine that goes down starts no agent again, whatever the code.
+                self.exit_code = ExitCode.INTERRUPTED
             return
         self._log.warning("the interruption did not come true; beginning again")
         self._ledger.add("interruption-withdrawn")

@@ -11,7 +11,7 @@ from spotheal.agent.life import Life, World, ends_the_run
 def run(config: InstanceConfig, world: World) -> ExitCode:
     """Live until the run is over or this machine goes away.
 
-    Returns OK where the agent must not be started again; raises SpothealError where another start may help.
+    Returns OK where the agent must not be started again, another code or SpothealError where another start may help.
     """
     with Life(config, world) as life:  # metadata: who am I; launch: counted before anything else can fail
         while True:
@@ -21,7 +21,7 @@ def run(config: InstanceConfig, world: World) -> ExitCode:
             except Interrupted:  # interruption: a notice, or the machine is shut down
                 life.hand_over()  # handover: trainer ended, volume let go, snapshot, detached
                 if life.leaving:
-                    return ExitCode.OK
+                    return life.exit_code
 
 
 @ends_the_run

