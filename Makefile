@@ -42,7 +42,7 @@ lint: $(READY)
 	$(VENV)/bin/mypy
 
 test: $(READY) lint
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n 3 --dist loadfile
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

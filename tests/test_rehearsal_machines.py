@@ -23,7 +23,9 @@ pytestmark = pytest.mark.processes
 
 def eventually(fact: Callable[[], object], seconds: float = 10.0) -> bool:
     limit = time.monotonic() + seconds
-    while not fact() and time.monotonic() < limit:
+    while time.monotonic() < limit:
+        if fact():
+            return True  # asked once: a moment later it may not hold any more
         time.sleep(0.02)
     return bool(fact())
 

@@ -31,7 +31,9 @@ def soon(seconds: float = 120) -> datetime:
 
 def eventually(seen: Callable[[], bool]) -> bool:
     until = time.monotonic() + 20
-    while not seen() and time.monotonic() < until:
+    while time.monotonic() < until:
+        if seen():
+            return True
         time.sleep(0.02)
     return seen()
 
