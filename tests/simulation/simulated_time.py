@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
 BEGIN = datetime(2026, 11, 21, 8, 0, tzinfo=timezone.utc)
+FOREVER = float("inf")
 
 
 class Ended(BaseException):
@@ -20,19 +21,16 @@ class Ended(BaseException):
 
 class Actor:
     def __init__(self, time: Time, name: str, do: Callable[[], None]) -> None:
-        self.name, self.ended, self.fault = name, False, None
+        self.name, self.ended, self.fault, self.killed = name, False, None, False
         self._time, self._do = time, do
-        self._go = threading.Semaphore(0)
-        self._kill: type[BaseException] | None = None
+        self._go = threading.Lock()  # held: it waits for its turn
+        self._go.acquire()
         self.wake = 0  # number of the entry in the agenda that counts
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def _run(self) -> None:
-        self._go.acquire()
         try:
-            if self._kill is None:
-                self._do()
+            self._do()
         except Ended:
             pass
         except BaseException as fault:  # noqa: BLE001 - it is raised again by the scheduler
@@ -42,7 +40,14 @@ class Actor:
 
     def switch(self) -> None:
         """From the scheduler: let it run until it sleeps or ends."""
-        self._go.release()
+        if self._thread is None:
+            if self.killed:  # before it ever ran
+                self.ended = True
+                return
+            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            self._thread.start()
+        else:
+            self._go.release()
         self._time.back.acquire()
         if self.ended:
             self._thread.join()
@@ -51,8 +56,11 @@ class Actor:
         """From inside: give control back until woken."""
         self._time.back.release()
         self._go.acquire()
-        if self._kill is not None:
-            raise self._kill()
+        self.heed()
+
+    def heed(self) -> None:
+        if self.killed:
+            raise Ended
 
     def freeze(self) -> None:
         """It hangs: alive, and never woken again."""
@@ -61,22 +69,28 @@ class Actor:
     def end(self) -> None:
         """It will not do another thing. From the scheduler or another actor."""
         if not self.ended:
-            self._kill = Ended
+            self.killed = True
             self._time.wake(self, 0.0)
 
 
 class SimulatedStop:
+    """A `threading.Event` in virtual time."""
+
     def __init__(self, time: Time) -> None:
         self._time, self._set = time, False
-        self.waiting: set[Actor] = set()
+        self.waiting: dict[Actor, None] = {}  # in the order of their going to sleep
 
     def is_set(self) -> bool:
         return self._set
 
     def set(self) -> None:
         self._set = True
-        for actor in sorted(self.waiting, key=lambda actor: actor.name):
-            self._time.wake(actor, 0.0)
+        for actor in self.waiting:
+            if actor.wake >= 0:  # what hangs is not woken
+                self._time.wake(actor, 0.0)
+
+    def clear(self) -> None:
+        self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
         return self._time.sleep(1e9 if timeout is None else timeout, until=self)
@@ -103,17 +117,19 @@ class SimulatedLock:
 
 
 class Time:
-    """Scheduler and clock. `between(moment)` is called before time goes on: what the world does by then."""
+    """Scheduler and clock. What the world does is due at `next_of_world()` and done by `world_tick()`."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.skew = 0.0  # of the wall clock
-        self.back = threading.Semaphore(0)
+        self.back = threading.Lock()  # held: an actor runs, or nobody has given control back yet
+        self.back.acquire()
         self.current: Actor | None = None
         self.actors: list[Actor] = []
         self.next_of_world: Callable[[], float | None] = lambda: None
         self.world_tick: Callable[[], None] = lambda: None
         self.after_each: Callable[[], None] = lambda: None
+        self._until, self._done = 0.0, lambda: False
         self._agenda: list[tuple[float, int, Actor | None, Callable[[], None] | None]] = []
         self._number = itertools.count(1)
 
@@ -127,17 +143,40 @@ class Time:
     def sleep(self, seconds: float, until: SimulatedStop | None = None) -> bool:
         actor = self.current
         assert actor is not None, "only actors sleep"
+        actor.heed()
         if until is not None and until.is_set():
             return True
-        self.wake(actor, max(0.0, seconds))
+        moment = self.seconds + max(0.0, seconds)
         if until is not None:
-            until.waiting.add(actor)
+            until.waiting[actor] = None
         try:
-            actor.pause()
+            if not self._pass_alone(actor, moment, until):
+                self.wake(actor, moment - self.seconds)
+                actor.pause()
         finally:
             if until is not None:
-                until.waiting.discard(actor)
+                until.waiting.pop(actor, None)
         return until is not None and until.is_set()
+
+    def _pass_alone(self, actor: Actor, moment: float, until: SimulatedStop | None) -> bool:
+        """Whether the sleep is over with no other actor's turn in it, which spares two switches of threads."""
+        self.after_each()
+        while not self._done():
+            world, mine = self._world_next(), self._mine_next()
+            if world <= mine and world <= min(moment, self._until):
+                self.seconds = max(self.seconds, world)
+                self.world_tick()
+                self.after_each()
+                actor.heed()
+                if until is not None and until.is_set():
+                    actor.wake = next(self._number)  # the call that this made is answered
+                    return True
+            elif mine <= moment or moment > self._until:
+                return False
+            else:
+                self.seconds = max(self.seconds, moment)
+                return True
+        return False
 
     # --------------------------------------------------------------------------------------------------------- agenda
     def spawn(self, name: str, do: Callable[[], None], after: float = 0.0) -> Actor:
@@ -155,38 +194,49 @@ class Time:
 
     def run(self, until: float, done: Callable[[], bool] = lambda: False) -> bool:
         """Let time pass until `done` or the moment `until`; returns whether it is done."""
+        self._until, self._done = until, done
         while not done():
-            while self._agenda and self._agenda[0][2] is not None and self._stale(self._agenda[0]):
-                heapq.heappop(self._agenda)
-            of_world = self.next_of_world()
-            mine = self._agenda[0][0] if self._agenda else None
-            moments = [moment for moment in (of_world, mine) if moment is not None]
-            if not moments or min(moments) > until:
+            world, mine = self._world_next(), self._mine_next()
+            if min(world, mine) > until:
+                self.seconds = max(self.seconds, until)
                 return False
-            self.seconds = max(self.seconds, min(moments))
-            if of_world is not None and of_world <= self.seconds:
+            self.seconds = max(self.seconds, min(world, mine))
+            if world <= mine:
                 self.world_tick()
             else:
-                _, _, actor, do = heapq.heappop(self._agenda)
-                if actor is not None:
-                    self.current = actor
-                    actor.switch()
-                    self.current = None
-                    if actor.fault is not None:
-                        raise actor.fault
-                elif do is not None:
-                    do()
+                self._next_turn()
             self.after_each()
         return True
 
-    def _stale(self, entry: tuple[float, int, Actor | None, Callable[[], None] | None]) -> bool:
-        actor = entry[2]
-        return actor is not None and (actor.ended or actor.wake != entry[1])
+    def _next_turn(self) -> None:
+        _, _, actor, do = heapq.heappop(self._agenda)
+        if do is not None:
+            do()
+        if actor is None:
+            return
+        self.current = actor
+        actor.switch()
+        self.current = None
+        if actor.fault is not None:
+            raise actor.fault
+
+    def _world_next(self) -> float:
+        moment = self.next_of_world()
+        return FOREVER if moment is None else moment
+
+    def _mine_next(self) -> float:
+        agenda = self._agenda
+        while agenda:
+            moment, number, actor, _ = agenda[0]
+            if actor is None or not (actor.ended or actor.wake != number):
+                return moment
+            heapq.heappop(agenda)
+        return FOREVER
 
     def close(self) -> None:
         for actor in self.actors:
             while not actor.ended:
-                actor._kill = Ended
+                actor.killed = True
                 self.current = actor
                 actor.switch()
         self.current = None

@@ -103,13 +103,15 @@ class Region:
         self.crash, self.crash_kind = crash or {}, crash_kind
         self.replacement_zones: list[str] = []
         self.goal = 3  # steps on the disk after which a machine has trained enough to be left alone
+        self.mounts = 0  # made so far
+        self._checked: tuple[int, ...] = ()
         self._names = itertools.count()
         hooks = self.rules.hooks
         hooks.on_attach, hooks.on_detach = self._on_attach, self._on_detach
         hooks.on_volume_created, hooks.on_snapshot_taken = self._on_volume, self._on_snapshot
         hooks.on_terminate = hooks.on_stop = self._on_end
         hooks.is_mounted = lambda volume, instance: self.machines[instance].mounted == volume
-        self.time.next_of_world = self.rules.next_event_time
+        self.time.next_of_world = self.rules.world.next_event_time
         self.time.world_tick = self.rules.tick
         self.time.after_each = self.check
 
@@ -249,14 +251,19 @@ class Region:
         return [machine for machine in self.machines.values() if machine.alive and machine.mounted is not None]
 
     def check(self) -> None:
-        """I2 and I3, after each step."""
+        """I2 and I3, after each step that could have changed what they are about."""
+        world = self.rules.world
+        state = (world.volumes.changes, world.snapshots.changes, self.acknowledged, self.mounts)
+        if state == self._checked:
+            return
+        self._checked = state
         writers = self.writers()
         if len(writers) > 1:
             raise Broken(f"mounted at {[(m.id, m.mounted) for m in writers]} at once")
         if self.acknowledged:
-            volumes = [v for v in self.rules.volumes() if v.state != "error" and v.tags.get(TAG_STATE) != "superseded"]
+            volumes = [v for v in world.volumes.all() if v.state != "error" and v.tags.get(TAG_STATE) != "superseded"]
             copies = [self.disks[v.id] for v in volumes] + [
-                self.copies[s.id] for s in self.rules.snapshots() if s.state == "completed"
+                self.copies[s.id] for s in world.snapshots.all() if s.state == "completed"
             ]
             if not any(max(disk.steps, default=0) >= self.acknowledged for disk in copies):
                 raise Broken(f"no intact copy holds step {self.acknowledged}")
@@ -326,6 +333,7 @@ class SimulatedHost:
             if self._machine.mounted not in (None, volume):
                 raise Conflict(f"{self._machine.mounted} is mounted at {mountpoint}")
             self._machine.mounted = volume
+            self._region.mounts += 1
             self._region.check()
 
         self._region.gate(self._machine, "mount", mount)
@@ -375,7 +383,7 @@ class Agent:
         )
 
     def run(self) -> None:
-        heart = self.region.time.spawn(f"{self.machine.id}-heart-{id(self)}", self._beat)
+        heart = self.region.time.spawn(f"{self.machine.id}-heart", self._beat)
         self.machine.agents.append(heart)
         try:
             while True:
