@@ -10,7 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from spotheal.agent.errors import CapacityError, Conflict, Fatal, NotFound, PermissionDenied, Retryable, SpothealError
+from spotheal.agent.errors import (
+    CapacityError,
+    ConfigError,
+    Conflict,
+    Fatal,
+    NotFound,
+    PermissionDenied,
+    Retryable,
+    SpothealError,
+)
 
 # Names are AWS's; sources: EC2 API reference "Error codes", S3 API reference "Error responses".
 _RETRYABLE = {
@@ -35,6 +44,8 @@ _NEXT_STEP = {
     CapacityError: "allow more instance types and zones in spot_fleet_config.json, or raise the quota named",
 }
 
+_UNREACHED = "check the network, the region's name, AWS_ENDPOINT_URL and the proxy settings, and try again"
+
 
 def client(service: str, region: str, session: Any = None) -> Any:
     """A boto3 client for `service` in `region`; imports boto3 only now (it costs a third of a second)."""
@@ -49,7 +60,10 @@ def client(service: str, region: str, session: Any = None) -> Any:
         s3={"addressing_style": "path"} if _has_own_endpoint() else None,
     )
     maker: Any = session or boto3.session.Session()  # the stubs know only literal service names
-    return maker.client(service, region_name=region, config=config)
+    try:
+        return maker.client(service, region_name=region, config=config)
+    except ValueError as error:  # botocore's own word for an endpoint that is no URL
+        raise ConfigError(str(error), next_step="correct AWS_ENDPOINT_URL, or unset it") from error
 
 
 def _has_own_endpoint() -> bool:
@@ -74,7 +88,7 @@ def translated(what: str) -> Iterator[None]:
             next_step="`aws configure`, or set AWS_PROFILE; on an instance, give it the instance profile",
         ) from error
     except BotoCoreError as error:  # connection, timeout, a reply that cannot be read
-        raise Retryable(f"could not {what}: {error}") from error
+        raise Retryable(f"could not {what}: {error}", next_step=_UNREACHED) from error
 
 
 def from_client_error(what: str, error: Any) -> SpothealError:

@@ -180,12 +180,13 @@ class Life:
     def _beat(self) -> None:
         self._world.logs.ship(self._store, self._here.instance)
         self._ledger.flush()
-        if self._trainer is not None:
-            self._trainer.look()
+        trainer = self._trainer  # the stage may end meanwhile, and a heartbeat that fails never beats again
+        if trainer is not None:
+            trainer.look()
         if self._status.fenced.is_set():
             self._stop.set()
-            if self._trainer is not None:
-                self._trainer.stop()
+            if trainer is not None:
+                trainer.stop()
 
     def _watch_shutdown(self) -> None:
         """SIGTERM is the operating system going down, or a person: either way the trainer saves."""
@@ -199,16 +200,16 @@ class Life:
         self._stop.set()
         if self._over:
             return  # the end of the run takes the machine with it: that is no interruption
-        if self._trainer is not None:
-            self._trainer.notify(interruption)
+        if (trainer := self._trainer) is not None:
+            trainer.notify(interruption)
         self._launch.note(outcome="interrupted")
         self._ledger.add("notice", action=notice.action, deadline=rfc3339(notice.deadline))
         self._status.notice(notice)
 
     def _on_rebalance(self) -> None:
         self._ledger.add("rebalance")
-        if self._trainer is not None:
-            self._trainer.rebalance(self._stop)
+        if (trainer := self._trainer) is not None:
+            trainer.rebalance(self._stop)
 
     # ----------------------------------------------------------------------------------------------------- the stages
     def look_back(self) -> None:

@@ -41,6 +41,7 @@ class Logs:
         self._trainer = _Shipped(folder / "trainer.log")
         self._volume: _Sink | None = None
         self._lock = threading.Lock()
+        self._shipping = threading.Lock()  # two at once would number the segments anew, one over the other
         self._context: dict[str, Any] = dict.fromkeys(FIELDS)
         structlog.configure(
             processors=[
@@ -86,6 +87,10 @@ class Logs:
 
     def ship(self, store: Store, instance: str) -> bool:
         """Copy what is new to the store; False where it could not be reached (the next call tries again)."""
+        with self._shipping:
+            return self._ship(store, instance)
+
+    def _ship(self, store: Store, instance: str) -> bool:
         with self._lock:
             pieces = [
                 (LAYOUT.agent_log, self._agent.unshipped()),

@@ -157,6 +157,8 @@ def read_job(path: Path) -> JobConfig:
         ) from None
     except (OSError, UnicodeDecodeError) as fault:
         raise ConfigError(f"{path} cannot be read: {fault}") from None
+    except (ValueError, RecursionError):  # digits by the thousand, or brackets
+        raise ConfigError(f"{path} holds a number too long, or brackets too deep, to be read") from None
     return parse_job(document, source=str(path))
 
 

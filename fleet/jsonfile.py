@@ -46,6 +46,8 @@ def parse(text: str, source: str) -> Parsed:
             return Parsed(json.loads(mended, object_pairs_hook=_Pairs(faults, source)), tuple(faults))
         except json.JSONDecodeError as error:
             mend = _diagnose(mended, error)
+        except (ValueError, RecursionError):  # digits by the thousand, or brackets
+            return Parsed(None, (*faults, f"{source}: holds a number too long, or brackets too deep, to be read"))
         faults.append(_located(text, origin[mend.position], mend.says, source))
         if mend.ends:
             break

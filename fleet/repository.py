@@ -106,9 +106,10 @@ def write_bundle(source: Source, target: Path) -> Path:
 
 def _refuse_address(repository: str, allow_paths: bool) -> None:
     next_step = "correct [job] repository in job.toml"
-    if re.match(r"https?://[^/@]*:[^/@]*@", repository):
+    if re.match(r"https?://[^/]*@", repository):  # an access token stands where a user name would
         raise ConfigError(
-            "[job] repository holds a password, which user data would show to anyone on the instance",
+            "[job] repository holds a user name, password or token, which user data would show to anyone on the"
+            " instance",
             next_step='remove it from the address; `repository = "."` carries the commit of a private repository',
         )
     if repository.startswith("-") or re.match(r"[\w+-]+::", repository):

@@ -104,6 +104,23 @@ def test_an_unknown_profile_is_a_matter_of_credentials(folder: Path) -> None:
     assert "nobody" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "code", "says"),
+    [("http://127.0.0.1:9", ExitCode.UNEXPECTED, "next: check the network"), ("no url", ExitCode.USAGE, "no url")],
+)
+def test_an_endpoint_that_does_not_answer_or_is_none_is_said_with_the_next_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str, code: ExitCode, says: str
+) -> None:
+    for name, value in (("ENDPOINT_URL", endpoint), ("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "y")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    result = run("--region", "us-west-2", "status", "cifar")
+    assert code == result.exit_code
+    assert says in result.stderr
+    assert "AWS_ENDPOINT_URL" in result.stderr
+    assert "" == result.stdout
+
+
 def test_uncommitted_work_is_refused_before_anything_is_read_from_aws(folder: Path) -> None:
     (folder / "train.py").write_text("changed\n")
     result = run("request", "--dry-run")

@@ -225,3 +225,12 @@ def test_the_faults_of_both_files_come_together(tmp_path: Path) -> None:
     assert "TargetCapacity: must be 1" in said
     assert "[job] colour: no such key" in said
     assert "[job] command: is required" in said
+
+
+@pytest.mark.parametrize("value", ["9" * 6000, "[" * 100_000 + "]" * 100_000], ids=["digits", "brackets"])
+def test_what_no_parser_reads_to_its_end_is_a_fault_of_the_file(tmp_path: Path, value: str) -> None:
+    with pytest.raises(ConfigError, match="too long, or brackets too deep"):
+        parse_fleet(f'{{"TargetCapacity": {value}}}', "fleet.json")
+    (tmp_path / "job.toml").write_text(f"x = {value}\n")
+    with pytest.raises(ConfigError, match="too long, or brackets too deep"):
+        read_job(tmp_path / "job.toml")

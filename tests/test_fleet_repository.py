@@ -100,9 +100,10 @@ def test_addresses_that_run_commands_or_are_of_this_machine_are_refused(address:
         resolve(job(address), tmp_path)
 
 
-def test_a_password_in_the_address_is_refused_and_not_repeated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("who", ["me:hunter2", "hunter2", ":hunter2"])
+def test_a_password_or_token_in_the_address_is_refused_and_not_repeated(who: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve(job("https://me:hunter2@example.org/a.git"), tmp_path)
+        resolve(job(f"https://{who}@example.org/a.git"), tmp_path)
     assert "hunter2" not in str(caught.value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,6 +88,31 @@ def test_what_could_not_be_shipped_is_shipped_later_and_long_logs_in_segments(
     store.objects.clear()
     assert logs.ship(store, "i-0a")
     assert {} == store.objects
+
+
+def test_two_shipments_at_once_keep_the_segments_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat's and the handover's: the one that saw less used to number the later segments anew."""
+    monkeypatch.setattr(logs_module, "SEGMENT_BYTES", 20)
+    store, logs = Kept(), Logs(tmp_path, stderr=io.StringIO())
+    put, second = store.put_bytes, threading.Thread(target=lambda: logs.ship(store, "i-0a"))
+
+    def slow(key: str, body: bytes, content_type: str = "") -> None:
+        if "trainer" in key and second.ident is None:
+            for number in range(20, 60):
+                logs.trainer_line(f"line {number}")
+            second.start()
+            second.join(0.2)  # which it outlasts: it waits for this very shipment
+        put(key, body, content_type)
+
+    monkeypatch.setattr(store, "put_bytes", slow)
+    for number in range(20):
+        logs.trainer_line(f"line {number}")
+    logs.ship(store, "i-0a")
+    second.join(5)
+    logs.trainer_line("line 60")
+    logs.ship(store, "i-0a")
+    shipped = b"".join(store.objects[key] for key in sorted(store.objects) if "trainer" in key)
+    assert [f"line {number}" for number in range(61)] == shipped.decode().splitlines()
 
 
 def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
