@@ -5,10 +5,12 @@ VENV := .venv
 READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help venv rehearse test lint clean
+.PHONY: help venv rehearse test soak mutants lint clean
 help:
 	@echo "make rehearse   a whole job on this machine: local cloud, spot interruptions, real training (no AWS account)"
 	@echo "make test       style, types and all tests"
+	@echo "make mutants    every safety line taken out in turn: which tests fall"
+	@echo "make soak       the full figures: recovery, mutants, all crash points, 10,000 random histories"
 	@echo "make venv       only the virtual environment, .venv"
 	@echo "make clean      remove what the others made"
 
@@ -43,6 +45,17 @@ lint: $(READY)
 
 test: $(READY) lint
 	$(VENV)/bin/python -m pytest -n 3 --dist loadfile
+
+# What the tests are worth: every safety line taken out in turn must make one fall (tests/mutants).
+mutants: $(READY)
+	$(VENV)/bin/python tests/mutants/run.py
+
+# The full figures, up to 75 minutes: every crash point, 10,000 random histories, every mutant, the recovery figures.
+HISTORIES ?= 0:10000
+soak: $(READY)
+	$(VENV)/bin/python bench/recovery.py
+	$(VENV)/bin/python tests/mutants/run.py
+	SPOTHEAL_CRASHES=0 SPOTHEAL_HISTORIES=$(HISTORIES) $(VENV)/bin/python -m pytest -q -n 3 tests/simulation
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,215 @@
+"""The lines that safety hangs on, and what each becomes when it is taken out. The tests beside it must turn red.
+
+`original` must stand in `file` exactly once: a line that has moved on is an error of this table, not a killed mutant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`name` as in docs/promises.md. `quick`: part of `make test`; the others of `make mutants`."""
+
+    name: str
+    file: str
+    original: str
+    mutated: str
+    tests: tuple[str, ...]
+    quick: bool = True
+
+
+PLAN, SEEN = "agent/volume/plan.py", "agent/volume/seen.py"
+PLAN_TESTS = ("tests/test_volume_plan.py",)
+POWER_TESTS = ("tests/test_checkpoint_power.py::test_no_power_loss_loses_an_acknowledged_checkpoint",)
+
+# Not here: the fsync of a checkpoint's data before its commit mark, and of the folder before a slot is overwritten.
+# With either taken out tests/test_checkpoint_power.py stays green: what is torn then is found by its checksum and was
+# never acknowledged, and the other slots are whole. They spare a file from being set aside, no checkpoint from loss.
+MUTANTS = (
+    Mutant(
+        "term check before mount",
+        PLAN,
+        '    if term_of(target) != term:\n        return Wait(f"term',
+        '    if False:\n        return Wait(f"term',
+        PLAN_TESTS,
+    ),
+    Mutant(
+        "claim before create",
+        PLAN,
+        "        return ClaimTerm(claim.number + 1, why)\n",
+        "        return _as_holder(desired, seen, claim.number + 1)\n",
+        PLAN_TESTS,
+    ),
+    Mutant(
+        "re-observation after the claim",
+        "agent/volume/observe.py",
+        "    match action:\n        case Attach(volume):\n",
+        '    if type(action).__name__ == "ClaimTerm":\n'
+        '        return replace(seen, claim=Claim(action.number, ctx.desired.instance, ctx.desired.zone, ""))\n'
+        "    match action:\n        case Attach(volume):\n",
+        ("tests/test_safety.py", "tests/simulation/test_simulated_healing.py"),
+    ),
+    Mutant(
+        "snapshot before detach",
+        "agent/handover.py",
+        "        _snapshot(result, steps, clock, watcher)\n        if result.snapshot and result.unmounted:\n",
+        "        if result.unmounted:\n"
+        '            _try_until_the_end(result, steps, clock, watcher, "detach the volume", steps.detach)\n'
+        "        _snapshot(result, steps, clock, watcher)\n        if result.snapshot and result.unmounted:\n",
+        ("tests/test_interruption.py",),
+    ),
+    Mutant(
+        "purpose check at adoption",
+        SEEN,
+        "        and snapshot.tags.get(TAG_PURPOSE) == Purpose.HANDOVER.value\n",
+        "",
+        PLAN_TESTS,
+    ),
+    Mutant(
+        "later term mounted",
+        SEEN,
+        "        and term_of(snapshot) >= max(oldest, 1)\n",
+        "",
+        PLAN_TESTS,
+    ),
+    Mutant(
+        "empty answer means wait",
+        PLAN,
+        "    if seen.volume_gone_for < VOLUME_GONE_SECONDS:\n",
+        "    if False:\n",
+        PLAN_TESTS,
+    ),
+    Mutant(
+        "serial check",
+        "agent/host.py",
+        "        if volume and (now := self.find_device(volume, attached_as)) != device:\n",
+        "        if False and (now := self.find_device(volume, attached_as)) != device:\n",
+        ("tests/test_host_programs.py",),
+    ),
+    Mutant(
+        "blank check before mkfs",
+        "agent/host.py",
+        "        if not self.is_blank(device):\n",
+        "        if False:\n",
+        ("tests/test_host_programs.py",),
+    ),
+    Mutant(
+        "blank check before mkfs, in the decision",
+        PLAN,
+        "target.id not in seen.holds.values() and device.blank:\n",
+        "target.id not in seen.holds.values():\n",
+        PLAN_TESTS,
+    ),
+    Mutant(
+        "living holder never forced",
+        PLAN,
+        '        return _await_release(seen, other, f"{other} has {volume.id} ({attachment.state})")\n',
+        "        return DetachFrom(volume.id, other, why, True)\n",
+        PLAN_TESTS,
+    ),
+    Mutant(
+        "supersede only after verify",
+        PLAN,
+        "        if fault:\n            return Reject(",
+        "        if False:\n            return Reject(",
+        PLAN_TESTS,
+    ),
+    Mutant(
+        "retention only after a checkpoint",
+        "agent/volume/retention.py",
+        "    if acknowledged_step is None:\n",
+        "    if False:\n",
+        ("tests/test_volume_retention.py",),
+    ),
+    Mutant(
+        "token in CreateVolume",
+        "agent/ec2.py",
+        '            "ClientToken": self.token,\n',
+        "",
+        ("tests/test_volume_ec2.py",),
+    ),
+    Mutant(
+        "401 refresh",
+        "agent/metadata.py",
+        "                if status != 401:\n                    break\n",
+        "                break\n",
+        ("tests/test_metadata.py::test_a_401_is_answered_with_a_new_token",),
+    ),
+    Mutant(
+        "garbage is not a notice",
+        "agent/metadata.py",
+        '    if body.get("action") not in ("terminate", "stop", "hibernate"):\n',
+        "    if False:\n",
+        ("tests/test_metadata.py::test_what_makes_no_sense_is_unknown",),
+    ),
+    Mutant(
+        "garbage is not a notice, nor the end of one",
+        "agent/interruption.py",
+        "            if answer is UNKNOWN:\n",
+        "            if False:\n",
+        ("tests/test_interruption.py::test_answers_without_sense_change_nothing",),
+    ),
+    Mutant(
+        "end-after-stop is an interruption",
+        "agent/attempts.py",
+        "    if end.asked:\n        return Stopped()\n",
+        "",
+        ("tests/test_supervisor_rules.py",),
+    ),
+    Mutant(
+        "failure budget reset only by a step",
+        "agent/attempts.py",
+        "    if end.gained:\n",
+        "    if True:\n",
+        ("tests/test_supervisor_rules.py",),
+    ),
+    Mutant(
+        "foreign fleet never cancelled",
+        "agent/ec2.py",
+        "        found = self.instance(instance)\n        if found is None:\n            raise Retryable(",
+        "        found = next(iter(self._instances([], instance)), None)\n"
+        "        if found is None:\n            raise Retryable(",
+        ("tests/test_safety.py",),
+    ),
+    Mutant(
+        "foreign fleet never cancelled, whatever the store says",
+        "agent/finish.py",
+        "    if fleet:\n        return fleet\n",
+        "",
+        ("tests/test_safety.py",),
+    ),
+    Mutant(
+        "fsync of the file",
+        "training/slots.py",
+        "        files.write(fd, whole, 0)\n        files.fsync(fd)\n",
+        "        files.write(fd, whole, 0)\n",
+        POWER_TESTS,
+        quick=False,  # imports torch
+    ),
+    Mutant(
+        "fsync of the directory",
+        "training/slots.py",
+        "        files.sync_folder(self.folder)\n        return final\n",
+        "        return final\n",
+        POWER_TESTS,
+        quick=False,  # imports torch
+    ),
+    Mutant(
+        "checksum at load",
+        "training/slots.py",
+        "            if found() != header.checksums[index]:\n",
+        "            if False:\n",
+        ("tests/test_checkpoint_store.py::test_a_thousand_flipped_bits_are_all_found",),
+        quick=False,  # imports torch
+    ),
+    Mutant(
+        "buffers copied before the step goes on",
+        "training/checkpoint.py",
+        "            self._copy.wait()\n",
+        "            pass\n",
+        ("tests/test_checkpoint_store.py::test_what_changes_after_the_save_is_not_in_it",),
+        quick=False,  # imports torch
+    ),
+)
