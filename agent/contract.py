@@ -90,8 +90,14 @@ class Progress:
 
     @classmethod
     def from_json(cls, text: str) -> Progress:
-        """ValueError where `text` is no progress document; unknown keys go to `extra` where they are numbers."""
-        body = json.loads(text)
+        """ValueError where `text` is no progress document; unknown keys go to `extra` where they are numbers.
+
+        Numbers that are not finite count as not written: JSON has none, and what is read here is stored as JSON again.
+        """
+        try:
+            body = json.loads(text)
+        except RecursionError as fault:
+            raise ValueError("brackets too deep to be read") from fault
         if not isinstance(body, dict) or not _is_int(body.get("step")):
             raise ValueError("a progress file is a JSON object with at least an integer `step`")
         saved = body.get("saved")
@@ -139,7 +145,12 @@ def _is_int(value: object) -> bool:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        return _finite(float(value))
+    except OverflowError:  # an integer beyond any float
+        return None
 
 
 def _finite(value: float | None) -> float | None:

@@ -132,7 +132,7 @@ def drop_metrics_after(path: Path, step: int) -> int:
 def _is_after(line: bytes, step: int) -> bool:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     at = found.get("step") if isinstance(found, dict) else None
     return isinstance(at, (int, float)) and at > step

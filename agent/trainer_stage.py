@@ -92,6 +92,8 @@ class TrainerStage:
         self.saved_step = ended.saved_step
         self._remember(attempt=ended.attempts, best_step=self._supervisor.best_step, failures=ended.failures)
         self.look()
+        if ended.kind == "done":  # what the acknowledgement's look missed would stay, and cost, for ever
+            self._clean_up()
         self._log.info("training ended", kind=ended.kind, reason=ended.reason, saved_step=ended.saved_step)
         tail = "".join(f"\n  | {line}" for line in ended.tail) if ended.kind == "failed" else ""
         return Trained(ended.kind, ended.reason + tail, ended.saved_step)

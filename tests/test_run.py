@@ -72,6 +72,23 @@ def test_a_trainer_that_exits_with_0_ends_the_run_and_its_fleet(tmp_path: Path) 
     assert b"trained\n" == world.store.get_bytes(f"logs/{world.instance}/trainer.0000.log")
 
 
+def test_a_run_that_is_done_without_a_checkpoint_leaves_no_superseded_volume(tmp_path: Path) -> None:
+    world = AgentWorld(tmp_path, QUICK)
+    tags = [{"Key": key, "Value": value} for key, value in world.volume_tags().items() if key != "spotheal:state"]
+    surplus = world.operator.create_volume(
+        AvailabilityZone="us-west-2b",
+        Size=10,
+        VolumeType="gp3",
+        TagSpecifications=[
+            {"ResourceType": "volume", "Tags": [*tags, {"Key": "spotheal:state", "Value": "superseded"}]}
+        ],
+    )["VolumeId"]
+    assert ExitCode.OK == world.live()
+    left = [volume.id for volume in world.rulebook.volumes() if volume.state not in ("deleting", "deleted")]
+    assert [world.volume] == left
+    assert surplus not in left
+
+
 def test_a_trainer_that_always_fails_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
     world = AgentWorld(tmp_path, 'raise SystemExit("no such column: label")', {"limits": {"failures": 2}})
     assert ExitCode.OK == world.live()

@@ -221,3 +221,23 @@ def test_a_metrics_file_that_is_a_link_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to(real)
     assert drop_metrics_after(tmp_path / "metrics.jsonl", 1) == 0
     assert real.stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"step": ' + "9" * 5000 + "}", "[]", "null", '{"step": true}', '{"step": 5, "saved": 7}', "\0\0"],
+)
+def test_a_senseless_progress_file_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "progress.json").write_text(text)
+    assert progress_of(tmp_path / "progress.json") is None
+    (tmp_path / "metrics.jsonl").write_text(text + "\n")
+    assert drop_metrics_after(tmp_path / "metrics.jsonl", 5) == 0
+
+
+def test_numbers_that_json_does_not_have_count_as_not_written(tmp_path: Path) -> None:
+    """A loss that is NaN would end up in status.json, and what `fleetctl status --output json` prints is no JSON."""
+    body = f'{{"step": 5, "loss": NaN, "samples_per_second": {"9" * 400}, "resumed_step": 1e400, "lr": 0.5}}'
+    (tmp_path / "progress.json").write_text(body)
+    found = progress_of(tmp_path / "progress.json")
+    assert found is not None
+    assert (found[0].loss, found[0].samples_per_second, found[0].extra) == (None, None, {"lr": 0.5})
