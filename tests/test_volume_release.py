@@ -28,7 +28,8 @@ def world():
     ec2, instance = Ec2(InMemoryEc2(rules)), launch(rules)
     volume = ec2.create_volume(spec()).id
     ec2.attach(volume, instance, "/dev/sdf")
-    host = SimpleNamespace(mounted=None, mounted_at=lambda mountpoint: host.mounted)
+    host = SimpleNamespace(mounted=None, writes_out=False, mounted_at=lambda mountpoint: host.mounted)
+    host.unmount = lambda mountpoint, seconds_max: not host.writes_out
     ctx = Context(
         desired=Desired("r1", instance, A, "/dltraining", "xfs", 10, "gp3", TAGS),
         ec2=ec2,
@@ -72,3 +73,28 @@ def test_a_mounted_volume_is_not_detached(world):
     world.host.mounted = None
     detach(world.ctx, world.held)
     assert () == world.ec2.volume(world.held.volume).attachments
+
+
+def test_a_volume_that_the_kernel_still_writes_to_is_not_detached(world):
+    """It is off the table of mounts before all of memory is on the device."""
+    world.host.writes_out = True
+    with pytest.raises(Retryable):
+        detach(world.ctx, world.held)
+    assert 1 == len(world.ec2.volume(world.held.volume).attachments)
+
+
+def test_a_handover_that_no_describe_lists_is_none_yet_and_is_not_taken_twice(world, monkeypatch):
+    """A volume detached without it would be free for a successor that cannot see what to adopt."""
+    passed = []
+    clock = SimpleNamespace(
+        monotonic=lambda: float(len(passed)), sleep=lambda seconds, until=None: passed.append(seconds)
+    )
+    world.ctx.clock = clock
+    visible = world.ec2.snapshots_of_run
+    monkeypatch.setattr(world.ec2, "snapshots_of_run", lambda run: ())
+    for _ in range(2):
+        with pytest.raises(Retryable, match="stays attached"):
+            create_handover(world.ctx, world.held, 70)
+    monkeypatch.setattr(world.ec2, "snapshots_of_run", visible)
+    made = create_handover(world.ctx, world.held, 70)
+    assert [made] == [snapshot.id for snapshot in visible("r1")]

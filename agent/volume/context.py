@@ -66,6 +66,7 @@ class Memory:
     claims: dict[int, Claim] = field(default_factory=dict)
     snapshot: str | None = None  # the snapshot asked for, "" where the reply was lost
     copy: str | None = None  # the volume made in this term
+    handover: str = ""  # the snapshot that was asked for at the end of the term
     rejected: set[str] = field(default_factory=set)  # snapshots
     completed: set[str] = field(default_factory=set)  # snapshots that a describe has shown as completed
     paces: dict[str, Pace] = field(default_factory=dict)  # by snapshot

@@ -29,22 +29,32 @@ def create_handover(ctx: Context, held: Writer, saved_step: int | None) -> str:
     """Take the handover snapshot of the unmounted (or frozen) volume and see it listed; returns its id.
 
     The store is told first that this term will not write again: should this machine live on after all, it must claim
-    another term, which makes this snapshot stale. May be called again after it failed.
+    another term, which makes this snapshot stale. Retryable while no describe lists it: a volume that is detached then
+    would be free for a successor that cannot see the handover. May be called again after it failed.
     """
     ctx.store.put_json(LAYOUT.released(held.term), {"instance": ctx.desired.instance})
     asked = ctx.clock.monotonic()
-    snapshot = _own_handover(ctx, held)
-    if snapshot is None:
+    snapshot, made = _own_handover(ctx, held), ctx.memory.handover
+    if snapshot is not None:
+        return snapshot
+    if not made:
         tags = snapshot_tags(ctx, Purpose.HANDOVER, held.term, saved_step)
-        snapshot = ctx.ec2.create_snapshot(held.volume, tags).id
+        made = ctx.memory.handover = ctx.ec2.create_snapshot(held.volume, tags).id
     while ctx.clock.monotonic() - asked < LISTED_SECONDS_MAX:
         try:
-            if _own_handover(ctx, held) is not None:
-                break
+            snapshot = _own_handover(ctx, held)
+            if snapshot is not None:
+                return snapshot
         except (Retryable, NotFound) as error:
             ctx.log.warning("the handover cannot be seen yet", error=error.message)
         ctx.clock.sleep(_LOOK_SECONDS)
-    return snapshot
+    ctx.memory.handover = "" if _has_failed(ctx, made) else made
+    raise Retryable(f"no describe lists the handover {made}; {held.volume} stays attached")
+
+
+def _has_failed(ctx: Context, snapshot: str) -> bool:
+    found = ctx.ec2.snapshot(snapshot)
+    return found is not None and found.state == "error"
 
 
 def _own_handover(ctx: Context, held: Writer) -> str | None:
@@ -67,9 +77,10 @@ def create_base(ctx: Context, held: Writer, saved_step: int | None) -> str:
 
 def detach(ctx: Context, held: Writer) -> None:
     """Ask for the end of the attachment, after the unmount and after the handover was listed."""
-    if ctx.host.mounted_at(ctx.desired.mountpoint) is not None:
-        raise Conflict(f"{held.volume} is still mounted at {ctx.desired.mountpoint} and is not detached")
-    ctx.ec2.detach(held.volume, ctx.desired.instance)
+    mountpoint = ctx.desired.mountpoint
+    if ctx.host.mounted_at(mountpoint) is not None:
+        raise Conflict(f"{held.volume} is still mounted at {mountpoint} and is not detached")
+    let_go(ctx, (held.volume,))  # which asks whether the kernel, too, is through with it
 
 
 def leave(ctx: Context) -> None:
