@@ -49,7 +49,7 @@ MUTANTS = (
         '    if type(action).__name__ == "ClaimTerm":\n'
         '        return replace(seen, claim=Claim(action.number, ctx.desired.instance, ctx.desired.zone, ""))\n'
         "    match action:\n        case Attach(volume):\n",
-        ("tests/test_safety.py", "tests/simulation/test_simulated_healing.py"),
+        ("tests/test_safety.py",),
     ),
     Mutant(
         "snapshot before detach",
