@@ -15,6 +15,7 @@ from spotheal.agent.errors import (
     ConfigError,
     Conflict,
     Fatal,
+    NoCredentials,
     NotFound,
     PermissionDenied,
     Retryable,
@@ -83,7 +84,7 @@ def translated(what: str) -> Iterator[None]:
     except ClientError as error:
         raise from_client_error(what, error) from error
     except (NoCredentialsError, PartialCredentialsError) as error:
-        raise PermissionDenied(
+        raise NoCredentials(
             f"could not {what}: no AWS credentials were found",
             next_step="`aws configure`, or set AWS_PROFILE; on an instance, give it the instance profile",
         ) from error

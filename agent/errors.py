@@ -65,6 +65,11 @@ class PermissionDenied(Fatal):
     exit_code = ExitCode.PERMISSION
 
 
+class NoCredentials(PermissionDenied):
+    """None are to be found. On an instance: the metadata service is down, or there is no instance profile. Never an end
+    of a run, for whoever has none cannot cancel the fleet either: once that works again, so does the run."""
+
+
 class SetupFailed(Fatal):
     """The job cannot be started as it is described: credentials, revision, `setup`, `command`. An end of the run."""
 

@@ -20,7 +20,7 @@ from spotheal.agent.account import trainer_account
 from spotheal.agent.clock import Clock, SystemClock, rfc3339
 from spotheal.agent.config import InstanceConfig, seconds
 from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import ExitCode, Fatal, Interrupted, SpothealError
+from spotheal.agent.errors import ExitCode, Fatal, Interrupted, NoCredentials, SpothealError
 from spotheal.agent.finish import (
     POWER_OFF_SECONDS,
     End,
@@ -88,6 +88,8 @@ def ends_the_run(stage: Callable[P, End]) -> Callable[P, End]:
             return stage(*args, **kwargs)
         except RunOver as over:
             return over.end
+        except NoCredentials:
+            raise
         except Fatal as error:
             return End(Phase.SETUP_FAILED, str(error))
 
@@ -116,6 +118,8 @@ class Life:
         self._refused: Fatal | None = None
         try:
             self._launch = Launch.count(self._store, self._here, self._clock)
+        except NoCredentials:
+            raise
         except Fatal as error:  # an end like any other, so that the fleet is cancelled and does not try for ever
             self._launch, self._refused = Launch(self._store, self._here, {"starts": 1}), error
         self._ledger = Ledger(self._store, self._clock, self._here.instance, self._here.zone)

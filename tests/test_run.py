@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import structlog
 from agent_world import AgentWorld
+from botocore.exceptions import NoCredentialsError
 
-from spotheal.agent import finish, launch
-from spotheal.agent.errors import ExitCode, PermissionDenied
+from spotheal.agent import aws, finish, launch
+from spotheal.agent.errors import ExitCode, NoCredentials, PermissionDenied
 from spotheal.agent.metadata import NOTHING, Rebalance, SpotAction
 from spotheal.agent.store import Store
 
@@ -220,6 +221,26 @@ def test_a_role_that_may_not_write_the_store_still_ends_the_fleet(
     monkeypatch.setattr(Store, "append_lines", refuse)
     assert ExitCode.OK == world.live()
     assert world.fleet_state().startswith("cancelled")
+
+
+def test_credentials_that_the_metadata_service_does_not_give_are_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A metadata service that was down for two minutes used to cancel the fleet as soon as it was back."""
+    world = AgentWorld(tmp_path, QUICK)
+    monkeypatch.setattr(launch, "COUNT_SECONDS_MAX", 0.0)
+    with monkeypatch.context() as outage:
+
+        def refuse(*_: Any, **__: Any) -> Any:
+            with aws.translated("read the store"):
+                raise NoCredentialsError
+
+        outage.setattr(Store, "get_bytes", refuse)
+        with pytest.raises(NoCredentials):
+            world.live()
+    assert "active" == world.fleet_state()
+    assert ExitCode.OK == world.live()
+    assert "done" == world.status()["phase"]
 
 
 def test_an_agent_that_is_started_again_and_again_parks_the_run(tmp_path: Path) -> None:
