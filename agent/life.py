@@ -54,6 +54,7 @@ from spotheal.agent.volume.heal import Held, heal
 from spotheal.agent.volume.observe import checkpoint_names
 from spotheal.agent.volume.release import create_handover, detach, leave
 from spotheal.agent.volume.seen import Desired
+from spotheal.agent.warmup import Warmup
 
 SHUTDOWN_SECONDS = 90.0  # what an operating system that goes down leaves us; the unit asks for 110
 P = ParamSpec("P")
@@ -138,6 +139,7 @@ class Life:
         self._stop = threading.Event()  # this machine goes away: every wait ends
         self._mount_point = world.paths.mount_point(config.job.volume.mount)
         self._folders = Folders.at(world.paths.root, config.job.volume.mount)
+        self._warmup = Warmup(self._log)
         self._account = trainer_account(config.job.cage.user)
         self._interpreter: Interpreter | None = None
         self._held: Held | None = None
@@ -169,6 +171,7 @@ class Life:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closing.set()
+        self._warmup.end()
         self._watcher.stop()
         if self._trainer is not None and error is not None:
             self._trainer.stop()
@@ -230,6 +233,8 @@ class Life:
             raise RunOver(parked)
 
     def start_clone(self) -> Future[Path]:
+        """What needs no volume begins while it is healed: the clone, and reading what `import torch` will read."""
+        self._warmup.libraries_of_torch(self._config.job.job.python)
         return self._pool.submit(
             checkout,
             self._config,
@@ -249,6 +254,8 @@ class Life:
         if isinstance(found, End):
             raise RunOver(found)
         self._held = found
+        if found.moved_from is not None:  # a copy of a snapshot gives each block slowly at its first reading
+            self._warmup.newest_checkpoint(self._folders.checkpoints)
         self._world.logs.use_volume(self._folders.logs, self._here.instance)
         self._status.update(volume=found.volume)
         self._ledger.add("volume", volume=found.volume, moved_from=found.moved_from, device=found.device)
@@ -314,6 +321,7 @@ class Life:
     # --------------------------------------------------------------------------------------------- the ways to leave
     def hand_over(self) -> None:
         """Leave the volume to a successor and wait for the end; returns where the agent ends or begins again."""
+        self._warmup.end()
         if self._status.fenced.is_set():
             self._step_aside()
             raise Interrupted("another instance holds a later term", next_step="nothing: it goes on with the run")
@@ -397,6 +405,7 @@ class Life:
 
     def _let_go(self) -> None:
         """Unmount, so that nothing is in the page cache when the machine ends."""
+        self._warmup.end()
         self._world.logs.leave_volume()
         if self._held is None:
             return
