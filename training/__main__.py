@@ -21,10 +21,11 @@ from spotheal.training.options import config_of, parser
 
 EXIT_USAGE = 2
 EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 75 saved and stopped for an interruption, 2 wrong options, 1 anything else."""
+    """Exit codes: 0 done, 75 saved and stopped for an interruption, 2 wrong options, 130 Ctrl-C, 1 anything else."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
     chosen = parser().parse_args(arguments)
     try:
@@ -35,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SpothealError as fault:
         print(f"error: {fault}", file=sys.stderr, flush=True)
         return EXIT_FAILED
+    except KeyboardInterrupt:  # SIGTERM saves first; Ctrl-C is for a person who wants it to end now
+        print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr, flush=True)
+        return EXIT_INTERRUPTED
 
 
 def run(options: argparse.Namespace) -> int:

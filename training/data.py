@@ -17,7 +17,6 @@ from spotheal.training.format import BrokenCheckpoint
 from spotheal.training.models import torchvision_datasets
 from spotheal.training.slots import read
 
-NAMES = ("cifar10", "digits", "fake")
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 FAKE_SAMPLES = 2048
 

@@ -11,7 +11,6 @@ from torch import nn
 from spotheal.agent.errors import ConfigError
 
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101")
-NAMES = ("mlp", "convnet", *RESNETS)
 
 
 def build(name: str, channels: int, size: int, classes: int) -> nn.Module:

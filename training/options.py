@@ -6,49 +6,77 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from spotheal.training import data, models
 from spotheal.training.pace import Every
+
+DATASETS = ("cifar10", "digits", "fake")
+MODELS = ("mlp", "convnet", "resnet18", "resnet34", "resnet50", "resnet101")
+_EXAMPLE = """\
+example, which needs no network; SIGTERM saves, and the same command goes on:
+  python -m spotheal.training --dataset digits --epochs 40
+By hand it uses ./datasets, ./checkpoints, ./results; below the agent, the volume."""
 
 
 def parser() -> argparse.ArgumentParser:
     known = argparse.ArgumentParser(
         prog="python -m spotheal.training",
         description="Train, save, resume exactly: the example trainer of spotheal.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = known.add_argument
-    add("--dataset", choices=data.NAMES, default="cifar10", help="digits needs no network, fake no data at all")
-    add("--model", choices=models.NAMES, help="default: resnet50 for cifar10, mlp for digits, resnet18 for fake")
-    add("--epochs", type=positive(int), default=20)
-    add("--batch-size", type=positive(int), default=128)
-    add("--optimizer", choices=("sgd", "adamw"), default="adamw")
-    add("--lr", type=positive(float), default=1e-3, help="the highest learning rate, after the warm-up")
-    add("--weight-decay", type=float, default=5e-4)
-    add("--warmup", type=float, default=0.05, help="share of the steps in which the learning rate rises")
-    add("--ema", type=float, default=0.0, metavar="DECAY", help="keep an average of the weights, e.g. 0.999; 0: none")
+    data = known.add_argument_group("what is trained")
+    add = data.add_argument
+    add("--dataset", choices=DATASETS, default="cifar10", help="%(default)s; digits needs no network, fake no data")
+    add("--model", choices=MODELS, metavar="NAME", help=f"{', '.join(MODELS)}; by data set resnet50, mlp, resnet18")
+    add("--epochs", type=positive(int), default=20, metavar="N", help="%(default)s")
+    add("--batch-size", type=positive(int), default=128, metavar="N", help="%(default)s")
+    add("--optimizer", choices=("sgd", "adamw"), default="adamw", help="%(default)s")
+    add("--lr", type=positive(float), default=1e-3, metavar="RATE", help="%(default)s, the highest, after the warm-up")
+    add("--weight-decay", type=float, default=5e-4, metavar="RATE", help="%(default)s")
+    add("--warmup", type=float, default=0.05, metavar="SHARE", help="%(default)s of the steps, while the rate rises")
+    add("--ema", type=float, default=0.0, metavar="DECAY", help="also keep an average of the weights, e.g. 0.999")
+    add("--seed", type=int, default=0, metavar="N", help="%(default)s")
+    saving = known.add_argument_group("checkpoints")
+    add = saving.add_argument
     add(
-        "--save-every", type=every, default="auto", metavar="N|Ns|auto", help="steps (100), time (30s, 5m), or as cheap"
+        "--save-every",
+        type=every,
+        default="auto",
+        metavar="WHEN",
+        help="100 (steps), 30s, 5m; %(default)s: as is cheap",
     )
-    add("--log-every", type=positive(int), default=10, metavar="STEPS", help="steps between lines of metrics")
-    add("--slots", type=at_least_two, default=3, help="checkpoints kept; their files are overwritten in place")
-    add("--best", type=best, default="max:val_acc", metavar="max|min:METRIC", help='keep the best checkpoint; "": none')
+    add(
+        "--slots",
+        type=at_least_two,
+        default=3,
+        metavar="N",
+        help="%(default)s checkpoints are kept, overwritten in place",
+    )
+    add("--best", type=best, default="max:val_acc", metavar="WAY:METRIC", help='%(default)s; "": keep no best one')
     add("--milestones", type=int, default=0, metavar="EPOCHS", help="keep every so many epochs' checkpoint for good")
-    add("--interruption-hours", type=positive(float), default=2.0, help="mean time between interruptions, for `auto`")
-    add("--at-notice", choices=("now", "last-safe-step"), default="now", help="when to save and stop at a notice")
-    add("--no-imds", action="store_true", help="do not poll the instance metadata service")
-    add("--seed", type=int, default=0)
-    add("--workers", type=int, default=0, help="DataLoader workers")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
-    add("--amp", choices=("off", "bf16", "fp16"), default="off")
-    add("--threads", type=int, default=0, help="CPU threads; results depend on it; 0: as saved, else torch's choice")
-    add("--fast", action="store_true", help="allow kernels that are not deterministic: a resume is then not exact")
+    add("--at-notice", choices=("now", "last-safe-step"), default="now", help="when to save and stop: %(default)s")
     add(
-        "--step-seconds",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="make every step last at least so long: only for rehearsals, whose models are too small to be interrupted",
+        "--interruption-hours",
+        type=positive(float),
+        default=2.0,
+        metavar="HOURS",
+        help="%(default)s between two; for auto",
     )
+    add("--no-imds", action="store_true", help="do not ask the instance metadata service for notices")
+    machine = known.add_argument_group("machine")
+    add = machine.add_argument
+    add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1, …")
+    add("--amp", choices=("off", "bf16", "fp16"), default="off", help="mixed precision: %(default)s")
+    add("--workers", type=int, default=0, metavar="N", help="DataLoader workers: %(default)s")
+    add(
+        "--threads",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of the CPU; results depend on it; 0: as saved",
+    )
+    add("--fast", action="store_true", help="allow kernels that are not deterministic: a resume is then not exact")
+    add("--log-every", type=positive(int), default=10, metavar="STEPS", help="%(default)s between lines of metrics")
+    add("--step-seconds", type=float, default=0.0, metavar="SECONDS", help="make steps last so long, for rehearsals")
     return known
 
 
