@@ -17,7 +17,19 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from spotheal.agent.errors import ConfigError, ExitCode, JobFailed, SpothealError
-from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, seconds_of, wants_json
+from spotheal.fleet.options import (
+    JobArgument,
+    JobFile,
+    Output,
+    Profile,
+    Region,
+    RunOption,
+    Yes,
+    scenarios,
+    seconds_of,
+    sources,
+    wants_json,
+)
 
 if TYPE_CHECKING:
     from spotheal.fleet.runs import Run
@@ -25,8 +37,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="fleetctl",
-    help="Training on EC2 spot instances that heals itself: request, status, logs, cancel, rehearse, validate.",
-    epilog="Example: fleetctl request spot_fleet_config.json",
+    help="Trains on EC2 spot instances, goes on after interruptions, and ends its fleet when the training is done.",
+    epilog="Example: fleetctl rehearse; then docs/real-aws.md leads to fleetctl request",
     no_args_is_help=True,
     rich_markup_mode=None,  # rich takes longer to import than the help to print
     pretty_exceptions_enable=False,
@@ -94,20 +106,23 @@ def request(
     yes: Yes = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Send nothing; print the exact request as JSON.")] = False,
     render: Annotated[
-        Path | None, typer.Option("--render", help="Send nothing; write the request for the aws CLI.")
+        Path | None, typer.Option("--render", metavar="FILE", help="Send nothing; write the request for the aws CLI.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the job's last run and its volume.")] = False,
     new_run: Annotated[bool, typer.Option("--new-run", help="Begin another run of a job that has one.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run to its end.")] = False,
-    timeout: Annotated[str, typer.Option("--timeout", help="With --wait: give up after 90s, 20m, 3h …")] = "",
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="TIME", help="With --wait: give up after 90s, 20m, 3h …")
+    ] = "",
     region: Region = "",
     profile: Profile = "",
     output: Output = "",
 ) -> None:
-    """Start a job: a fleet that replaces interrupted instances until the training has ended.
+    """Start a job; one that runs already is shown.
 
-    Shows what it will do and what it costs, asks once, and can be typed again at any time: a job that runs is shown,
-    an interrupted request goes on.
+    A fleet replaces interrupted instances until the training has ended. Shows what it will do and what it costs, asks
+    once, and can be typed again at any time: an interrupted request goes on. --dry-run and --render need no AWS
+    credentials.
     """
     from spotheal.agent.clock import SystemClock
     from spotheal.fleet import config, gather, plan, runs, show, submit, wheelhouse
@@ -140,8 +155,8 @@ def request(
     else:
         ready = gather.make_plan(session, wanted, way, root_url, wheelhouse.build(), clock, offline=offline)
         if dry_run:
-            _say(show.plan_text(ready.plan))
-            print(show.as_json(show.plan_document(ready.plan, sent=False)))
+            print(show.as_json(show.plan_document(ready.plan, sent=False)), flush=True)
+            _say(f"{show.plan_text(ready.plan)}\n\nnothing was sent")  # after the JSON: on a terminal it stays in sight
             return
         if render is not None:
             _render(ready.plan, render)
@@ -192,7 +207,10 @@ def status(
     profile: Profile = "",
     output: Output = "",
 ) -> None:
-    """Where a job is: fleet, instances past and present, volumes, progress. Answers also when nothing runs."""
+    """Where a job is: fleet, instances, volumes, progress.
+
+    Past instances too; answers also when nothing runs.
+    """
     from spotheal.fleet.target import find
 
     as_json = _as_json(output)
@@ -223,14 +241,19 @@ def logs(
         int | None, typer.Option("--attempt", help="Only the instance of this start of the trainer.")
     ] = None,
     instance: Annotated[str, typer.Option("--instance", help="Only this instance.")] = "",
-    source: Annotated[str, typer.Option("--source", help="agent or trainer; else both.")] = "",
+    source: Annotated[
+        str, typer.Option("--source", metavar="agent|trainer", help="Only of this one.", autocompletion=sources)
+    ] = "",
     job_file: JobFile = None,
     run: RunOption = "",
     region: Region = "",
     profile: Profile = "",
     output: Output = "",
 ) -> None:
-    """What agent and trainer said, on every instance of the run, those that are gone included."""
+    """What agent and trainer said, on all instances of a run.
+
+    Those that are gone included: instances store their logs every minute, and at a notice.
+    """
     import json
 
     from spotheal.agent.clock import SystemClock
@@ -305,7 +328,10 @@ def validate(
     job: JobFile = None,
     output: Output = "",
 ) -> None:
-    """Check both files of a request without calling AWS; all faults at once."""
+    """Check both files of a request; calls no AWS.
+
+    All faults are told at once, each with its place and its cure.
+    """
     from spotheal.fleet import config, show, userdata
 
     as_json = _as_json(output)
@@ -328,13 +354,27 @@ def validate(
 def rehearse(
     file: Annotated[Path | None, typer.Argument(help="The fleet's file; without one, an example job.")] = None,
     job: JobFile = None,
-    scenario: Annotated[str, typer.Option("--scenario", help="Which faults; an unknown name lists them.")] = "standard",
+    scenario: Annotated[
+        str,
+        typer.Option(
+            "--scenario",
+            metavar="NAME",
+            help="Which faults: quiet, notice, kill, storm … (docs/rehearsal.md has all).",
+            autocompletion=scenarios,
+        ),
+    ] = "standard",
     seed: Annotated[int, typer.Option("--seed", help="For scenario storm.")] = 0,
-    keep: Annotated[Path | None, typer.Option("--keep", help="Leave the volume's files and all logs here.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="DIR", help="Leave the volume's files and all logs here.")
+    ] = None,
     reference: Annotated[bool, typer.Option(help="Also train without interruption, and compare the weights.")] = True,
     output: Output = "",
 ) -> None:
-    """Run the whole story on this machine: a local cloud, real processes, interruptions. Calls no AWS."""
+    """Run a job on this machine, interrupted; calls no AWS.
+
+    The same request, agent and trainer as on AWS, as real processes against a local cloud; some minutes. The trainer
+    runs with the Python that fleetctl runs with, unless `python` in job.toml names another.
+    """
     from spotheal.fleet.rehearsal.run import Options, rehearse
 
     as_json = _as_json(output)
@@ -354,9 +394,13 @@ def rehearse(
         Console().print(report(summary))
     if not summary.passed:
         raise JobFailed(
-            "the rehearsal did not keep its promises: " + "; ".join(summary.broken),
-            next_step="look at the logs: --keep DIR leaves them",
+            f"the rehearsal did not pass: {'; '.join(summary.broken)}" if as_json else "the rehearsal did not pass",
+            next_step=f"read {keep}/instances/*/logs/" if keep else "the same with --keep DIR leaves all logs in DIR",
         )
+    if keep:
+        _say(f"{keep} has the volume's files, the store and all logs")
+    if not as_json:
+        _say("next: a job of your own, docs/real-aws.md" if file is None else f"next: fleetctl request {file}")
 
 
 # --------------------------------------------------------------------------------------------------------------- inside

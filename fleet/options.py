@@ -9,14 +9,37 @@ import typer
 
 from spotheal.agent.errors import ConfigError
 
+
+def outputs() -> list[str]:
+    return ["table", "json"]
+
+
+def sources() -> list[str]:
+    return ["agent", "trainer"]
+
+
+def scenarios() -> list[str]:
+    """Imported only when a shell asks to complete."""
+    from spotheal.fleet.rehearsal.scenario import NAMES
+
+    return list(NAMES)
+
+
 Region = Annotated[
-    str, typer.Option("--region", help="AWS region; else AWS_REGION, AWS_DEFAULT_REGION, job.toml, the profile.")
+    str,
+    typer.Option(
+        "--region", metavar="NAME", help="AWS region; else AWS_REGION, AWS_DEFAULT_REGION, job.toml, the profile."
+    ),
 ]
-Profile = Annotated[str, typer.Option("--profile", help="AWS profile; else AWS_PROFILE.")]
-Output = Annotated[str, typer.Option("--output", help="table or json.")]
-JobArgument = Annotated[str, typer.Argument(metavar="[JOB]", help="The job's name; else that of ./job.toml.")]
-JobFile = Annotated[Path | None, typer.Option("--job", help="The job's file; else job.toml beside the fleet's file.")]
-RunOption = Annotated[str, typer.Option("--run", help="A run of the job by its id; else the newest.")]
+Profile = Annotated[str, typer.Option("--profile", metavar="NAME", help="AWS profile; else AWS_PROFILE.")]
+Output = Annotated[
+    str, typer.Option("--output", metavar="table|json", help="JSON goes to stdout alone.", autocompletion=outputs)
+]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's name; else that of ./job.toml.")]
+JobFile = Annotated[
+    Path | None, typer.Option("--job", metavar="FILE", help="The job's file; else job.toml beside the fleet's file.")
+]
+RunOption = Annotated[str, typer.Option("--run", metavar="ID", help="A run of the job by its id; else the newest.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 

@@ -106,7 +106,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", without)
     with pytest.raises(ConfigError, match="moto, torch") as caught:
         run.check_extras(example=True)
-    assert "spotheal[rehearsal,training]" in caught.value.next_step
+    assert "\".[rehearsal,training]\"" in caught.value.next_step
 
 
 def test_a_rehearsal_speaks_to_this_machine_only_and_leaves_the_environment_as_it_was(

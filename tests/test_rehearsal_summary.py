@@ -16,6 +16,7 @@ from spotheal.fleet.rehearsal.progress import Lines, MachineView, View
 from spotheal.fleet.rehearsal.report import report
 from spotheal.fleet.rehearsal.scenario import Event, Interrupt, Kill, Seen, due
 from spotheal.fleet.rehearsal.summary import InstanceStory, Story, summarise
+from spotheal.fleet.rehearsal.watch import in_words
 
 ONE = InstanceStory("i-1", "eu-west-1a", "m5.large", 0.0, 2.0, 8.0, 20.0, "interrupted", 0, 10, 10)
 TWO = InstanceStory("i-2", "eu-west-1b", "m5.large", 12.0, 14.0, 22.0, 30.0, "killed", 10, 25, 20)
@@ -82,7 +83,35 @@ def test_the_report_is_readable_without_colour() -> None:
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(report(summarise(replace(GOOD, volumes_left=2))))
     text = console.export_text()
-    assert "i-2" in text and "2 volumes are left, not 1" in text and "done again 5" in text
+    assert "i-2" in text and "2 volumes are left, not 1" in text and "done again 5: 0 after notices" in text
+
+
+def test_the_report_of_a_trainer_without_progress_says_what_would_tell_its_steps_in_80_columns() -> None:
+    silent = tuple(replace(i, resumed_step=None, last_step=None, saved_step=None) for i in GOOD.instances)
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(report(summarise(replace(GOOD, instances=silent, steps_total=None))))
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    assert "steps     unknown: the trainer writes no progress file (docs/contract.md)" in lines
+    assert "done" == lines[3].split()[-1]  # the machine that ended the run
+    assert all(line.split(" ")[0] for line in lines)  # none had to be wrapped
+
+
+def test_the_ledger_is_told_in_words_that_fit_a_line_of_80_columns() -> None:
+    machine = {"instance": "i-067a9c3787c65c1e5", "zone": "us-west-2a"}
+    told = [in_words({**machine, **event}) for event in (
+        {"event": "boot"},
+        {"event": "volume", "volume": "vol-1", "moved_from": "vol-0"},
+        {"event": "trainer-started", "resumed_step": None},
+        {"event": "trainer-started", "resumed_step": 101},
+        {"event": "handover", "saved_step": 192},
+    )]  # fmt: skip
+    assert told == [
+        "",
+        "i-067a9c3787c65c1e5 us-west-2a: volume copied to its zone, mounted",
+        "",
+        "i-067a9c3787c65c1e5 goes on from step 101",
+        "i-067a9c3787c65c1e5 has saved step 192 and handed its volume over",
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------- scenarios

@@ -103,7 +103,8 @@ class Screen:
 
 def _steps(view: View) -> str:
     if view.step is None:
-        return "no step yet"
+        training = any(machine.state == "training" for machine in view.machines)
+        return "no step told yet" if training else "no step yet"
     parts = [f"step {view.step}" + (f" of {view.steps_total}" if view.steps_total else "")]
     if view.saved_step is not None:
         parts.append(f"saved {view.saved_step}")

@@ -6,10 +6,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from spotheal.agent.names import Phase
 from spotheal.fleet.rehearsal.summary import InstanceStory, Story, Summary
 
 _WIDTH = 22  # so that a row fits 80 columns
-_ENDS = {"interrupted": "red", "killed": "red", "cancelled": "green"}
+_ENDS = {"interrupted": "red", "killed": "red", "done": "green"}
+_NO_STEPS = "unknown: the trainer writes no progress file (docs/contract.md)"
 
 
 def report(summary: Summary) -> RenderableType:
@@ -23,15 +25,21 @@ def timeline(summary: Summary) -> RenderableType:
     for title in ("instance", "zone", f"0 s{story.seconds:>{_WIDTH - 5}.0f} s", "steps", "end"):
         table.add_column(title, no_wrap=True)
     for instance in story.instances:
-        colour = _ENDS.get(instance.end, "yellow")
+        end = _end(instance, story)
         table.add_row(
             instance.instance,
             instance.zone,
             _bar(instance, story.seconds),
             _steps(instance),
-            Text(instance.end, colour),
+            Text(end, _ENDS.get(end, "yellow")),
         )
     return table
+
+
+def _end(instance: InstanceStory, story: Story) -> str:
+    """`done` of the machine that ended the run; the cancelled fleet is only how it went away."""
+    finished = story.phase == Phase.DONE.value and instance is story.instances[-1]
+    return "done" if finished and instance.end == "cancelled" else instance.end
 
 
 def _bar(instance: InstanceStory, seconds: float) -> Text:
@@ -53,26 +61,49 @@ def _steps(instance: InstanceStory) -> str:
 
 
 def figures(summary: Summary) -> RenderableType:
-    story, document = summary.story, summary.to_document()
+    story = summary.story
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     rows = [
         ("job", f"{story.job}, run {story.run}: {_outcome(story)}"),
         ("scenario", f"{story.scenario} (seed {story.seed}): {story.events_taken} of {story.events_planned} events"),
-        ("machines", f"{document['instances']} in {document['zones']} zones; interruptions with notice {story.notices},"
-                     f" kills without {story.kills}, zone moves {_known(story.zone_moves)}"),
+        ("machines", _machines(summary)),
         ("API", f"{story.api_calls} calls, {story.throttled_calls} of them throttled"),
-        ("steps", f"{_known(story.steps_total)} in all; done again {_known(summary.steps_redone)} (with notice"
-                  f" {_known(summary.steps_lost_with_notice)}, without {_known(summary.steps_lost_without_notice)})"),
+        ("steps", _all_steps(summary)),
         ("weights", _weights(summary)),
-        ("fleet", f"{story.fleet_state or 'unknown'}, cancelled by {story.fleet_cancelled_by or 'nobody'}"),
-        ("left", f"volumes {story.volumes_left}, snapshots {story.snapshots_left}"),
+        ("fleet", _fleet(story)),
+        ("left", f"{_counted(story.volumes_left, 'volume')}, {_counted(story.snapshots_left, 'snapshot')}"),
         ("seconds", f"{story.seconds:.0f}"),
     ]  # fmt: skip
     for name, value in rows:
         table.add_row(name, value)
     return table
+
+
+def _machines(summary: Summary) -> str:
+    story = summary.story
+    zones = len({instance.zone for instance in story.instances})
+    ends = f"{_counted(story.notices, 'notice')}, {_counted(story.kills, 'kill')} without notice"
+    return f"{len(story.instances)} in {_counted(zones, 'zone')}: {ends}, zone moves {_known(story.zone_moves)}"
+
+
+def _all_steps(summary: Summary) -> str:
+    total, again = summary.story.steps_total, summary.steps_redone
+    if total is None and again is None:
+        return _NO_STEPS
+    noticed, otherwise = _known(summary.steps_lost_with_notice), _known(summary.steps_lost_without_notice)
+    return f"{_known(total)} in all; done again {_known(again)}: {noticed} after notices, {otherwise} otherwise"
+
+
+def _fleet(story: Story) -> str:
+    if (story.fleet_state or "").startswith(("cancelled", "deleted")):
+        return f"cancelled by {story.fleet_cancelled_by or 'nobody'}"
+    return story.fleet_state or "unknown"
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
 def _outcome(story: Story) -> str:
@@ -83,12 +114,10 @@ def _outcome(story: Story) -> str:
 def _weights(summary: Summary) -> str:
     story = summary.story
     if summary.exact is None:
-        return f"{(story.final_sha256 or 'none found')[:16]}, not compared"
+        return f"{(story.final_sha256 or 'none found')[:12]}, not compared"
     if summary.exact:
-        return f"{(story.final_sha256 or '')[:16]}, equal bit for bit to a run that was never interrupted"
-    return (
-        f"{(story.final_sha256 or '')[:16]} differ from {(story.reference_sha256 or '')[:16]} of an uninterrupted run"
-    )
+        return f"{(story.final_sha256 or '')[:12]}, bit for bit those of an uninterrupted run"
+    return f"{(story.final_sha256 or '')[:12]}, not the {(story.reference_sha256 or '')[:12]} of an uninterrupted run"
 
 
 def verdict(summary: Summary) -> RenderableType:

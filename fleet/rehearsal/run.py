@@ -91,7 +91,7 @@ def check_extras(*, example: bool) -> None:
         extras = ",".join(sorted({wanted[name] for name in missing}))
         raise ConfigError(
             f"a rehearsal needs {', '.join(missing)}, which cannot be imported here",
-            next_step=f'pip install "spotheal[{extras}]"',
+            next_step=f'in the checkout of spotheal: pip install ".[{extras}]"',
         )
 
 
@@ -166,21 +166,21 @@ class _Rehearsal:
     ) -> None:
         self._options, self._scenario, self._rehearsed = options, chosen, rehearsed
         self._folder, self._show = folder, show
-        self._began = time.monotonic()
+        self._began, self._requested = time.monotonic(), False  # what is said before the request is said at 0
         self._taken = 0
         self._touched: set[str] = set()
         self._notices = 0
 
     def run(self, stack: ExitStack) -> Summary:
+        self._say(f"scenario {self._scenario.name}: {self._scenario.says}")
+        for note in self._rehearsed.notes:
+            self._say(note)
         # Imported here: moto takes seconds to import, and wrong files are named at once.
         from spotheal.agent.store import Store
         from spotheal.fleet.rehearsal.cloud import Cloud
         from spotheal.fleet.rehearsal.keep import keep
         from spotheal.fleet.rehearsal.watch import Watch
 
-        self._say(f"scenario {self._scenario.name}: {self._scenario.says}")
-        for note in self._rehearsed.notes:
-            self._say(note)
         region = self._rehearsed.fleet.region or self._rehearsed.job.job.region or jobs.REGION
         zones = sorted({*(f"{region}{letter}" for letter in "abcd"), *self._rehearsed.fleet.zones})
         cloud = stack.enter_context(Cloud(self._folder, region, tuple(zones), self._options.seed, passed_on()))
@@ -194,6 +194,7 @@ class _Rehearsal:
             self._until_over(cloud, watch)
             watch.look(store_too=True)
             fault = self._await(reference) if reference is not None else ""
+            self._say("comparing the weights" if reference is not None else "reading the weights")
             summary = summarise(self._story(cloud, watch, ready, reference, fault))
         finally:
             cloud.machines.close()
@@ -204,7 +205,7 @@ class _Rehearsal:
         return summary
 
     def _say(self, text: str) -> None:
-        self._show.event(time.monotonic() - self._began, text)
+        self._show.event(time.monotonic() - self._began if self._requested else 0.0, text)
 
     # ---------------------------------------------------------------------------------------------------- the request
     def _request(self, region: str) -> tuple[Any, Ready]:
@@ -222,9 +223,9 @@ class _Rehearsal:
         root = session.store_root(rehearsed.job.store.url)
         clock = SystemClock()
         ready = gather.make_plan(session, wanted, plan.Begin(), root, wheelhouse.build(), clock, allow_paths=True)
-        self._began = time.monotonic()
+        self._began, self._requested = time.monotonic(), True
         done = submit.carry_out(session, ready, clock, lambda _: None)
-        self._say(f"requested {done['fleet_id']} for run {ready.plan.run} with volume {done['volume_id']}")
+        self._say(f"run {ready.plan.run} requested, volume {done['volume_id']}")
         return session, ready
 
     def _localised(self, session: Any) -> tuple[Any, list[str]]:
@@ -261,6 +262,8 @@ class _Rehearsal:
             event = due(self._scenario.events, self._taken, seen)
             if event is not None and seen is not None:
                 self._make(cloud, event, seen.instance)
+            for news in watch.news():
+                self._say(news)
             self._show.show(watch.view())
             time.sleep(_LOOK_SECONDS)
 

@@ -32,6 +32,21 @@ class _Seen:
     training_since: float | None = None
 
 
+def in_words(event: dict[str, Any]) -> str:
+    """An event of the ledger as a line of the display; "" for those that the display shows anyway."""
+    instance, saved = event.get("instance"), event.get("saved_step")
+    match event["event"]:
+        case "volume":
+            copied = "copied to its zone, " if event.get("moved_from") else ""
+            return f"{instance} {event.get('zone')}: volume {copied}mounted"
+        case "trainer-started" if event.get("resumed_step"):
+            return f"{instance} goes on from step {event['resumed_step']}"
+        case "handover":
+            step = f"saved step {saved} and " if isinstance(saved, int) else ""
+            return f"{instance} has {step}handed its volume over"
+    return ""
+
+
 class Watch:
     """Look at everything again with `look`; all else answers from what was seen. `began`: monotonic."""
 
@@ -42,10 +57,17 @@ class Watch:
         self._store_looked = float("-inf")
         self.status: dict[str, Any] = {}
         self.events: list[dict[str, Any]] = []
+        self._told = 0
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.began
+
+    def news(self) -> list[str]:
+        """What the run's ledger says since the last call, in words."""
+        new = self.events[self._told :]
+        self._told = len(self.events)
+        return [text for text in map(in_words, new) if text]
 
     def look(self, *, store_too: bool = False) -> None:
         for machine in self._cloud.machines.all():
