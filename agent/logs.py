@@ -7,7 +7,8 @@
     <store>/logs/<instance>/trainer.0000.log the trainer's own output, as it wrote it
 
 Every line carries job, run, instance, zone, term and attempt. A sink that fails (disk full, volume gone) loses its
-lines and never stops the agent.
+lines and never stops the agent. None grows without end: files turn over, and what the store does not take in time is
+left out there, which it says.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from spotheal.agent.store import Store
 
 FIELDS = ("job", "run", "instance", "zone", "term", "attempt")
 SEGMENT_BYTES = 4 << 20  # a shipped object is put whole again at each shipment, so it must stay small
+SEGMENTS_HELD_MAX = 8  # of each log, in memory: a trainer that printed a gigabyte took the agent's memory to that
+FILE_BYTES_MAX = 64 << 20  # then a file begins anew and `.1` is the one before: a full volume takes no checkpoint
 
 
 class Logs:
@@ -145,16 +148,35 @@ class _Sink:
     """A file opened for appending that forgives a full or vanished disk."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file: IO[str] | None = None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", encoding="utf-8", errors="replace", buffering=1)
-        except OSError as error:
-            _say(sys.stderr, f"spotheal: log file {path} cannot be opened: {error}\n")
+        self._size = 0
+        self._open()
 
     def write(self, text: str) -> None:
-        if self._file is not None:
-            _say(self._file, text)
+        if self._file is None:
+            return
+        _say(self._file, text)
+        self._size += len(text)
+        if self._size > FILE_BYTES_MAX:
+            self._turn_over()
+
+    def _open(self) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a", encoding="utf-8", errors="replace", buffering=1)
+            self._size = self._path.stat().st_size
+        except OSError as error:
+            _say(sys.stderr, f"spotheal: log file {self._path} cannot be opened: {error}\n")
+
+    def _turn_over(self) -> None:
+        self._size = 0  # where it fails, not tried at each line
+        try:
+            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+        except OSError:
+            return
+        self.close()
+        self._open()
 
     def close(self) -> None:
         if self._file is not None:
@@ -179,7 +201,15 @@ class _Shipped(_Sink):
         super().write(text)
         if len(self._segments[-1]) >= SEGMENT_BYTES:
             self._segments.append(bytearray())
+            if len(self._segments) > SEGMENTS_HELD_MAX:
+                self._leave_out_oldest()
         self._segments[-1] += text.encode("utf-8", "replace")
+
+    def _leave_out_oldest(self) -> None:
+        missing = len(self._segments.pop(0)) - max(0, self._shipped)
+        said = f"({missing} bytes are missing some segments before this: they came faster than the store took them)\n"
+        self._segments[-1] += said.encode()
+        self._first, self._shipped = self._first + 1, -1
 
     def unshipped(self) -> list[tuple[int, bytes]]:
         """(segment number, content) of everything that is not in the store."""
@@ -192,5 +222,7 @@ class _Shipped(_Sink):
         if not shipped:
             return
         number, body = shipped[-1]
+        if number < self._first:
+            return  # left out meanwhile
         del self._segments[: number - self._first]
         self._first, self._shipped = number, len(body)

@@ -93,6 +93,7 @@ def test_what_could_not_be_shipped_is_shipped_later_and_long_logs_in_segments(
 def test_two_shipments_at_once_keep_the_segments_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The heartbeat's and the handover's: the one that saw less used to number the later segments anew."""
     monkeypatch.setattr(logs_module, "SEGMENT_BYTES", 20)
+    monkeypatch.setattr(logs_module, "SEGMENTS_HELD_MAX", 100)
     store, logs = Kept(), Logs(tmp_path, stderr=io.StringIO())
     put, second = store.put_bytes, threading.Thread(target=lambda: logs.ship(store, "i-0a"))
 
@@ -113,6 +114,34 @@ def test_two_shipments_at_once_keep_the_segments_in_order(tmp_path: Path, monkey
     logs.ship(store, "i-0a")
     shipped = b"".join(store.objects[key] for key in sorted(store.objects) if "trainer" in key)
     assert [f"line {number}" for number in range(61)] == shipped.decode().splitlines()
+
+
+def test_no_log_grows_without_end_and_the_store_says_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that printed a gigabyte took the agent's memory, the root disk and the volume for it."""
+    monkeypatch.setattr(logs_module, "SEGMENT_BYTES", 100)
+    monkeypatch.setattr(logs_module, "FILE_BYTES_MAX", 2000)
+    store, logs = Kept(), Logs(tmp_path / "log", stderr=io.StringIO())
+    logs.use_volume(tmp_path / "volume", "i-0a")
+    for number in range(10):
+        logs.trainer_line(f"line {number}")
+    logs.ship(store, "i-0a")
+    for number in range(10, 1000):
+        logs.trainer_line(f"line {number}")
+    for place in ("log/agent.log", "log/trainer.log", "volume/i-0a.jsonl"):
+        for name in (place, f"{place}.1"):
+            assert 0 < (tmp_path / name).stat().st_size < 2500
+    logs.ship(store, "i-0a")
+    logs.trainer_line("the end")
+    logs.ship(store, "i-0a")
+    keys = [key for key in sorted(store.objects) if "trainer" in key]
+    assert logs_module.SEGMENTS_HELD_MAX + 2 >= len(keys)
+    shipped = b"".join(store.objects[key] for key in keys).decode().splitlines()
+    lines = [line for line in shipped if not line.startswith("(")]
+    assert ["line 0", "line 1"] == lines[:2]
+    assert ["line 998", "line 999", "the end"] == lines[-3:]
+    assert any("bytes are missing" in line for line in shipped)
 
 
 def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
