@@ -332,21 +332,24 @@ def validate(
 
     All faults are told at once, each with its place and its cure.
     """
-    from spotheal.fleet import config, show, userdata
+    from spotheal.fleet import config, repository, show, userdata
 
     as_json = _as_json(output)
     job_file = job or config.job_file_beside(file)
     try:
         fleet, described = config.read_request(file, job_file)
         userdata.check_size(described)
+        warnings = [*fleet.warnings, *repository.check_address(described.job.repository)]
     except ConfigError as error:
         if as_json:
             print(show.as_json({"schema_version": 1, "valid": False, "faults": error.message, "warnings": []}))
         raise
-    for warning in fleet.warnings:
+    for warning in warnings:
         _say(f"note: {warning}")
-    document = {"schema_version": 1, "valid": True, "faults": "", "warnings": list(fleet.warnings)}
+    document = {"schema_version": 1, "valid": True, "faults": "", "warnings": warnings}
     print(show.as_json(document) if as_json else f"{file} and {job_file} are good")
+    if not as_json:
+        _say(f"next: fleetctl rehearse {file}, fleetctl request {file} --dry-run")
 
 
 @app.command(epilog="Example: fleetctl rehearse spot_fleet_config.json --job job.toml --keep ./rehearsed")

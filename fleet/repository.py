@@ -104,6 +104,18 @@ def write_bundle(source: Source, target: Path) -> Path:
     return target
 
 
+def check_address(repository: str) -> list[str]:
+    """ConfigError for an address that no verb takes; a note for a path, which only a rehearsal takes."""
+    if repository == HERE:
+        return []
+    _refuse_address(repository, allow_paths=True)
+    try:
+        _refuse_address(repository, allow_paths=False)
+    except ConfigError as fault:
+        return [f"{fault.message}: this is for `fleetctl rehearse` only"]
+    return []
+
+
 def _refuse_address(repository: str, allow_paths: bool) -> None:
     next_step = "correct [job] repository in job.toml"
     if re.match(r"https?://[^/]*@", repository):  # an access token stands where a user name would

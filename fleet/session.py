@@ -58,7 +58,7 @@ class Session:
         """The account's number; PermissionDenied without credentials."""
         from spotheal.agent.aws import translated
 
-        with translated("ask AWS whose credentials these are"):
+        with translated("ask AWS which account this is"):
             return str(self.client("sts").get_caller_identity()["Account"])
 
     def has_credentials(self) -> bool:

@@ -156,6 +156,15 @@ def test_validate_reports_all_faults_and_says_so_in_json_too(folder: Path) -> No
     assert "TargetCapacity: must be 1" in document["faults"]
 
 
+def test_validate_says_that_a_path_is_for_rehearsals_and_refuses_a_token_in_an_address(folder: Path) -> None:
+    job = folder / "job.toml"
+    job.write_text(job.read_text().replace('"."', f'"{folder}"'))
+    said = run("validate")
+    assert said.exit_code == 0 and "`fleetctl rehearse` only" in said.stderr
+    job.write_text(job.read_text().replace(str(folder), "https://token@example.org/a.git"))
+    assert run("validate").exit_code == ExitCode.USAGE
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -66,7 +66,7 @@ def figures(summary: Summary) -> RenderableType:
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     rows = [
-        ("job", f"{story.job}, run {story.run}: {_outcome(story)}"),
+        ("job", f"{story.job} {story.run}: {_outcome(story)}"),
         ("scenario", f"{story.scenario} (seed {story.seed}): {story.events_taken} of {story.events_planned} events"),
         ("machines", _machines(summary)),
         ("API", f"{story.api_calls} calls, {story.throttled_calls} of them throttled"),
