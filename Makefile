@@ -55,6 +55,7 @@ HISTORIES ?= 0:10000
 soak: $(READY)
 	$(VENV)/bin/python bench/recovery.py
 	$(VENV)/bin/python tests/mutants/run.py
+	SPOTHEAL_THROTTLED=1000 $(VENV)/bin/python -m pytest -q tests/test_safety.py
 	SPOTHEAL_CRASHES=0 SPOTHEAL_HISTORIES=$(HISTORIES) $(VENV)/bin/python -m pytest -q -n 3 tests/simulation
 
 clean:

@@ -1,7 +1,8 @@
-"""Safety lines that no module's own tests held: the mutants of tests/mutants found them."""
+"""What no module's own tests held: safety lines that mutants found, and faults that cross modules."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,14 +10,19 @@ from typing import Any
 
 import pytest
 import structlog
+from botocore.exceptions import ClientError
 from rulebook_world import Region
 
 from spotheal.agent.ec2 import Ec2
 from spotheal.agent.finish import Finishing, cancel
+from spotheal.iam.calls import CALLS, Who
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "simulation"))
 
 import simulated_world
+
+A, B = "us-west-2a", "us-west-2b"
+THROTTLED = int(os.environ.get("SPOTHEAL_THROTTLED", "20"))  # histories; `make soak`: 1,000
 
 
 @pytest.mark.parametrize("mine", [0, 1, 2])
@@ -49,3 +55,70 @@ def test_an_instance_that_lost_its_claim_asks_ec2_for_nothing(zone: str, seed: i
         theirs = {name for machine, name in region.calls if machine == lost.id}
         assert "put_object" in theirs, "it did not even claim"
         assert set() == theirs & {"create_snapshot", "create_volume", "attach_volume", "create_tags", "mount"}
+
+
+# ---------------------------------------------------------------------------------------------------------- fault 3
+class Retrying(simulated_world.Region):
+    """Its clients retry a throttled call as botocore does in the mode that agent/aws.py asks for; each try counts."""
+
+    def gate(self, machine: simulated_world.Machine, name: str, call: Any) -> object:
+        for attempt in range(5):
+            try:
+                return super().gate(machine, name, call)
+            except ClientError as error:
+                if error.response["Error"]["Code"] != "RequestLimitExceeded" or attempt == 4:
+                    raise
+            self.time.sleep(self.random.random() * 2.0**attempt)
+        raise AssertionError("not reached")
+
+
+def calls_of_a_move(seed: int, throttle: float) -> int:
+    """Calls of an instance that moves the volume here, throttled for its first five minutes."""
+    with Retrying(seed=seed, snapshot_seconds=90.0) as region:
+        region.make_volume(A)
+        first = region.launch(A)
+        assert region.time.run(1000, lambda: bool(first.trained_from))
+        region.kill(first)
+        second = region.launch(B)
+        region.faults.throttle = throttle
+        region.time.at(simulated_world.BOOT_SECONDS + 300, region.faults.clear)
+        assert region.time.run(region.time.seconds + 3600, lambda: bool(second.trained_from))
+        return second.calls
+
+
+def test_five_minutes_of_throttling_cost_at_most_three_times_the_calls() -> None:
+    quiet = calls_of_a_move(0, 0.0)
+    throttled = [calls_of_a_move(seed, 0.5) for seed in range(THROTTLED)]
+    assert sum(calls <= 3 * quiet for calls in throttled) >= 0.95 * THROTTLED, (quiet, sorted(throttled))
+
+
+# --------------------------------------------------------------------------------------------------------- fault 11
+@pytest.mark.parametrize("second", range(0, 45, 3))
+def test_a_notice_at_any_second_of_a_move_loses_nothing(second: int) -> None:
+    """During the claim, the snapshot, the copy, the attachment, the mount and the first steps; the region checks the
+    invariants after each step."""
+    with simulated_world.Region(snapshot_seconds=20.0) as region:
+        region.make_volume(A)
+        first = region.launch(A)
+        assert region.time.run(1000, lambda: bool(first.trained_from))
+        region.time.run(region.time.seconds + 35)
+        region.kill(first)
+        noticed = region.launch(B)
+        region.time.run(region.time.seconds + simulated_world.BOOT_SECONDS + second)
+        region.interrupt(noticed)
+        region.time.run(region.time.seconds + 60)
+        third = region.launch(A)
+        assert region.time.run(region.time.seconds + 3600, lambda: bool(third.trained_from))
+        region.time.run(region.time.seconds + 300)
+        assert 1 == len(region.rules.volumes())
+        assert len(region.rules.snapshots()) <= 2
+        assert not region.ends
+
+
+# --------------------------------------------------------------------------------------------------------- fault 20
+def test_no_instance_may_ask_for_machines() -> None:
+    """A fleet that somebody cancelled, that expired or was set to zero is never fought: nothing on an instance can."""
+    asks_for_machines = ("RunInstances", "RequestSpotFleet", "RequestSpotInstances", "CreateFleet", "StartInstances",
+                         "ModifySpotFleetRequest", "ModifyFleet")  # fmt: skip
+    names = {call.action.partition(":")[2] for call in CALLS if Who.INSTANCE in call.who}
+    assert set() == names & set(asks_for_machines)

@@ -1,0 +1,29 @@
+"""docs/promises.md says what proves each promise: those tests exist, and no fault is without one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs/promises.md").read_text(encoding="utf-8")
+FAULTS = (*range(1, 12), *range(16, 21), 25)
+
+
+def test_every_test_that_is_named_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
+    assert len(named) > 50
+    texts = {file: (ROOT / file).read_text(encoding="utf-8") for file, _ in named if (ROOT / file).is_file()}
+    missing = [f"{file}::{test}" for file, test in named if f"def {test}(" not in texts.get(file, "")]
+    assert [] == missing
+
+
+def test_every_fault_has_a_row_with_a_test() -> None:
+    rows = {int(match[1]): match[0] for match in re.finditer(r"^\| (\d+) \|.*$", PAGE, re.MULTILINE)}
+    assert list(FAULTS) == sorted(rows)
+    assert [] == [number for number, row in rows.items() if "::test_" not in row]
+
+
+def test_every_row_has_its_four_columns() -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("|")]
+    assert {5} == {line.count("|") for line in rows}
