@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from spotheal.agent import contract
 from spotheal.agent.config import FREE_TABLES, KEYS, REQUIRED
+from spotheal.agent.contract import read_progress
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet.rehearsal import scenario as scenarios
 
@@ -99,6 +103,39 @@ def test_the_readme_shows_the_two_commands_and_the_way_to_aws() -> None:
         assert needed in first_screen
     makefile = (ROOT / "Makefile").read_text()
     assert {"rehearse", "test", "lint"} <= set(re.findall(r"^(\w+):", makefile, re.MULTILINE))
+
+
+BEFORE_THE_SCRIPT = """
+import json, os, pathlib, signal, sys, time
+import torch
+model, total = torch.nn.Linear(1, 1), 40
+optimizer = torch.optim.Adam(model.parameters())
+def train_one_step(step):
+    time.sleep(0.05)
+"""
+
+
+def test_the_script_of_the_contract_saves_at_sigterm_and_resumes(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/contract.md").read_text(), re.DOTALL)
+    (tmp_path / "train.py").write_text(BEFORE_THE_SCRIPT + script)
+    progress = tmp_path / "progress.json"
+    folders = {"SPOTHEAL_CHECKPOINT_DIR": str(tmp_path), "SPOTHEAL_PROGRESS_FILE": str(progress)}
+
+    def begin() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, tmp_path / "train.py"], env={**os.environ, **folders})
+
+    first = begin()
+    while not progress.exists() or read_progress(progress).step < 3:  # type: ignore[union-attr]
+        assert first.poll() is None
+        time.sleep(0.02)
+    first.terminate()
+    assert contract.EXIT_SAVED_AND_STOPPED == first.wait(30)
+    stopped = read_progress(progress)
+    assert stopped is not None and stopped.saved is not None and stopped.step == stopped.saved.step < 40
+    assert 0 == begin().wait(60)
+    done = read_progress(progress)
+    assert done is not None and done.saved is not None and (40, 40) == (done.step, done.saved.step)
 
 
 def write() -> None:
