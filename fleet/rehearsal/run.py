@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.2
 _REFERENCE_SECONDS_MAX = 3600.0
+_SETTLE_SECONDS_MAX = 20.0
 # Of the operator's environment an instance gets only what makes the network and package indexes reachable from here.
 _PASSED_ON = re.compile(r"(?i)(https?|no|all)_proxy|PIP_\w+|UV_\w+|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE")
 
@@ -192,6 +193,7 @@ class _Rehearsal:
         watch = Watch(cloud, store, self._rehearsed.job.volume.mount, self._began, reports=example)
         try:
             self._until_over(cloud, watch)
+            self._until_settled(cloud, watch)
             watch.look(store_too=True)
             fault = self._await(reference) if reference is not None else ""
             self._say("comparing the weights" if reference is not None else "reading the weights")
@@ -264,6 +266,13 @@ class _Rehearsal:
                 self._make(cloud, event, seen.instance)
             for news in watch.news():
                 self._say(news)
+            self._show.show(watch.view())
+            time.sleep(_LOOK_SECONDS)
+
+    def _until_settled(self, cloud: Cloud, watch: Watch) -> None:
+        """A fleet is `cancelled` when its last machine is gone, which takes EC2 a moment longer than the machine."""
+        limit = time.monotonic() + _SETTLE_SECONDS_MAX
+        while any(f.state == "cancelled_terminating" for f in cloud.rules.fleets()) and time.monotonic() < limit:
             self._show.show(watch.view())
             time.sleep(_LOOK_SECONDS)
 
