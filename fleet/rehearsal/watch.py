@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.contract import Progress, read_progress
+from spotheal.agent.contract import Progress
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.folders import Folders
 from spotheal.agent.ledger import read_events
 from spotheal.agent.names import LAYOUT, TAG_STATE, TAG_TERM, Phase, VolumeState
 from spotheal.agent.store import Store
+from spotheal.agent.trainer_files import progress_of
 from spotheal.fleet.rehearsal.cloud import Cloud
 from spotheal.fleet.rehearsal.machines import Machine
 from spotheal.fleet.rehearsal.progress import MachineView, View
@@ -78,7 +79,8 @@ class Watch:
 
     def _look_at(self, machine: Machine) -> None:
         seen = self._machines.setdefault(machine.launch.instance, _Seen())
-        progress = read_progress(self.folders(machine).progress_file)
+        found = progress_of(self.folders(machine).progress_file)  # as the agent reads it: a pipe would hold us up
+        progress = None if found is None else found[0]
         if progress is None:
             return
         self.reports = True
