@@ -36,6 +36,7 @@ class Store:
     def __init__(self, client: Any, url: StoreUrl) -> None:
         self._s3 = client
         self.url = url
+        self._claims: dict[int, Claim] = {}  # a claim is written once and never changed
 
     # ------------------------------------------------------------------------------------------------------- objects
     def get_bytes(self, key: str) -> bytes | None:
@@ -105,10 +106,13 @@ class Store:
         return stored is not None and stored.instance == claim.instance
 
     def term(self, number: int) -> Claim | None:
-        document = self.get_json(LAYOUT.term(number))
-        if document is None:
-            return None
-        return Claim(number, str(document["instance"]), str(document["zone"]), str(document["time"]))
+        if number not in self._claims:
+            document = self.get_json(LAYOUT.term(number))
+            if document is None:
+                return None
+            claim = Claim(number, str(document["instance"]), str(document["zone"]), str(document["time"]))
+            self._claims[number] = claim
+        return self._claims[number]
 
     def highest_term(self) -> Claim | None:
         """The claim that fences all others, or None before the first."""
