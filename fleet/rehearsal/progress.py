@@ -97,7 +97,7 @@ class Screen:
             state = Text(m.state, colours.get(m.state, "yellow"))
             machines.add_row(m.instance, m.zone, m.instance_type, state, step, f"{m.seconds:.0f}")
         line = Table.grid(padding=(0, 2))
-        line.add_row(ProgressBar(total=view.steps_total or 100, completed=view.step or 0, width=44), _steps(view))
+        line.add_row(ProgressBar(total=view.steps_total or 100, completed=view.step or 0, width=24), _steps(view))
         return Group(machines, line, Text(f"{view.seconds:.0f} s"))
 
 
