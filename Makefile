@@ -23,7 +23,9 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(install_venv)
 	@test -x $(VENV)/bin/python || echo "making $(VENV): a few minutes, once"
 	@$(PYTHON) -m venv $(VENV)
+	@echo "  torch and torchvision ..."
 	@$(PIP) install --constraint constraints.txt torch torchvision
+	@echo "  the rest ..."
 	@$(PIP) install --constraint constraints.txt --editable '.[rehearsal,training,test]'
 	@touch $@
 

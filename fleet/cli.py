@@ -68,7 +68,8 @@ def verb(function: Verb) -> Verb:
         except SpothealError as error:
             _fail(f"fleetctl: {error}", error.exit_code)
         except (KeyboardInterrupt, EOFError):
-            _fail("fleetctl: interrupted; the same command goes on where it was", ExitCode.INTERRUPTED)
+            goes_on = "; the same command goes on where it was" if function.__name__ == "request" else ""
+            _fail(f"fleetctl: interrupted{goes_on}", ExitCode.INTERRUPTED)
         except BrokenPipeError:  # `fleetctl logs | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except typer.Exit:
@@ -355,7 +356,7 @@ def validate(
 @app.command(epilog="Example: fleetctl rehearse spot_fleet_config.json --job job.toml --keep ./rehearsed")
 @verb
 def rehearse(
-    file: Annotated[Path | None, typer.Argument(help="The fleet's file; without one, an example job.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="The fleet's file; without one (and --job), an example job.")] = None,
     job: JobFile = None,
     scenario: Annotated[
         str,
@@ -381,6 +382,11 @@ def rehearse(
     from spotheal.fleet.rehearsal.run import Options, rehearse
 
     as_json = _as_json(output)
+    yours = Path("spot_fleet_config.json")
+    if file is None and job is not None:
+        file = job.with_name(yours.name)
+    if file is None and yours.exists():
+        _say(f"note: this is the example job; yours: fleetctl rehearse {yours}")
     options = Options(file, job, scenario, seed, keep, reference)
 
     from rich.console import Console

@@ -165,6 +165,13 @@ def test_validate_says_that_a_path_is_for_rehearsals_and_refuses_a_token_in_an_a
     assert run("validate").exit_code == ExitCode.USAGE
 
 
+def test_a_rehearsal_of_a_job_file_takes_the_fleets_file_beside_it_and_not_the_example(folder: Path) -> None:
+    (folder / "spot_fleet_config.json").unlink()
+    result = run("rehearse", "--job", "job.toml")
+    assert result.exit_code == ExitCode.NOT_FOUND
+    assert "there is no spot_fleet_config.json" in result.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
