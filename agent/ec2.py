@@ -197,7 +197,8 @@ class Ec2:
     def detach(self, volume: str, instance: str, *, force: bool = False) -> None:
         """Ask for the end of the attachment. Success where it is not attached there.
 
-        By force only from the instance that asks, of a volume it has not mounted, where EC2 is stuck.
+        By force only where EC2 is stuck: from the instance that asks, of a volume it has not mounted, or from one that
+        is stopped.
         """
         more = {"Force": True} if force else {}
         try:

@@ -64,21 +64,22 @@ def decide_end(trained: Trained) -> End | None:
             raise ValueError(f"{trained.kind!r} is no way for a trainer to end")
 
 
-def launches_without_progress(launches: Iterable[Mapping[str, Any]]) -> int:
+def launches_without_progress(launches: Iterable[Mapping[str, Any]], saved_at: str = "") -> int:
     """How many launches in a row, up to the last, acknowledged no new checkpoint. Interrupted ones are left out.
 
-    `launches` are the run's launch documents by time, without the one that is asking.
+    `launches` are the run's launch documents by time, without the one that is asking and those that live. `saved_at`
+    (RFC 3339, UTC): when the run last acknowledged a checkpoint, which forgives what was launched before.
     """
     count = 0
     for launch in launches:
-        if launch.get("acknowledged"):
+        if launch.get("acknowledged") or str(launch.get("time", "")) < saved_at:
             count = 0
         elif launch.get("outcome") != "interrupted":
             count += 1
     return count
 
 
-def decide_parked(launches: Iterable[Mapping[str, Any]], starts: int = 1) -> End | None:
+def decide_parked(launches: Iterable[Mapping[str, Any]], starts: int = 1, saved_at: str = "") -> End | None:
     """Parked after `LAUNCHES_WITHOUT_PROGRESS_MAX` launches in a row that gained nothing.
 
     `starts`: how often the agent was started in this launch since a checkpoint was acknowledged; too often parks too.
@@ -86,7 +87,7 @@ def decide_parked(launches: Iterable[Mapping[str, Any]], starts: int = 1) -> End
     if starts > STARTS_WITHOUT_PROGRESS_MAX:
         return End(Phase.PARKED, f"the agent was started {starts} times on one instance and gained no checkpoint")
     launches = list(launches)
-    count = launches_without_progress(launches)
+    count = launches_without_progress(launches, saved_at)
     if count < LAUNCHES_WITHOUT_PROGRESS_MAX:
         return None
     reasons = [str(launch["reason"]) for launch in launches if launch.get("reason")]

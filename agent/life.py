@@ -27,7 +27,6 @@ from spotheal.agent.finish import (
     Finishing,
     Trained,
     cancel,
-    decide_parked,
     record,
     store_results,
 )
@@ -41,6 +40,7 @@ from spotheal.agent.keep import link_kept
 from spotheal.agent.launch import Launch
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.logs import Logs
+from spotheal.agent.look_back import LookBack
 from spotheal.agent.metadata import Metadata
 from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, Phase
 from spotheal.agent.paths import Paths
@@ -223,14 +223,11 @@ class Life:
         """Is the run over already? An instance that is launched into a run that has ended cancels its fleet again."""
         if self._refused is not None:
             raise self._refused
-        status = self._store.read_status() or {}
-        phase = str(status.get("phase", ""))
-        if phase in {end.value for end in Phase if end.is_end}:
-            self._over = True
-            raise RunOver(End(Phase(phase), str(status.get("reason", ""))))
-        parked = decide_parked(self._launch.others(), self._launch.starts)
-        if parked is not None:
-            raise RunOver(parked)
+        here = self._here.instance
+        found = LookBack(self._store, self._cloud, self._launch, here, self._clock, self._stop, self._log).find_end()
+        if found is not None:
+            end, self._over = found
+            raise RunOver(end)
 
     def start_clone(self) -> Future[Path]:
         """What needs no volume begins while it is healed: the clone, and reading what `import torch` will read."""

@@ -181,3 +181,10 @@ def test_cancelling_can_be_cut_short() -> None:
     stop = threading.Event()
     stop.set()
     assert not cancel(finishing(FakeStore(), FakeCloud(faults=[Retryable("x")] * 99)), stop)
+
+
+def test_launches_before_the_last_checkpoint_are_forgiven() -> None:
+    """Of five that waited, or died, while another instance trained on, none says that the run makes no progress."""
+    barren = [{"time": f"2026-11-21T08:0{minute}:00Z"} for minute in range(5)]
+    assert 0 == launches_without_progress(barren, "2026-11-21T08:05:00Z")
+    assert 3 == launches_without_progress(barren, "2026-11-21T08:02:00Z")

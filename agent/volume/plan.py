@@ -267,8 +267,11 @@ def _free(desired: Desired, seen: Observed, volume: Volume) -> Action | None:
         if state == "stopped" and attachment.state != "detaching":
             return DetachFrom(volume.id, other, why)
         if state in _DEAD or (state == "absent" and _is_long_gone(seen, other)):
-            # A terminated instance's volumes come free by themselves, within seconds.
-            return DetachFrom(volume.id, other, why) if since >= STUCK_SECONDS else _held(why, other)
+            # A terminated instance's volumes come free by themselves, within seconds. By force only from the dead: a
+            # detach that was asked for at a stopped instance can be stuck for ever.
+            if since >= STUCK_SECONDS:
+                return DetachFrom(volume.id, other, why, force=since >= FORCE_SECONDS)
+            return _held(why, other)
         if state != "absent" and not _is_ours(desired, seen, seen.known[other]):
             return Wait(f"{why} and not of this run", f"foreign {other}", 3600.0)
         return _await_release(seen, other, f"{other} has {volume.id} ({attachment.state})")

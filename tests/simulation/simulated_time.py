@@ -10,6 +10,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 BEGIN = datetime(2026, 11, 21, 8, 0, tzinfo=timezone.utc)
 FOREVER = float("inf")
@@ -26,6 +27,7 @@ class Actor:
         self._go = threading.Lock()  # held: it waits for its turn
         self._go.acquire()
         self.wake = 0  # number of the entry in the agenda that counts
+        self.machine: Any = None  # whose actor it is
         self._thread: threading.Thread | None = None
 
     def _run(self) -> None:

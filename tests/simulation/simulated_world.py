@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from simulated_time import Actor, Ended, SimulatedLock, SimulatedStop, Time
 
@@ -59,6 +60,7 @@ class Disk:
     filesystem: str = ""
     steps: tuple[int, ...] = ()
     garbage: bool = False
+    memory: Any = None
 
 
 @dataclass
@@ -75,6 +77,12 @@ class Machine:
     hung: bool = False
     calls: int = 0
     trained_from: list[int] = field(default_factory=list)
+    shell: str = ""  # who keeps the mount busy
+    going_down: bool = False
+    noticed: bool = False
+    launched_at: float = 0.0
+    imds: Any = None  # set where the metadata service has something new
+    asked_to_stop: Any = None  # SIGTERM
 
 
 class Region:
@@ -244,6 +252,8 @@ class Region:
             self.agent_died(machine)
         else:
             self.rules.kill(machine.id)
+        assert self.time.current is not None
+        self.time.current.killed = True  # also what stands in a `finally` is not done any more
         raise Ended
 
     # ----------------------------------------------------------------------------------------------------- invariants

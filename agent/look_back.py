@@ -1,0 +1,82 @@
+"""Whether the run is over before this instance does anything for it: ended by an earlier one, or to be parked now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from spotheal.agent.clock import Clock, Stop, parse_rfc3339, rfc3339
+from spotheal.agent.ec2 import Instance
+from spotheal.agent.errors import Interrupted, Retryable
+from spotheal.agent.finish import End, decide_parked
+from spotheal.agent.launch import Launch
+from spotheal.agent.names import Phase
+from spotheal.agent.store import Store
+
+PATIENCE_SECONDS = 30 * 60.0
+_RETRY_SECONDS = 2.0
+T = TypeVar("T")
+
+
+class Cloud(Protocol):
+    """What of `ec2.Ec2` this needs."""
+
+    def instances(self, instances: set[str]) -> tuple[Instance, ...]: ...
+
+
+@dataclass(frozen=True)
+class LookBack:
+    """`find_end` raises Interrupted where `stop` is set, Retryable where the store fails for half an hour."""
+
+    store: Store
+    cloud: Cloud
+    launch: Launch
+    instance: str
+    clock: Clock
+    stop: Stop
+    log: Any
+
+    def find_end(self) -> tuple[End, bool] | None:
+        """The end of the run, and whether it is recorded already; None where the run goes on."""
+        status = self._patiently(self.store.read_status) or {}
+        phase = str(status.get("phase", ""))
+        if phase in {end.value for end in Phase if end.is_end}:
+            return End(Phase(phase), str(status.get("reason", ""))), True
+        parked = self._patiently(lambda: self._parked(last_saved_at(status)))
+        return None if parked is None else (parked, False)
+
+    def _parked(self, saved_at: str) -> End | None:
+        """Never over the head of a living writer, and launches that live are no failures."""
+        others, starts = self.launch.others(), self.launch.starts
+        if decide_parked(others, starts, saved_at) is None:
+            return None
+        writer = self.store.highest_term()
+        ids = {str(launch.get("instance", "")) for launch in others} | ({writer.instance} if writer else set())
+        found = self.cloud.instances(ids - {self.instance})
+        living = {instance.id for instance in found if instance.state in ("pending", "running")}
+        if writer is not None and writer.instance in living:
+            return None
+        return decide_parked([one for one in others if one.get("instance") not in living], starts, saved_at)
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """A store that is throttled is no fault of this start: ended by it, ten starts within a minute parked a run."""
+        began = self.clock.monotonic()
+        while True:
+            try:
+                return ask()
+            except Retryable as error:
+                if self.clock.monotonic() - began > PATIENCE_SECONDS:
+                    raise
+                self.log.warning("looking back; trying again", error=error.message)
+            if self.clock.sleep(_RETRY_SECONDS, until=self.stop):
+                raise Interrupted("this machine goes away")
+
+
+def last_saved_at(status: Mapping[str, Any]) -> str:
+    """When the last checkpoint that status.json knows of was acknowledged, as our documents write it; "" for never."""
+    saved = ((status.get("progress") or {}).get("saved") or {}).get("time", "")
+    try:
+        return rfc3339(parse_rfc3339(str(saved)))
+    except ValueError:
+        return ""

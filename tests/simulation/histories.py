@@ -1,0 +1,159 @@
+"""Random histories of the whole agent: a time of faults, then a time without, in which the run must come to its end.
+
+`python tests/simulation/histories.py 17` tells the story of seed 17; `0:10000` runs them all and prints figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing import Pool
+from pathlib import Path
+
+if __name__ == "__main__":
+    root = Path(__file__).resolve().parents[2]
+    sys.path[:0] = [str(root / ".ci/import_path"), str(root / "tests/simulation")]
+
+from simulated_life import LifeRegion, Machine
+from simulated_world import Broken
+
+A, B, C, D = "us-west-2a", "us-west-2b", "us-west-2c", "us-west-2d"
+ZONES = (A, B, C)
+SETTLE_SECONDS = 6 * 3600.0  # a copy of ten minutes, silences, waits of describes: all of them several times
+
+
+@dataclass(frozen=True)
+class Told:
+    """How a history went. `fault` is empty where all held."""
+
+    seed: int
+    phase: str
+    calls: int
+    hours: float
+    instances: int
+    fault: str = ""
+
+
+def tell(seed: int) -> Told:
+    """Run history `seed`; what breaks is raised."""
+    dice = random.Random(seed)
+    crashes = {dice.randrange(600): dice.choice(["before", "after"]) for _ in range(dice.randrange(6))}
+    ending = dice.choice(["done", "done", "done", "failed", "limit"])
+    with LifeRegion(
+        seed=seed,
+        zones=(*ZONES, D),
+        snapshot_seconds=dice.choice([None, 0.0, 90.0, 600.0]),
+        crash=crashes,
+        crash_kind=dice.choice(["agent", "machine"]),
+        ending=(ending, dice.randrange(4, 40)),
+    ) as region:
+        region.add_another_job(D)
+        _make_cruel(region, dice)
+        zones = [dice.choice(ZONES) for _ in range(30)]
+        region.request(dice.choice(ZONES), target=dice.choice([1, 1, 2, 5]), launch_in=zones)
+        for _ in range(dice.randrange(1, 7)):
+            region.time.run(region.time.seconds + dice.choice([1, 15, 60, 150, 400]) * (0.5 + dice.random()))
+            alive = [machine for machine in region.machines.values() if machine.alive and not machine.going_down]
+            if alive:
+                _befall(region, dice, dice.choice(alive))
+        region.crash.clear()
+        region.faults.clear()
+        region.s3.faults.clear()
+        alive = [machine for machine in region.machines.values() if machine.alive]
+        for machine in alive:
+            machine.shell = ""
+            # Whom nobody can miss, nobody can fence: a fleet's only instance that hangs is replaced by no one.
+            if machine.hung and (dice.random() < 0.3 or all(other.hung for other in alive)):
+                region.kill(machine)
+        if not region.time.run(region.time.seconds + SETTLE_SECONDS, region.is_over):
+            raise Broken(f"the run has not come to its end in {SETTLE_SECONDS / 3600:.0f} hours")
+        phase = str(region.documents("status.json")[0]["phase"])
+        leaves_nothing_behind(region)
+        return Told(seed, phase, len(region.calls), region.time.seconds / 3600, len(region.machines))
+
+
+def _make_cruel(region: LifeRegion, dice: random.Random) -> None:
+    faults = region.faults
+    faults.stale_seconds_max = dice.choice([0.0, 30.0])
+    faults.lose_reply = dice.choice([0.0, 0.1])
+    faults.throttle = dice.choice([0.0, 0.3])
+    faults.attaches_stuck, faults.detaches_stuck = dice.randrange(2), dice.randrange(2)
+    faults.snapshots_fail, faults.cancels_unsuccessful = dice.randrange(2), dice.randrange(3)
+    region.s3.faults.lose_reply = dice.choice([0.0, 0.1])
+    region.s3.faults.throttle = dice.choice([0.0, 0.1])
+
+
+def _befall(region: LifeRegion, dice: random.Random, machine: Machine) -> None:
+    fates = ["kill", "notice", "notice", "hang", "agent", "withdrawn", "rebalance", "stop", "late", "volume"]
+    what = dice.choice(fates)
+    machine.shell = dice.choice(["", "", "", "shell", "stuck"])
+    if what == "kill":
+        region.kill(machine)
+    elif what == "notice":
+        region.interrupt(machine)
+    elif what == "late":
+        region.interrupt(machine, lead=dice.choice([0.0, 5.0, 30.0, 60.0]))
+    elif what == "hang":
+        region.hang(machine)
+    elif what == "agent":
+        region.kill_agent(machine)
+    elif what == "rebalance":
+        region.rebalance(machine)
+    elif what == "stop":
+        region.interrupt(machine, action="stop")
+    elif what == "volume":
+        region.faults.volumes_fail = 1
+    else:
+        region.interrupt(machine)
+        region.time.at(dice.choice([5.0, 30.0, 100.0]), lambda: region.withdraw(machine))
+
+
+def leaves_nothing_behind(region: LifeRegion) -> None:
+    """I4: of a run that is over one volume is left, and snapshots within retention."""
+    # What the last describe of the writer did not show is `fleetctl clean`'s; a run that trained on has cleaned up.
+    live = [v for v in region.rules.volumes() if v.tags.get("spotheal:run") == "01RUN"]
+    kept = [v for v in live if v.tags.get("spotheal:state") in ("current", "done", "new")]
+    if region.acknowledged and 1 != len(kept):
+        raise Broken(f"left behind: {[(v.id, dict(v.tags)) for v in live]}")
+    if region.acknowledged and max(region.disks[kept[0].id].steps, default=0) < region.acknowledged:
+        raise Broken(f"{kept[0].id} ends before the acknowledged step {region.acknowledged}")
+
+
+def try_to_tell(seed: int) -> Told:
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return tell(seed)
+    except Exception as fault:  # noqa: BLE001 - whatever broke, the other seeds are told
+        where = traceback.extract_tb(fault.__traceback__)[-1]
+        said = f"{type(fault).__name__}: {fault} ({Path(where.filename).name}:{where.lineno})"
+        return Told(seed, "", 0, 0.0, 0, said)
+
+
+def main(arguments: list[str]) -> int:
+    first, _, last = arguments[0].partition(":")
+    if not last:
+        print(tell(int(first)))
+        return 0
+    began = time.monotonic()
+    with Pool(int(arguments[1]) if len(arguments) > 1 else 2) as pool:
+        told = list(pool.imap_unordered(try_to_tell, range(int(first), int(last)), chunksize=10))
+    broken = sorted((one for one in told if one.fault), key=lambda one: one.seed)
+    for one in broken:
+        print(f"seed {one.seed}: {one.fault}")
+    seconds = time.monotonic() - began
+    phases = {phase: sum(one.phase == phase for one in told) for phase in sorted({one.phase for one in told})}
+    print(
+        f"{len(told)} histories, {len(broken)} broken; {len(told) / seconds:.1f} a second; ends {phases};"
+        f" {sum(one.instances for one in told)} instances, {sum(one.calls for one in told)} calls,"
+        f" {sum(one.hours for one in told):.0f} simulated hours"
+    )
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,116 @@
+"""What an instance finds out about the run before it does anything for it."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spotheal.agent.clock import Clock, SystemClock, never
+from spotheal.agent.ec2 import Instance
+from spotheal.agent.errors import Interrupted, Retryable
+from spotheal.agent.look_back import LookBack, last_saved_at
+from spotheal.agent.names import LAYOUT, Phase, StoreUrl
+from spotheal.agent.store import Claim, Store
+from spotheal.fleet.rehearsal.client import InMemoryS3
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
+LOG = SimpleNamespace(warning=lambda text, **fields: logging.warning("%s %s", text, fields))
+
+
+def looking(living: tuple[str, ...] = (), clock: Clock | None = None, starts: int = 1) -> tuple[Store, LookBack]:
+    """A store, and the look of i-9 at it; of the other instances only `living` run."""
+    store = Store(InMemoryS3("bucket"), StoreUrl("bucket", "digits/r1"))
+
+    def instances(ids: set[str]) -> tuple[Instance, ...]:
+        return tuple(
+            Instance(one, "running" if one in living else "terminated", "us-west-2a", "g5.xlarge", NOON) for one in ids
+        )
+
+    launch: Any = SimpleNamespace(starts=starts, others=store.launches)
+    return store, LookBack(
+        store, SimpleNamespace(instances=instances), launch, "i-9", clock or SystemClock(), never(), LOG
+    )
+
+
+def barren(store: Store, count: int) -> None:
+    for number in range(count):
+        store.count_launch(f"i-{number}", {"time": f"2026-11-21T08:0{number}:00Z", "acknowledged": False})
+
+
+def test_the_end_that_an_earlier_instance_recorded_stands() -> None:
+    store, look = looking()
+    store.put_json(LAYOUT.status, {"phase": "done", "reason": "because"})
+    found = look.find_end()
+    assert found is not None
+    assert (Phase.DONE, "because", True) == (found[0].phase, found[0].reason, found[1])
+
+
+def test_five_dead_launches_without_a_checkpoint_park_the_run() -> None:
+    store, look = looking()
+    barren(store, 5)
+    found = look.find_end()
+    assert found is not None
+    assert (Phase.PARKED, False) == (found[0].phase, found[1])
+
+
+def test_launches_that_live_are_no_failures() -> None:
+    store, look = looking(living=("i-2",))
+    barren(store, 5)
+    assert look.find_end() is None
+
+
+@pytest.mark.parametrize("starts", [1, 99])
+def test_a_run_is_not_parked_over_the_head_of_a_living_writer(starts: int) -> None:
+    store, look = looking(living=("i-writer",), starts=starts)
+    barren(store, 5)
+    store.claim_term(Claim(1, "i-writer", "us-west-2a", "2026-11-21T08:00:00Z"))
+    assert look.find_end() is None
+
+
+def test_a_checkpoint_of_a_writer_that_died_since_forgives_the_launches_beside_it() -> None:
+    store, look = looking()
+    barren(store, 5)
+    store.put_json(LAYOUT.status, {"progress": {"saved": {"step": 7, "time": "2026-11-21T09:30:00+01:00"}}})
+    assert look.find_end() is None
+
+
+class ShortClock(SystemClock):
+    def sleep(self, seconds: float, until: Any = None) -> bool:
+        return until is not None and bool(until.is_set())
+
+
+def test_a_throttled_store_is_asked_again_and_is_no_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended by it, an agent was started ten times within a minute, and the tenth start parked the run."""
+    store, look = looking(clock=ShortClock())
+    faults = [Retryable("SlowDown")] * 20
+
+    def read_status() -> dict[str, Any] | None:
+        if faults:
+            raise faults.pop()
+        return None
+
+    monkeypatch.setattr(store, "read_status", read_status)
+    assert look.find_end() is None
+    assert not faults
+
+
+def test_a_machine_that_goes_away_looks_back_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, look = looking(clock=ShortClock())
+
+    def read_status() -> None:
+        look.stop.set()  # type: ignore[attr-defined]
+        raise Retryable("SlowDown")
+
+    monkeypatch.setattr(store, "read_status", read_status)
+    with pytest.raises(Interrupted):
+        look.find_end()
+
+
+def test_times_are_compared_in_one_form() -> None:
+    assert "2026-11-21T08:30:00Z" == last_saved_at({"progress": {"saved": {"time": "2026-11-21T09:30:00.25+01:00"}}})
+    assert "" == last_saved_at({"progress": None})
+    assert "" == last_saved_at({"progress": {"saved": {"time": "yesterday"}}})
