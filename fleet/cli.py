@@ -356,7 +356,7 @@ def validate(
 @app.command(epilog="Example: fleetctl rehearse spot_fleet_config.json --job job.toml --keep ./rehearsed")
 @verb
 def rehearse(
-    file: Annotated[Path | None, typer.Argument(help="The fleet's file; without one (and --job), an example job.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="The fleet's file; without this and --job an example.")] = None,
     job: JobFile = None,
     scenario: Annotated[
         str,
