@@ -88,6 +88,9 @@ def translated(what: str) -> Iterator[None]:
             f"could not {what}: no AWS credentials were found",
             next_step="`aws configure`, or set AWS_PROFILE; on an instance, give it the instance profile",
         ) from error
+    except UnicodeError as error:  # a file's name, which on Linux may be any bytes, as the key of an object
+        said = f"could not {what}: {error}".encode("utf-8", "backslashreplace").decode()
+        raise Fatal(said, next_step="rename the file") from error
     except BotoCoreError as error:  # connection, timeout, a reply that cannot be read
         raise Retryable(f"could not {what}: {error}", next_step=_UNREACHED) from error
 

@@ -14,6 +14,7 @@ left out there, which it says.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import MutableMapping
@@ -144,6 +145,11 @@ def _say(stream: IO[str], text: str) -> None:
         return  # a console that is gone must not end a training run
 
 
+def _own_file(path: Path) -> int:
+    """The folder on the volume is the trainer's too: a link of its is not followed, a pipe not waited for."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+
+
 class _Sink:
     """A file opened for appending that forgives a full or vanished disk."""
 
@@ -164,7 +170,8 @@ class _Sink:
     def _open(self) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a", encoding="utf-8", errors="replace", buffering=1)
+            descriptor = _own_file(self._path)
+            self._file = os.fdopen(descriptor, "a", encoding="utf-8", errors="replace", buffering=1)
             self._size = self._path.stat().st_size
         except OSError as error:
             _say(sys.stderr, f"spotheal: log file {self._path} cannot be opened: {error}\n")

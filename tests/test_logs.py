@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,6 +143,18 @@ def test_no_log_grows_without_end_and_the_store_says_what_it_lacks(
     assert ["line 0", "line 1"] == lines[:2]
     assert ["line 998", "line 999", "the end"] == lines[-3:]
     assert any("bytes are missing" in line for line in shipped)
+
+
+def test_a_link_or_a_pipe_in_the_place_of_a_log_is_left_alone(tmp_path: Path) -> None:
+    """The folder on the volume is shared with the trainer, and the agent is root."""
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume/i-0a.jsonl").symlink_to(tmp_path / "victim")
+    os.mkfifo(tmp_path / "volume/i-0b.jsonl")
+    logs = Logs(tmp_path / "log", stderr=io.StringIO())
+    for instance in ("i-0a", "i-0b"):
+        logs.use_volume(tmp_path / "volume", instance)
+        logs.log.info("went on")
+    assert not (tmp_path / "victim").exists()
 
 
 def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:

@@ -73,6 +73,27 @@ def test_a_trainer_that_exits_with_0_ends_the_run_and_its_fleet(tmp_path: Path) 
     assert b"trained\n" == world.store.get_bytes(f"logs/{world.instance}/trainer.0000.log")
 
 
+def test_a_result_whose_name_is_no_text_does_not_start_the_run_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3's keys are UTF-8, names of files any bytes: that such a file cannot be stored ended the agent, not the run."""
+    script = QUICK + 'open(os.environb[b"SPOTHEAL_RESULTS_DIR"] + b"/\\xff", "w").close()\n'
+    world = AgentWorld(tmp_path, script)
+    upload = world.s3.upload_fileobj
+
+    def as_boto3(body: Any, bucket: str, key: str) -> None:
+        key.encode()  # raises UnicodeEncodeError
+        upload(body, bucket, key)
+
+    monkeypatch.setattr(world.s3, "upload_fileobj", as_boto3)
+    assert ExitCode.OK == world.live()
+    assert "done" == world.status()["phase"]
+    assert "results not stored" in world.status()["reason"]
+    assert world.status()["reason"].encode()
+    assert "current" == world.volume_tags()["spotheal:state"]
+    assert world.fleet_state().startswith("cancelled")
+
+
 def test_a_run_that_is_done_without_a_checkpoint_leaves_no_superseded_volume(tmp_path: Path) -> None:
     world = AgentWorld(tmp_path, QUICK)
     tags = [{"Key": key, "Value": value} for key, value in world.volume_tags().items() if key != "spotheal:state"]

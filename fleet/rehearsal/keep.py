@@ -52,13 +52,19 @@ def _copy_store(store: Store, target: Path) -> None:
             path = target / key
             path.parent.mkdir(parents=True, exist_ok=True)
             store.download(key, path)
-    except SpothealError as error:
+    except (SpothealError, OSError) as error:  # OSError: S3 takes longer names than a folder does
         (target.parent / "store-incomplete.txt").write_text(f"{error}\n")
 
 
 def _copy(source: Path, target: Path) -> None:
     if source.is_dir():
-        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=_no_files)
     elif source.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target)
+
+
+def _no_files(folder: str, names: list[str]) -> list[str]:
+    """Pipes and sockets, which a trainer may leave and nobody can copy."""
+    places = {name: Path(folder, name) for name in names}
+    return [name for name, path in places.items() if not (path.is_symlink() or path.is_dir() or path.is_file())]
