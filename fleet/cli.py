@@ -402,9 +402,12 @@ def rehearse(
     else:
         Console().print(report(summary))
     if not summary.passed:
+        cure = f"read {keep}/instances/*/logs/" if keep else "the same with --keep DIR leaves all logs in DIR"
+        if "No module named" in summary.story.reason:
+            cure = f"`setup` in job.toml, or install it for {sys.executable} (or what `python` in job.toml names)"
         raise JobFailed(
             f"the rehearsal did not pass: {'; '.join(summary.broken)}" if as_json else "the rehearsal did not pass",
-            next_step=f"read {keep}/instances/*/logs/" if keep else "the same with --keep DIR leaves all logs in DIR",
+            next_step=cure,
         )
     if keep:
         _say(f"{keep} has the volume's files, the store and all logs")

@@ -125,7 +125,7 @@ class RecordRun:
     store: str
 
     def says(self) -> str:
-        return f"write the run's documents to {self.store}"
+        return "write the run's documents to the store"
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class SendFleet:
 
     def says(self) -> str:
         config = self.arguments["SpotFleetRequestConfig"]
-        return f"request a spot fleet of 1 instance, {config['AllocationStrategy']}, valid until {config['ValidUntil']}"
+        return f"request a spot fleet of 1 instance, {config['AllocationStrategy']}, until {config['ValidUntil']}"
 
 
 Step = (

@@ -10,7 +10,7 @@ from spotheal.agent.names import Phase
 from spotheal.fleet.rehearsal.summary import InstanceStory, Story, Summary
 
 _WIDTH = 22  # so that a row fits 80 columns
-_ENDS = {"interrupted": "red", "killed": "red", "done": "green"}
+_ENDS = {"interrupted": "red", "killed": "red", "failed": "red", "done": "green"}
 _NO_STEPS = "unknown: the trainer writes no progress file (docs/contract.md)"
 
 
@@ -37,9 +37,10 @@ def timeline(summary: Summary) -> RenderableType:
 
 
 def _end(instance: InstanceStory, story: Story) -> str:
-    """`done` of the machine that ended the run; the cancelled fleet is only how it went away."""
-    finished = story.phase == Phase.DONE.value and instance is story.instances[-1]
-    return "done" if finished and instance.end == "cancelled" else instance.end
+    """How the run ended, for the machine that ended it; the cancelled fleet is only how it went away."""
+    ends = [phase.value for phase in Phase if phase.is_end]
+    last = instance is story.instances[-1] and instance.end == "cancelled"
+    return str(story.phase) if last and story.phase in ends else instance.end
 
 
 def _bar(instance: InstanceStory, seconds: float) -> Text:

@@ -154,7 +154,7 @@ def _lost(instances: Sequence[InstanceStory]) -> tuple[int | None, int | None]:
 
 def _broken(story: Story, lost_with_notice: int | None, exact: bool | None) -> list[str]:
     """One line an expectation that was not met. A job that did not finish proves nothing further."""
-    ended = f"the run's phase is {story.phase or 'unknown'}" + (f": {story.reason}" if story.reason else "")
+    ended = ": ".join(part for part in (story.phase or "its phase is unknown", story.reason) if part)
     if story.phase != Phase.DONE.value:
         return [f"the job did not finish: {ended}", *_fleet_faults(story)]
     return [
