@@ -101,6 +101,7 @@ class Store:
         """
         body = json.dumps(asdict(claim)).encode()
         if self._put_if(LAYOUT.term(claim.number), body, None):
+            self._claims[claim.number] = claim
             return True
         stored = self.term(claim.number)
         return stored is not None and stored.instance == claim.instance
