@@ -19,8 +19,10 @@ if __name__ == "__main__":
     root = Path(__file__).resolve().parents[2]
     sys.path[:0] = [str(root / ".ci/import_path"), str(root / "tests/simulation")]
 
-from simulated_life import LifeRegion, Machine
-from simulated_world import Broken
+from simulated_life import RETENTION_SECONDS, LifeRegion, Machine
+from simulated_world import RUN, Broken
+
+from spotheal.agent.names import SNAPSHOTS_KEPT, TAG_RUN, TAG_STATE
 
 A, B, C, D = "us-west-2a", "us-west-2b", "us-west-2c", "us-west-2d"
 ZONES = (A, B, C)
@@ -50,7 +52,7 @@ def tell(seed: int) -> Told:
         snapshot_seconds=dice.choice([None, 0.0, 90.0, 600.0]),
         crash=crashes,
         crash_kind=dice.choice(["agent", "machine"]),
-        ending=(ending, dice.randrange(4, 40)),
+        ending=(ending, dice.randrange(4, 60)),
     ) as region:
         region.add_another_job(D)
         _make_cruel(region, dice)
@@ -61,6 +63,7 @@ def tell(seed: int) -> Told:
             alive = [machine for machine in region.machines.values() if machine.alive and not machine.going_down]
             if alive:
                 _befall(region, dice, dice.choice(alive))
+        quiet_since = region.time.seconds
         region.crash.clear()
         region.faults.clear()
         region.s3.faults.clear()
@@ -72,8 +75,9 @@ def tell(seed: int) -> Told:
                 region.kill(machine)
         if not region.time.run(region.time.seconds + SETTLE_SECONDS, region.is_over):
             raise Broken(f"the run has not come to its end in {SETTLE_SECONDS / 3600:.0f} hours")
+        trained = region.acknowledged_at - max(region.training_since, quiet_since)
         phase = str(region.documents("status.json")[0]["phase"])
-        leaves_nothing_behind(region)
+        leaves_nothing_behind(region, cleaned=trained > 2 * RETENTION_SECONDS)
         return Told(seed, phase, len(region.calls), region.time.seconds / 3600, len(region.machines))
 
 
@@ -113,15 +117,18 @@ def _befall(region: LifeRegion, dice: random.Random, machine: Machine) -> None:
         region.time.at(dice.choice([5.0, 30.0, 100.0]), lambda: region.withdraw(machine))
 
 
-def leaves_nothing_behind(region: LifeRegion) -> None:
-    """I4: of a run that is over one volume is left, and snapshots within retention."""
-    # What the last describe of the writer did not show is `fleetctl clean`'s; a run that trained on has cleaned up.
-    live = [v for v in region.rules.volumes() if v.tags.get("spotheal:run") == "01RUN"]
-    kept = [v for v in live if v.tags.get("spotheal:state") in ("current", "done", "new")]
-    if region.acknowledged and 1 != len(kept):
-        raise Broken(f"left behind: {[(v.id, dict(v.tags)) for v in live]}")
+def leaves_nothing_behind(region: LifeRegion, cleaned: bool = False) -> None:
+    """I4 and I1 of a run that is over. `cleaned`: its last writer had the time to delete what describes showed late."""
+    volumes = [volume for volume in region.rules.volumes() if volume.tags.get(TAG_RUN) == RUN]
+    snapshots = [snapshot for snapshot in region.rules.snapshots() if snapshot.tags.get(TAG_RUN) == RUN]
+    kept = [volume for volume in volumes if volume.tags.get(TAG_STATE) in ("current", "done", "new")]
+    left = kept if not cleaned else volumes
+    if region.acknowledged and len(left) != 1:
+        raise Broken(f"left behind: {[(volume.id, dict(volume.tags)) for volume in volumes]}")
     if region.acknowledged and max(region.disks[kept[0].id].steps, default=0) < region.acknowledged:
         raise Broken(f"{kept[0].id} ends before the acknowledged step {region.acknowledged}")
+    if cleaned and len(snapshots) > SNAPSHOTS_KEPT:
+        raise Broken(f"left behind: {[(one.id, one.state, dict(one.tags)) for one in snapshots]}")
 
 
 def try_to_tell(seed: int) -> Told:

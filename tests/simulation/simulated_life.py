@@ -33,7 +33,7 @@ from spotheal.agent import interruption, ledger, life, run, status, trainer_stag
 from spotheal.agent.clock import rfc3339
 from spotheal.agent.config import InstanceConfig, parse_job
 from spotheal.agent.contract import Notice, Progress, Saved
-from spotheal.agent.errors import SpothealError
+from spotheal.agent.errors import SetupFailed, SpothealError
 from spotheal.agent.finish import LAUNCHES_WITHOUT_PROGRESS_MAX, STARTS_WITHOUT_PROGRESS_MAX
 from spotheal.agent.memory import RunMemory
 from spotheal.agent.metadata import NOTHING, Answer, Identity, Rebalance, SpotAction
@@ -51,7 +51,7 @@ JOB = {
     "volume": {"name": "data"},
 }
 CONFIG = InstanceConfig(parse_job(JOB), RUN, "us-west-2", StoreUrl("bucket", f"digits/{RUN}"), "0" * 40, "")
-OVER = {"done": "done", "failed": "failed", "limit": "limit"}  # how a trainer ends -> the run's phase
+OVER = {kind: kind for kind in ("done", "failed", "limit", "set-up failed")}  # how a trainer ends -> the run's phase
 
 
 class LifeRegion(Region):
@@ -61,11 +61,11 @@ class LifeRegion(Region):
     """
 
     def __init__(self, *, ending: tuple[str, int] | None = None, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(**{"zones": ("us-west-2a", "us-west-2b", "us-west-2c", "us-west-2d"), **options})
         self.ending, self.ended_by = ending, ""
         self.fleet = self.other = ""
         self.hostages: tuple[str, ...] = ()
-        self.acknowledged_at = -1.0
+        self.acknowledged_at = self.training_since = -1.0
         self.s3.faults = Faults(self.faults.seed)
         self.gone = False  # the volume was deleted by the operator's hand
         self.at_step: dict[int, Callable[[Machine], object]] = {}  # what befalls the machine that saves this step
@@ -98,9 +98,12 @@ class LifeRegion(Region):
             self._patches.close()
 
     # ------------------------------------------------------------------------------------------------------ the fleets
-    def request(self, zone: str, target: int = 1, launch_in: Iterable[str] = ()) -> str:
-        """The run's volume in `zone` and its fleet, which launches in `launch_in` first; the volume's id."""
-        volume = self.make_volume(zone)
+    def request(self, zone: str, target: int = 1, launch_in: Iterable[str] = (), **disk: Any) -> str:
+        """The run's volume in `zone` and its fleet, which launches in `launch_in` first; the volume's id.
+
+        With `disk` an adopted volume, which has a life behind it.
+        """
+        volume = self.make_volume(zone, **disk)
         with self._faultless():
             self.rules.pin_next_zone(*launch_in)
             self.fleet = self._request_fleet(TAGS, target)
@@ -181,6 +184,17 @@ class LifeRegion(Region):
     def kill_agent(self, machine: Machine) -> None:
         self.tell(f"{machine.id}: its agent is killed")
         self.agent_died(machine)
+
+    def start_again(self, machine: Machine) -> None:
+        """What AWS does to a stopped spot instance when there is capacity again; it has what is still attached."""
+        self.tell(f"{machine.id} is started again")
+        world = self.rules.world
+        world.instances.put(replace(world.instances[machine.id], state="running", notice=None))
+        attached = [volume for volume in world.volumes.all() if volume.attachment is not None]
+        held = [volume.id for volume in attached if volume.attachment.instance == machine.id]
+        machine.alive, machine.going_down, machine.noticed = True, False, False
+        machine.disks = {volume: f"/dev/nvme-{volume}" for volume in held}
+        self._start_agent(machine, BOOT_SECONDS)
 
     def _start_agent(self, machine: Machine, after: float) -> None:
         machine.imds = SimulatedStop(self.time)
@@ -319,6 +333,9 @@ class SimulatedLife(life.Life):
     def prepare(self, clone: Any) -> None:
         clone.result()
         self._world.host.gate("setup")  # type: ignore[attr-defined]
+        if self._world.host.region.ending == ("set-up failed", 0):  # type: ignore[attr-defined]
+            self._world.host.region.ended_by = "set-up failed"  # type: ignore[attr-defined]
+            raise SetupFailed("the setup command exited with 1")
         self._interpreter = SimpleNamespace(path=Path("/python"))  # type: ignore[assignment]
 
     def _healing(self) -> Context:
@@ -510,6 +527,7 @@ class SimulatedTrainer:
         if begin < region.acknowledged:
             raise Broken(f"resumed at {begin} on {machine.mounted}, acknowledged was {region.acknowledged}")
         region.tell(f"{machine.id} trains on {machine.mounted} from step {begin}")
+        region.training_since = region.time.seconds
         self._hooks.on_attempt(self._attempt)
         self._hooks.on_event("trainer-started", attempt=self._attempt, resumed_step=begin)
         kind = self._steps(begin)
@@ -522,7 +540,7 @@ class SimulatedTrainer:
     def _steps(self, step: int) -> str:
         region = self._region
         while True:
-            if region.ending is not None and step >= region.ending[1]:
+            if region.ending is not None and step >= region.ending[1] > 0:
                 return region.ending[0]
             asked = region.time.sleep(STEP_SECONDS, until=self._asked)
             if asked and region.time.seconds + SAVE_SECONDS > self._until:

@@ -1,0 +1,128 @@
+"""The whole life of a run, cut short by crashes, and the ends that cancel its fleet.
+
+A failure names the crash; `python tests/simulation/crashes.py STORY KIND CRASH` tells the story of it again.
+`SPOTHEAL_CRASHES=0` tries every crash of one, else a share.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+
+import pytest
+from crashes import KINDS, STORIES, fault_of, singles, some_pairs, tell
+from simulated_life import LifeRegion
+
+SHARE = int(os.environ.get("SPOTHEAL_CRASHES", "16"))
+PAIRS = int(os.environ.get("SPOTHEAL_PAIRS", "4"))  # of each story and kind
+A, B, C, D = "us-west-2a", "us-west-2b", "us-west-2c", "us-west-2d"
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("story", STORIES)
+def test_a_run_survives_a_crash_before_and_after_each_call(story, kind):
+    every = max(1, SHARE)
+    cases = list(singles(story, kind))[zlib.crc32(f"{story} {kind}".encode()) % every :: every]
+    assert cases
+    assert not [f"{case}: {fault}" for case in cases if (fault := fault_of(case))]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("story", STORIES)
+def test_a_run_survives_a_second_crash_in_the_life_that_the_first_one_made(story, kind):
+    assert not [f"{case}: {fault}" for case in some_pairs(story, kind, PAIRS, 0) if (fault := fault_of(case))]
+
+
+def test_a_story_is_the_same_each_time():
+    assert tell("notice, other zone") == tell("notice, other zone")
+
+
+# ------------------------------------------------------------------------------------------------- ends that take long
+def test_a_volume_that_is_gone_parks_the_run_and_cancels_its_fleet():
+    """Its fleet and no other; no sooner than 15 minutes of describes without the volume prove it."""
+    with LifeRegion() as region:
+        region.add_another_job(D)
+        volume = region.request(A, launch_in=[A])
+        region.time.run(50.0)
+        region.rules.call("DeleteVolume", {"VolumeId": volume})
+        region.gone = True
+        region.time.run(100 + 14 * 60)
+        assert "active" == region.fleet_state(region.fleet)
+        assert region.time.run(HOUR, region.is_over)
+        assert "gone" in region.documents("status.json")[0]["reason"]
+
+
+def test_five_launches_that_gain_nothing_park_the_run():
+    with LifeRegion(ending=("done", 10**6)) as region:
+        region.add_another_job(D)
+        region.request(A, launch_in=[A] * 9)
+        for number in range(1, 6):
+            assert region.time.run(region.time.seconds + HOUR, lambda n=number: len(region.machines) == n)
+            region.time.run(region.time.seconds + 95.0)  # the agent has counted its launch
+            region.kill(list(region.machines.values())[-1])
+        assert region.time.run(region.time.seconds + HOUR, region.is_over)
+        assert 6 == len(region.machines)
+        assert "5 launches in a row" in region.documents("status.json")[0]["reason"]
+
+
+def test_five_instances_that_wait_for_a_living_writer_park_nothing():
+    with LifeRegion(ending=("done", 60), zones=(A, B, C, D)) as region:
+        region.add_another_job(D)
+        region.request(A, target=6, launch_in=[A, A, B, B, C, C])
+        assert region.time.run(2 * HOUR, region.is_over)
+        assert "done" == region.documents("status.json")[0]["phase"]
+
+
+def test_a_store_that_is_throttled_for_a_quarter_of_an_hour_parks_nothing():
+    with LifeRegion(ending=("done", 5)) as region:
+        region.request(A, launch_in=[A])
+        region.s3.faults.throttle = 0.7
+        region.time.run(15 * 60.0)
+        region.s3.faults.clear()
+        assert region.time.run(2 * HOUR, region.is_over)
+        assert "done" == region.documents("status.json")[0]["phase"]
+
+
+def test_a_fleet_whose_cancelling_is_refused_is_cancelled_in_the_end():
+    with LifeRegion(ending=("done", 3)) as region:
+        region.add_another_job(D)
+        region.request(A, launch_in=[A])
+        region.faults.cancels_unsuccessful = 5
+        assert region.time.run(2 * HOUR, region.is_over)
+
+
+# ------------------------------------------------------------------------------------------------------------- notices
+def test_a_notice_that_is_withdrawn_ends_no_run_and_takes_no_step():
+    with LifeRegion(ending=("done", 12)) as region:
+        region.at_step[3] = region.interrupt
+        region.request(A, launch_in=[A, A])
+        region.time.run(HOUR, lambda: region.acknowledged >= 4)
+        first = next(iter(region.machines.values()))
+        region.withdraw(first)
+        assert region.time.run(2 * HOUR, region.is_over)
+        assert [0, 4] == first.trained_from or 1 < len(region.machines)
+
+
+def test_a_holder_that_was_stopped_and_starts_again_writes_nothing_under_its_old_term():
+    with LifeRegion(ending=("done", 40)) as region:
+        region.at_step[3] = lambda machine: region.interrupt(machine, action="stop")
+        region.request(A, launch_in=[A, A])
+        assert region.time.run(HOUR, lambda: len(region.machines) == 2)
+        first, second = region.machines.values()
+        assert region.time.run(HOUR, lambda: bool(second.trained_from))
+        region.start_again(first)
+        assert region.time.run(2 * HOUR, region.is_over)
+        assert [0] == first.trained_from
+
+
+def test_a_mount_that_nothing_frees_stays_attached_and_loses_nothing():
+    tell("notice, mount stays busy")
+
+
+@pytest.mark.parametrize("lead", [0.0, 5.0, 30.0])
+def test_a_notice_that_comes_late_loses_no_acknowledged_step(lead):
+    with LifeRegion(ending=("done", 7)) as region:
+        region.at_step[3] = lambda machine: region.interrupt(machine, lead=lead)
+        region.request(A, launch_in=[A, B])
+        assert region.time.run(2 * HOUR, region.is_over)
