@@ -1,28 +1,134 @@
-"""Ranks. Today a training is one process; a launcher that starts several is refused rather than half obeyed."""
+"""Ranks: what several processes of one training must agree on, with a limit on every wait.
+
+    ranks = Ranks()                                 # after torch.distributed.init_process_group, or of one process
+    leave, = ranks.any(watcher.notice is not None)  # at the same step on every rank: all stop there, or none
+    ranks.first(value)                              # rank 0's value, everywhere
+
+Only one rank may hear the notice (its machine, its signal). A rank that stopped alone would leave the others in the
+next all_reduce for its whole timeout; so every rank asks at every step, in one all_reduce of a few bytes over gloo.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.errors import ConfigError, SpothealError
+
+T = TypeVar("T")
+SECONDS_MAX = 300.0
+
+
+class RankLost(SpothealError):
+    """Another rank did not take part in time, or has ended."""
 
 
 @dataclass(frozen=True)
 class World:
+    """Of torchrun: `rank` of `size` processes, `local_rank` on this machine."""
+
     rank: int
     size: int
+    local_rank: int = 0
 
 
 def world(environment: Mapping[str, str] | None = None) -> World:
-    """Rank and world size as torchrun names them in the environment; 0 of 1 without it."""
+    """Rank and world size as torchrun names them in the environment; 0 of 1 without it. ConfigError where no number."""
     environment = os.environ if environment is None else environment
     try:
         rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+        return World(rank, size, int(environment.get("LOCAL_RANK", "0")))
     except ValueError as fault:
-        raise ConfigError(f"RANK and WORLD_SIZE are numbers: {fault}") from fault
-    return World(rank, size)
+        raise ConfigError(f"RANK, WORLD_SIZE and LOCAL_RANK are numbers: {fault}") from fault
+
+
+class Ranks:
+    """The ranks of the default process group, by a gloo group of our own: of CPU memory, beside NCCL too.
+
+    Make it on all ranks at the same place. Each call waits at most `seconds_max` for the others: more than the
+    longest step of any rank, for they meet once a step. ConfigError where WORLD_SIZE says several and no group is
+    initialized: each would think itself alone, and they would write the same files.
+    """
+
+    def __init__(self, seconds_max: float = SECONDS_MAX, environment: Mapping[str, str] | None = None) -> None:
+        import torch.distributed as dist
+
+        self.rank, self.size, self.seconds_max = 0, 1, seconds_max
+        self._group: Any = None
+        if dist.is_available() and dist.is_initialized():
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            if self.size > 1:
+                limit = timedelta(seconds=seconds_max)
+                self._group = self._met(lambda: dist.new_group(backend="gloo", timeout=limit))
+        elif (started := world(environment).size) > 1:
+            raise ConfigError(
+                f"this is one of {started} processes, and torch.distributed is not initialized",
+                next_step="call torch.distributed.init_process_group() before",
+            )
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """Each flag: whether it holds on any rank. The same answer on all of them. RankLost."""
+        if self.size == 1:
+            return flags
+        import torch
+        import torch.distributed as dist
+
+        both = torch.tensor(flags, dtype=torch.uint8)
+        self._met(lambda: dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group))
+        return tuple(bool(flag) for flag in both.tolist())
+
+    def first(self, value: T) -> T:
+        """Rank 0's value (what rank 0 did is done when this returns). RankLost."""
+        if self.size == 1:
+            return value
+        import torch.distributed as dist
+
+        box = [value if self.rank == 0 else None]
+        self._met(lambda: dist.broadcast_object_list(box, src=0, group=self._group))
+        return box[0]  # type: ignore[return-value]
+
+    def all(self, value: T) -> list[T]:
+        """Every rank's value, in the order of ranks, on every rank. RankLost."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.size
+        self._met(lambda: dist.all_gather_object(values, value, group=self._group))
+        return values
+
+    def first_tree(self, tree: Any) -> Any:
+        """Rank 0's tree of values and tensors (see state.py): it alone reads checkpoints, as it has the volume."""
+        if self.size == 1:
+            return tree
+        import torch
+        import torch.distributed as dist
+
+        from spotheal.training.state import pack, unpack
+
+        tensors, values = pack(tree) if self.rank == 0 else ({}, None)
+        shapes = {name: (item.dtype, tuple(item.shape)) for name, item in tensors.items()}
+        shapes, values = self.first((shapes, values))
+        if self.rank != 0:
+            tensors = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in shapes.items()}
+        for tensor in tensors.values():
+            content = tensor.reshape(-1).view(torch.uint8)
+            if len(content):
+                self._met(lambda content=content: dist.broadcast(content, src=0, group=self._group))  # type: ignore[misc]
+        return tree if self.rank == 0 else unpack(values, tensors)
+
+    def _met(self, collective: Callable[[], T]) -> T:
+        try:
+            return collective()
+        except RuntimeError as fault:  # DistBackendError and gloo's own
+            raise RankLost(
+                f"rank {self.rank} waited for the other {self.size - 1} at most {self.seconds_max:.0f} s:"
+                f" {str(fault).splitlines()[0][:200]}",
+                next_step="see the logs of the other ranks; the newest checkpoint is intact",
+            ) from fault
 
 
 def refuse_several(world: World) -> None:

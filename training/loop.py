@@ -284,7 +284,8 @@ class Saver:
             "save_seconds": self.save_seconds,
             "threads": torch.get_num_threads(),
         }
-        self.store.save(run.counters.step, tree, info=info, later=changed_by_step(run), best=best, milestone=milestone)
+        later = state.changed_by_step(run.optimizer)
+        self.store.save(run.counters.step, tree, info=info, later=later, best=best, milestone=milestone)
         self._saved_epoch = run.sampler.epoch
         self.pace.begun()
         self.pace.cost(time.monotonic() - began)
@@ -309,13 +310,6 @@ class Saver:
         first, self.save_seconds = self.save_seconds == 0, max(outcome.seconds, self.save_seconds * 0.7)
         if first:
             warn_if_too_slow(self.save_seconds, outcome.data_bytes, self.report)
-
-
-def changed_by_step(run: Run) -> list[torch.Tensor]:
-    """The tensors that nothing but `optimizer.step` changes: parameters that it trains, and its own state."""
-    tensors = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
-    own = [value for values in run.optimizer.state.values() for value in values.values()]
-    return tensors + [value for value in own if isinstance(value, torch.Tensor)]
 
 
 def resume(run: Run, store: Store, report: Reporter) -> Loaded | None:

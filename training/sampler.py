@@ -137,12 +137,42 @@ class SeededSamples(Dataset[Any]):
         return self.dataset[index]
 
 
-def exact_loader(dataset: Dataset[Any], sampler: ExactSampler, batch_size: int, workers: int = 0) -> DataLoader[Any]:
+class ExactLoader(DataLoader[Any]):
+    """A DataLoader over an ExactSampler: each iteration gives what is left of the epoch; its length is a whole epoch's.
+
+    Frameworks count steps by the length, and resume what has state_dict and load_state_dict in the middle of an epoch.
+    """
+
+    sampler: ExactSampler
+
+    def __iter__(self) -> Any:
+        if isinstance(self.dataset, SeededSamples):
+            self.dataset.set_epoch(self.sampler.epoch)
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch of this rank."""
+        return -(-self.sampler.share // int(self.batch_size or 1))
+
+    def advance(self) -> None:
+        """One batch more has been used for training; behind the last of an epoch the next epoch begins."""
+        self.sampler.advance(int(self.batch_size or 1))
+        if not len(self.sampler):
+            self.sampler.next_epoch()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.sampler.load_state_dict(state_dict)
+
+
+def exact_loader(dataset: Dataset[Any], sampler: ExactSampler, batch_size: int, workers: int = 0) -> ExactLoader:
     """A DataLoader that draws nothing from the global generators: make an iterator of it at any time.
 
     The generator of its own only seeds the workers, where SeededSamples seeds again for each sample.
     """
-    return DataLoader(
+    return ExactLoader(
         dataset,
         batch_size=batch_size,
         sampler=sampler,

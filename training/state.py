@@ -13,7 +13,8 @@ import json
 import math
 import random
 import sys
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -71,9 +72,12 @@ def to_json(values: Any) -> str:
     return json.dumps(values, separators=(",", ":"), allow_nan=False)
 
 
+_STRIDED = torch.strided
+
+
 def _pack(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        if value.dtype not in FORMAT_DTYPE or value.layout is not torch.strided:
+        if value.dtype not in FORMAT_DTYPE or value.layout is not _STRIDED:
             raise UnsavableState(f"{place or 'the state'} is a tensor of {value.dtype}, {value.layout}: not savable")
         tensors[place] = value.detach() if value.requires_grad else value
         return {"$tensor": place}
@@ -92,8 +96,9 @@ def _pack(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, (set, frozenset)):
         return {"$set": [_pack(item, place, tensors) for item in sorted(value, key=repr)]}
     if isinstance(value, Mapping):
-        if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: _pack(item, f"{place}/{key}" if place else key, tensors) for key, item in value.items()}
+        if all(type(key) is str and key[:1] != "$" for key in value):
+            begin = f"{place}/" if place else ""
+            return {key: _pack(item, begin + key, tensors) for key, item in value.items()}
         return {
             "$dict": [
                 [_pack(key, place, tensors), _pack(item, f"{place}/{key}", tensors)] for key, item in value.items()
@@ -116,7 +121,11 @@ def rng_state() -> dict[str, Any]:
     """The state of every generator a training draws from: python, numpy (where it is imported), torch, CUDA."""
     version, numbers, gauss = random.getstate()
     state: dict[str, Any] = {
-        "python": {"version": version, "numbers": torch.tensor(numbers, dtype=torch.int64), "gauss": gauss},
+        "python": {
+            "version": version,
+            "numbers": torch.frombuffer(array("q", numbers), dtype=torch.int64),
+            "gauss": gauss,
+        },
         "torch": torch.get_rng_state(),
     }
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -128,7 +137,7 @@ def rng_state() -> dict[str, Any]:
             "has_gauss": int(legacy["has_gauss"]),
             "gauss": float(legacy["gauss"]),
         }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = {str(device): value for device, value in enumerate(torch.cuda.get_rng_state_all())}
     return state
 
@@ -162,19 +171,29 @@ def digest(state: Mapping[str, Any], next_ids: Iterable[int]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- gather, restore
-def gather(parts: Mapping[str, Stateful], **values: Any) -> dict[str, Any]:
-    """The tree to save: each part's state_dict by its name, the RNGs, and plain `values`."""
-    return {"parts": {name: part.state_dict() for name, part in parts.items()}, "rng": rng_state(), "values": values}
+def gather(parts: Mapping[str, Stateful], others: Sequence[Any] = (), **values: Any) -> dict[str, Any]:
+    """The tree to save: each part's state_dict by its name, the RNGs (`others`: of ranks 1, 2, …), and `values`."""
+    tree: dict[str, Any] = {"parts": {name: part.state_dict() for name, part in parts.items()}, "rng": rng_state()}
+    return tree | {"values": values} | ({"others": list(others)} if others else {})
 
 
-def restore(parts: Mapping[str, Stateful], tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Load every part, then the RNGs, last; returns the plain values.
+def restore(parts: Mapping[str, Stateful], tree: Mapping[str, Any], rank: int = 0) -> dict[str, Any]:
+    """Load every part, then the RNGs of `rank`, last; returns the plain values.
 
-    Modules copy what they load; an optimizer on the CPU goes on with the very tensors of `tree`.
+    A rank that the saved run did not have keeps its generators as they are. SpothealError as `load_parts`.
+    """
+    load_parts(parts, tree["parts"])
+    rngs = [tree["rng"], *tree.get("others", ())]
+    if rank < len(rngs):
+        set_rng_state(rngs[rank])
+    return dict(tree["values"])
+
+
+def load_parts(parts: Mapping[str, Stateful], saved: Mapping[str, Any]) -> None:
+    """Give every part its state. Modules copy what they load; an optimizer on the CPU goes on with the very tensors.
 
     SpothealError where the saved parts are not the ones asked for, or do not fit them.
     """
-    saved = tree["parts"]
     if set(saved) != set(parts):
         raise SpothealError(
             f"the checkpoint holds {', '.join(sorted(saved))}; this run has {', '.join(sorted(parts))}",
@@ -188,5 +207,10 @@ def restore(parts: Mapping[str, Stateful], tree: Mapping[str, Any]) -> dict[str,
                 f"the checkpoint's {name} does not fit this run's: {str(fault)[:300]}",
                 next_step="start with the options of the run that wrote it, or with an empty checkpoint folder",
             ) from fault
-    set_rng_state(tree["rng"])
-    return dict(tree["values"])
+
+
+def changed_by_step(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The tensors that nothing but `optimizer.step` changes: the parameters that it trains, and its own state."""
+    tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    own = [value for values in optimizer.state.values() for value in values.values()]
+    return tensors + [value for value in own if isinstance(value, torch.Tensor)]

@@ -1,0 +1,114 @@
+"""Lightning 2, the real one: saved at the notice, resumed in mid-epoch as if nothing had been."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchvision_here import torchvision_here
+
+torch = pytest.importorskip("torch")
+torchvision_here()
+lightning = pytest.importorskip("lightning.pytorch")
+
+import interrupted  # noqa: E402
+from interrupted import EPOCHS, STEPS, gone, options, saved_step  # noqa: E402
+
+from spotheal.training.integrations.lightning import SpotCheckpoints  # noqa: E402
+from spotheal.training.session import SavedAndStopped  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Task(lightning.LightningModule):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.network = interrupted.network()
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        return torch.nn.functional.mse_loss(self.network(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class At(lightning.Callback):  # type: ignore[misc]
+    """Does something in the midst of batch `number` of this process, counted from 1."""
+
+    def __init__(self, number: int, what: Any) -> None:
+        self.number, self.what = number, what
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.number -= 1
+        if self.number == 0:
+            self.what()
+
+
+def train(folder: Path, at: int = 0, what: Any = None, accumulate: int = 1, save_every: str = "1000") -> dict[str, Any]:
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    task, spot = Task(), SpotCheckpoints(**options(folder, save_every))
+    newest = spot.newest()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=EPOCHS,
+        callbacks=[At(at, lambda: what(spot.session)), spot],
+        plugins=[spot.io],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accumulate_grad_batches=accumulate,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(task, interrupted.loader(), ckpt_path=newest, weights_only=False)
+    return task.state_dict()
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return train(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize("step", [1, 4, 6, 9])
+def test_after_a_notice_at_any_step_the_run_is_the_one_never_interrupted(
+    step: int, tmp_path: Path, whole: dict[str, Any]
+) -> None:
+    with pytest.raises(SavedAndStopped) as stopped:
+        train(tmp_path, step, lambda session: interrupted.notice(tmp_path, session))
+    assert (stopped.value.code, saved_step(tmp_path)) == (75, step)
+    gone(tmp_path)
+    torch.rand(5)
+    assert same(train(tmp_path), whole)
+    assert saved_step(tmp_path) == STEPS
+
+
+def test_sigterm_saves_and_ends_with_75_where_lightning_alone_ends_with_0(
+    tmp_path: Path, whole: dict[str, Any]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        train(tmp_path, 3, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    assert (stopped.value.code, saved_step(tmp_path)) == (75, 3)
+    assert same(train(tmp_path), whole)
+
+
+def test_accumulated_gradients_are_never_cut_in_two(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", accumulate=2, save_every="1")
+    place = tmp_path / "spot"
+    with pytest.raises(SavedAndStopped):
+        train(place, 3, lambda session: interrupted.notice(place, session), accumulate=2)
+    gone(place)
+    assert saved_step(place) == 2  # batches 3 and 4 are one step
+    assert same(train(place, accumulate=2), whole)

@@ -1,0 +1,119 @@
+"""A loop of the user's own, and Accelerate's: saved at the notice, resumed as if nothing had been."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import interrupted  # noqa: E402
+from interrupted import EPOCHS, STEPS, gone, options, saved_step  # noqa: E402
+
+from spotheal.agent.errors import SpothealError  # noqa: E402
+from spotheal.training.checkpoint import SaveFailed, Store  # noqa: E402
+from spotheal.training.session import SavedAndStopped, Session, resume  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def train(folder: Path, notice_at: int = 0, accelerated: bool = False, save_every: str = "1000") -> dict[str, Any]:
+    """The final weights; SavedAndStopped where a notice came in step `notice_at`."""
+    torch.manual_seed(7)
+    model, loader = interrupted.network(), interrupted.loader()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    session, sampler = Session(**options(folder, save_every)), loader.sampler
+    wrapped: Any = (model, optimizer, scheduler)
+    if accelerated:
+        accelerate = pytest.importorskip("accelerate")
+        from spotheal.training.integrations import accelerate as ours
+
+        accelerator = accelerate.Accelerator(cpu=True)
+        wrapped = accelerator.prepare(*wrapped)
+        parts = dict(zip(("model", "optimizer", "scheduler"), wrapped, strict=True))
+        loop: Any = ours.resume(accelerator, session, **parts, sampler=sampler)
+    else:
+        loop = resume(session, model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler)
+    run_model, run_optimizer, run_scheduler = wrapped
+    for _ in range(sampler.epoch, EPOCHS):
+        for inputs, targets in loader:
+            run_optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(run_model(inputs), targets)
+            accelerator.backward(loss) if accelerated else loss.backward()
+            run_optimizer.step()
+            run_scheduler.step()
+            if notice_at == loop.step + 1:
+                interrupted.notice(folder, session)
+            loop.after_step(samples=len(inputs), loss=loss)
+        sampler.next_epoch()
+    loop.finish()
+    return model.state_dict()
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("accelerated", [False, True], ids=["plain", "accelerate"])
+@pytest.mark.parametrize("step", [1, 4, 6, 11])
+def test_after_a_notice_at_any_step_the_run_is_the_one_never_interrupted(
+    step: int, accelerated: bool, tmp_path: Path
+) -> None:
+    whole = train(tmp_path / "whole")
+    place = tmp_path / "spot"
+    with pytest.raises(SavedAndStopped) as stopped:
+        train(place, notice_at=step, accelerated=accelerated)
+    assert (stopped.value.code, stopped.value.step, saved_step(place)) == (75, step, step)
+    gone(place)
+    torch.rand(5)  # the next process begins with other generators
+    assert same(train(place, accelerated=accelerated), whole)
+    assert saved_step(place) == STEPS
+
+
+def test_saves_between_change_nothing_and_are_there(tmp_path: Path) -> None:
+    assert same(train(tmp_path / "saving", save_every="1"), train(tmp_path / "whole"))
+    assert len(Store(tmp_path / "saving" / "checkpoints").slots.found()) > 1
+
+
+def test_a_finished_run_trains_no_more(tmp_path: Path) -> None:
+    whole = train(tmp_path / "run")
+    assert same(train(tmp_path / "run", notice_at=1), whole)
+
+
+def test_sigterm_is_a_notice_and_its_handler_is_given_back(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    session = Session(**options(tmp_path))
+    session.listen()
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(SavedAndStopped):
+        session.after_step(1, lambda: {"x": torch.ones(2)})
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_without_the_agent_it_works_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    session = Session(environment={}, imds=False)
+    assert session.load() is None
+    session.finish(3, lambda: {"x": torch.ones(2)})
+    assert [step for step, _ in Store("checkpoints").slots.found()] == [3]
+
+
+def test_a_last_save_that_fails_is_never_called_saved(tmp_path: Path) -> None:
+    session = Session(**options(tmp_path))
+    assert session.store is not None
+    (tmp_path / "checkpoints").rmdir()
+    with pytest.raises(SaveFailed):
+        session.finish(3, lambda: {"x": torch.ones(2)})
+    assert saved_step(tmp_path) is None
+    session.close()
+
+
+def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    resume(Session(**options(tmp_path)), model=model).finish()
+    with pytest.raises(SpothealError, match="does not fit"):
+        resume(Session(**options(tmp_path)), model=torch.nn.Linear(3, 2))

@@ -1,0 +1,261 @@
+"""Save at the notice and as often as is cheap, resume exactly: what the plain loop and every integration are made of.
+
+    session = Session("checkpoints")               # folder, pace and files as the agent says, where it says so
+    tree = session.load()                          # None at the first start
+    session.after_step(step, gather, loss=loss)    # after each optimizer step; at a notice: SavedAndStopped
+    session.finish(step, gather)
+
+For a loop of one's own, three lines (`resume`):
+
+    loop = resume(model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler)   # before the epochs
+        loop.after_step(samples=len(batch), loss=loss)                                      # after optimizer.step()
+    loop.finish()                                                                           # behind the epochs
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spotheal.agent import contract
+from spotheal.training import state
+from spotheal.training.checkpoint import Outcome, SaveFailed, Store
+from spotheal.training.distributed import Ranks
+from spotheal.training.notice import Watcher
+from spotheal.training.pace import Every, Pace
+from spotheal.training.report import Metrics, Reporter
+
+DIGEST_SAMPLES = 64
+FAILED_SAVES_MAX = 3
+
+log = logging.getLogger("spotheal.training")
+
+
+class SavedAndStopped(SystemExit):
+    """The state of this step is durable and the machine is going away: ends the process with exit code 75."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(contract.EXIT_SAVED_AND_STOPPED)
+        self.step = step
+
+
+class Session:
+    """One training's checkpoints, notice and progress file, on all its ranks; rank 0 writes.
+
+    `folder`: default SPOTHEAL_CHECKPOINT_DIR, else ./checkpoints. `save_every`: "100" (steps), "30s", "5m", or "auto":
+    the interval that loses least (Young/Daly) with `interruption_hours` between interruptions, at most 1 % of the time.
+    State must be replicated: rank 0's model and optimizer are those of all. Generators are saved for each rank.
+    Make it after init_process_group, in the main thread: SIGTERM and SIGUSR1 are listened to from `listen` on.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        save_every: str = "auto",
+        slots: int = 3,
+        interruption_hours: float = 2.0,
+        imds: bool = True,
+        ranks: Ranks | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        environment = os.environ if environment is None else environment
+        self.ranks = ranks or Ranks(environment=environment)
+        self.folder = Path(folder or environment.get(contract.CHECKPOINT_DIR) or "checkpoints")
+        progress = environment.get(contract.PROGRESS_FILE) if self.ranks.rank == 0 else None
+        self.report = Reporter(Path(progress) if progress else None, Metrics(None))
+        self.store = Store(self.folder, slots, on_end=self._ended) if self.ranks.rank == 0 else None
+        self.watcher = Watcher.from_environment(environment, imds=imds)
+        self.next_ids: Callable[[], list[int]] = list  # ids of the next samples, for the digest
+        self._pace = Pace(Every.parse(save_every), interruption_hours * 3600)
+        self._rng: Mapping[str, Any] | None = None
+        self._mark: str | None = None
+        self._wanted, self._failed, self._listening = False, 0, False
+        self._hooked: torch.optim.Optimizer | None = None
+
+    # ---------------------------------------------------------------------------------------------------------- resume
+    def load(self) -> Any | None:
+        """The newest valid state, the same on every rank (what `gather` gave), or None where there is none.
+
+        A broken file is set aside and named, the one before is used. OSError, SpothealError: the folder is unreadable.
+        """
+        body: Any = None
+        if self.store is not None:
+            try:
+                loaded = self.store.load()
+            except BaseException:
+                self.ranks.first(None)  # the others raise as well, instead of waiting for the limit
+                raise
+            if loaded is not None:
+                body = {"step": loaded.step, "tree": loaded.tree, "mark": loaded.info["digest"]}
+                self.report.saved(loaded.step, loaded.path)
+                log.info("resuming at step %d from %s, digest %s", loaded.step, loaded.path, loaded.info["digest"])
+        if self.ranks.first(True) is None:
+            raise SaveFailed("rank 0 could not read the checkpoints")
+        body = self.ranks.first_tree(body)
+        if body is None:
+            return None
+        rngs = body["tree"]["rngs"]
+        if len(rngs) != self.ranks.size:
+            log.warning("saved by %d ranks, resumed by %d: generators and order differ", len(rngs), self.ranks.size)
+        self._rng = rngs[self.ranks.rank] if self.ranks.rank < len(rngs) else None
+        self._mark = body["mark"]
+        return body["tree"]["state"]
+
+    def restore_generators(self) -> None:
+        """Put python's, numpy's, torch's and CUDA's generators to where they were: last, right before the first step.
+
+        Does nothing without a loaded state, and nothing the second time.
+        """
+        if self._rng is not None:
+            state.set_rng_state(self._rng)
+            mark = state.digest(state.rng_state(), self.next_ids())
+            if self.ranks.rank == 0 and mark != self._mark:
+                log.warning("generators or next samples differ from those saved: digest %s, now %s", self._mark, mark)
+        self._rng = None
+
+    def listen(self) -> None:
+        """Watch for the notice from now on; SIGTERM's handler is ours until `close`. A second call does nothing."""
+        if not self._listening:
+            self._listening = True
+            self.watcher.__enter__()
+
+    # ------------------------------------------------------------------------------------------------------------ save
+    def after_step(
+        self,
+        step: int,
+        gather: Callable[[], Any],
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        **figures: Any,
+    ) -> None:
+        """Global step `step` is complete on this rank: save where it is due; SavedAndStopped once saved for a notice.
+
+        `gather` gives the tree to save (state.py says of what); it is called on all ranks, or on none. With `optimizer`
+        its tensors and the parameters are copied in the background: then nothing but optimizer.step may change them.
+        `figures`: `epoch`, `loss`, `samples_per_second`, `steps_total` for the progress file. SaveFailed: three failed.
+        """
+        self.listen()
+        if self.store is not None and (outcome := self.store.ended()) is not None:
+            self._learn(outcome)
+        if self.report.due:
+            self.report.progress(step=step, **{name: _plain(value) for name, value in figures.items()})
+        self._wanted = self._wanted or (self.ranks.rank == 0 and self._pace.due(step))
+        begin = self._wanted and self.store is not None and not self.store.busy
+        leave, asked, begin = self.ranks.any(self.watcher.notice is not None, self.watcher.take_save_request(), begin)
+        if leave:
+            self.save(step, gather)
+            self.close()
+            raise SavedAndStopped(step)
+        if begin:
+            self._wanted = False
+            self._begin(step, gather, optimizer)
+        self._wanted = self._wanted or asked
+
+    def save(self, step: int, gather: Callable[[], Any]) -> None:
+        """The state of `step` is durable when this returns, on whatever rank. SaveFailed on all where it is not."""
+        if self.store is not None:
+            self.store.wait_copied()
+            self.store.flush()
+        self._begin(step, gather, None)
+        outcome = self.store.flush() if self.store is not None else None
+        failed = self.ranks.first(str(outcome.fault) if outcome is not None and outcome.fault is not None else None)
+        if failed is not None:
+            raise outcome.fault if outcome is not None and outcome.fault is not None else SaveFailed(failed)
+
+    def finish(self, step: int, gather: Callable[[], Any]) -> None:
+        """The training is done: save the last state durably and end."""
+        self.report.progress(now=True, step=step)
+        self.save(step, gather)
+        self.close()
+
+    def close(self) -> None:
+        """End the threads and give the signals back; a pending save is finished."""
+        if self.store is not None:
+            self.store.close()
+        if self._listening:
+            self._listening = False
+            self.watcher.__exit__(None, None, None)
+
+    def _begin(self, step: int, gather: Callable[[], Any], optimizer: torch.optim.Optimizer | None) -> None:
+        began = time.monotonic()
+        tree = {"state": gather(), "rngs": self.ranks.all(state.rng_state())}
+        if self.store is None:
+            return
+        mark = state.digest(tree["rngs"][0], self.next_ids())
+        later = state.changed_by_step(optimizer) if optimizer is not None else []
+        if optimizer is not None and optimizer is not self._hooked:
+            self._hooked, store = optimizer, self.store
+            optimizer.register_step_pre_hook(lambda *_: store.wait_copied())
+        self.store.save(step, tree, info={"digest": mark}, later=later)
+        log.info("saving step %d, digest %s", step, mark)
+        self._pace.begun()
+        self._pace.cost(time.monotonic() - began)
+
+    def _learn(self, outcome: Outcome) -> None:
+        self._failed = self._failed + 1 if outcome.fault is not None else 0
+        if outcome.fault is not None:
+            log.warning("%s", outcome.fault)
+            if self._failed >= FAILED_SAVES_MAX:
+                raise outcome.fault
+
+    def _ended(self, outcome: Outcome) -> None:
+        if outcome.path is not None:  # durable: only now may the progress file say so
+            self.report.saved(outcome.step, outcome.path)
+
+
+# ---------------------------------------------------------------------------------------------------------- plain loop
+class Loop:
+    """A loop of one's own: its parts are as the newest checkpoint has them, `step` is the global step of that."""
+
+    def __init__(self, session: Session, parts: Mapping[str, Any]) -> None:
+        self.session, self.step = session, 0
+        self.parts = {name: unwrapped(part) for name, part in parts.items()}
+        self.sampler: Any = self.parts.get("sampler")
+        if self.sampler is not None:
+            session.next_ids = lambda: list(self.sampler.next_ids(DIGEST_SAMPLES))
+        tree = session.load()
+        if tree is not None:
+            state.load_parts(self.parts, tree["parts"])
+            self.step = int(tree["step"])
+            session.restore_generators()
+        session.listen()
+
+    def after_step(self, samples: int = 0, **figures: Any) -> None:
+        """One optimizer step is complete, with `samples` of this rank. See Session.after_step."""
+        self.step += 1
+        if self.sampler is not None:
+            self.sampler.advance(samples)
+            figures.setdefault("epoch", self.sampler.epoch)
+        self.session.after_step(self.step, self._gather, optimizer=self.parts.get("optimizer"), **figures)
+
+    def finish(self) -> None:
+        """Training is done: the last state is durable when this returns."""
+        self.session.finish(self.step, self._gather)
+
+    def _gather(self) -> Any:
+        return {"parts": {name: part.state_dict() for name, part in self.parts.items()}, "step": self.step}
+
+
+def resume(session: Session | None = None, **parts: Any) -> Loop:
+    """Bring `parts` (anything with state_dict and load_state_dict) to the newest checkpoint, or begin at step 0.
+
+    The names `model`, `optimizer` and `sampler` (an ExactSampler) are known; all others are saved and restored as they
+    are. Call it when everything is built. SpothealError where the checkpoint does not fit the parts.
+    """
+    return Loop(session or Session(), parts)
+
+
+def unwrapped(part: Any) -> Any:
+    """A module without DistributedDataParallel around it, so that another world size can load its state."""
+    return part.module if isinstance(part, torch.nn.parallel.DistributedDataParallel) else part
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value
