@@ -188,9 +188,9 @@ def render(document: dict[str, Any], now: datetime) -> str:
     if document["launches"]:
         hidden = max(0, len(document["launches"]) - _LAUNCHES_SHOWN)
         parts.append(table(
-            ("INSTANCE", "TYPE", "ZONE", "SINCE", "NOW", "END", "SAVED STEP"),
-            [(one["instance"], one["type"], one["zone"], one["time"], one["state"], one["outcome"], one["saved_step"])
-             for one in document["launches"][-_LAUNCHES_SHOWN:]],
+            ("INSTANCE", "TYPE", "ZONE", "SINCE (UTC)", "NOW", "SAVED"),
+            [(one["instance"], one["type"], one["zone"], _short(one["time"]), one["outcome"] or one["state"],
+              one["saved_step"]) for one in document["launches"][-_LAUNCHES_SHOWN:]],
         ) + (f"\n… and {hidden} before" if hidden else ""))  # fmt: skip
     if document["volumes"]:
         parts.append(table(
@@ -199,6 +199,12 @@ def render(document: dict[str, Any], now: datetime) -> str:
              for one in _by_term(document["volumes"])],
         ))  # fmt: skip
     return "\n\n".join(parts)
+
+
+def _short(time: str | None) -> str | None:
+    """`11-21 14:17` of an RFC 3339 time, so that a row fits 80 columns."""
+    moment = _moment(time)
+    return moment.strftime("%m-%d %H:%M") if moment else time
 
 
 def _by_term(volumes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

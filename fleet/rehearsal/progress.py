@@ -82,7 +82,7 @@ class Screen:
         self._live = live
 
     def event(self, seconds: float, text: str) -> None:
-        self._live.console.print(Text(f"{seconds:6.1f} s  {text}", "dim"))
+        self._live.console.print(Text.assemble((f"{seconds:6.1f} s", "dim"), f"  {text}"))
 
     def show(self, view: View) -> None:
         self._live.update(self._render(view))
