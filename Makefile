@@ -58,7 +58,8 @@ soak: $(READY)
 	$(VENV)/bin/python bench/recovery.py
 	$(VENV)/bin/python tests/mutants/run.py
 	SPOTHEAL_THROTTLED=1000 $(VENV)/bin/python -m pytest -q tests/test_safety.py
-	SPOTHEAL_CRASHES=0 SPOTHEAL_HISTORIES=$(HISTORIES) $(VENV)/bin/python -m pytest -q -n 3 tests/simulation
+	$(VENV)/bin/python tests/simulation/histories.py $(HISTORIES)
+	SPOTHEAL_CRASHES=0 SPOTHEAL_PAIRS=50 SPOTHEAL_HISTORIES=0:1 $(VENV)/bin/python -m pytest -q -n 3 tests/simulation
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
