@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class Store:
     """One run's prefix. `client` is a boto3 S3 client, `url` the prefix of the run."""
 
     def __init__(self, client: Any, url: StoreUrl) -> None:
-        self._s3 = client
+        self.client = self._s3 = client
         self.url = url
         self._claims: dict[int, Claim] = {}  # a claim is written once and never changed
 
@@ -155,6 +155,19 @@ class Store:
             if self._put_if(key, old + "".join(f"{line}\n" for line in missing).encode(), etag):
                 return
         raise Retryable(f"could not append to {self._name(key)}: others wrote it {_APPEND_TRIES} times in a row")
+
+    # -------------------------------------------------------------------------------------------------------- claims
+    def claim(self, key: str, body: Mapping[str, Any], is_stale: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
+        """Put `body` where there is nothing, or what is there is stale; returns what counts: `body`, or another's."""
+        text = json.dumps(body).encode()
+        while True:
+            found = self._get(key)
+            if found is not None:
+                other = json.loads(found[0])
+                if other == body or not is_stale(other):
+                    return dict(other)
+            if self._put_if(key, text, None if found is None else found[1]):
+                return dict(body)
 
     # --------------------------------------------------------------------------------------------------------- inside
     def _put_if(self, key: str, body: bytes, etag: str | None) -> bool:

@@ -37,7 +37,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Ready:
-    """A plan and what carrying it out needs beside it. `fresh`: no fleet of its generation can have been sent."""
+    """A plan and what carrying it out needs beside it. `fresh`: no fleet of its generation can have been sent.
+
+    `turn` names what this request follows, so that of two at the same moment one goes on; "" where both would send the
+    same anyway.
+    """
 
     plan: plan.Plan
     instance: InstanceConfig
@@ -45,6 +49,7 @@ class Ready:
     source: repository.Source
     previous: tuple[str, ...]
     fresh: bool
+    turn: str = ""
 
 
 def settle_region(session: Session, wanted: Wanted) -> str:
@@ -136,7 +141,18 @@ def make_plan(
         repository=source.repository, commit=source.commit, types=wanted.fleet.instance_types, zones=tuple(zones),
         prices=tuple(prices), steps=tuple(steps), user_data_bytes=len(data.encode()), notes=tuple(notes),
     )  # fmt: skip
-    return Ready(whole, instance, wheels, source, previous, fresh=not isinstance(way, plan.Continue))
+    fresh = not isinstance(way, plan.Continue)
+    return Ready(whole, instance, wheels, source, previous, fresh, _turn(way))
+
+
+def _turn(way: plan.Begin | plan.Continue | plan.Resume) -> str:
+    match way:
+        case plan.Begin(after):
+            return f"after-{after or 'nothing'}"
+        case plan.Resume(existing):
+            return f"resume-{existing.run}-{existing.generation + 1}"
+        case plan.Continue():
+            return ""
 
 
 def _steps(

@@ -50,7 +50,9 @@ class Show:
 
 @dataclass(frozen=True)
 class Begin:
-    """A run of its own."""
+    """A run of its own. `after`: the job's newest run so far, "" where there is none."""
+
+    after: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,9 @@ def decide_run(job: str, existing: Existing | None, *, resume: bool, new_run: bo
                 f"the request of run {existing.run} was interrupted, and may have reached AWS",
                 next_step=f"`fleetctl request` once more finishes it; then `fleetctl cancel {job}`",
             )
-        return Begin() if new_run else Continue(existing)
+        return Begin(existing.run) if new_run else Continue(existing)
     if new_run:
-        return Begin()
+        return Begin(existing.run)
     if resume:
         if existing.phase == Phase.DONE.value:
             raise Conflict(

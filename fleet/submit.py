@@ -7,16 +7,19 @@ to this process, the next `fleetctl request` finds the run and sends the same re
 from __future__ import annotations
 
 import json
+import os
+import secrets
+import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock, rfc3339
+from spotheal.agent.clock import Clock, parse_rfc3339, rfc3339
 from spotheal.agent.ec2 import TokenUsed
 from spotheal.agent.errors import Conflict, Retryable, SpothealError
-from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase
+from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase, StoreUrl
 from spotheal.agent.store import Store
 from spotheal.fleet import plan, repository
 from spotheal.fleet.gather import Ready
@@ -24,6 +27,7 @@ from spotheal.fleet.session import Session
 
 Say = Callable[[str], None]
 _TEMPLATE_TRIES = 4
+_TURN_SECONDS = 120.0
 
 
 def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[str, Any]:
@@ -36,6 +40,7 @@ def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[st
             case plan.CreateBucket(bucket):
                 _create_bucket(session, bucket)
             case plan.RecordRun():
+                _take_turn(store, ready, clock)
                 _record(store, ready, clock)
             case plan.UploadWheels():
                 _upload_wheels(store, ready)
@@ -71,6 +76,52 @@ def _create_bucket(session: Session, bucket: str) -> None:
     with translated(f"close bucket {bucket} to the public"):
         s3.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=block)
         s3.put_bucket_encryption(Bucket=bucket, ServerSideEncryptionConfiguration={"Rules": [rule]})
+
+
+def _take_turn(store: Store, ready: Ready, clock: Clock) -> None:
+    """Of two requests for one job at the same moment one goes on: two would be two fleets, and two bills.
+
+    Raises Conflict for the other. A turn whose request ended before it wrote anything is free again: at once where it
+    ran on this machine, else after `_TURN_SECONDS`.
+    """
+    if not ready.turn:
+        return
+    of_job = Store(store.client, StoreUrl(store.url.bucket, store.url.prefix.rpartition("/")[0]))
+    now = clock.now()
+
+    def is_stale(other: Mapping[str, Any]) -> bool:
+        run, generation = str(other["run"]), int(other["generation"])
+        written = Store(store.client, of_job.url.below(run)).get_json(LAYOUT.fleet_document) or {}
+        if int(written.get("generation") or 0) >= generation:
+            return False
+        if other.get("host") == ours["host"] and not _is_another_alive(int(other["pid"])):
+            return True
+        return (now - parse_rfc3339(str(other["time"]))).total_seconds() > _TURN_SECONDS
+
+    ours = {
+        "run": ready.plan.run,
+        "generation": ready.plan.generation,
+        "time": rfc3339(now),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "request": secrets.token_hex(8),
+    }
+    taken = of_job.claim(f"requests/{ready.turn}.json", ours, is_stale)
+    if taken != ours:
+        raise Conflict(
+            f"another request for job {ready.plan.job!r} was made at the same time: it began run {taken['run']}",
+            next_step=f"`fleetctl status {ready.plan.job}` shows it",
+        )
+
+
+def _is_another_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid != os.getpid()
 
 
 def _record(store: Store, ready: Ready, clock: Clock) -> None:

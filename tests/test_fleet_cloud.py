@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from botocore.exceptions import ConnectionClosedError
 from fleet_desk import BUCKET, FLEET, Desk, desk, moto_clients, wheels
 
+from spotheal.agent.clock import rfc3339
 from spotheal.agent.errors import ExitCode
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet import repository
@@ -252,3 +254,23 @@ def _forget(desk: Desk) -> None:
     for item in desk.s3.list_objects_v2(Bucket=BUCKET).get("Contents", []):
         desk.s3.delete_object(Bucket=BUCKET, Key=item["Key"])
     desk.s3.delete_bucket(Bucket=BUCKET)
+
+
+def test_of_two_requests_at_the_same_moment_one_is_refused(desk: Desk) -> None:
+    """Both saw no run. Two fleets would be two bills, and `status` and `cancel` would know only the newer one."""
+    desk.s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    now = datetime.now(timezone.utc)
+
+    def other_began(moment: datetime) -> None:
+        taken = {"run": "01OTHER0000000000000000000", "generation": 1, "time": rfc3339(moment), "host": "elsewhere"}
+        body = json.dumps({**taken, "pid": 1, "request": "a"})
+        desk.s3.put_object(Bucket=BUCKET, Key="cifar/requests/after-nothing.json", Body=body)
+
+    other_began(now)
+    refused = desk.run("request", "--yes")
+    assert refused.exit_code == ExitCode.CONFLICT
+    assert "01OTHER" in refused.stderr
+    assert desk.live_fleets() == []
+    other_began(now - timedelta(seconds=130))  # and it has written nothing since: its process is gone
+    desk.request()
+    assert len(desk.live_fleets()) == 1
