@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 from spotheal.agent.errors import SpothealError
-from spotheal.training.copying import Copy
+from spotheal.training.copying import Copy, Plan
 from spotheal.training.files import Files
-from spotheal.training.format import BrokenCheckpoint, Header, Layout, chunk_count, header_room
-from spotheal.training.image import FORMAT_DTYPE, Image
+from spotheal.training.format import BrokenCheckpoint, Header
+from spotheal.training.image import Image
 from spotheal.training.slots import Payload, Series, read, read_header, set_aside
 from spotheal.training.state import pack, to_json, unpack
 
@@ -64,17 +64,6 @@ class Loaded:
     data_bytes: int
 
 
-@dataclass(frozen=True)
-class _Known:
-    """The layout of the last state, so that the next of the same shape need not be laid out anew."""
-
-    shape: tuple[Any, ...]
-    text_bytes: int  # as much JSON surely fits
-    layout: Layout
-    room: int
-    sums: tuple[int, ...]
-
-
 class Store:
     """One rank's checkpoints in one folder. One thread saves and loads; `on_end` is called from the writer's thread.
 
@@ -105,7 +94,7 @@ class Store:
         self._chunk_bytes = chunk_bytes
         self._on_end, self._before_commit = on_end, before_commit
         self._image: Image | None = None
-        self._known: _Known | None = None
+        self._plan: Plan | None = None
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="checkpoint")
         self._copy: Copy | None = None
         self._pending: Future[Outcome] | None = None
@@ -118,10 +107,10 @@ class Store:
 
     def prepare(self, tree: Any) -> int:
         """Make and touch the buffer for states like `tree`, so the first save is as quick as any; the bytes of one."""
-        tensors, values = pack(tree)
-        header = self._header(0, tensors, to_json(values), "null")
-        self._image_for(header.file_bytes)
-        return header.layout.data_bytes
+        tensors, _ = pack(tree)
+        data_bytes = self._plan_for(tensors).layout.data_bytes
+        self._image_for(data_bytes)
+        return data_bytes
 
     def save(
         self,
@@ -143,14 +132,12 @@ class Store:
             return False
         began = time.monotonic()
         tensors, values = pack(tree)
-        state_json, info_json = to_json(values), to_json(info)
-        header = self._header(step, tensors, state_json, info_json)
-        image = self._image_for(header.file_bytes)
-        storages = {tensor.untyped_storage().data_ptr() for tensor in later}
-        copy = Copy(header, image, tensors, storages)
-        self._copy = copy
+        info_json = to_json(info)
+        plan = self._plan_for(tensors)
+        image = self._image_for(plan.layout.data_bytes)
+        copy = self._copy = Copy(plan, image, tensors, later)
         series = [self.slots, *([self.best] if best else []), *([self.milestones] if milestone else [])]
-        payload = Payload(image, header, state_json, info_json)
+        payload = Payload(image, plan.layout, plan.chunk_bytes, step, values, info_json)
         self._pending = self._threads.submit(self._write, payload, copy, series, began)
         return True
 
@@ -188,7 +175,7 @@ class Store:
 
     def _write(self, payload: Payload, copy: Copy, series: Sequence[Series], began: float) -> Outcome:
         copying = self._threads.submit(copy.run)  # from here, so that the training's thread wakes only one other
-        step, size = payload.header.step, payload.header.layout.data_bytes
+        step, size = payload.step, payload.layout.data_bytes
         paths: list[Path] = []
         fault = None
         try:
@@ -207,16 +194,10 @@ class Store:
             self._on_end(outcome)
         return outcome
 
-    def _header(self, step: int, tensors: dict[str, torch.Tensor], state_json: str, info_json: str) -> Header:
-        shape = tuple((name, item.dtype, item.shape) for name, item in tensors.items())
-        text_bytes = len(state_json) + len(info_json)
-        known = self._known
-        if known is None or known.shape != shape or text_bytes > known.text_bytes:
-            layout = Layout.of({name: (FORMAT_DTYPE[dtype], tuple(size)) for name, dtype, size in shape})
-            room = header_room(layout, state_json, info_json, self._chunk_bytes)
-            sums = (0,) * chunk_count(layout.data_bytes, self._chunk_bytes)
-            known = self._known = _Known(shape, text_bytes, layout, room, sums)
-        return Header(known.layout, step, None, None, self._chunk_bytes, known.sums, known.room)
+    def _plan_for(self, tensors: dict[str, torch.Tensor]) -> Plan:
+        if self._plan is None or not self._plan.fits(tensors):
+            self._plan = Plan(tensors, self._chunk_bytes)
+        return self._plan
 
     def _image_for(self, size: int) -> Image:
         if self._image is None or self._image.size < size:
@@ -235,7 +216,7 @@ class Store:
         for step, path in self.slots.found():
             began = time.monotonic()
             try:
-                header, image = read(path, self._image_for, self._threads)
+                header, image = read(path, _to_fill, self._threads)
                 if header.step != step:
                     raise BrokenCheckpoint(f"its name says step {step}, its content step {header.step}")
                 tree = _tree(header, image)
@@ -247,7 +228,6 @@ class Store:
                     raise  # no permission, no memory: says nothing about the file
                 self._put_aside(path, f"it cannot be read: {fault.strerror or fault}")
                 continue
-            self._image = None  # it belongs to the caller now
             seconds = time.monotonic() - began
             return Loaded(step, path, tree, header.info, seconds, header.layout.data_bytes)
         return None
@@ -257,8 +237,7 @@ class Store:
         self.flush()
         for step, path in self.best.found():
             with contextlib.suppress(BrokenCheckpoint, OSError):
-                header, image = read(path, self._image_for, self._threads)
-                self._image = None
+                header, image = read(path, _to_fill, self._threads)
                 return Loaded(step, path, _tree(header, image), header.info, 0.0, header.layout.data_bytes)
         return None
 
@@ -283,3 +262,8 @@ def _tree(header: Header, image: Image) -> Any:
         return unpack(header.state, tensors)
     except (KeyError, ValueError, TypeError, RecursionError) as fault:
         raise BrokenCheckpoint(f"its state cannot be put together: {type(fault).__name__}: {fault}") from fault
+
+
+def _to_fill(size: int) -> Image:
+    """For a load, which gives the image away: pages that the read itself touches, several threads at a time."""
+    return Image(size, touched=False)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import torch
 
-from spotheal.training.copying import Copy
+from spotheal.training.copying import Copy, Plan
 from spotheal.training.files import Files
-from spotheal.training.format import Header, Layout, chunk_count, header_room
-from spotheal.training.image import FORMAT_DTYPE, Image
+from spotheal.training.image import Image
 from spotheal.training.slots import Payload, write_file
 from spotheal.training.state import to_json
 
@@ -20,18 +19,14 @@ CHUNK_BYTES = 8 << 20
 
 def export(path: Path, tensors: Mapping[str, torch.Tensor], info: Mapping[str, object]) -> str:
     """Write `tensors` durably to `path`, replacing it; the same content gives the same bytes. Returns their sha256."""
-    layout = Layout.of({name: (FORMAT_DTYPE[item.dtype], tuple(item.shape)) for name, item in tensors.items()})
-    info_json = to_json(dict(info))
-    room = header_room(layout, "null", info_json, CHUNK_BYTES)
-    sums = (0,) * chunk_count(layout.data_bytes, CHUNK_BYTES)
-    header = Header(layout, 0, None, None, CHUNK_BYTES, sums, room)
-    image = Image(header.file_bytes)
-    copy = Copy(header, image, {name: item.detach() for name, item in tensors.items()}, set())
+    plan = Plan({name: item.detach() for name, item in tensors.items()}, CHUNK_BYTES)
+    image = Image(plan.layout.data_bytes)
+    copy = Copy(plan, image, {name: item.detach() for name, item in tensors.items()})
     copy.run()
     files = Files()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    write_file(files, temporary, Payload(image, header, "null", info_json), copy.checksum)
+    write_file(files, temporary, Payload(image, plan.layout, CHUNK_BYTES, 0, None, to_json(dict(info))), copy.checksum)
     files.rename(temporary, path)
     files.sync_folder(path.parent)
     with open(path, "rb") as file:

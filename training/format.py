@@ -10,6 +10,7 @@ Source of the layout: https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 import zlib
@@ -74,6 +75,16 @@ class Layout:
         if padding:
             entries.append(Entry(PADDING, "U8", (padding,), at, at + padding))
         return cls(tuple(entries), at + padding)
+
+    @functools.cached_property
+    def json(self) -> bytes:
+        """The end of the header: every tensor, the same for all states of this layout."""
+        tensors = {
+            entry.name: {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (entry.begin, entry.end)}
+            for entry in self.entries
+        }
+        text = json.dumps(tensors, separators=(",", ":"))
+        return ("," + text[1:] if tensors else "}").encode()
 
 
 @dataclass(frozen=True)
@@ -170,13 +181,8 @@ def _encode(
         "state": state_json,
         "info": info_json,
     }
-    tensors = {
-        entry.name: {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (entry.begin, entry.end)}
-        for entry in layout.entries
-    }
-    rest = json.dumps(metadata, separators=(",", ":"))[1:]
-    body = json.dumps(tensors, separators=(",", ":"))[1:]
-    return _BEGIN + _NO_CRC + b'",' + rest.encode() + (b"," if tensors else b"") + body.encode()
+    rest = json.dumps(metadata, separators=(",", ":"))[1:-1]
+    return _BEGIN + _NO_CRC + b'",' + rest.encode() + b"}" + layout.json
 
 
 def _entry(name: str, fields: Any) -> Entry:

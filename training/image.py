@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import weakref
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -24,20 +26,26 @@ FORMAT_DTYPE: Mapping[torch.dtype, str] = {dtype: name for name, dtype in TORCH_
 
 
 class Image:
-    """`size` bytes from a page boundary on, zero, every page present. `bytes` is a uint8 tensor over them.
+    """`size` bytes from a page boundary on, zero; `bytes` is a uint8 tensor over them.
 
-    Touching 300 MB of fresh pages costs 136 ms and copying into touched ones 16: so it is done before it matters.
+    Touching 300 MB of fresh pages costs 136 ms and copying into touched ones 16: so they are touched here, before it
+    matters. `touched` False leaves that to whoever fills them. Where CUDA is in use the pages are pinned, as only then
+    a copy from the device runs behind the training's back.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, touched: bool = True) -> None:
         self.size = max(size + -size % ALIGNMENT, ALIGNMENT)
-        self._memory = mmap.mmap(-1, self.size)
+        memory = mmap.mmap(-1, self.size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # fewer faults; a kernel without it does as well
-                self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
-        ctypes.memset(self.bytes.data_ptr(), 0, self.size)
-        self.view = memoryview(self._memory)
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        owner = _owner(memory, self.size)
+        self.address = ctypes.addressof(owner)
+        if touched:
+            ctypes.memset(self.address, 0, self.size)
+            _pin(owner)
+        self.bytes = torch.frombuffer(owner, dtype=torch.uint8)
+        self.view = memoryview(memory)
 
     def tensors(self, layout: Layout, data_at: int) -> dict[str, torch.Tensor]:
         """Every tensor of `layout` as a view of the image: valid as long as nothing else is written there."""
@@ -46,3 +54,17 @@ class Image:
     def tensor(self, entry: Entry, data_at: int) -> torch.Tensor:
         raw, wanted = self.bytes[data_at + entry.begin : data_at + entry.end], TORCH_DTYPE[entry.dtype]
         return (raw if wanted is torch.uint8 else raw.view(wanted)).view(entry.shape)
+
+
+def _owner(memory: mmap.mmap, size: int) -> Any:
+    """Keeps the pages as long as any tensor over them lives; a mapping itself finalizes too late."""
+    return type("Pages", (ctypes.c_ubyte * size,), {}).from_buffer(memory)  # type: ignore[attr-defined]
+
+
+def _pin(memory: Any) -> None:
+    """cudaHostRegister, undone when `memory` goes. Where the driver refuses, copies are slower and no less right."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return
+    runtime, address = torch.cuda.cudart(), ctypes.addressof(memory)  # type: ignore[no-untyped-call]
+    if int(runtime.cudaHostRegister(address, ctypes.sizeof(memory), 0)) == 0:
+        weakref.finalize(memory, runtime.cudaHostUnregister, address)

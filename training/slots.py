@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,11 +25,14 @@ from spotheal.training.format import (
     ALIGNMENT,
     BrokenCheckpoint,
     Header,
+    Layout,
     header_bytes,
     header_length,
+    header_room,
     parse_header,
 )
 from spotheal.training.image import TORCH_DTYPE, Image
+from spotheal.training.state import to_json
 
 SUFFIX = ".safetensors"
 BROKEN = "broken-"
@@ -36,12 +40,21 @@ BROKEN = "broken-"
 
 @dataclass(frozen=True)
 class Payload:
-    """What is to be written: the image's data region, and a header that is made once its checksums are known."""
+    """What is to be written: the data, from the first byte of the image on, and what the header is made of.
+
+    `state` is values for JSON, turned into text by the writer: that is work which the training need not wait for.
+    """
 
     image: Image
-    header: Header  # checksums still empty
-    state_json: str
+    layout: Layout
+    chunk_bytes: int
+    step: int
+    state: Any
     info_json: str
+
+    @functools.cached_property
+    def state_json(self) -> str:
+        return to_json(self.state)
 
 
 @dataclass(frozen=True)
@@ -67,12 +80,12 @@ class Series:
 
     # ---------------------------------------------------------------------------------------------------------- write
     def write(self, files: Files, payload: Payload, checksums: Callable[[int], int]) -> Path:
-        """Write `payload` as step `payload.header.step`, durably; the path once it is acknowledged.
+        """Write `payload` as step `payload.step`, durably; the path once it is acknowledged.
 
         `checksums(i)` gives chunk i's checksum and may wait until that chunk of the image is complete.
         OSError where it fails: nothing is acknowledged then, and the files before are as they were.
         """
-        final = self.path(payload.header.step)
+        final = self.path(payload.step)
         self._free_a_slot(files, final)
         write_file(files, self.temporary, payload, checksums)
         files.rename(self.temporary, final)
@@ -94,24 +107,24 @@ class Series:
 
 def write_file(files: Files, path: Path, payload: Payload, checksums: Callable[[int], int]) -> None:
     """The file itself, made or overwritten, its header last; OSError where it fails, and then it is gone."""
-    header, image = payload.header, payload.image
+    layout, image, chunk_bytes = payload.layout, payload.image, payload.chunk_bytes
+    texts = payload.state_json, payload.info_json
+    room = header_room(layout, *texts, chunk_bytes)
     fd = files.create(path)
     direct = None
     try:
         files.write(fd, bytes(ALIGNMENT), 0)
-        files.truncate(fd, header.file_bytes)
+        files.truncate(fd, room + layout.data_bytes)
         files.fsync(fd)
         direct = files.direct(path)
         out = fd if direct is None else direct
         sums = []
-        for index, begin in enumerate(range(0, header.layout.data_bytes, header.chunk_bytes)):
+        for index, begin in enumerate(range(0, layout.data_bytes, chunk_bytes)):
             sums.append(checksums(index))
-            at = header.data_at + begin
-            size = min(header.chunk_bytes, header.layout.data_bytes - begin)
-            out = _write_chunk(files, fd, out, image.view[at : at + size], at)
+            end = min(begin + chunk_bytes, layout.data_bytes)
+            out = _write_chunk(files, fd, out, image.view[begin:end], room + begin)
         files.fsync(fd)
-        texts = payload.state_json, payload.info_json
-        whole = header_bytes(header.layout, header.step, *texts, header.chunk_bytes, sums, header.data_at)
+        whole = header_bytes(layout, payload.step, *texts, chunk_bytes, sums, room)
         files.write(fd, whole, 0)
         files.fsync(fd)
     except OSError:
@@ -151,27 +164,34 @@ def read(
 ) -> tuple[Header, Image]:
     """The whole file, every checksum verified, into `image_for(bytes)`. BrokenCheckpoint or OSError.
 
-    With `threads` a chunk is verified while the next is read.
+    With `threads` several chunks are read and verified at a time.
     """
     files = Files()
     fd = open_regular(path)
     direct = open_regular(path, direct=True)
+    futures: list[Future[int]] = []
     try:
         header = _header(fd, path)
         image = image_for(header.file_bytes)
-        sums: list[Callable[[], int]] = []
-        for begin in range(0, header.layout.data_bytes, header.chunk_bytes):
-            at = header.data_at + begin
-            size = min(header.chunk_bytes, header.layout.data_bytes - begin)
+
+        def chunk_sum(begin: int) -> int:
+            at, size = header.data_at + begin, min(header.chunk_bytes, header.layout.data_bytes - begin)
             if read_into(direct, image.view[at : at + size], at) != size:
                 raise BrokenCheckpoint("it ends early")
-            part = image.bytes[at : at + size]
-            sums.append(threads.submit(checksum, part).result if threads is not None else partial(checksum, part))
+            return checksum(image.bytes[at : at + size])
+
+        begins = range(0, header.layout.data_bytes, header.chunk_bytes)
+        if threads is not None:
+            futures = [threads.submit(chunk_sum, begin) for begin in begins]
+        sums = [future.result for future in futures] or [partial(chunk_sum, begin) for begin in begins]
         for index, found in enumerate(sums):
             if found() != header.checksums[index]:
                 raise BrokenCheckpoint(f"the checksum of chunk {index} of {len(sums)} does not match")
         return header, image
     finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)  # none may read on into the image, or from a descriptor that means another file by then
         files.close(fd)
         files.close(direct)
 
