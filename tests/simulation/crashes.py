@@ -87,14 +87,18 @@ STORIES: dict[str, tuple[Callable[[LifeRegion], None], tuple[str, int]]] = {
 
 def tell(name: str, kind: str = "agent", crash: Crash | None = None) -> list[str]:
     """Run the story to its end; the names of its calls. What breaks is raised."""
+    return [call for _, call in tell_in(LifeRegion, name, kind, crash).calls]
+
+
+def tell_in(world: type[LifeRegion], name: str, kind: str = "agent", crash: Crash | None = None) -> LifeRegion:
     story, ending = STORIES[name]
-    with LifeRegion(zones=(A, B, D), crash=crash, crash_kind=kind, snapshot_seconds=90.0, ending=ending) as region:
+    with world(zones=(A, B, D), crash=crash, crash_kind=kind, snapshot_seconds=90.0, ending=ending) as region:
         region.add_another_job(D)
         story(region)
         if not region.time.run(END_SECONDS_MAX, region.is_over):
             raise Broken(f"the run has not come to its end in {END_SECONDS_MAX / 3600:.0f} hours")
         leaves_nothing_behind(region)
-        return [call for _, call in region.calls]
+        return region
 
 
 def singles(name: str, kind: str) -> Iterator[Case]:

@@ -205,9 +205,13 @@ class LifeRegion(Region):
         actor.machine = machine
         machine.agents = [each for each in machine.agents if not each.ended] + [actor]
 
+    def clients(self, machine: Machine) -> tuple[object, object]:
+        """Of EC2 and S3, as this machine has them."""
+        return InMemoryEc2(self.rules, machine.id), self.s3
+
     def _process(self, machine: Machine) -> None:
         """One process of the agent, from its start to its exit code."""
-        s3 = Gated(self, machine, self.s3)
+        ec2, s3 = self.clients(machine)
         log = Quiet(self.time, machine.id, self.story)
         world = life.World(
             self.time,
@@ -215,8 +219,8 @@ class LifeRegion(Region):
             LifeHost(self, machine),  # type: ignore[arg-type]
             SimulatedMetadata(self, machine),  # type: ignore[arg-type]
             SimulatedLogs(log),  # type: ignore[arg-type]
-            Gated(self, machine, InMemoryEc2(self.rules, machine.id)),
-            s3,
+            Gated(self, machine, ec2),
+            Gated(self, machine, s3),
             asked_to_stop=machine.asked_to_stop,  # type: ignore[arg-type]
         )
         try:
@@ -264,8 +268,12 @@ class LifeRegion(Region):
 
     def documents(self, prefix: str) -> list[dict[str, Any]]:
         start = f"digits/{RUN}/{prefix}"
-        found = [(key, one.body) for key, one in sorted(self.s3._buckets["bucket"].items()) if key.startswith(start)]
+        found = self.bodies(start)
         return [json.loads(body) for key, body in found if "." not in key[len(start) :].removesuffix(".json")]
+
+    def bodies(self, start: str) -> list[tuple[str, bytes]]:
+        """What the store has below `start`, whatever faults it has for the agents."""
+        return [(key, one.body) for key, one in sorted(self.s3._buckets["bucket"].items()) if key.startswith(start)]
 
     def claims(self) -> dict[int, str]:
         """Term -> the instance that claimed it."""
@@ -273,10 +281,11 @@ class LifeRegion(Region):
 
     def is_over(self) -> bool:
         """The end is in the store, the fleet is cancelled, and no instance of it is left."""
-        phases = {one.get("phase") for one in self.documents(LAYOUT.status)}
-        ours = [one for one in self.rules.world.instances.all() if one.fleet == self.fleet]
-        left = [one.id for one in ours if one.state != "terminated"]
-        return self.fleet_state(self.fleet) == "cancelled" and not left and phases <= self.may_be_over()
+        if self.fleet_state(self.fleet) != "cancelled":
+            return False
+        if any(one.fleet == self.fleet and one.state != "terminated" for one in self.rules.world.instances.all()):
+            return False
+        return {one.get("phase") for one in self.documents(LAYOUT.status)} <= self.may_be_over()
 
 
 class SimulatedThreading:
