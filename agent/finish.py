@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.errors import Fatal, Retryable, SpothealError
+from spotheal.agent.errors import Retryable, SpothealError
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.names import LAYOUT, TAG_REASON, TAG_SAVED_STEP, TAG_STATE, Phase, VolumeState
 from spotheal.agent.status import Status
@@ -123,29 +123,49 @@ class Finishing:
 
 
 def store_results(work: Finishing, stop: Stop) -> str:
-    """Upload the results folder; returns "" or why the results are not stored. Retried for `RESULTS_SECONDS_MAX`."""
+    """Upload the results folder; returns "" or why not all of it is stored. Retried for `RESULTS_SECONDS_MAX`.
+
+    A file that cannot be stored at all (its name, its permissions) is named, and keeps no other from the store.
+    """
     if work.results is None or not work.results.is_dir():
         return ""
     files = sorted(path for path in work.results.rglob("*") if path.is_file() and not path.is_symlink())
     began = work.clock.monotonic()
-    fault = ""
     stored: set[Path] = set()
+    hopeless: dict[Path, str] = {}
     while True:
-        try:
-            for path in files:
-                if path not in stored:
-                    work.store.put_file(f"{LAYOUT.results}{path.relative_to(work.results).as_posix()}", path)
-                    stored.add(path)
-            work.log.info("stored the results", files=len(files), to=f"{work.store.url}/{LAYOUT.results}")
-            return ""
-        except Retryable as error:
-            fault = error.message
-        except (Fatal, SpothealError, OSError) as error:
-            return str(error)
-        work.log.warning("results are not stored yet; trying again", error=fault, stored=len(stored), files=len(files))
+        passing = _upload(work, [path for path in files if path not in stored | hopeless.keys()], stored, hopeless)
+        if not passing:
+            break
+        work.log.warning("results are not stored yet; trying again", error=passing, stored=len(stored), of=len(files))
         late = work.clock.monotonic() - began > RESULTS_SECONDS_MAX
         if late or work.clock.sleep(_RETRY_SECONDS, until=stop):
-            return fault
+            return passing
+    work.log.info("stored the results", files=len(stored), to=f"{work.store.url}/{LAYOUT.results}")
+    if not hopeless:
+        return ""
+    path, why = next(iter(hopeless.items()))
+    more = f" and {len(hopeless) - 1} more" if len(hopeless) > 1 else ""
+    name = _relative(work, path).encode("utf-8", "backslashreplace").decode()
+    return f"{name}{more}: {why}"
+
+
+def _upload(work: Finishing, files: list[Path], stored: set[Path], hopeless: dict[Path, str]) -> str:
+    """One round; returns why it is worth another, or "". Ends at the first such fault: the store is down for all."""
+    for path in files:
+        try:
+            work.store.put_file(LAYOUT.results + _relative(work, path), path)
+            stored.add(path)
+        except Retryable as error:
+            return error.message
+        except (SpothealError, OSError) as error:
+            hopeless[path] = getattr(error, "message", "") or str(error)
+    return ""
+
+
+def _relative(work: Finishing, path: Path) -> str:
+    assert work.results is not None
+    return path.relative_to(work.results).as_posix()
 
 
 def record(work: Finishing, end: End, missing: str = "") -> End:

@@ -188,3 +188,19 @@ def test_launches_before_the_last_checkpoint_are_forgiven() -> None:
     barren = [{"time": f"2026-11-21T08:0{minute}:00Z"} for minute in range(5)]
     assert 0 == launches_without_progress(barren, "2026-11-21T08:05:00Z")
     assert 3 == launches_without_progress(barren, "2026-11-21T08:02:00Z")
+
+
+def test_a_file_that_cannot_be_stored_keeps_no_other_from_the_store(tmp_path: Path) -> None:
+    for name in ("a", "bad", "z"):
+        (tmp_path / name).write_bytes(b"x")
+
+    class Choosy(FakeStore):
+        def put_file(self, key: str, path: Path) -> None:
+            if path.name == "bad":
+                raise PermissionDenied("could not write")
+            super().put_file(key, path)
+
+    store = Choosy()
+    work = finishing(store, FakeCloud(), tmp_path)
+    assert store_results(work, never()).startswith("bad: could not write")
+    assert {"results/a", "results/z"} <= store.objects.keys()

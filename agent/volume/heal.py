@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spotheal.agent.errors import (
+    CapacityError,
     Conflict,
     Interrupted,
     NotFound,
@@ -83,7 +84,7 @@ class _Patience:
         now = self.ctx.clock.monotonic()
         self.failing_since = now if self.failing_since is None else self.failing_since
         limit = 0.0
-        if isinstance(error, (Retryable, Conflict)):
+        if isinstance(error, (Retryable, Conflict, CapacityError)):  # a quota is raised, or another run ends
             limit = FAILING_SECONDS_MAX
         elif isinstance(error, (NotFound, PermissionDenied)):
             limit = REFUSED_SECONDS_MAX
