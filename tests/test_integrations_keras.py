@@ -12,11 +12,14 @@ torch = pytest.importorskip("torch")
 os.environ["KERAS_BACKEND"] = "torch"  # read when keras is imported
 keras = pytest.importorskip("keras")
 
+import documented  # noqa: E402
 import interrupted  # noqa: E402
 from interrupted import EPOCHS, STEPS, gone, options, saved_step  # noqa: E402
 
 from spotheal.agent.errors import SpothealError  # noqa: E402
+from spotheal.training.checkpoint import Store  # noqa: E402
 from spotheal.training.integrations.keras import SpotCheckpoints  # noqa: E402
+from spotheal.training.sampler import ExactSampler, exact_loader  # noqa: E402
 from spotheal.training.session import SavedAndStopped  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -81,3 +84,10 @@ def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
     train(tmp_path)
     with pytest.raises(SpothealError, match="another model"):
         train(tmp_path, width=9)
+
+
+def test_the_block_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {"dataset": interrupted.dataset(), "exact_loader": exact_loader, "ExactSampler": ExactSampler}
+    documented.run("Keras 3", {**names, "model": compiled()})
+    assert [step for step, _ in Store("checkpoints").slots.found()] == [6]

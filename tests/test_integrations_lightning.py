@@ -16,10 +16,13 @@ torch = pytest.importorskip("torch")
 torchvision_here()
 lightning = pytest.importorskip("lightning.pytorch")
 
+import documented  # noqa: E402
 import interrupted  # noqa: E402
 from interrupted import EPOCHS, STEPS, gone, options, saved_step  # noqa: E402
 
+from spotheal.training.checkpoint import Store  # noqa: E402
 from spotheal.training.integrations.lightning import SpotCheckpoints  # noqa: E402
+from spotheal.training.sampler import ExactSampler, exact_loader  # noqa: E402
 from spotheal.training.session import SavedAndStopped  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -112,3 +115,16 @@ def test_accumulated_gradients_are_never_cut_in_two(tmp_path: Path) -> None:
     gone(place)
     assert saved_step(place) == 2  # batches 3 and 4 are one step
     assert same(train(place, accumulate=2), whole)
+
+
+def test_the_block_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {
+        "Trainer": lightning.Trainer,
+        "task": Task(),
+        "dataset": interrupted.dataset(),
+        "exact_loader": exact_loader,
+        "ExactSampler": ExactSampler,
+    }
+    documented.run("Lightning", names)
+    assert [step for step, _ in Store("checkpoints").slots.found()] == [6]

@@ -13,9 +13,11 @@ torchvision_here()
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+import documented  # noqa: E402
 import interrupted  # noqa: E402
 from interrupted import BATCH, EPOCHS, STEPS, gone, options, saved_step  # noqa: E402
 
+from spotheal.training.checkpoint import Store  # noqa: E402
 from spotheal.training.integrations.transformers import SpotCheckpoints  # noqa: E402
 from spotheal.training.session import SavedAndStopped  # noqa: E402
 
@@ -85,3 +87,14 @@ def test_after_a_notice_at_any_step_the_run_is_the_one_never_interrupted(
     assert same(train(place, accumulate=accumulate), whole)
     assert saved_step(place) == STEPS // accumulate
     assert not list((tmp_path / "spot" / "hf").glob("checkpoint-*"))
+
+
+def test_the_block_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = transformers.TrainingArguments(
+        "hf", num_train_epochs=1, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True
+    )
+    data = [{"x": inputs, "labels": targets} for inputs, targets in interrupted.dataset()]
+    names = {"Trainer": transformers.Trainer, "model": Model(), "arguments": arguments, "dataset": data}
+    documented.run("Hugging Face Trainer", names)
+    assert [step for step, _ in Store("checkpoints").slots.found()] == [6]

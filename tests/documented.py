@@ -1,0 +1,24 @@
+"""The code blocks of docs/checkpoints.md, to be run by the tests."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "checkpoints.md"
+
+
+def blocks() -> dict[str, str]:
+    """By heading: at most one a heading."""
+    parts = re.split(r"^## (.*)\n", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    texts = zip(parts[1::2], parts[2::2], strict=True)
+    found = {heading: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for heading, text in texts}
+    assert all(len(code) <= 1 for code in found.values())
+    return {heading: code[0] for heading, code in found.items() if code}
+
+
+def run(heading: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run that block with `names` at hand; all names afterwards."""
+    exec(compile(blocks()[heading], f"docs/checkpoints.md: {heading}", "exec"), names)  # noqa: S102
+    return names

@@ -1,0 +1,164 @@
+"""Two real processes over gloo: one committed step though one rank alone got the notice, and never a hang."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from interrupted import EPOCHS, SAMPLES, STEPS, gone, options, saved_step  # noqa: E402
+
+from spotheal.agent.errors import ConfigError  # noqa: E402
+from spotheal.training.checkpoint import Store  # noqa: E402
+from spotheal.training.distributed import RankLost, Ranks, world  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.processes]
+HALF = 4  # samples of each of two ranks in a step
+
+
+# ------------------------------------------------------------------------------------------------- what the ranks run
+def train(rank: int, size: int, folder: Path, notice: dict[int, int], seconds_max: float) -> dict[str, Any]:
+    """Data parallel by DistributedDataParallel; `notice` says at which step which rank hears of it."""
+    import interrupted
+
+    from spotheal.training.sampler import ExactSampler, exact_loader
+    from spotheal.training.session import SavedAndStopped, Session, resume
+
+    torch.manual_seed(7 + rank)  # DDP gives all ranks the weights of rank 0; masks differ by rank
+    model = interrupted.network()
+    replicated = torch.nn.parallel.DistributedDataParallel(model) if size > 1 else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    sampler = ExactSampler(SAMPLES, seed=3, rank=rank, world_size=size)
+    loader = exact_loader(interrupted.dataset(), sampler, HALF * 2 // size)
+    session = Session(**options(folder), ranks=Ranks(seconds_max))
+    loop = resume(session, model=replicated, optimizer=optimizer, sampler=sampler)
+    began_at = loop.step
+    try:
+        for _ in range(sampler.epoch, EPOCHS):
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(replicated(inputs), targets).backward()
+                optimizer.step()
+                if notice.get(rank) == loop.step + 1:
+                    session.watcher._on_sigterm(15, None)  # to this rank alone
+                if notice.get(-1) == loop.step + 1 and rank == 1:
+                    os._exit(9)
+                loop.after_step(samples=len(inputs))
+            sampler.next_epoch()
+        loop.finish()
+    except SavedAndStopped as stopped:
+        return {"code": stopped.code, "step": stopped.step, "began_at": began_at}
+    weights = {name: value.tolist() for name, value in model.state_dict().items()}
+    return {"code": 0, "step": loop.step, "began_at": began_at, "weights": weights}
+
+
+def _rank(rank: int, size: int, port: int, folder: Path, notice: dict[int, int], seconds_max: float) -> None:
+    import torch.distributed as dist
+
+    from spotheal.training.distributed import RankLost
+
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ.update(where, RANK=str(rank), WORLD_SIZE=str(size))
+    if size > 1:
+        dist.init_process_group("gloo")
+    try:
+        told = train(rank, size, folder, notice, seconds_max)
+    except RankLost as fault:
+        told = {"code": "lost", "why": str(fault)}
+    (folder / f"rank-{rank}.json").write_text(json.dumps(told))
+    os._exit(0)
+
+
+def run(folder: Path, size: int = 2, notice: dict[int, int] | None = None, seconds_max: float = 60) -> list[Any]:
+    """What each rank told; None for one that died."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("rank-*.json"):
+        old.unlink()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "spotheal.training.session", "interrupted", "torch._dynamo"])
+    arguments = (size, port, folder, notice or {}, seconds_max)
+    processes = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    try:
+        until = time.monotonic() + 90
+        for process in processes:
+            process.join(max(0.1, until - time.monotonic()))
+        assert not any(process.is_alive() for process in processes), "a rank hangs"
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    files = [folder / f"rank-{rank}.json" for rank in range(size)]
+    return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+
+# -------------------------------------------------------------------------------------------------------- the facts
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return run(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_hears_the_notice_and_all_save_one_step(rank: int, tmp_path: Path, whole: list[Any]) -> None:
+    told = run(tmp_path, notice={rank: 4})
+    assert told == [{"code": 75, "step": 4, "began_at": 0}] * 2
+    assert [step for step, _ in Store(tmp_path / "checkpoints").slots.found()] == [4]
+    assert saved_step(tmp_path) == 4
+    gone(tmp_path)
+    resumed = run(tmp_path)
+    assert [one["began_at"] for one in resumed] == [4, 4]
+    assert [one["weights"] for one in resumed] == [one["weights"] for one in whole]
+
+
+def test_the_world_may_shrink_to_one(tmp_path: Path) -> None:
+    run(tmp_path, notice={1: 4})
+    (alone,) = run(tmp_path, size=1)
+    assert (alone["code"], alone["began_at"], alone["step"]) == (0, 4, STEPS)
+
+
+def test_a_dead_rank_ends_the_others_with_the_reason_and_the_checkpoint_stays(tmp_path: Path) -> None:
+    run(tmp_path, notice={0: 2})
+    told = run(tmp_path, notice={-1: 4}, seconds_max=5)
+    assert told[1] is None
+    assert told[0] is None or told[0]["code"] == "lost"  # DDP's own all_reduce may be the first to notice
+    assert [step for step, _ in Store(tmp_path / "checkpoints").slots.found()] == [2]
+
+
+# ---------------------------------------------------------------------------------------------------- without others
+def test_several_processes_without_a_group_are_refused() -> None:
+    with pytest.raises(ConfigError, match="not initialized"):
+        Ranks(environment={"WORLD_SIZE": "2", "RANK": "1"})
+
+
+def test_what_torchrun_says_is_read_and_nonsense_refused() -> None:
+    said = world({"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"})
+    assert (said.rank, said.size, said.local_rank) == (3, 4, 1)
+    with pytest.raises(ConfigError, match="are numbers"):
+        world({"WORLD_SIZE": "four"})
+
+
+def test_one_process_agrees_with_itself() -> None:
+    ranks = Ranks(environment={})
+    values: list[Callable[[], Any]] = [lambda: ranks.any(True, False), lambda: ranks.first(3), lambda: ranks.all(3)]
+    assert [value() for value in values] == [(True, False), 3, [3]]
+
+
+def test_a_failed_collective_names_the_rank_and_the_limit() -> None:
+    def broken() -> None:
+        raise RuntimeError("Timed out waiting 5000ms for recv operation to complete")
+
+    with pytest.raises(RankLost, match="rank 0 waited"):
+        Ranks(environment={})._met(broken)
