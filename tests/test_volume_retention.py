@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
-from spotheal.agent.ec2 import Attachment, Snapshot, Volume
+import pytest
+
+from spotheal.agent.ec2 import Attachment, Instance, Snapshot, Volume
 from spotheal.agent.volume.retention import Surplus, clean_up, surplus
 
 T0 = datetime(2026, 11, 21, 8, 0, tzinfo=timezone.utc)
@@ -55,3 +58,30 @@ def test_a_snapshot_that_is_pending_is_left_to_complete():
 
 def test_nothing_is_even_looked_at_before_a_checkpoint_is_acknowledged():
     assert Surplus((), ()) == clean_up(SimpleNamespace(), HELD, acknowledged_step=None)
+
+
+@pytest.mark.parametrize(
+    ("instance", "attachment", "detached"),
+    [
+        ("stopped", "attached", [("vol-01", "i-0x", False)]),
+        ("stopped", "detaching", [("vol-01", "i-0x", True)]),
+        ("running", "attached", []),
+    ],
+)
+def test_a_superseded_volume_is_taken_from_a_stopped_instance_only(instance, attachment, detached):
+    """The simulation found one that stayed for ever: its first detach was stuck when the machine was stopped."""
+    held = replace(
+        volume("vol-01", "superseded", 3), attachments=(Attachment("i-0x", "/dev/sdf", attachment),), state="in-use"
+    )
+    calls = []
+    ec2 = SimpleNamespace(
+        volumes_of_run=lambda run: (held, volume("vol-09", "current", 9, attached=True)),
+        snapshots_of_run=lambda run: (),
+        instances=lambda ids: tuple(Instance(one, instance, "us-west-2a", "g5.xlarge", T0) for one in ids),
+        detach=lambda volume, instance, force: calls.append((volume, instance, force)),
+    )
+    claim = SimpleNamespace(number=9, instance="i-me")
+    store = SimpleNamespace(highest_term=lambda: claim)
+    ctx = SimpleNamespace(ec2=ec2, store=store, desired=SimpleNamespace(run="r1", instance="i-me"))
+    assert Surplus((), ()) == clean_up(ctx, HELD, acknowledged_step=1)
+    assert detached == calls

@@ -28,18 +28,7 @@ def surplus(held: Writer, volumes: tuple[Volume, ...], snapshots: tuple[Snapshot
     Volumes: superseded ones, and copies of earlier terms that were never finished; never one that is attached.
     Snapshots: ours by purpose, all but the newest two; a pending one is left to complete.
     """
-    old = [
-        volume.id
-        for volume in volumes
-        if volume.id != held.volume
-        and not volume.attachments
-        and volume.state not in GONE_STATES
-        and term_of(volume) <= held.term
-        and (
-            state_of(volume) == VolumeState.SUPERSEDED.value
-            or (state_of(volume) == VolumeState.MOVING.value and term_of(volume) < held.term)
-        )
-    ]
+    old = [volume.id for volume in volumes if _is_superseded(volume, held) and not volume.attachments]
     purposes = tuple(purpose.value for purpose in Purpose)
     ours = [s for s in snapshots if s.tags.get(TAG_PURPOSE) in purposes and term_of(s) <= held.term]
     failed = [s for s in ours if s.state == "error"]
@@ -48,6 +37,29 @@ def surplus(held: Writer, volumes: tuple[Volume, ...], snapshots: tuple[Snapshot
     )
     done = [s for s in newest_first[SNAPSHOTS_KEPT:] if s.state == "completed"]
     return Surplus(tuple(sorted(old)), tuple(sorted(s.id for s in (*failed, *done))))
+
+
+def _is_superseded(volume: Volume, held: Writer) -> bool:
+    if volume.id == held.volume or volume.state in GONE_STATES or term_of(volume) > held.term:
+        return False
+    half_made = state_of(volume) == VolumeState.MOVING.value and term_of(volume) < held.term
+    return half_made or state_of(volume) == VolumeState.SUPERSEDED.value
+
+
+def _free_stranded(ctx: Context, held: Writer, volumes: tuple[Volume, ...]) -> None:
+    """A stopped instance keeps what is attached to it for as long as it is stopped: take superseded volumes from it.
+
+    The next call deletes them. An instance that runs, even one that only waits, is left what it has. By force where a
+    detach is under way already: at a stopped machine it can be stuck for ever, and there is nothing to lose.
+    """
+    stranded = [(v.id, a.instance, a.state) for v in volumes if _is_superseded(v, held) for a in v.attachments]
+    if not stranded:
+        return
+    found = ctx.ec2.instances(instance for _, instance, _ in stranded)
+    stopped = {instance.id for instance in found if instance.state == "stopped"}
+    for volume, instance, state in stranded:
+        if instance in stopped:
+            ctx.ec2.detach(volume, instance, force=state == "detaching")
 
 
 def clean_up(ctx: Context, held: Writer, *, acknowledged_step: int | None) -> Surplus:
@@ -60,7 +72,8 @@ def clean_up(ctx: Context, held: Writer, *, acknowledged_step: int | None) -> Su
     highest = ctx.store.highest_term()
     if highest is None or highest.number != held.term or highest.instance != ctx.desired.instance:
         return Surplus((), ())
-    found = surplus(held, ctx.ec2.volumes_of_run(ctx.desired.run), ctx.ec2.snapshots_of_run(ctx.desired.run))
+    seen = ctx.ec2.volumes_of_run(ctx.desired.run)
+    found = surplus(held, seen, ctx.ec2.snapshots_of_run(ctx.desired.run))
     volumes, snapshots = [], []
     for volume in found.volumes:
         try:
@@ -74,4 +87,5 @@ def clean_up(ctx: Context, held: Writer, *, acknowledged_step: int | None) -> Su
             snapshots.append(snapshot)
         except (Conflict, Retryable) as error:
             ctx.log.warning("a surplus snapshot is not deleted yet", snapshot=snapshot, error=error.message)
+    _free_stranded(ctx, held, seen)
     return Surplus(tuple(volumes), tuple(snapshots))
