@@ -47,18 +47,19 @@ def _is_superseded(volume: Volume, held: Writer) -> bool:
 
 
 def _free_stranded(ctx: Context, held: Writer, volumes: tuple[Volume, ...]) -> None:
-    """A stopped instance keeps what is attached to it for as long as it is stopped: take superseded volumes from it.
+    """A stopped instance keeps what is attached to it for as long as it is stopped: take superseded volumes from it, and
+    from ourselves, who have another volume mounted.
 
-    The next call deletes them. An instance that runs, even one that only waits, is left what it has. By force where a
-    detach is under way already: at a stopped machine it can be stuck for ever, and there is nothing to lose.
+    The next call deletes them. Another instance that runs, even one that only waits, is left what it has. By force
+    where a detach is under way already: it can be stuck for ever, and there is nothing to lose.
     """
     stranded = [(v.id, a.instance, a.state) for v in volumes if _is_superseded(v, held) for a in v.attachments]
     if not stranded:
         return
     found = ctx.ec2.instances(instance for _, instance, _ in stranded)
-    stopped = {instance.id for instance in found if instance.state == "stopped"}
+    free = {instance.id for instance in found if instance.state == "stopped"} | {ctx.desired.instance}
     for volume, instance, state in stranded:
-        if instance in stopped:
+        if instance in free:
             ctx.ec2.detach(volume, instance, force=state == "detaching")
 
 
