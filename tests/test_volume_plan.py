@@ -220,6 +220,22 @@ def test_a_terminated_holder_lets_go_by_itself_or_is_detached_after_90_seconds()
     assert isinstance(same_zone(**base, attached_for={("vol-0a", OTHER): 90.0}), DetachFrom)
 
 
+@pytest.mark.parametrize(("seconds", "force"), [(90.0, False), (299.0, False), (300.0, True)])
+def test_a_detach_that_is_stuck_at_a_dead_machine_is_forced_after_five_minutes(seconds, force):
+    """At a stopped one it can be stuck for ever: a simulated run waited for it until its fleet expired."""
+    stuck = replace(volume(term=1), state="in-use", attachments=(Attachment(OTHER, "/dev/sdf", "detaching"),))
+    seen = same_zone(volumes=(stuck,), known=instance("stopped"), attached_for={("vol-0a", OTHER): seconds})
+    assert isinstance(seen, DetachFrom) and (OTHER, force) == (seen.instance, seen.force)
+
+
+def test_a_volume_that_another_run_has_for_an_hour_parks_the_run_and_says_what_to_do():
+    base = {"volumes": (volume(term=1, held="i-0f"),), "known": instance("running", id="i-0f", run="r2")}
+    assert isinstance(same_zone(**base, attached_for={("vol-0a", "i-0f"): 3599.0}), Wait)
+    seen = same_zone(**base, attached_for={("vol-0a", "i-0f"): 3600.0})
+    assert isinstance(seen, GiveUp) and Phase.PARKED is seen.phase
+    assert "i-0f" in seen.reason and "detach-volume --volume-id vol-0a" in seen.reason and "--resume" in seen.reason
+
+
 def test_an_instance_of_another_run_is_never_terminated():
     seen = same_zone(
         volumes=(volume(term=1, held=OTHER),), known=instance("running", run="other"), silent={OTHER: 9999.0}

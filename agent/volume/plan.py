@@ -45,6 +45,7 @@ VOLUME_GONE_SECONDS = 15 * 60.0
 ABSENT_SECONDS = 120.0  # an instance that claimed a term long ago cannot be missing for so long and run
 STUCK_SECONDS = 90.0
 FORCE_SECONDS = 300.0
+FOREIGN_SECONDS = 3600.0
 SNAPSHOT_FAILURES_MAX = 3
 COPY_FAILURES_MAX = 5
 DAY = 24 * 3600.0
@@ -273,9 +274,17 @@ def _free(desired: Desired, seen: Observed, volume: Volume) -> Action | None:
                 return DetachFrom(volume.id, other, why, force=since >= FORCE_SECONDS)
             return _held(why, other)
         if state != "absent" and not _is_ours(desired, seen, seen.known[other]):
-            return Wait(f"{why} and not of this run", f"foreign {other}", 3600.0)
+            return _await_foreign(f"{why} and not of this run", volume.id, other, since)
         return _await_release(seen, other, f"{other} has {volume.id} ({attachment.state})")
     return None
+
+
+def _await_foreign(why: str, volume: str, instance: str, since: float) -> Action:
+    """Whose it is, or why, cannot be known here: only a person can free it, and a machine that waits for one costs."""
+    if since < FOREIGN_SECONDS:
+        return Wait(why, f"foreign {instance}", 2 * FOREIGN_SECONDS)
+    command = f"`aws ec2 detach-volume --volume-id {volume}`"
+    return GiveUp(Phase.PARKED, f"for an hour, {why}: {command} when that is right, then `fleetctl request --resume`")
 
 
 def _is_ours(desired: Desired, seen: Observed, instance: Instance) -> bool:

@@ -47,8 +47,8 @@ def _is_superseded(volume: Volume, held: Writer) -> bool:
 
 
 def _free_stranded(ctx: Context, held: Writer, volumes: tuple[Volume, ...]) -> None:
-    """A stopped instance keeps what is attached to it for as long as it is stopped: take superseded volumes from it, and
-    from ourselves, who have another volume mounted.
+    """A stopped instance keeps what is attached to it while it is stopped: take superseded volumes from it, and from
+    ourselves, who have another volume mounted.
 
     The next call deletes them. Another instance that runs, even one that only waits, is left what it has. By force
     where a detach is under way already: it can be stuck for ever, and there is nothing to lose.
