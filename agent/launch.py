@@ -59,6 +59,13 @@ class Launch:
         except SpothealError:
             return
 
-    def others(self) -> list[dict[str, Any]]:
-        """The run's other launches, by time."""
-        return [launch for launch in self._store.launches() if launch.get("instance") != self._here.instance]
+    def others_since_progress(self) -> list[dict[str, Any]]:
+        """The run's other launches since one acknowledged a checkpoint, by time: in a healthy run one is read."""
+        found: list[dict[str, Any]] = []
+        for launch in self._store.latest_launches():
+            if launch.get("instance") == self._here.instance:
+                continue
+            if launch.get("acknowledged"):
+                break
+            found.insert(0, launch)
+        return found

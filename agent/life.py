@@ -124,7 +124,7 @@ class Life:
         except Fatal as error:  # an end like any other, so that the fleet is cancelled and does not try for ever
             self._launch, self._refused = Launch(self._store, self._here, {"starts": 1}), error
         self._ledger = Ledger(self._store, self._clock, self._here.instance, self._here.zone)
-        self._ledger.add("boot", instance_type=self._here.instance_type)
+        self._ledger.note("boot", instance_type=self._here.instance_type)
         self._status = Status(
             self._store,
             self._clock,
@@ -246,7 +246,7 @@ class Life:
     def heal_volume(self) -> None:
         """The job's volume, mounted here under a term of ours."""
         self._context = self._healing()
-        self._status.update(phase=Phase.HEALING)
+        self._status.note(phase=Phase.HEALING)
         found = heal(self._context)
         if isinstance(found, End):
             raise RunOver(found)
@@ -254,8 +254,8 @@ class Life:
         if found.moved_from is not None:  # a copy of a snapshot gives each block slowly at its first reading
             self._warmup.newest_checkpoint(self._folders.checkpoints)
         self._world.logs.use_volume(self._folders.logs, self._here.instance)
-        self._status.update(volume=found.volume)
-        self._ledger.add("volume", volume=found.volume, moved_from=found.moved_from, device=found.device)
+        self._status.note(volume=found.volume)
+        self._ledger.note("volume", volume=found.volume, moved_from=found.moved_from, device=found.device)
 
     def _healing(self) -> Context:
         job = self._config.job

@@ -48,7 +48,7 @@ class LookBack:
 
     def _parked(self, saved_at: str) -> End | None:
         """Never over the head of a living writer, and launches that live are no failures."""
-        others, starts = self.launch.others(), self.launch.starts
+        others, starts = self.launch.others_since_progress(), self.launch.starts
         if decide_parked(others, starts, saved_at) is None:
             return None
         writer = self.store.highest_term()

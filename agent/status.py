@@ -39,10 +39,14 @@ class Status:
         self._lock = threading.RLock()
         self.fenced = threading.Event()
 
-    def update(self, **fields: Any) -> None:
-        """Change fields and publish them at once (as far as we are the writer)."""
+    def note(self, **fields: Any) -> None:
+        """Change fields; they are published with what follows."""
         with self._lock:
             self._fields |= {key: value.value if isinstance(value, Phase) else value for key, value in fields.items()}
+
+    def update(self, **fields: Any) -> None:
+        """Change fields and publish them at once (as far as we are the writer)."""
+        self.note(**fields)
         self.publish()
 
     def leave(self) -> None:

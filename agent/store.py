@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -133,9 +133,22 @@ class Store:
         self.put_json(LAYOUT.launch(instance), {"instance": instance, **body})
 
     def launches(self) -> list[dict[str, Any]]:
-        """All launches of the run, by time."""
+        """All launches of the run, by time. One call each: not for a boot, which must not grow with the run's age."""
         found = [document for key in self.keys(LAYOUT.launches) if (document := self.get_json(key)) is not None]
         return sorted(found, key=lambda launch: (str(launch.get("time", "")), str(launch.get("instance", ""))))
+
+    def latest_launches(self) -> Iterator[dict[str, Any]]:
+        """Launches, the one written to last first; each is read only when it is asked for."""
+        with translated(f"list {self._name(LAYOUT.launches)}"):
+            pages = self._s3.get_paginator("list_objects_v2").paginate(
+                Bucket=self.url.bucket, Prefix=self._key(LAYOUT.launches)
+            )
+            found = [item for page in pages for item in page.get("Contents", [])]
+        start = len(self._key(""))
+        for item in sorted(found, key=lambda item: item["LastModified"], reverse=True):
+            document = self.get_json(item["Key"][start:])
+            if document is not None:
+                yield document
 
     # -------------------------------------------------------------------------------------------------------- append
     def append_lines(self, key: str, lines: Iterable[str]) -> None:

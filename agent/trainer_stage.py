@@ -92,8 +92,8 @@ class TrainerStage:
         self.saved_step = ended.saved_step
         self._remember(attempt=ended.attempts, best_step=self._supervisor.best_step, failures=ended.failures)
         self.look()
-        if ended.kind == "done":  # what the acknowledgement's look missed would stay, and cost, for ever
-            self._clean_up()
+        if ended.kind == "done" or (self._acknowledged and ended.kind != "interrupted"):
+            self._clean_up()  # the run ends here: what the earlier looks missed would stay, and cost, for ever
         self._log.info("training ended", kind=ended.kind, reason=ended.reason, saved_step=ended.saved_step)
         tail = "".join(f"\n  | {line}" for line in ended.tail) if ended.kind == "failed" else ""
         return Trained(ended.kind, ended.reason + tail, ended.saved_step)
@@ -160,7 +160,7 @@ class TrainerStage:
     # --------------------------------------------------------------------------------------------- told by supervisor
     def _on_attempt(self, attempt: int) -> None:
         self._around.logs.bind(attempt=attempt)
-        self._around.status.update(attempt=attempt)
+        self._around.status.note(attempt=attempt)
         self._remember(attempt=attempt)
 
     def _on_progress(self, progress: Progress) -> None:
