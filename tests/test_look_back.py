@@ -30,9 +30,7 @@ def looking(living: tuple[str, ...] = (), clock: Clock | None = None, starts: in
             Instance(one, "running" if one in living else "terminated", "us-west-2a", "g5.xlarge", NOON) for one in ids
         )
 
-    launch: Any = SimpleNamespace(
-        starts=starts, others=store.launches, others_since_progress=store.launches
-    )
+    launch: Any = SimpleNamespace(starts=starts, others=store.launches, others_since_progress=store.launches)
     return store, LookBack(
         store, SimpleNamespace(instances=instances), launch, "i-9", clock or SystemClock(), never(), LOG
     )
