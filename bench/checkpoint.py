@@ -1,13 +1,15 @@
-"""Checkpoints beside their peers, in one run: `python bench/checkpoint.py [--megabytes 300 1200] [--output json]`.
+"""Checkpoints beside their peers, in one run: `python bench/checkpoint.py [--size 300 1200] [--output json]`.
 
 stall   training blocked: in the call, and before the optimizer's step
 first   the same at the first save of a process
 cost    extra training time until the save is durable, so hidden interference counts (peers that never fsync: ended)
 final   a durable save with training stopped, against the same bytes written with O_DIRECT and fsynced
-load    a cold load, against a cold raw read of the same file; ours verifies every byte
+cpu     the same in seconds of processor time of this process, which other programs on the machine disturb less
+load    a cold load, against a cold raw read of the same file; ours verifies every byte, into fresh memory
 
-Rounds are paired: every contender and every floor takes its turn in each round; medians are printed.
-Exit 1 where a figure of ours is missed. Peers that are not installed are named and left out.
+Rounds are paired: floors and contenders take their turns in each round, ratios are made within it, medians are printed.
+Peers take part in the first `--peer-rounds`. Exit 1 where a figure of ours is missed. Peers that are not installed, or
+do not work here, are named with the reason and left out.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ import json
 import mmap
 import os
 import shutil
+import socket
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,7 +104,7 @@ class Contender:
     def before_step(self) -> None:
         pass
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, into: Training) -> None:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -133,10 +137,12 @@ class Ours(Contender):
     def busy(self) -> bool:
         return self.store.busy
 
-    def load(self, path: Path) -> None:
-        loaded = self.store.load()
+    def load(self, path: Path, into: Training) -> None:
+        store = Store(self.folder)  # as a resumed process has it: no buffer is at hand
+        loaded = store.load()
         assert loaded is not None
-        state.restore(self.parts, loaded.tree)
+        state.restore({"model": into.model, "optimizer": into.optimizer}, loaded.tree)
+        store.close()
 
     def close(self) -> None:
         self.store.close()
@@ -149,8 +155,8 @@ class TorchSave(Contender):
     def save(self) -> None:
         torch.save(self.training.tree(), self.path())
 
-    def load(self, path: Path) -> None:
-        _restore(self.training, torch.load(path, weights_only=True))
+    def load(self, path: Path, into: Training) -> None:
+        _restore(into, torch.load(path, weights_only=True))
 
 
 class TorchSaveDurable(TorchSave):
@@ -176,11 +182,11 @@ class Safetensors(Contender):
         tensors, _ = state.pack(self.training.tree())
         save_file(tensors, self.path())
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, into: Training) -> None:
         from safetensors.torch import load_file
 
         _, values = state.pack(self.training.tree())
-        _restore(self.training, state.unpack(values, load_file(path)))
+        _restore(into, state.unpack(values, load_file(path)))
 
 
 class Dcp(Contender):
@@ -197,12 +203,12 @@ class Dcp(Contender):
 
         dcp.save(self.training.tree(), checkpoint_id=self.path(), no_dist=True)
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, into: Training) -> None:
         import torch.distributed.checkpoint as dcp
 
-        tree = self.training.tree()
+        tree = into.tree()
         dcp.load(tree, checkpoint_id=path, no_dist=True)
-        _restore(self.training, tree)
+        _restore(into, tree)
 
 
 class DcpAsync(Dcp):
@@ -247,12 +253,75 @@ class DcpOverlap(DcpAsync):
         self.stager.close()
 
 
+class DcpProcess(DcpAsync):
+    name = "DCP async_save, process"
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        super().__init__(training, folder)
+        import torch.distributed as dist
+
+        if not dist.is_initialized():  # it starts a process that is a group of its own, and reads these
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    def arguments(self) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+        return {"async_checkpointer_type": AsyncCheckpointerType.PROCESS}
+
+
+class Lightning(TorchSave):
+    name = "Lightning AsyncCheckpointIO"
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        super().__init__(training, folder)
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for operator in ("nms", "qnms"):  # torchvision's wheel beside a torch without CUDA: asked for at import only
+            with contextlib.suppress(RuntimeError):
+                library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        self.library = library
+        from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+
+        self.io = AsyncCheckpointIO(TorchCheckpointIO())
+        self.done = threading.Event()
+        self.done.set()
+
+    def save(self) -> None:
+        self.io.save_checkpoint(self.training.tree(), self.path())
+        self.done = done = threading.Event()
+        assert self.io._executor is not None
+        self.io._executor.submit(done.set)  # its one thread takes this after the save
+
+    def wait(self) -> None:
+        self.done.wait()
+
+    def busy(self) -> bool:
+        return not self.done.is_set()
+
+    def close(self) -> None:
+        self.io.teardown()
+
+
+class TorchCheckpointing(Contender):
+    """Named so that its absence is seen. Its turn is not written: it is no dependency of this project."""
+
+    name = "torch_checkpointing"
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        raise ImportError("not measured by this program")
+
+
 def _restore(training: Training, tree: dict[str, Any]) -> None:
     training.model.load_state_dict(tree["model"])
     training.optimizer.load_state_dict(tree["optimizer"])
 
 
-CONTENDERS: list[type[Contender]] = [Ours, TorchSave, TorchSaveDurable, Safetensors, Dcp, DcpAsync, DcpOverlap]
+CONTENDERS: list[type[Contender]] = [
+    Ours, TorchSave, TorchSaveDurable, Safetensors, Dcp, DcpAsync, DcpOverlap, DcpProcess, Lightning,
+    TorchCheckpointing,
+]  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------- floors
@@ -315,16 +384,19 @@ def _timed(call: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def bare_step(training: Training, steps: int) -> float:
+def bare_step(training: Training, steps: int) -> tuple[float, float]:
+    """Seconds, and seconds of processor time, of one step with nothing beside it."""
     training.before_step = lambda: None
-    return statistics.median(_timed(training.step) for _ in range(steps))
+    began = time.process_time()
+    wall = statistics.median([_timed(training.step) for _ in range(steps)])
+    return wall, (time.process_time() - began) / steps
 
 
-def one_round(contender: Contender, bare: float) -> dict[str, float]:
+def one_round(contender: Contender, bare: tuple[float, float]) -> dict[str, float]:
     """A save while training, followed until it has ended; then one with training stopped."""
     training = contender.training
     training.before_step = contender.before_step
-    began = time.perf_counter()
+    cpu_began, began = time.process_time(), time.perf_counter()
     contender.save()
     stall = time.perf_counter() - began
     steps = 0
@@ -332,47 +404,42 @@ def one_round(contender: Contender, bare: float) -> dict[str, float]:
         stall += training.step()
         steps += 1
     contender.wait()
-    cost = time.perf_counter() - began - steps * bare
+    cost = time.perf_counter() - began - steps * bare[0]
+    cpu = time.process_time() - cpu_began - steps * bare[1]
     training.before_step = lambda: None
 
     def final() -> None:
         contender.save()
         contender.wait()
 
-    return {"stall": stall, "cost": cost, "final": _timed(final)}
+    return {"stall": stall, "cost": cost, "cpu": cpu, "final": _timed(final)}
 
 
-def measure(megabytes: int, rounds: int, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    training = Training(megabytes)
+def measure(megabytes: int, rounds: int, peer_rounds: int, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    training, resumed = Training(megabytes), Training(megabytes)
     size = sum(tensor.numel() * tensor.element_size() for tensor in state.pack(training.tree())[0].values())
     floors = Floors(size, folder)
     results: dict[str, dict[str, list[float]]] = {}
     contenders: list[Contender] = []
+    left_out = {}
     for kind in CONTENDERS:
         try:
             contender = kind(training, folder / kind.__name__)
-            results[kind.name] = {"first": [one_round(contender, bare_step(training, 3))["stall"]]}
-            contenders.append(contender)
-        except ImportError as fault:
-            say(f"left out: {kind.name}: {fault}")
-    floor: dict[str, list[float]] = {"memcpy": [], "raw write": []}
+            memcpy = floors.copy()
+            first = one_round(contender, bare_step(training, 3))["stall"]
+        except (ImportError, RuntimeError, ValueError, TypeError, AssertionError) as fault:
+            left_out[kind.name] = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
+            say(f"left out: {kind.name}: {left_out[kind.name]}")
+            continue
+        results[kind.name] = {"first": [first], "first/memcpy": [first / memcpy]}
+        contenders.append(contender)
     for number in range(rounds):
         say(f"{size / 1e6:.0f} MB: round {number + 1} of {rounds}")
         for contender in contenders:
-            mine = results[contender.name]
-            floor["memcpy"].append(floors.copy())
-            raw = floors.write()
-            figures = one_round(contender, bare_step(training, 5))
-            figures["raw"] = raw
-            figures["final/raw"] = figures["final"] / raw
-            path = newest(contender.folder)
-            raw_read = floors.read(path if path.is_file() else floors.path)
-            drop_cache(path)
-            figures["load"] = _timed(lambda: contender.load(path))  # noqa: B023
-            figures["load/raw"] = figures["load"] / raw_read
-            for name, value in figures.items():
-                mine.setdefault(name, []).append(value)
-            gc.collect()
+            if number < peer_rounds or isinstance(contender, Ours):
+                for name, value in figures_of(contender, floors, resumed).items():
+                    results[contender.name].setdefault(name, []).append(value)
+                gc.collect()
     for contender in contenders:
         contender.close()
     medians = {
@@ -380,31 +447,58 @@ def measure(megabytes: int, rounds: int, folder: Path, say: Callable[[str], None
         | {"durable": next(kind.durable for kind in CONTENDERS if kind.name == name)}
         for name, figures in results.items()
     }
-    return {"bytes": size, "memcpy": statistics.median(floor["memcpy"]), "contenders": medians}
+    return {"bytes": size, "rounds": rounds, "memcpy": medians[Ours.name]["memcpy"], "contenders": medians,
+            "left_out": left_out}  # fmt: skip
+
+
+def figures_of(contender: Contender, floors: Floors, resumed: Training) -> dict[str, float]:
+    """One turn: the floors, then a save while training, a final one, and a cold load."""
+    bare = bare_step(contender.training, 5)
+    memcpy, raw = floors.copy(), floors.write()
+    figures = one_round(contender, bare)
+    path = newest(contender.folder)
+    raw_read = floors.read(path if path.is_file() else floors.path)
+    drop_cache(path)
+    load = _timed(lambda: contender.load(path, resumed))
+    return figures | {
+        "memcpy": memcpy,
+        "raw": raw,
+        "load": load,
+        "stall/memcpy": figures["stall"] / memcpy,
+        "cost/memcpy": figures["cost"] / memcpy,
+        "cpu/memcpy": figures["cpu"] / memcpy,
+        "final/raw": figures["final"] / raw,
+        "load/raw": load / raw_read,
+    }
 
 
 def verdicts(result: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
     """Name, figure, limit."""
-    ours, memcpy = result["contenders"][Ours.name], result["memcpy"]
+    ours = result["contenders"][Ours.name]
     peers = [figures for name, figures in result["contenders"].items() if name != Ours.name]
-    best_stall = min(figures["stall"] for figures in peers)
-    yield "stall / memcpy", ours["stall"] / memcpy, 0.1
+    best_stall = min((figures["stall"] for figures in peers), default=0.0)
+    yield "stall / memcpy", ours["stall/memcpy"], 0.1
     yield "stall, ms (1.2 x best peer, or 1)", ours["stall"] * 1e3, max(1.2 * best_stall * 1e3, 1.0)
-    yield "first save / memcpy", ours["first"] / memcpy, 3.0
-    yield "cost / memcpy", ours["cost"] / memcpy, 2.0
-    yield (
-        "cost / best peer that fsyncs",
-        ours["cost"] / min(figures["cost"] for figures in peers if figures["durable"]),
-        0.5,
-    )
+    yield "first save / memcpy", ours["first/memcpy"], 3.0
+    yield "cost / memcpy", ours["cost/memcpy"], 2.0
+    fsyncing = [figures["cost"] for figures in peers if figures["durable"]]
+    if fsyncing:
+        yield "cost / best peer that fsyncs", ours["cost"] / min(fsyncing), 0.5
     yield "final / raw write", ours["final/raw"], 1.3
     yield "cold verified load / raw read", ours["load/raw"], 1.6
 
 
+def growth(small: dict[str, Any], large: dict[str, Any]) -> tuple[str, float, float]:
+    """Cost a byte of the larger state against that of the smaller: 1 where it grows linearly."""
+    costs = [result["contenders"][Ours.name]["cost"] / result["bytes"] for result in (small, large)]
+    return "cost a byte, large / small", costs[1] / max(costs[0], 1e-15), 1.3
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, nargs="+", default=[300, 1200])
+    parser.add_argument("--size", type=int, nargs="+", default=[300, 1200], help="megabytes of state")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--peer-rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to write; its filesystem is what is measured")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
@@ -413,32 +507,41 @@ def main() -> int:
         print(text, file=sys.stderr, flush=True)
 
     results = []
-    for megabytes in options.megabytes:
+    for megabytes in sorted(options.size):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            results.append(measure(megabytes, options.rounds, Path(folder), say))
+            results.append(measure(megabytes, options.rounds, options.peer_rounds, Path(folder), say))
     missed = False
     for result in results:
+        figures = list(verdicts(result))
+        if result is not results[0]:
+            figures.append(growth(results[0], result))
         result["verdicts"] = [
-            {"figure": name, "value": value, "limit": limit, "met": value <= limit}
-            for name, value, limit in verdicts(result)
+            {"figure": name, "value": value, "limit": limit, "met": value <= limit} for name, value, limit in figures
         ]
         missed = missed or not all(verdict["met"] for verdict in result["verdicts"])
     if options.output == "json":
-        print(json.dumps({"schema_version": 1, "results": results}, indent=2))
+        print(json.dumps({"schema_version": 1, "load_average": os.getloadavg(), "results": results}, indent=2))
     else:
         show(results)
+        print(f"\nload average {os.getloadavg()[0]:.1f}; above 1 the times say little, the ratios more, the cpu most")
     return 1 if missed else 0
 
 
 def show(results: list[dict[str, Any]]) -> None:
     for result in results:
         print(f"\n{result['bytes'] / 1e6:.0f} MB of state; memcpy {result['memcpy'] * 1e3:.0f} ms")
-        print(f"{'':28}{'stall ms':>10}{'first ms':>10}{'cost ms':>10}{'final/raw':>10}{'load/raw':>10}  durable")
+        print(
+            f"{'':28}{'stall ms':>10}{'first ms':>10}{'cost ms':>10}{'cpu ms':>10}{'final/raw':>10}{'load/raw':>10}"
+            "  durable"
+        )
         for name, figures in result["contenders"].items():
             print(
                 f"{name:28}{figures['stall'] * 1e3:10.1f}{figures['first'] * 1e3:10.1f}{figures['cost'] * 1e3:10.1f}"
+                f"{figures['cpu'] * 1e3:10.1f}"
                 f"{figures['final/raw']:10.2f}{figures['load/raw']:10.2f}  {'yes' if figures['durable'] else 'no'}"
             )
+        for name, why in result["left_out"].items():
+            print(f"{name:28}  left out: {why}")
         for verdict in result["verdicts"]:
             met = "met" if verdict["met"] else "MISSED"
             print(f"  {verdict['figure']:36}{verdict['value']:10.2f}  limit {verdict['limit']:8.2f}  {met}")

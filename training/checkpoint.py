@@ -107,10 +107,18 @@ class Store:
 
     def prepare(self, tree: Any) -> int:
         """Make and touch the buffer for states like `tree`, so the first save is as quick as any; the bytes of one."""
+        self.flush()
         tensors, _ = pack(tree)
-        data_bytes = self._plan_for(tensors).layout.data_bytes
-        self._image_for(data_bytes)
-        return data_bytes
+        plan = self._plan_for(tensors)
+        copy = Copy(plan, self._image_for(plan.layout.data_bytes), tensors, tensors.values())
+        if plan.chunks:  # once for practice: threads are started, libraries loaded, the layout has its text
+            runs: list[Future[Any]] = [
+                self._threads.submit(copy.run),
+                self._threads.submit(lambda: (copy.checksum(0), plan.layout.json)),
+            ]
+            for run in runs:
+                run.result()
+        return plan.layout.data_bytes
 
     def save(
         self,
