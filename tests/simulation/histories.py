@@ -71,7 +71,7 @@ def tell(seed: int) -> Told:
         for machine in alive:
             machine.shell = ""
             # Whom nobody can miss, nobody can fence: a fleet's only instance that hangs is replaced by no one.
-            if machine.hung and (dice.random() < 0.3 or all(other.hung for other in alive)):
+            if machine.hung and (dice.random() < 0.3 or all(other.hung or other.noticed for other in alive)):
                 region.kill(machine)
         if not region.time.run(region.time.seconds + SETTLE_SECONDS, region.is_over):
             raise Broken(f"the run has not come to its end in {SETTLE_SECONDS / 3600:.0f} hours")
