@@ -97,12 +97,12 @@ def test_wrong_options_are_said_in_a_line_with_exit_code_2(
     assert "Traceback" not in said
 
 
-def test_several_ranks_are_refused(
+def test_half_of_torchruns_environment_is_refused(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main([*SMALL]) == 2
-    assert "one process, it was started as 2" in capsys.readouterr().err
+    assert "start it with torchrun" in capsys.readouterr().err
 
 
 def test_importing_it_brings_in_no_library_that_an_ami_may_lack() -> None:

@@ -6,8 +6,11 @@ import json
 import multiprocessing
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from interrupted import EPOCHS, SAMPLES, STEPS, gone, options, saved_step  # noqa: E402
+from training_runs import OPTIONS, Place  # noqa: E402
 
+from spotheal.agent import contract  # noqa: E402
 from spotheal.agent.errors import ConfigError  # noqa: E402
 from spotheal.training.checkpoint import Store  # noqa: E402
 from spotheal.training.distributed import RankLost, Ranks, world  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
+IMPORTS = Path(__file__).resolve().parent.parent / ".ci" / "import_path"
 HALF = 4  # samples of each of two ranks in a step
 
 
@@ -135,6 +141,31 @@ def test_a_dead_rank_ends_the_others_with_the_reason_and_the_checkpoint_stays(tm
     assert told[1] is None
     assert told[0] is None or told[0]["code"] == "lost"  # DDP's own all_reduce may be the first to notice
     assert [step for step, _ in Store(tmp_path / "checkpoints").slots.found()] == [2]
+
+
+def test_the_trainer_under_torchrun_saves_one_step_for_all_and_goes_on(tmp_path: Path) -> None:
+    """The launcher itself, two ranks; the agent's notice file is there for both, the second run ends."""
+    place = Place(tmp_path)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    command += ["spotheal.training", *OPTIONS, "--epochs", "2", "--device", "cpu", "--step-seconds", "0.05"]
+    paths = os.pathsep.join([str(IMPORTS), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, **place.environment(), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    both: Any = {"env": environment, "cwd": tmp_path, "text": True, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, stderr=subprocess.STDOUT, **both) as run:
+        until = time.monotonic() + 60
+        while (place.progress is None or place.progress.step < 3) and time.monotonic() < until and run.poll() is None:
+            time.sleep(0.02)
+        deadline = datetime.now(timezone.utc) + timedelta(seconds=80)
+        contract.write_atomically(tmp_path / "notice.json", contract.Notice("terminate", deadline).to_json())
+        said, _ = run.communicate(timeout=60)
+    step = saved_step(tmp_path)
+    assert f"saved at step {step} and stopped for the notice" in said
+    gone(tmp_path)
+    again = subprocess.run(command, stderr=subprocess.PIPE, timeout=90, check=False, **both)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"resumed at step {step} of 24" in again.stdout
+    assert again.stdout.count("done: 24 steps") == 1
+    assert (tmp_path / "results" / "metrics.json").exists()
 
 
 # ---------------------------------------------------------------------------------------------------- without others

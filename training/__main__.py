@@ -43,13 +43,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     folders = Folders(os.environ)
-    if (finished := read_finished(folders.results, options)) is not None:
+    from spotheal.training.distributed import Ranks, start, world
+
+    ranks_started = world()
+    if ranks_started.size == 1 and (finished := read_finished(folders.results, options)) is not None:
         print(f"already finished at step {finished['step']}: {folders.results / 'model.safetensors'}", flush=True)
         return contract.EXIT_DONE
 
-    from spotheal.training.distributed import refuse_several, world
-
-    refuse_several(world())
+    start(ranks_started, options.device)
+    ranks = Ranks()
+    if ranks.size > 1 and ranks.first(read_finished(folders.results, options)) is not None:
+        return contract.EXIT_DONE
     from spotheal.training import build, loop
     from spotheal.training.checkpoint import Store
     from spotheal.training.notice import Watcher
@@ -57,22 +61,28 @@ def run(options: argparse.Namespace) -> int:
     from spotheal.training.report import Metrics, Reporter
 
     with Watcher.from_environment(imds=not options.no_imds) as watcher:
-        report = Reporter(folders.progress, Metrics(folders.metrics))
-        store = Store(
-            folders.checkpoints,
-            options.slots,
-            on_end=lambda outcome: report.saved(outcome.step, outcome.path) if outcome.path is not None else None,
-            before_commit=report.metrics.sync,
+        report = Reporter(folders.progress, Metrics(folders.metrics)) if ranks.rank == 0 else loop.silent_reporter()
+        store = (
+            loop.NoStore()
+            if ranks.rank
+            else Store(
+                folders.checkpoints,
+                options.slots,
+                on_end=lambda outcome: report.saved(outcome.step, outcome.path) if outcome.path is not None else None,
+                before_commit=report.metrics.sync,
+            )
         )
         try:
-            training = build.build(options, folders.datasets, saved_threads(store))
+            training = build.build(options, folders.datasets, ranks.first(saved_threads(store)), ranks)
             loop.resume(training, store, report)
             pace = Pace(options.save_every, options.interruption_hours * 3600)
             ended = loop.train(training, store, pace, watcher, report)
             if ended is loop.Ended.SAVED_AND_STOPPED:
                 report.say(f"saved at step {training.counters.step} and stopped for the notice")
                 return contract.EXIT_SAVED_AND_STOPPED
-            write_results(training, store, folders.results, options)
+            if isinstance(store, Store):
+                write_results(training, store, folders.results, options)
+            ranks.first(True)  # no rank ends, and with it its launcher, before the results are there
             report.say(f"done: {training.counters.step} steps, {folders.results / 'model.safetensors'}")
             return contract.EXIT_DONE
         finally:

@@ -15,6 +15,7 @@ from torch import nn
 
 from spotheal.agent.errors import ConfigError
 from spotheal.training import data, models
+from spotheal.training.distributed import Ranks
 from spotheal.training.loop import Counters, Run
 from spotheal.training.options import config_of, model_of
 from spotheal.training.sampler import ExactSampler, SeededSamples, exact_loader
@@ -22,13 +23,17 @@ from spotheal.training.sampler import ExactSampler, SeededSamples, exact_loader
 AMP = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def build(options: argparse.Namespace, datasets: Path, saved_threads: int) -> Run:
+def build(options: argparse.Namespace, datasets: Path, saved_threads: int, ranks: Ranks | None = None) -> Run:
     """The run that `options` describe, at step 0. ConfigError where they cannot be had on this machine."""
     device = device_of(options.device)
     make_deterministic(options, saved_threads)
-    loaded = data.load(options.dataset, datasets)
+    ranks = ranks or Ranks()
+    loaded = data.load(options.dataset, datasets) if ranks.rank == 0 else None
+    ranks.first(True)  # so that rank 0 alone downloads
+    loaded = loaded or data.load(options.dataset, datasets)
     model = models.build(model_of(options), loaded.channels, loaded.size, loaded.classes).to(device)
-    sampler = ExactSampler(len(loaded.train), seed=options.seed)  # type: ignore[arg-type]
+    forward = replicated(model, options.seed, ranks)
+    sampler = ExactSampler(len(loaded.train), seed=options.seed, rank=ranks.rank, world_size=ranks.size)  # type: ignore[arg-type]
     samples = SeededSamples(loaded.train, options.seed) if loaded.augmented else loaded.train
     optimizer = optimizer_of(options, model)
     amp = AMP[options.amp]
@@ -56,9 +61,19 @@ def build(options: argparse.Namespace, datasets: Path, saved_threads: int) -> Ru
         log_every=options.log_every,
         config=config_of(options),
         counters=Counters(epoch_loss=torch.zeros((), dtype=torch.float64, device=device)),
+        ranks=ranks,
+        forward=forward,
     )
     run.scheduler = warm_up_then_cosine(optimizer, run.steps_total, options.warmup)
     return run
+
+
+def replicated(model: nn.Module, seed: int, ranks: Ranks) -> nn.Module | None:
+    """Rank 0's weights on every rank and gradients averaged over all; None for a single rank. Masks differ by rank."""
+    if ranks.size == 1:
+        return None
+    torch.manual_seed(seed + 1_000_003 * ranks.rank)
+    return nn.parallel.DistributedDataParallel(model)
 
 
 def device_of(name: str) -> torch.device:

@@ -131,9 +131,26 @@ class Ranks:
             ) from fault
 
 
-def refuse_several(world: World) -> None:
-    if world.size > 1:
+def start(world: World, device: str = "auto") -> None:
+    """Join the ranks that torchrun has started; nothing for a single process. RankLost where they do not come.
+
+    `device` as the trainer's option; on CUDA each rank takes the device of its local rank. ConfigError where the
+    environment is not torchrun's.
+    """
+    if world.size == 1:
+        return
+    import torch
+    import torch.distributed as dist
+
+    cuda = torch.cuda.is_available() and device != "cpu"
+    if cuda:
+        torch.cuda.set_device(world.local_rank)
+    try:
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=SECONDS_MAX))
+    except ValueError as fault:
         raise ConfigError(
-            f"the example trainer runs as one process, it was started as {world.size}",
-            next_step="start it without torchrun (nproc_per_node = 1)",
-        )
+            f"WORLD_SIZE is {world.size}, but {str(fault).splitlines()[0][:200]}",
+            next_step="start it with torchrun, or without WORLD_SIZE in the environment",
+        ) from fault
+    except RuntimeError as fault:
+        raise RankLost(f"the {world.size} ranks did not come together: {str(fault).splitlines()[0][:200]}") from fault

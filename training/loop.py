@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,11 +16,12 @@ from torch.utils.data import DataLoader
 
 from spotheal.agent.errors import SpothealError
 from spotheal.training import state
-from spotheal.training.checkpoint import Loaded, Outcome, Store
+from spotheal.training.checkpoint import Loaded, Outcome, SaveFailed, Store
+from spotheal.training.distributed import Ranks
 from spotheal.training.models import Average
 from spotheal.training.notice import Watcher
 from spotheal.training.pace import Pace
-from spotheal.training.report import Reporter
+from spotheal.training.report import Metrics, Reporter
 from spotheal.training.sampler import ExactSampler, SeededSamples
 
 DIGEST_SAMPLES = 64
@@ -73,6 +75,8 @@ class Run:
     log_every: int = 10  # steps between lines of metrics
     config: dict[str, Any] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
+    ranks: Ranks = field(default_factory=Ranks)
+    forward: nn.Module | None = None  # what is called in training: DistributedDataParallel around `model`
 
     def parts(self) -> dict[str, state.Stateful]:
         parts: dict[str, Any] = {
@@ -91,7 +95,7 @@ class Run:
         return self.epochs * -(-self.sampler.share // batch)
 
 
-def train(run: Run, store: Store, pace: Pace, watcher: Watcher, report: Reporter) -> Ended:
+def train(run: Run, store: Store | NoStore, pace: Pace, watcher: Watcher, report: Reporter) -> Ended:
     """Train to the last epoch, or until a notice; the state is durable in both cases when this returns.
 
     SaveFailed where the last save, or three in a row, could not be made durable.
@@ -110,9 +114,11 @@ def train(run: Run, store: Store, pace: Pace, watcher: Watcher, report: Reporter
             if record or report.due:
                 rate = (run.counters.epoch_samples - samples_before) / (time.monotonic() - began)
                 tell(run, report, float(loss), rate, record)
-            if must_leave(run, watcher, saver, time.monotonic() - step_began):
+            leave, asked = must_leave(run, watcher, saver, time.monotonic() - step_began), watcher.take_save_request()
+            leave, asked, begin = run.ranks.any(leave, asked, saver.ready(asked))
+            if leave:
                 return saver.hand_over()
-            saver.after_step(asked=watcher.take_save_request())
+            saver.after_step(asked, begin)
         seconds = time.monotonic() - began
         figures = validate(run, watcher)
         if figures is None:
@@ -138,7 +144,7 @@ def one_step(run: Run, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Ten
     """Forward, backward, step; the counters move only when the step is complete. Returns the loss."""
     run.optimizer.zero_grad(set_to_none=True)
     with autocast(run):
-        loss = nn.functional.cross_entropy(run.model(inputs), targets)
+        loss = nn.functional.cross_entropy((run.forward or run.model)(inputs), targets)
     if run.scaler is not None:
         run.scaler.scale(loss).backward()
         run.scaler.step(run.optimizer)
@@ -174,9 +180,10 @@ def validate(run: Run, watcher: Watcher) -> dict[str, float] | None:
             loss += nn.functional.cross_entropy(outputs, targets, reduction="sum").double()
         right += (outputs.argmax(1) == targets).sum()
         count += len(targets)
-        if watcher.notice is not None:
+        if run.ranks.any(watcher.notice is not None)[0]:
             return None
-    return {"val_loss": loss.item() / count, "val_acc": right.item() / count}
+    # Every rank has looked at every sample; rank 0 decides, for the last bits of the others' statistics may differ.
+    return run.ranks.first({"val_loss": loss.item() / count, "val_acc": right.item() / count})
 
 
 def end_epoch(
@@ -232,24 +239,64 @@ def tell(run: Run, report: Reporter, loss: float, rate: float, record: bool) -> 
 
 
 # ---------------------------------------------------------------------------------------------------- resume and save
-class Saver:
-    """Saves the run at its pace, and learns what a save takes."""
+class NoStore:
+    """The store of ranks other than 0, which neither read nor write."""
 
-    def __init__(self, run: Run, store: Store, pace: Pace, report: Reporter) -> None:
+    folder = Path()
+    set_aside: Sequence[tuple[Path, str]] = ()
+    busy = False
+
+    def prepare(self, tree: Any) -> int:
+        return 0
+
+    def save(self, step: int, tree: Any, **_: Any) -> bool:
+        return False
+
+    def wait_copied(self) -> None:
+        return None
+
+    def ended(self) -> Outcome | None:
+        return None
+
+    flush = ended
+
+    def load(self) -> Loaded | None:
+        return None
+
+    def newest_info(self) -> Any:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+def silent_reporter() -> Reporter:
+    """That of ranks other than 0: warnings are said, nothing is written."""
+    return Reporter(None, Metrics(None), silent=True)
+
+
+class Saver:
+    """Saves the run at its pace, and learns what a save takes. Every rank has one; that of rank 0 has the store."""
+
+    def __init__(self, run: Run, store: Store | NoStore, pace: Pace, report: Reporter) -> None:
         self.run, self.store, self.pace, self.report = run, store, pace, report
         self.save_seconds = 0.0  # the longest of the last few
         self._wanted = False
         self._failed = 0
 
-    def after_step(self, asked: bool) -> None:
-        """Save where it is due or asked for. While one save is pending the next waits, the training does not."""
+    def ready(self, asked: bool) -> bool:
+        """Whether to save now: due or asked for. While one save is pending the next waits, the training does not."""
         outcome = self.store.ended()
         if outcome is not None:
             self._learn(outcome)
         self._wanted = self._wanted or asked or self.pace.due(self.run.counters.step)
-        if self._wanted and not self.store.busy:
+        return self._wanted and not self.store.busy and self.run.ranks.rank == 0
+
+    def after_step(self, asked: bool, begin: bool) -> None:
+        """`begin`: rank 0 is ready. `asked`: on any rank."""
+        if begin:
             self._begin()
-            self._wanted = False
+        self._wanted = not begin and (self._wanted or asked)
 
     def keep(self, best: bool, milestone: bool) -> None:
         """Save this very state for good: a pending save is waited for, which happens once an epoch at most."""
@@ -261,11 +308,13 @@ class Saver:
         """The state of this step, durable when this returns. SaveFailed where it is not."""
         self.store.wait_copied()
         last = self.store.flush()
-        if last is None or last.step != self.run.counters.step or last.path is None or self._position_moved:
+        stale = last is None or last.step != self.run.counters.step or last.path is None or self._position_moved
+        if self.run.ranks.first(stale):
             self._begin()
             last = self.store.flush()
-        if last is not None and last.fault is not None:
-            raise last.fault
+        failed = self.run.ranks.first(last.fault.message if last is not None and last.fault is not None else None)
+        if failed is not None:
+            raise last.fault if last is not None and last.fault is not None else SaveFailed(failed)
         return last
 
     def hand_over(self) -> Ended:
@@ -275,7 +324,8 @@ class Saver:
     def _begin(self, best: bool = False, milestone: bool = False) -> None:
         run = self.run
         began = time.monotonic()
-        tree = state.gather(run.parts(), config=run.config)
+        others = run.ranks.all(state.rng_state())[1:] if run.ranks.size > 1 else []
+        tree = state.gather(run.parts(), others, config=run.config)
         mark = state.digest(tree["rng"], run.sampler.next_ids(DIGEST_SAMPLES))
         info = {
             "epoch": run.sampler.epoch,
@@ -312,9 +362,9 @@ class Saver:
             warn_if_too_slow(self.save_seconds, outcome.data_bytes, self.report)
 
 
-def resume(run: Run, store: Store, report: Reporter) -> Loaded | None:
+def resume(run: Run, store: Store | NoStore, report: Reporter) -> Loaded | None:
     """Load the newest valid checkpoint into `run`, or prepare for the first save; the generators are restored last."""
-    loaded = store.load()
+    loaded = from_first(run.ranks, store.load())
     for path, what in store.set_aside:
         report.warn(f"a broken checkpoint was set aside as {path}: {what}")
     if loaded is None:
@@ -323,7 +373,7 @@ def resume(run: Run, store: Store, report: Reporter) -> Loaded | None:
         report.say(f"no checkpoint in {store.folder}: beginning at step 0 of {run.steps_total}")
         return None
     refuse_another_run(run.config, loaded.tree["values"]["config"], report)
-    state.restore(run.parts(), loaded.tree)
+    state.restore(run.parts(), loaded.tree, run.ranks.rank)
     store.prepare(state.gather(run.parts(), config=run.config))
     dropped = report.metrics.begin(loaded.step, run.sampler.epoch)
     mark = state.digest(state.rng_state(), run.sampler.next_ids(DIGEST_SAMPLES))
@@ -333,7 +383,7 @@ def resume(run: Run, store: Store, report: Reporter) -> Loaded | None:
         f" {loaded.data_bytes / 1e6:.1f} MB verified in {loaded.seconds:.2f} s; digest {mark};"
         f" {dropped} later lines of metrics dropped"
     )
-    if mark != loaded.info["digest"]:
+    if mark != loaded.info["digest"] and run.ranks.rank == 0:
         report.warn(
             f"the generators or the next samples differ from those saved (digest {loaded.info['digest']}):"
             " this run will not be exactly the one that was interrupted"
@@ -341,6 +391,14 @@ def resume(run: Run, store: Store, report: Reporter) -> Loaded | None:
     if loaded.info["save_seconds"]:
         warn_if_too_slow(loaded.info["save_seconds"], loaded.data_bytes, report)
     return loaded
+
+
+def from_first(ranks: Ranks, loaded: Loaded | None) -> Loaded | None:
+    """What rank 0 has loaded, on every rank."""
+    if ranks.size == 1:
+        return loaded
+    body = ranks.first_tree(None if loaded is None else {**vars(loaded), "path": str(loaded.path)})
+    return None if body is None else Loaded(**{**body, "path": Path(body["path"])})
 
 
 def refuse_another_run(now: dict[str, Any], before: dict[str, Any], report: Reporter) -> None:

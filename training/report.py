@@ -73,8 +73,8 @@ class Reporter:
     `saved` may be called from another thread. A file that cannot be written never stops the training.
     """
 
-    def __init__(self, progress_file: Path | None, metrics: Metrics) -> None:
-        self.metrics = metrics
+    def __init__(self, progress_file: Path | None, metrics: Metrics, *, silent: bool = False) -> None:
+        self.metrics, self._silent = metrics, silent
         self._file = progress_file
         self._lock = threading.Lock()
         self._progress = Progress(step=0)
@@ -102,7 +102,8 @@ class Reporter:
             self._write()
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        if not self._silent:
+            print(text, flush=True)
 
     def warn(self, text: str) -> None:
         print(f"warning: {text}", file=sys.stderr, flush=True)
