@@ -5,7 +5,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help venv rehearse test soak mutants lint clean
+.PHONY: help venv rehearse test soak mutants bench lint clean
 help:
 	@echo "make rehearse   a whole job on this machine: local cloud, spot interruptions, real training (no AWS account)"
 	@echo "make test       style, types and all tests"
@@ -64,6 +64,12 @@ soak: $(READY)
 	$(VENV)/bin/python tests/simulation/crashes.py singles
 	$(VENV)/bin/python tests/simulation/crashes.py pairs $(PAIRS)
 	SPOTHEAL_CRASHES=0 SPOTHEAL_HISTORIES=0:1 $(VENV)/bin/python -m pytest -q -n 3 tests/simulation/test_simulated_healing.py
+
+# The checkpoint figures beside torch.save, safetensors, DCP and Lightning, and the trainer beside a bare loop: on a
+# quiet machine about 15 minutes; every program ends with 1 where a figure is missed.
+bench: $(READY)
+	@failed=0; for program in checkpoint throughput; do \
+	    $(VENV)/bin/python bench/$$program.py || failed=1; done; exit $$failed
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
