@@ -114,6 +114,9 @@ def _train(arguments: list[str], environment: dict[str, str], folder: str) -> No
     log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    # A trainer of its own forks its DataLoader's workers, and they end with it; here it would inherit this server's
+    # method, whose workers wait for a server of their own and outlive a kill.
+    multiprocessing.set_start_method("fork", force=True)
     from spotheal.training.__main__ import main
 
     code = main(arguments)
