@@ -192,8 +192,8 @@ def end_fleet(world: World, fleet: Fleet, terminate: bool) -> str:
 
 
 def _end_later(world: World, instance_id: str) -> None:
-    reason = ("Server.SpotInstanceTermination", "Server.SpotInstanceTermination: fleet request was cancelled")
-    world.later(world.latencies.fleet_terminate, lambda: instances.shut_down(world, instance_id, reason))
+    # A fleet that is cancelled ends its instances by the API, as a user does.
+    world.later(world.latencies.fleet_terminate, lambda: instances.shut_down(world, instance_id, instances.BY_USER))
 
 
 def settle(world: World) -> None:

@@ -28,6 +28,11 @@ Params = Mapping[str, Any]
 _CODES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}
 _TERMINATED_VISIBLE_SECONDS = 3600.0
 USER_DATA_BYTES_MAX = 16384
+# Code and message of StateReason, as EC2's reference and people's describes have them.
+BY_SPOT = ("Server.SpotInstanceTermination", "Server.SpotInstanceTermination: Spot instance termination")
+STOPPED_BY_SPOT = ("Server.SpotInstanceShutdown", "Server.SpotInstanceShutdown: Spot instance shutdown")
+BY_USER = ("Client.UserInitiatedShutdown", "Client.UserInitiatedShutdown: User initiated shutdown")
+BY_ITSELF = ("Client.InstanceInitiatedShutdown", "Client.InstanceInitiatedShutdown: Instance initiated shutdown")
 
 
 def user_data(encoded: str | None) -> bytes:
@@ -135,7 +140,7 @@ def terminate_instances(world: World, params: Params, caller: str | None) -> Ite
     changes = []
     for instance in [world.instance(one) for one in params["InstanceIds"]]:
         before = instance.state
-        shut_down(world, instance.id, ("Client.UserInitiatedShutdown", "Client.UserInitiatedShutdown: User initiated"))
+        shut_down(world, instance.id, BY_USER)
         changes.append(_change(instance.id, before, world.instances[instance.id].state))
     return {"TerminatingInstances": changes}
 
@@ -153,7 +158,7 @@ def stop_instances(world: World, params: Params, caller: str | None) -> Item:
             )
         before = instance.state
         if before == "running":
-            stop(world, instance.id, ("Client.UserInitiatedShutdown", "Client.UserInitiatedShutdown: User initiated"))
+            stop(world, instance.id, BY_USER)
         changes.append(_change(instance.id, before, world.instances[instance.id].state))
     return {"StoppingInstances": changes}
 
@@ -164,7 +169,8 @@ def shut_down(world: World, instance_id: str, reason: tuple[str, str]) -> None:
     if instance is None or instance.state in ("shutting-down", "terminated"):
         return
     was_on = instance.state not in ("stopped",)
-    world.instances.put(replace(instance, state="shutting-down", reason=reason, leaving=True))
+    ending = replace(instance, state="shutting-down", reason=reason, reason_at=world.now(), leaving=True)
+    world.instances.put(ending)
     close_request(
         world, instance, "instance-terminated-by-user" if "Client" in reason[0] else "instance-terminated-no-capacity"
     )
@@ -178,7 +184,9 @@ def cut(world: World, instance_id: str, reason: tuple[str, str]) -> None:
     instance = world.instances.get(instance_id)
     if instance is None or instance.state == "terminated":
         return
-    world.instances.put(replace(instance, state="terminated", reason=reason, leaving=True, ended=world.now()))
+    now = world.now()
+    ended = replace(instance, state="terminated", reason=reason, reason_at=instance.reason_at or now, leaving=True)
+    world.instances.put(replace(ended, ended=now))
     close_request(world, instance, "instance-terminated-no-capacity")
     world.tell(world.hooks.on_terminate, instance_id)
     for volume in attached_to(world, instance_id):
@@ -191,7 +199,7 @@ def stop(world: World, instance_id: str, reason: tuple[str, str]) -> None:
     instance = world.instances.get(instance_id)
     if instance is None or instance.state not in ("running", "pending"):
         return
-    world.instances.put(replace(instance, state="stopping", reason=reason))
+    world.instances.put(replace(instance, state="stopping", reason=reason, reason_at=world.now()))
     world.tell(world.hooks.on_shutdown, instance_id, world.latencies.shutdown)
 
     def stopped() -> None:
@@ -224,14 +232,11 @@ def give_notice(world: World, instance_id: str, action: str, lead: float) -> Non
         if now is None or now.notice != notice:  # withdrawn, or given again
             return
         if action == "terminate":
-            shut_down(world, instance_id, SPOT_REASON)
+            shut_down(world, instance_id, BY_SPOT)
         else:
-            stop(world, instance_id, SPOT_REASON)
+            stop(world, instance_id, STOPPED_BY_SPOT)
 
     world.later(lead, comes_true)
-
-
-SPOT_REASON = ("Server.SpotInstanceTermination", "Server.SpotInstanceTermination: Spot instance termination")
 
 
 # ------------------------------------------------------------------------------------------------------------- describe
@@ -307,9 +312,15 @@ def item(world: World, instance: Instance) -> Item:
     }  # fmt: skip
     if instance.reason[0]:
         shaped["StateReason"] = {"Code": instance.reason[0], "Message": instance.reason[1]}
-    if instance.ended:
-        shaped["StateTransitionReason"] = f"{instance.reason[1]} ({instance.ended:%Y-%m-%d %H:%M:%S} GMT)"
+    shaped["StateTransitionReason"] = _transition(instance)
     return shaped
+
+
+def _transition(instance: Instance) -> str:
+    """As AWS words it: with a time only where a user's call was the cause."""
+    if instance.reason == BY_USER and instance.reason_at is not None:
+        return f"User initiated ({instance.reason_at:%Y-%m-%d %H:%M:%S} GMT)"
+    return instance.reason[0] if instance.reason in (BY_SPOT, STOPPED_BY_SPOT) else ""
 
 
 def _devices(world: World, instance: Instance) -> list[Item]:

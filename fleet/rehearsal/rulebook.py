@@ -213,9 +213,9 @@ class Rulebook:
             world.instances.put(replace(found, notice=None))
 
     def kill(self, instance: str) -> None:
-        """Terminated without a notice: the power is cut now."""
+        """Terminated by spot without a notice: the power is cut now."""
         with self._inside() as world:
-            instances.cut(world, instance, instances.SPOT_REASON)
+            instances.cut(world, instance, instances.BY_SPOT)
 
     def rebalance(self, instance: str) -> None:
         """A rebalance recommendation; nothing else happens."""
@@ -225,11 +225,7 @@ class Rulebook:
     def powered_off(self, instance: str) -> None:
         """The instance's operating system shut down by itself: a one-time spot instance is terminated then."""
         with self._inside() as world:
-            reason = (
-                "Client.InstanceInitiatedShutdown",
-                "Client.InstanceInitiatedShutdown: Instance initiated shutdown",
-            )
-            instances.cut(world, instance, reason)
+            instances.cut(world, instance, instances.BY_ITSELF)
 
     def no_capacity(self, zones: Sequence[str], seconds: float) -> None:
         """Nothing can be launched in these zones for so long."""

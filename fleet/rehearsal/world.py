@@ -199,6 +199,7 @@ class Instance:
     weight: int = 1
     state: str = "pending"
     reason: tuple[str, str] = ("", "")  # code and message of StateReason
+    reason_at: datetime | None = None
     leaving: bool = False  # marked for interruption: the fleet counts it no longer
     notice: Notice | None = None
     rebalance: datetime | None = None

@@ -1,0 +1,113 @@
+"""What every verb of fleetctl shares: saying, asking, failing, and the guard that turns errors into exit codes.
+
+stdout is data, stderr is messages. Only this module and the verbs print, ask or exit.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from spotheal.agent.errors import ConfigError, ExitCode, SpothealError
+from spotheal.fleet.options import wants_json
+
+if TYPE_CHECKING:
+    from spotheal.fleet.session import Session
+
+Verb = TypeVar("Verb", bound=Callable[..., None])
+
+
+@dataclass
+class Globals:
+    """Options given before the verb: `fleetctl --region us-west-2 status`."""
+
+    region: str = ""
+    profile: str = ""
+    output: str = "table"
+
+
+GLOBALS = Globals()
+
+
+def verb(function: Verb) -> Verb:
+    """Turn whatever a verb raises into a message and the documented exit code."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+            sys.stdout.flush()
+        except SpothealError as error:
+            fail(f"fleetctl: {error}", error.exit_code)
+        except (KeyboardInterrupt, EOFError):
+            goes_on = "; the same command goes on where it was" if function.__name__ == "request" else ""
+            fail(f"fleetctl: interrupted{goes_on}", ExitCode.INTERRUPTED)
+        except BrokenPipeError:  # `fleetctl logs | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except typer.Exit:
+            raise
+        except Exception as error:
+            _unexpected(error)
+
+    return guarded  # type: ignore[return-value]
+
+
+def open_session(region: str, profile: str) -> Session:
+    from spotheal.fleet.session import Session
+
+    return Session(region or GLOBALS.region, profile or GLOBALS.profile)
+
+
+def is_json(output: str) -> bool:
+    return wants_json(output or GLOBALS.output)
+
+
+def ask(question: str, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError("there is no terminal to ask on", next_step="--yes to go ahead")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        say("nothing was done")
+        raise typer.Exit(ExitCode.OK)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def say_progress(text: str, *, quiet: bool) -> None:
+    if sys.stderr.isatty() and not quiet:
+        say(text)
+
+
+def fail(text: str, code: ExitCode) -> None:
+    say(text)
+    raise typer.Exit(int(code))
+
+
+def _unexpected(error: Exception) -> None:
+    """One line and where the rest is: a traceback helps the authors, not the user."""
+    import traceback
+
+    if os.environ.get("SPOTHEAL_DEBUG"):
+        traceback.print_exc()
+        raise typer.Exit(int(ExitCode.UNEXPECTED))
+    log = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spotheal" / "last-error.log"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(traceback.format_exc(), encoding="utf-8")
+        where = f"the details are in {log}"
+    except OSError:
+        where = "SPOTHEAL_DEBUG=1 shows the details"
+    fail(
+        f"fleetctl: unexpected: {type(error).__name__}: {error}\n  next: {where}; please report it", ExitCode.UNEXPECTED
+    )

@@ -1,0 +1,63 @@
+"""`fleetctl logs`: what agent and trainer said, on all instances of a run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from spotheal.agent.errors import ConfigError
+from spotheal.fleet.console import is_json, open_session, say, verb
+from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, sources
+
+EXAMPLE = "fleetctl logs -f resnet50"
+
+
+@verb
+def logs(
+    job: JobArgument = "",
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run ends, across replacements.")
+    ] = False,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", help="Only the instance of this start of the trainer.")
+    ] = None,
+    instance: Annotated[str, typer.Option("--instance", help="Only this instance.")] = "",
+    source: Annotated[
+        str, typer.Option("--source", metavar="agent|trainer", help="Only of this one.", autocompletion=sources)
+    ] = "",
+    job_file: JobFile = None,
+    run: RunOption = "",
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """What agent and trainer said, on all instances of a run.
+
+    Those that are gone included: instances store their logs every minute, and at a notice.
+    """
+    import json
+
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet import logs as reading
+    from spotheal.fleet.table import printable
+    from spotheal.fleet.target import find
+
+    as_json = is_json(output)
+    if source not in ("", "agent", "trainer"):
+        raise ConfigError(f"--source {source!r} is neither agent nor trainer", next_step="leave it out for both")
+    if attempt is not None and instance:
+        raise ConfigError("--attempt and --instance exclude each other", next_step="give one of them")
+    _, found = find(open_session(region, profile), job, job_file, run)
+    reader = reading.Reader(found, instance=reading.select(found, attempt=attempt, instance=instance), source=source)
+    shown = ""
+    for line in reader.follow(SystemClock()) if follow else reader.new_lines():
+        if as_json:
+            print(json.dumps({"schema_version": 1, **vars(line)}), flush=follow)
+            continue
+        if line.instance != shown:
+            say(f"== {line.instance}")
+            shown = line.instance
+        print(f"trainer | {printable(line.text)}" if line.source == "trainer" else printable(line.text), flush=follow)
+    if not shown and not as_json:
+        say("no instance has written logs to the store yet (they come every minute, and at a notice)")

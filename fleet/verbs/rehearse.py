@@ -1,0 +1,76 @@
+"""`fleetctl rehearse`: the job on this machine against a local cloud that takes machines away."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spotheal.agent.errors import JobFailed
+from spotheal.fleet.console import is_json, say, verb
+from spotheal.fleet.options import JobFile, Output, scenarios
+
+EXAMPLE = "fleetctl rehearse spot_fleet_config.json --job job.toml --keep ./rehearsed"
+
+
+@verb
+def rehearse(
+    file: Annotated[Path | None, typer.Argument(help="The fleet's file; without this and --job an example.")] = None,
+    job: JobFile = None,
+    scenario: Annotated[
+        str,
+        typer.Option(
+            "--scenario",
+            metavar="NAME",
+            help="Which faults: quiet, notice, kill, storm … (docs/rehearsal.md has all).",
+            autocompletion=scenarios,
+        ),
+    ] = "standard",
+    seed: Annotated[int, typer.Option("--seed", help="For scenario storm.")] = 0,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="DIR", help="Leave the volume's files and all logs here.")
+    ] = None,
+    reference: Annotated[bool, typer.Option(help="Also train without interruption, and compare the weights.")] = True,
+    output: Output = "",
+) -> None:
+    """Run a job on this machine, interrupted; calls no AWS.
+
+    The same request, agent and trainer as on AWS, as real processes against a local cloud; some minutes. The trainer
+    runs with the Python that fleetctl runs with, unless `python` in job.toml names another.
+    """
+    from spotheal.fleet.rehearsal.run import Options, rehearse
+
+    as_json = is_json(output)
+    yours = Path("spot_fleet_config.json")
+    if file is None and job is not None:
+        file = job.with_name(yours.name)
+    if file is None and yours.exists():
+        say(f"note: this is the example job; yours: fleetctl rehearse {yours}")
+    options = Options(file, job, scenario, seed, keep, reference)
+
+    from rich.console import Console
+
+    from spotheal.fleet import show
+    from spotheal.fleet.rehearsal.progress import display
+    from spotheal.fleet.rehearsal.report import report
+
+    with display(Console(stderr=True)) as shown:
+        summary = rehearse(options, shown)
+    if as_json:
+        print(show.as_json(summary.to_document()))
+    else:
+        Console().print(report(summary))
+    if not summary.passed:
+        cure = f"read {keep}/instances/*/logs/" if keep else "the same with --keep DIR leaves all logs in DIR"
+        if "No module named" in summary.story.reason:
+            cure = f"`setup` in job.toml, or install it for {sys.executable} (or what `python` in job.toml names)"
+        raise JobFailed(
+            f"the rehearsal did not pass: {'; '.join(summary.broken)}" if as_json else "the rehearsal did not pass",
+            next_step=cure,
+        )
+    if keep:
+        say(f"{keep} has the volume's files, the store and all logs")
+    if not as_json:
+        say("next: a job of your own, docs/real-aws.md" if file is None else f"next: fleetctl request {file}")

@@ -1,0 +1,117 @@
+"""`fleetctl request`: the plan, the question, the fleet."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spotheal.agent.errors import ConfigError
+from spotheal.fleet.console import ask, is_json, open_session, say, say_progress, verb
+from spotheal.fleet.options import JobFile, Output, Profile, Region, Yes, seconds_of
+from spotheal.fleet.verbs.status import show_status
+
+if TYPE_CHECKING:
+    from spotheal.fleet.runs import Run
+    from spotheal.fleet.session import Session
+
+EXAMPLE = "fleetctl request spot_fleet_config.json --wait"
+
+
+@verb
+def request(
+    file: Annotated[Path, typer.Argument(help="AWS's SpotFleetRequestConfig.")] = Path("spot_fleet_config.json"),
+    job: JobFile = None,
+    yes: Yes = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Send nothing; print the exact request as JSON.")] = False,
+    render: Annotated[
+        Path | None, typer.Option("--render", metavar="FILE", help="Send nothing; write the request for the aws CLI.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the job's last run and its volume.")] = False,
+    new_run: Annotated[bool, typer.Option("--new-run", help="Begin another run of a job that has one.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the run to its end.")] = False,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="TIME", help="With --wait: give up after 90s, 20m, 3h …")
+    ] = "",
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """Start a job; one that runs already is shown.
+
+    A fleet replaces interrupted instances until the training has ended. Shows what it will do and what it costs, asks
+    once, and can be typed again at any time: an interrupted request goes on. --dry-run and --render need no AWS
+    credentials.
+    """
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet import config, gather, plan, runs, show, submit, wheelhouse
+
+    as_json = is_json(output)
+    seconds_max = seconds_of("--timeout", timeout)
+    sends = not dry_run and render is None
+    if resume and new_run:
+        raise ConfigError("--resume and --new-run exclude each other", next_step="give one of them")
+    if sends and not yes and not sys.stdin.isatty():
+        raise ConfigError("there is no terminal to ask on", next_step="--yes to go ahead, or --dry-run to look first")
+    job_file = job or config.job_file_beside(file)
+    wanted = gather.Wanted(*config.read_request(file, job_file), job_file, file, resume, new_run)
+    session, clock = open_session(region, profile), SystemClock()
+    gather.settle_region(session, wanted)
+    name = wanted.job.job.name
+    offline = not sends and not session.has_credentials()
+    say_progress("reading the account …", quiet=offline)
+    way: plan.Way
+    if offline:
+        root_url, way = gather.offline_root(session, wanted.job.store.url), plan.Begin()
+    else:
+        root_url = session.store_root(wanted.job.store.url)
+        existing = gather.existing_run(session, root_url, name)
+        way = plan.decide_run(name, existing, resume=resume, new_run=new_run)
+    if isinstance(way, plan.Show):
+        run = runs.open_run(session.client("s3"), root_url, name, way.existing.run)
+        say(f"job {name} is at work already: run {run.id}, {way.existing.fleet}")
+        show_status(session, run, as_json)
+    else:
+        ready = gather.make_plan(session, wanted, way, root_url, wheelhouse.build(), clock, offline=offline)
+        if dry_run:
+            print(show.as_json(show.plan_document(ready.plan, sent=False)), flush=True)
+            say(f"{show.plan_text(ready.plan)}\n\nnothing was sent")  # after the JSON: on a terminal it stays in sight
+            return
+        if render is not None:
+            _render(ready.plan, render)
+            return
+        say(show.plan_text(ready.plan))
+        ask("Go ahead?", yes)
+        done = submit.carry_out(session, ready, clock, say)
+        document = show.plan_document(ready.plan, sent=True, result=done)
+        print(show.as_json(document) if as_json else f"{done['fleet_id']}  run {ready.plan.run} of job {name}")
+        say(f"next: fleetctl status {name}, fleetctl logs -f {name}, fleetctl cancel {name}")
+        run = runs.open_run(session.client("s3"), root_url, name, ready.plan.run)
+    if wait:
+        _wait(session, run, seconds_max)
+
+
+def _wait(session: Session, run: Run, seconds_max: float | None) -> None:
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet.wait import wait as follow
+
+    status = follow(session, run, SystemClock(), say, seconds_max)
+    say(f"done: {status.get('reason') or 'the run has ended'}; results in {run.store.url}/results/")
+
+
+def _render(plan: Any, target: Path) -> None:
+    from spotheal.fleet import request as building
+
+    built = building.Request(tuple(plan.request["create_launch_template"]), plan.request["request_spot_fleet"])
+    for suffix, text in building.render(built, target.name).items():
+        path = target.with_name(target.name + suffix)
+        path.write_text(text, encoding="utf-8")
+        if suffix == ".commands":
+            path.chmod(0o755)
+        print(path)
+    for note in plan.notes:
+        say(f"note: {note}")
+    say("nothing was sent. The instances will look for the run's documents, wheels and volume, which only "
+         "`fleetctl request` makes; to send it by hand all the same, see the .commands file beside it")  # fmt: skip
