@@ -17,6 +17,7 @@ from spotheal.agent.names import TAG_EC2_FLEET, TAG_FLEET_REQUEST, TAG_NAME, TAG
 
 _IOPS_TYPES = ("gp3", "io1", "io2")
 _TAG_VALUE_MAX = 256
+_SPOT_REASONS = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")  # codes of StateReason
 
 
 class DeviceNameTaken(Conflict):
@@ -74,6 +75,12 @@ class Instance:
     launched: datetime
     tags: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ()  # device names that are taken
+    state_reason: str = ""  # code of StateReason: who ended or stopped it
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether spot has taken it, as AWS tells afterwards: also where nothing there could note the notice."""
+        return self.state not in ("pending", "running") and self.state_reason in _SPOT_REASONS
 
 
 @dataclass(frozen=True)
@@ -364,4 +371,5 @@ def _instance(item: Mapping[str, Any]) -> Instance:
         launched=item["LaunchTime"],
         tags=_tags(item),
         devices=tuple(mapping["DeviceName"] for mapping in item.get("BlockDeviceMappings") or []),
+        state_reason=str((item.get("StateReason") or {}).get("Code") or ""),
     )

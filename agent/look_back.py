@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -16,6 +16,7 @@ from spotheal.agent.store import Store
 
 PATIENCE_SECONDS = 30 * 60.0
 _RETRY_SECONDS = 2.0
+_KNOWN = ("interrupted", "ended")  # outcomes that need no asking
 T = TypeVar("T")
 
 
@@ -49,15 +50,31 @@ class LookBack:
     def _parked(self, saved_at: str) -> End | None:
         """Never over the head of a living writer, and launches that live are no failures."""
         others, starts = self.launch.others_since_progress(), self.launch.starts
-        if decide_parked(others, starts, saved_at) is None:
-            return None
-        writer = self.store.highest_term()
-        ids = {str(launch.get("instance", "")) for launch in others} | ({writer.instance} if writer else set())
-        found = self.cloud.instances(ids - {self.instance})
+        writer = self.store.highest_term() if decide_parked(others, starts, saved_at) is not None else None
+        asked = {str(one.get("instance", "")) for one in others if one.get("outcome") not in _KNOWN}
+        found = self.cloud.instances((asked | ({writer.instance} if writer else set())) - {self.instance})
+        others = self._with_interruptions(others, found)
         living = {instance.id for instance in found if instance.state in ("pending", "running")}
         if writer is not None and writer.instance in living:
             return None
         return decide_parked([one for one in others if one.get("instance") not in living], starts, saved_at)
+
+    def _with_interruptions(self, others: list[dict[str, Any]], found: Iterable[Instance]) -> list[dict[str, Any]]:
+        """`others`, with what AWS says of those that could not say it: a machine that hung when its notice came, or got
+        none, was interrupted all the same. It is stored, because AWS forgets an instance an hour after its end.
+
+        Who ended by a user's call counts as before: the agent itself ends a machine that hangs so.
+        """
+        interrupted = {instance.id: instance.state for instance in found if instance.was_interrupted}
+        told = []
+        for one in others:
+            name = str(one.get("instance", ""))
+            if name in interrupted and one.get("outcome") not in _KNOWN:
+                one = {**one, "outcome": "interrupted"}
+                if interrupted[name] in ("terminated", "stopped"):  # its own agent writes no more
+                    self.store.count_launch(name, one)
+            told.append(one)
+        return told
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         """A store that is throttled is no fault of this start: ended by it, ten starts within a minute parked a run."""

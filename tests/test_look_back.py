@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +23,23 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 LOG = SimpleNamespace(warning=lambda text, **fields: logging.warning("%s %s", text, fields))
 
 
-def looking(living: tuple[str, ...] = (), clock: Clock | None = None, starts: int = 1) -> tuple[Store, LookBack]:
+def looking(
+    living: tuple[str, ...] = (),
+    clock: Clock | None = None,
+    starts: int = 1,
+    reasons: Mapping[str, str] | None = None,  # code of StateReason of those that ended
+) -> tuple[Store, LookBack]:
     """A store, and the look of i-9 at it; of the other instances only `living` run."""
     store = Store(InMemoryS3("bucket"), StoreUrl("bucket", "digits/r1"))
 
     def instances(ids: set[str]) -> tuple[Instance, ...]:
         return tuple(
-            Instance(one, "running" if one in living else "terminated", "us-west-2a", "g5.xlarge", NOON) for one in ids
+            Instance(one, "running", "us-west-2a", "g5.xlarge", NOON)
+            if one in living
+            else Instance(
+                one, "terminated", "us-west-2a", "g5.xlarge", NOON, state_reason=(reasons or {}).get(one, "")
+            )
+            for one in ids
         )
 
     launch: Any = SimpleNamespace(starts=starts, others=store.launches, others_since_progress=store.launches)
@@ -55,6 +67,32 @@ def test_five_dead_launches_without_a_checkpoint_park_the_run() -> None:
     found = look.find_end()
     assert found is not None
     assert (Phase.PARKED, False) == (found[0].phase, found[1])
+
+
+def test_launches_that_spot_has_taken_are_no_failures_and_that_is_stored() -> None:
+    """A machine that hung when its stop notice came, beside four that failed, parked a run."""
+    store, look = looking(reasons={"i-3": "Server.SpotInstanceShutdown"})
+    barren(store, 5)
+    assert look.find_end() is None
+    found = {one["instance"]: one.get("outcome") for one in store.launches()}
+    assert {"i-0": None, "i-1": None, "i-2": None, "i-3": "interrupted", "i-4": None} == found
+    _, again = looking()  # an hour later AWS has forgotten it
+    assert replace(again, store=store, launch=look.launch).find_end() is None
+
+
+def test_launches_that_were_ended_by_hand_or_by_themselves_count() -> None:
+    store, look = looking(reasons={"i-3": "Client.UserInitiatedShutdown", "i-4": "Client.InstanceInitiatedShutdown"})
+    barren(store, 5)
+    assert look.find_end() is not None
+
+
+def test_a_healthy_run_asks_ec2_for_no_instance() -> None:
+    asked: list[set[str]] = []
+    store, look = looking()
+    store.count_launch("i-1", {"time": "2026-11-21T08:01:00Z", "acknowledged": False, "outcome": "interrupted"})
+    cloud: Any = SimpleNamespace(instances=lambda ids: asked.append(ids) or ())
+    assert replace(look, cloud=cloud).find_end() is None
+    assert [set()] == asked  # of nobody: ec2.Ec2 makes no call
 
 
 def test_launches_that_live_are_no_failures() -> None:

@@ -493,3 +493,23 @@ def test_a_fleet_request_names_its_role(region: Region) -> None:
         SpotFleetRequestConfig={"IamFleetRole": "", "TargetCapacity": 1, "LaunchSpecifications": [SPECIFICATION]},
     )
     assert ROLE == region.fleet(region.a_fleet())["SpotFleetRequestConfig"]["IamFleetRole"]
+
+
+def test_a_describe_says_who_ended_or_stopped_an_instance(region: Region) -> None:
+    fleet, first = region.a_fleet_that_runs()
+    region.rules.kill(first)
+    taken = region.instance(first)
+    assert "Server.SpotInstanceTermination" == taken["StateReason"]["Code"] == taken["StateTransitionReason"]
+    region.after(70)
+    second = region.running(fleet)[0]
+    region.rules.interrupt(second, "stop")
+    region.after(145)
+    assert ("stopped", "Server.SpotInstanceShutdown") == (
+        region.state_of(second),
+        region.instance(second)["StateReason"]["Code"],
+    )
+    third = region.running(fleet)[0]
+    region.rules.call("CancelSpotFleetRequests", {"SpotFleetRequestIds": [fleet], "TerminateInstances": True})
+    region.after(30)
+    assert "Client.UserInitiatedShutdown" == region.instance(third)["StateReason"]["Code"]
+    assert region.instance(third)["StateTransitionReason"].startswith("User initiated (2")

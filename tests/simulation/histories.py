@@ -96,7 +96,9 @@ def _befall(region: LifeRegion, dice: random.Random, machine: Machine) -> None:
     fates = ["kill", "notice", "notice", "hang", "agent", "withdrawn", "rebalance", "stop", "late", "volume"]
     what = dice.choice(fates)
     machine.shell = dice.choice(["", "", "", "shell", "stuck"])
-    if what == "kill":
+    if what == "kill" and len(region.calls) % 2:
+        region.break_down(machine)
+    elif what == "kill":
         region.kill(machine)
     elif what == "notice":
         region.interrupt(machine)

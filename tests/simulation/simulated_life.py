@@ -260,7 +260,7 @@ class LifeRegion(Region):
             machine = self.machines[launch["instance"]]
             if machine.launched_at < self.acknowledged_at or launch["acknowledged"]:
                 fruitless = 0
-            elif not machine.alive and not machine.noticed:
+            elif not machine.alive and not machine.ended_by.startswith("Server.SpotInstance"):
                 fruitless += 1
             if fruitless >= LAUNCHES_WITHOUT_PROGRESS_MAX or launch["starts"] > STARTS_WITHOUT_PROGRESS_MAX:
                 phases.add("parked")

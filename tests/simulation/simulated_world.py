@@ -80,6 +80,7 @@ class Machine:
     shell: str = ""  # who keeps the mount busy
     going_down: bool = False
     noticed: bool = False
+    ended_by: str = ""  # code of StateReason
     launched_at: float = 0.0
     imds: Any = None  # set where the metadata service has something new
     asked_to_stop: Any = None  # SIGTERM
@@ -150,6 +151,7 @@ class Region:
     def _on_end(self, instance: str) -> None:
         machine = self.machines[instance]
         machine.alive, machine.mounted = False, None
+        machine.ended_by = self.rules.world.instances[instance].reason[0]
         machine.disks.clear()
         for agent in machine.agents:
             agent.end()
@@ -200,7 +202,13 @@ class Region:
         return machine
 
     def kill(self, machine: Machine) -> None:
+        """Taken by spot without a notice."""
         self.rules.kill(machine.id)
+
+    def break_down(self, machine: Machine) -> None:
+        """Its operating system goes down by itself, without a word to the agent."""
+        self.story.append(f"{self.time.seconds:9.1f} {machine.id} breaks down")
+        self.rules.powered_off(machine.id)
 
     def interrupt(self, machine: Machine, lead: float = 120.0) -> None:
         self.story.append(f"{self.time.seconds:9.1f} {machine.id} gets a notice")
@@ -251,7 +259,7 @@ class Region:
         if self.crash_kind == "agent":
             self.agent_died(machine)
         else:
-            self.rules.kill(machine.id)
+            self.rules.powered_off(machine.id)
         assert self.time.current is not None
         self.time.current.killed = True  # also what stands in a `finally` is not done any more
         raise Ended

@@ -60,10 +60,28 @@ def test_five_launches_that_gain_nothing_park_the_run():
         for number in range(1, 6):
             assert region.time.run(region.time.seconds + HOUR, lambda n=number: len(region.machines) == n)
             region.time.run(region.time.seconds + 95.0)  # the agent has counted its launch
-            region.kill(list(region.machines.values())[-1])
+            region.break_down(list(region.machines.values())[-1])
         assert region.time.run(region.time.seconds + HOUR, region.is_over)
         assert 6 == len(region.machines)
         assert "5 launches in a row" in region.documents("status.json")[0]["reason"]
+
+
+def test_launches_that_spot_took_without_a_word_park_nothing():
+    """Killed without a notice, or hung when it came: nothing on them could note it, and AWS tells it afterwards."""
+    with LifeRegion(ending=("done", 3)) as region:
+        region.add_another_job(D)
+        region.request(A, launch_in=[A] * 9)
+        for number in range(1, 8):
+            assert region.time.run(region.time.seconds + HOUR, lambda n=number: len(region.machines) == n)
+            region.time.run(region.time.seconds + 95.0)
+            machine = list(region.machines.values())[-1]
+            if number % 2:
+                region.kill(machine)
+            else:
+                region.hang(machine)
+                region.interrupt(machine, action="stop" if number == 2 else "terminate")
+        assert region.time.run(region.time.seconds + HOUR, region.is_over)
+        assert "done" == region.documents("status.json")[0]["phase"]
 
 
 def test_five_instances_that_wait_for_a_living_writer_park_nothing():
