@@ -15,7 +15,7 @@ import typer
 from spotheal.agent.errors import ExitCode
 from spotheal.fleet.console import GLOBALS, say
 from spotheal.fleet.options import Output, Profile, Region
-from spotheal.fleet.verbs import cancel, logs, rehearse, request, status, validate
+from spotheal.fleet.verbs import cancel, cloud, logs, rehearse, request, status, validate
 
 app = typer.Typer(
     name="fleetctl",
@@ -53,6 +53,7 @@ VERBS: tuple[tuple[Callable[..., None], str], ...] = (  # in the order of the he
     (cancel.cancel, cancel.EXAMPLE),
     (validate.validate, validate.EXAMPLE),
     (rehearse.rehearse, rehearse.EXAMPLE),
+    (cloud.cloud, cloud.EXAMPLE),
 )
 for _verb, _example in VERBS:
     app.command(epilog=f"Example: {_example}")(_verb)

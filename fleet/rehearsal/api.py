@@ -7,6 +7,7 @@ buckets and roles, exists in a process: a new endpoint empties it.
 from __future__ import annotations
 
 import io
+import json
 import re
 import socket
 import threading
@@ -51,6 +52,7 @@ class Endpoint:
         self.rulebook = rulebook
         self.store_faults = Faults()
         self.forwarded: list[Call] = []
+        self.control: Callable[[str, dict[str, str]], dict[str, Any]] | None = None  # orders below /_cloud/
         self._conditional = threading.Lock()
         self._metadata: dict[str, Imds] = {}
         self._metadata_lock = threading.Lock()
@@ -91,6 +93,8 @@ class Endpoint:
 
     # ---------------------------------------------------------------------------------------------------------- answers
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        if self.control is not None and environ.get("PATH_INFO", "").startswith("/_cloud/"):
+            return self._ordered(environ, start_response)
         match = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", ""))
         key, service = (match.group(1), match.group(3)) if match else ("", "")
         form = _form(environ)
@@ -105,6 +109,15 @@ class Endpoint:
         if service and service not in _KNOWN_SERVICES:  # moto would print and raise
             return _send(start_response, 400, b'{"__type": "UnknownOperationException", "message": "not rehearsed"}')
         return self._forward(environ, start_response, f"{service}:{action or environ['REQUEST_METHOD']}", key)
+
+    def _ordered(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        assert self.control is not None
+        try:
+            given = dict(parse_qsl(environ.get("QUERY_STRING", "")))
+            answer = self.control(environ["PATH_INFO"].removeprefix("/_cloud/"), given)
+        except (KeyError, ValueError) as fault:
+            return _send(start_response, 400, str(fault.args[0]).encode())
+        return _send(start_response, 200, json.dumps(answer).encode())
 
     def _ec2(
         self, environ: Environ, start_response: StartResponse, action: str, form: dict[str, str], key: str

@@ -1,0 +1,159 @@
+"""The rehearsal's cloud by itself, for an operator (or a script) to point fleetctl, boto3 or the aws CLI at.
+
+An account with nothing in it but AWS's own default VPC. Instances are real processes that run their user data. What AWS
+would do by itself is ordered through `control`: POST <endpoint>/_cloud/ORDER?name=value, answered with JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spotheal.agent.errors import ConfigError, NotFound, SpothealError
+from spotheal.fleet.rehearsal.run import ended_by_sigterm, passed_on
+from spotheal.fleet.rehearsal.scenario import Fault, Interrupt, Kill, NextZone, NoCapacity, Rebalance, Throttle
+
+if TYPE_CHECKING:
+    from spotheal.fleet.rehearsal.cloud import Cloud
+
+ORDERS = ("state", "interrupt", "kill", "rebalance", "no-capacity", "capacity", "throttle", "next-zone", "quota")
+NOTICE_SECONDS = 60.0
+_PATH = "/_cloud/"
+_UNSET = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN")
+
+
+def environment(endpoint: str, region: str) -> dict[str, str]:
+    """What a client of the local cloud has in its environment."""
+    hosts = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1"]))
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "AKIAREHEARSAL0000000",
+        "AWS_SECRET_ACCESS_KEY": "rehearsal",
+        "AWS_REGION": region,
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": hosts,
+        "no_proxy": hosts,
+    }
+
+
+def shell_lines(endpoint: str, region: str) -> str:
+    """For `eval`: the environment, and what would be stronger than it taken away."""
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in environment(endpoint, region).items()]
+    return "\n".join([f"unset {' '.join(_UNSET)}", *lines]) + "\n"
+
+
+@contextmanager
+def serving(region: str, folder: Path | None = None, seed: int = 0) -> Iterator[Cloud]:
+    """A cloud that is up; all of it is gone on leaving, its files too where `folder` is None."""
+    from spotheal.fleet.rehearsal.cloud import Cloud
+
+    place = folder or Path(tempfile.mkdtemp(prefix="spotheal-cloud-"))
+    place.mkdir(parents=True, exist_ok=True)
+    zones = tuple(f"{region}{letter}" for letter in "abcd")
+    # As an image with torch has it: the interpreter that `python` means on the instances is this one.
+    more = passed_on() | {"CONDA_PREFIX": sys.prefix}
+    try:
+        with Cloud(place.resolve(), region, zones, seed, more) as cloud:
+            cloud.endpoint.control = lambda order, given: obey(cloud, order, given)
+            yield cloud
+    finally:
+        if folder is None:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def serve(region: str, folder: Path | None, ready: Callable[[Cloud], None]) -> None:
+    """Serve until Ctrl-C or SIGTERM; `ready` is called once, when the endpoint answers."""
+    with ExitStack() as stack:
+        stack.enter_context(suppress(KeyboardInterrupt))
+        stack.enter_context(ended_by_sigterm())
+        stack.enter_context(redirect_stdout(sys.stderr))  # moto prints
+        ready(stack.enter_context(serving(region, folder)))
+        threading.Event().wait()
+
+
+# ------------------------------------------------------------------------------------------------------------- control
+def obey(cloud: Cloud, order: str, given: dict[str, str]) -> dict[str, Any]:
+    """What an order came to; ValueError or KeyError where it makes no sense."""
+    rules = cloud.rules
+    if order == "state":
+        return state(cloud)
+    if order == "capacity":
+        rules.no_capacity((), 0.0)
+        return {"said": "capacity everywhere"}
+    if order == "quota":
+        most = given.get("instances", "")
+        rules.limit_instances(int(most) if most else None)
+        return {"said": f"at most {most} instances" if most else "no limit of instances"}
+    live = [one.id for one in rules.instances() if one.state in ("pending", "running") and not one.leaving]
+    instance = given.get("instance") or (live[-1] if live else "")
+    fault = _fault(order, given)
+    if not isinstance(fault, (NoCapacity, Throttle, NextZone)) and instance not in live:
+        raise KeyError(f"no instance {instance} is running" if instance else "no instance is running")
+    return {"said": cloud.make(fault, instance), "instance": instance or None}
+
+
+def _fault(order: str, given: dict[str, str]) -> Fault:
+    seconds = float(given["seconds"]) if given.get("seconds") else None
+    faults: dict[str, Callable[[], Fault]] = {
+        "interrupt": lambda: Interrupt(NOTICE_SECONDS if seconds is None else seconds),
+        "kill": Kill,
+        "rebalance": Rebalance,
+        "no-capacity": lambda: NoCapacity(60.0 if seconds is None else seconds),
+        "throttle": lambda: Throttle(10.0 if seconds is None else seconds, 0.5, 1),
+        "next-zone": lambda: NextZone(True),
+    }
+    if order not in faults:
+        raise ValueError(f"{order!r} is no order; there are {', '.join(ORDERS)}")
+    return faults[order]()
+
+
+def state(cloud: Cloud) -> dict[str, Any]:
+    """All that costs or is left, as AWS would list it."""
+    rules = cloud.rules
+    return {
+        "instances": [
+            {"id": one.id, "state": one.state, "zone": one.zone, "type": one.type, "reason": one.reason[0],
+             "folder": str(machine.folder) if (machine := cloud.machines.get(one.id)) else None}
+            for one in rules.instances()
+        ],
+        "volumes": [{"id": one.id, "state": one.state, "zone": one.zone, "tags": dict(one.tags)}
+                    for one in rules.volumes()],
+        "snapshots": [{"id": one.id, "state": one.state, "tags": dict(one.tags)} for one in rules.snapshots()],
+        "fleets": [{"id": one.id, "state": one.state} for one in rules.fleets()],
+        "templates": [one.name for one in rules.world.templates.all()],
+        "calls": rules.counts(),
+    }  # fmt: skip
+
+
+def send(order: str, given: dict[str, str]) -> dict[str, Any]:
+    """Give an order to the local cloud that AWS_ENDPOINT_URL names."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL", "").rstrip("/")
+    if urllib.parse.urlsplit(endpoint).hostname not in ("127.0.0.1", "localhost"):
+        raise ConfigError(
+            "AWS_ENDPOINT_URL names no cloud on this machine",
+            next_step="start one with `fleetctl cloud`, and take over the lines that it prints",
+        )
+    url = f"{endpoint}{_PATH}{urllib.parse.quote(order)}?{urllib.parse.urlencode(given)}"
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(urllib.request.Request(url, method="POST"), timeout=30) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+    except urllib.error.HTTPError as error:
+        raise NotFound(error.read().decode("utf-8", "replace") or str(error)) from None
+    except (OSError, ValueError) as error:
+        raise SpothealError(f"{endpoint} does not answer: {error}", next_step="is `fleetctl cloud` running?") from None

@@ -1,0 +1,76 @@
+"""`fleetctl cloud`: the rehearsal's cloud by itself, to try the other verbs on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spotheal.agent.errors import ConfigError
+from spotheal.fleet.console import is_json, open_session, say, verb
+from spotheal.fleet.options import Output, Region
+
+if TYPE_CHECKING:
+    from spotheal.fleet.rehearsal.cloud import Cloud
+
+EXAMPLE = 'fleetctl cloud --env cloud.env & sleep 5; . ./cloud.env; fleetctl init --repo . --command "python train.py"'
+
+
+@verb
+def cloud(
+    order: Annotated[
+        str,
+        typer.Argument(
+            metavar="[ORDER]",
+            help="To a cloud that runs: state, interrupt, kill, rebalance, no-capacity, capacity, throttle, next-zone, "
+            "quota. Without: start one.",
+        ),
+    ] = "",
+    instance: Annotated[str, typer.Option("--instance", metavar="ID", help="Which one; else the newest.")] = "",
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", help="Lead of a notice; how long capacity is away or EC2 throttles.")
+    ] = None,
+    count: Annotated[int | None, typer.Option("--count", help="With quota: so many instances; else no limit.")] = None,
+    env: Annotated[
+        Path | None, typer.Option("--env", metavar="FILE", help="Write the shell lines here once it answers.")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="DIR", help="Machines and volumes lie here, and stay.")
+    ] = None,
+    region: Region = "",
+    output: Output = "",
+) -> None:
+    """Serve an empty AWS account on this machine; calls no AWS.
+
+    Prints shell lines that point fleetctl (and the aws CLI) at it and serves until Ctrl-C. Instances are processes that
+    really run; what AWS would do to them is ordered with `fleetctl cloud ORDER` in another shell. Linux only.
+    """
+    from spotheal.fleet import show
+    from spotheal.fleet.rehearsal import run, serve
+
+    as_json = is_json(output)
+    if order:
+        if order not in serve.ORDERS:
+            raise ConfigError(f"{order!r} is no order", next_step=f"one of {', '.join(serve.ORDERS)}")
+        given = {"instance": instance, "seconds": "" if seconds is None else str(seconds),
+                 "instances": "" if count is None else str(count)}  # fmt: skip
+        answer = serve.send(order, {name: value for name, value in given.items() if value})
+        print(show.as_json({"schema_version": 1, **answer}) if as_json or "said" not in answer else answer["said"])
+        return
+    run.check_machine()
+    run.check_extras(example=False)
+    where = open_session(region or "us-west-2", "").settle_region()
+    out = sys.stdout
+
+    def ready(up: Cloud) -> None:
+        lines = serve.shell_lines(up.url, where)
+        if env is not None:
+            beside = env.with_name(f".{env.name}.part")
+            beside.write_text(lines, encoding="utf-8")
+            beside.replace(env)
+        print(lines, end="", file=out, flush=True)
+        say("serving until Ctrl-C; `fleetctl cloud interrupt` in a shell with these lines sends a notice")
+
+    serve.serve(where, keep, ready)
