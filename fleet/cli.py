@@ -1,71 +1,78 @@
-"""fleetctl: the program, and its table of verbs.
+"""fleetctl: the program's front door, and its table of verbs.
 
-Everything heavy (boto3, botocore's models, rich) is imported inside the verb that needs it: `fleetctl --help` must
-answer at once.
+Only the standard library is imported here: the overall help is printed from the table below, without typer and without
+any verb; `program` makes the rest, and each verb's module is imported when it is asked for.
+
+A verb `NAME` is the function `NAME` of `fleet/verbs/NAME.py`, or `app` there where it has verbs of its own; a test
+holds each line here equal to the first line of its docstring.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
-from typing import Annotated
+from typing import Any
 
-import typer
-
-from spotheal.agent.errors import ExitCode
-from spotheal.fleet.console import GLOBALS, say
-from spotheal.fleet.options import Output, Profile, Region
-from spotheal.fleet.verbs import cancel, cloud, logs, rehearse, request, status, validate
-
-app = typer.Typer(
-    name="fleetctl",
-    help="Trains on EC2 spot instances, goes on after interruptions, and ends its fleet when the training is done.",
-    epilog="Example: fleetctl rehearse; then docs/real-aws.md leads to fleetctl request",
-    no_args_is_help=True,
-    rich_markup_mode=None,  # rich takes longer to import than the help to print
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+SUMMARY = "Trains on EC2 spot instances, goes on after interruptions, and ends its fleet when the training is done."
+EXAMPLE = "fleetctl rehearse; then docs/real-aws.md leads to fleetctl request"
+SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("Start", (
+        ("validate", "Check both files of a request; calls no AWS."),
+        ("request", "Start a job; one that runs already is shown."),
+    )),
+    ("Look", (
+        ("status", "Where a job is: fleet, instances, volumes, progress."),
+        ("logs", "What agent and trainer said, on all instances of a run."),
+    )),
+    ("End", (
+        ("cancel", "End a run: its fleet and instances. The volume with the checkpoints stays, and so does the store."),
+    )),
+    ("On this machine", (
+        ("rehearse", "Run a job on this machine, interrupted; calls no AWS."),
+        ("cloud", "Serve an empty AWS account on this machine; calls no AWS."),
+    )),
+)  # fmt: skip
+VERBS: dict[str, str] = {name: line for _, verbs in SECTIONS for name, line in verbs}
+OPTIONS = (
+    ("--region NAME", "AWS region; else AWS_REGION, AWS_DEFAULT_REGION, job.toml, the profile."),
+    ("--profile NAME", "AWS profile; else AWS_PROFILE."),
+    ("--output table|json", "JSON goes to stdout alone."),
+    ("--version", "Print the version."),
+    ("--install-completion", "Install completion for the current shell."),
+    ("--show-completion", "Show completion for the current shell, to copy it or customize the installation."),
+    ("-h, --help", "Show this message and exit."),
 )
-
-
-@app.callback(invoke_without_command=True)
-def root(
-    context: typer.Context,
-    region: Region = "",
-    profile: Profile = "",
-    output: Output = "table",
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    GLOBALS.region, GLOBALS.profile, GLOBALS.output = region, profile, output
-    if version:
-        from importlib.metadata import version as installed
-
-        print(f"fleetctl {installed('spotheal')}")
-        raise typer.Exit
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
-
-VERBS: tuple[tuple[Callable[..., None], str], ...] = (  # in the order of the help
-    (request.request, request.EXAMPLE),
-    (status.status, status.EXAMPLE),
-    (logs.logs, logs.EXAMPLE),
-    (cancel.cancel, cancel.EXAMPLE),
-    (validate.validate, validate.EXAMPLE),
-    (rehearse.rehearse, rehearse.EXAMPLE),
-    (cloud.cloud, cloud.EXAMPLE),
-)
-for _verb, _example in VERBS:
-    app.command(epilog=f"Example: {_example}")(_verb)
 
 
 def main() -> None:
     """The console script `fleetctl`."""
-    try:
-        app(prog_name="fleetctl")
-    except KeyboardInterrupt:
-        say("fleetctl: interrupted")
-        sys.exit(int(ExitCode.INTERRUPTED))
+    if "_FLEETCTL_COMPLETE" not in os.environ and sys.argv[1:] in ([], ["--help"], ["-h"]):
+        print(help_text())
+        return
+    from spotheal.fleet.program import run
+
+    run()
+
+
+def help_text() -> str:
+    """The overall help: what `fleetctl`, `fleetctl -h` and `fleetctl --help` print."""
+    width = max(len(name) for name in VERBS) + 2
+    lines = ["Usage: fleetctl [OPTIONS] COMMAND [ARGS]...", "", f"  {SUMMARY}"]
+    for section, verbs in SECTIONS:
+        lines += ["", f"{section}:", *(f"  {name.ljust(width)}{line}" for name, line in verbs)]
+    wide = max(len(option) for option, _ in OPTIONS) + 2
+    lines += ["", "Options:", *(f"  {option.ljust(wide)}{says}" for option, says in OPTIONS)]
+    lines += ["", "`fleetctl COMMAND --help` shows a command's options and an example.", f"Example: {EXAMPLE}"]
+    return "\n".join(lines)
+
+
+def __getattr__(name: str) -> Any:
+    """`app`, the typer application, made when it is first asked for."""
+    if name == "app":
+        from spotheal.fleet.program import app
+
+        return app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 if __name__ == "__main__":

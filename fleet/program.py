@@ -1,0 +1,92 @@
+"""The typer application: the root command, and the verbs as they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from spotheal.agent.errors import ExitCode
+from spotheal.fleet import cli
+from spotheal.fleet.console import GLOBALS, say
+from spotheal.fleet.options import Output, Profile, Region
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+class Verbs(TyperGroup):
+    """Imports the module of the verb that is asked for, and no other."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(cli.VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return verb_command(cmd_name) if cmd_name in cli.VERBS else None
+
+    def get_help(self, ctx: Any) -> str:
+        return cli.help_text()
+
+
+def verb_command(name: str) -> Any:
+    """The command of a verb; the root's settings hold for it."""
+    module = importlib.import_module(f"spotheal.fleet.verbs.{name}")
+    if hasattr(module, "app"):
+        own: typer.Typer = module.app
+    else:
+        own = _plain()
+        own.command(name, epilog=f"Example: {module.EXAMPLE}", context_settings=_SETTINGS)(getattr(module, name))
+    made = typer.main.get_command(own)
+    made.name = name
+    return made
+
+
+def _plain(**more: Any) -> typer.Typer:
+    return typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,  # rich takes longer to import than the help to print
+        pretty_exceptions_enable=False,
+        context_settings=_SETTINGS,
+        **more,
+    )
+
+
+app = typer.Typer(
+    name="fleetctl",
+    cls=Verbs,
+    help=cli.SUMMARY,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings=_SETTINGS,
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "table",
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    GLOBALS.region, GLOBALS.profile, GLOBALS.output = region, profile, output
+    if version:
+        from importlib.metadata import version as installed
+
+        print(f"fleetctl {installed('spotheal')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def run() -> None:
+    try:
+        app(prog_name="fleetctl")
+    except KeyboardInterrupt:
+        say("fleetctl: interrupted")
+        sys.exit(int(ExitCode.INTERRUPTED))
+
+
