@@ -42,6 +42,7 @@ def environment(endpoint: str, region: str) -> dict[str, str]:
         "AWS_ACCESS_KEY_ID": "AKIAREHEARSAL0000000",
         "AWS_SECRET_ACCESS_KEY": "rehearsal",
         "AWS_REGION": region,
+        "AWS_DEFAULT_REGION": region,
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         "AWS_EC2_METADATA_DISABLED": "true",
