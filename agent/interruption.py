@@ -62,6 +62,7 @@ class Watcher:
         on_notice: Callable[[Interruption], None] | None = None,
         on_rebalance: Callable[[], None] | None = None,
         log: Callable[[str], None] | None = None,
+        on_poll: Callable[[], None] = lambda: None,
     ) -> None:
         self.notice_event = threading.Event()
         self.withdrawn = threading.Event()
@@ -69,6 +70,7 @@ class Watcher:
         self.shutting_down = threading.Event()
         self._metadata, self._clock, self._poll_seconds = metadata, clock, poll_seconds
         self._on_notice, self._on_rebalance, self._log = on_notice, on_rebalance, log or (lambda text: None)
+        self._on_poll = on_poll
         self._lock = threading.RLock()
         self._current: Interruption | None = None
         self._over: set[str] = set()  # notices that are handled or were stale; they may stay for ever
@@ -96,6 +98,7 @@ class Watcher:
 
     def _watch(self) -> None:
         while True:
+            self._on_poll()
             self.poll()
             if self._clock.sleep(self._poll_seconds, until=self._stop):
                 return

@@ -39,6 +39,12 @@ from spotheal.agent.interruption import Interruption, Watcher
 from spotheal.agent.keep import link_kept
 from spotheal.agent.launch import Launch
 from spotheal.agent.ledger import Ledger
+from spotheal.agent.liveness import (
+    HEALING_SECONDS_MAX,
+    HEARTBEAT_SECONDS_MAX,
+    WATCH_SECONDS_MAX,
+    Liveness,
+)
 from spotheal.agent.logs import Logs
 from spotheal.agent.look_back import LookBack
 from spotheal.agent.metadata import Metadata
@@ -48,6 +54,7 @@ from spotheal.agent.repo import checkout
 from spotheal.agent.setup_commands import prepare as run_setup
 from spotheal.agent.status import Status
 from spotheal.agent.store import Store
+from spotheal.agent.systemd_notify import Notifier
 from spotheal.agent.trainer_stage import Instruments, TrainerStage
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.heal import Held, heal
@@ -72,12 +79,14 @@ class World:
     ec2: Any  # boto3 clients
     s3: Any
     asked_to_stop: threading.Event = field(default_factory=threading.Event)  # SIGTERM
+    manager: Notifier = field(default_factory=Notifier)  # systemd, or nobody
 
     @classmethod
     def real(cls, config: InstanceConfig) -> World:
         clock, paths = SystemClock(), Paths.from_environment()
         ec2, s3 = aws.client("ec2", config.region), aws.client("s3", config.region)
-        return cls(clock, paths, Host(), Metadata(clock=clock), Logs(paths.logs), ec2, s3)
+        manager = Notifier.from_environment()
+        return cls(clock, paths, Host(), Metadata(clock=clock), Logs(paths.logs), ec2, s3, manager=manager)
 
 
 def ends_the_run(stage: Callable[P, End]) -> Callable[P, End]:
@@ -152,18 +161,23 @@ class Life:
         self._closing = threading.Event()  # the agent ends
         self._threads: list[threading.Thread] = []
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="stage")
+        self._liveness = Liveness(self._clock, world.manager)
         self._watcher = Watcher(
             world.metadata,
             self._clock,
             on_notice=self._on_notice,
             on_rebalance=self._on_rebalance,
             log=lambda text: self._log.warning(text),
+            on_poll=self._liveness.expect("the watch for notices", WATCH_SECONDS_MAX),
         )
 
     # ------------------------------------------------------------------------------------------- what runs beside it
     def __enter__(self) -> Life:
         self._watcher.start()
+        self._beats = self._liveness.expect("the heartbeat", HEARTBEAT_SECONDS_MAX)
         self._beside("heartbeat", lambda: self._status.beat(self._closing, self._beat))
+        if self._world.manager.is_there:
+            self._beside("liveness", lambda: self._liveness.watch(self._closing, self._status.in_words))
         self._beside("shutdown", self._watch_shutdown)
         return self
 
@@ -172,6 +186,7 @@ class Life:
     ) -> None:
         self._closing.set()
         self._warmup.end()
+        self._world.manager.stopping()
         self._watcher.stop()
         if self._trainer is not None and error is not None:
             self._trainer.stop()
@@ -185,6 +200,7 @@ class Life:
         self._threads.append(thread)
 
     def _beat(self) -> None:
+        self._beats()
         self._world.logs.ship(self._store, self._here.instance)
         self._ledger.flush()
         trainer = self._trainer  # the stage may end meanwhile, and a heartbeat that fails never beats again
@@ -247,7 +263,11 @@ class Life:
         """The job's volume, mounted here under a term of ours."""
         self._context = self._healing()
         self._status.note(phase=Phase.HEALING)
-        found = heal(self._context)
+        self._context.on_round = self._liveness.expect("healing", HEALING_SECONDS_MAX)
+        try:
+            found = heal(self._context)
+        finally:
+            self._liveness.release("healing")
         if isinstance(found, End):
             raise RunOver(found)
         self._held = found

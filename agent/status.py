@@ -102,6 +102,13 @@ class Status:
             self._published = self._clock.monotonic()
             return True
 
+    def in_words(self) -> str:
+        """One line, for the service manager."""
+        with self._lock:
+            phase, progress = str(self._fields["phase"]), self._fields["progress"] or {}
+        step = progress.get("step")
+        return phase if step is None else f"{phase}, step {step}"
+
     def document(self) -> dict[str, Any]:
         with self._lock:
             head = {"schema_version": STATUS_SCHEMA_VERSION, "heartbeat": rfc3339(self._clock.now())}

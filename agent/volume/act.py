@@ -119,7 +119,6 @@ def let_go(ctx: Context, volumes: tuple[str, ...]) -> None:
 
 def _wait(action: Wait, ctx: Context) -> None:
     until = ctx.clock.monotonic() + action.seconds
-    ctx.on_wait(action.why)
     if action.snapshot is not None:
         return _await_snapshot(action.snapshot, until, ctx)
     while (left := until - ctx.clock.monotonic()) > 0:

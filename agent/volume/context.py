@@ -92,7 +92,7 @@ class Context:
     log: Any
     checkpoint_names: Callable[[str], Iterable[str]]
     on_term: Callable[[int], None] = lambda term: None
-    on_wait: Callable[[str], None] = lambda why: None
+    on_round: Callable[[], None] = lambda: None
     random: random.Random = field(default_factory=random.Random)
     memory: Memory = field(init=False)
 

@@ -107,6 +107,7 @@ def heal(ctx: Context) -> Held | End:
     told: int | None = None
     known: Observed | None = None  # what our own last action has made of the last look
     while True:
+        ctx.on_round()
         if ctx.stop.is_set():
             leave(ctx)
             raise Interrupted("healing was stopped; what was begun is let go")

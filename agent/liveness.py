@@ -1,0 +1,76 @@
+"""Whether the agent lives: its loops move on, each within its own time. The service manager is told only while all do.
+
+A thread that says "alive" by itself proves nothing: it goes on in an agent whose every loop hangs. So each loop beats,
+and the thread here only passes on that none of them is late. An agent that is stuck before it has claimed a term is
+missed by no other instance: a fleet of one has no other. The manager ends it and starts it again, and the eleventh
+start that gained nothing parks the run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from spotheal.agent.clock import Clock, Stop
+from spotheal.agent.systemd_notify import Notifier
+
+# Polls come every two seconds and their requests end within some more: silence is a process that gets no time, or a
+# thread that waits for a lock which nobody gives back.
+WATCH_SECONDS_MAX = 120.0
+# Five tries of a call that hangs take two minutes; a round of healing makes about ten, and may replay a journal.
+HEALING_SECONDS_MAX = 20 * 60.0
+HEARTBEAT_SECONDS_MAX = 20 * 60.0  # ships logs and status, with the same tries
+_TELL_SECONDS_MAX = 15.0
+
+
+class Liveness:
+    """The loops that are expected to move on, and when each did last; safe to call from any thread."""
+
+    def __init__(self, clock: Clock, notifier: Notifier) -> None:
+        self._clock, self._notifier = clock, notifier
+        self._lock = threading.Lock()
+        self._loops: dict[str, tuple[float, float]] = {}  # name -> seconds it may take, moment of its last beat
+
+    def expect(self, loop: str, seconds_max: float) -> Callable[[], None]:
+        """From now on `loop` beats, by calling what is returned, at least so often; until `release`."""
+        with self._lock:
+            self._loops[loop] = (seconds_max, self._clock.monotonic())
+        return lambda: self._beat(loop)
+
+    def release(self, loop: str) -> None:
+        """The loop has ended, or waits for what may take any time: a user's setup commands, the end of the machine."""
+        with self._lock:
+            self._loops.pop(loop, None)
+
+    def _beat(self, loop: str) -> None:
+        with self._lock:
+            if loop in self._loops:
+                self._loops[loop] = (self._loops[loop][0], self._clock.monotonic())
+
+    def late(self) -> dict[str, float]:
+        """The loops that are late, and for how many seconds each has not moved."""
+        now = self._clock.monotonic()
+        with self._lock:
+            silent = {loop: (now - beat, most) for loop, (most, beat) in self._loops.items()}
+        return {loop: seconds for loop, (seconds, most) in silent.items() if seconds > most}
+
+    def tell(self, status: str = "") -> bool:
+        """Tell the manager that the agent lives, unless a loop is late: then which. Returns whether it lives."""
+        late = self.late()
+        if late:
+            said = ", ".join(f"{loop} for {seconds:.0f} s" for loop, seconds in sorted(late.items()))
+            self._notifier.status(f"hangs: nothing has come from {said}")
+            return False
+        self._notifier.alive()
+        if status:
+            self._notifier.status(status)
+        return True
+
+    def watch(self, stop: Stop, status: Callable[[], str] = lambda: "") -> None:
+        """A thread's work: tell the manager, several times in each span that it watches. Ends where none does."""
+        span = self._notifier.watchdog_seconds
+        self._notifier.ready(status())
+        if span is None:
+            return
+        while not self._clock.sleep(min(_TELL_SECONDS_MAX, span / 4), until=stop):
+            self.tell(status())
