@@ -191,8 +191,7 @@ KEYS: tuple[Key, ...] = (
         "engine",
         "spot-fleet",
         _one_of("spot-fleet", "ec2-fleet"),
-        "AWS interface that keeps the capacity",
-        ready=False,
+        "AWS interface that keeps the capacity; the fleet's file is the same for both",
     ),
     Key("fleet", "harden", True, _boolean, "launch template with IMDSv2 required and a hop limit of 1"),
     Key(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from spotheal.agent.aws import translated
 from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.ec2 import Instance, Volume
 from spotheal.agent.errors import Conflict, Retryable
 from spotheal.agent.names import TAG_JOB, TAG_RUN, Phase
-from spotheal.fleet import runs
+from spotheal.fleet import engine, runs
 from spotheal.fleet.session import Session
 
 CANCEL_TRIES = 5
@@ -35,9 +33,9 @@ def make_plan(session: Session, run: runs.Run) -> CancelPlan:
     fleet = str(document.get("fleet_id") or "")
     live = ""
     if fleet:
-        config = _described(session, fleet)
-        if config.get("SpotFleetRequestState") in runs.LIVE_FLEET_STATES:
-            _check_owner(fleet, config, run)
+        described = engine.describe(session.client("ec2"), fleet)
+        if described is not None and described.is_live:
+            _check_owner(described, run)
             live = fleet
     instances = [one for one in session.ec2.instances_tagged(TAG_RUN, run.id) if one.state not in _GONE]
     kept = session.ec2.volumes_of_run(run.id)
@@ -65,18 +63,12 @@ def carry_out(session: Session, run: runs.Run, plan: CancelPlan, clock: Clock) -
         run.store.write_status({**status, "reason": f"cancelled by fleetctl at {rfc3339(clock.now())}"})
 
 
-def _described(session: Session, fleet: str) -> dict[str, Any]:
-    with translated(f"describe {fleet}"):
-        answer = session.client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[fleet])
-    configs = answer.get("SpotFleetRequestConfigs", [])
-    return dict(configs[0]) if configs else {}
-
-
-def _check_owner(fleet: str, config: dict[str, Any], run: runs.Run) -> None:
-    tags = {tag["Key"]: tag["Value"] for tag in config.get("Tags") or []}
+def _check_owner(fleet: engine.Fleet, run: runs.Run) -> None:
     for tag, ours in ((TAG_RUN, run.id), (TAG_JOB, run.job)):
-        if tags.get(tag, ours) != ours:
+        if fleet.tags.get(tag, ours) != ours:
+            look = "describe-fleets --fleet-ids" if engine.is_ec2_fleet(fleet.id) else (
+                "describe-spot-fleet-requests --spot-fleet-request-ids")  # fmt: skip
             raise Conflict(
-                f"{fleet} carries {tag}={tags[tag]}, not {ours}: it is another run's, and is left alone",
-                next_step=f"look at it with `aws ec2 describe-spot-fleet-requests --spot-fleet-request-ids {fleet}`",
+                f"{fleet.id} carries {tag}={fleet.tags[tag]}, not {ours}: it is another run's, and is left alone",
+                next_step=f"look at it with `aws ec2 {look} {fleet.id}`",
             )

@@ -15,7 +15,7 @@ from typing import Any
 
 from spotheal.agent.config import JobConfig, parse_job
 from spotheal.agent.errors import ConfigError, NotFound
-from spotheal.fleet import jsonfile
+from spotheal.fleet import ec2fleet, jsonfile
 from spotheal.fleet.checks import fleet_faults, fleet_warnings, is_walkable, placeholder_faults
 from spotheal.fleet.places import region_of, spec_subnets, split_list
 
@@ -190,6 +190,11 @@ def read_request(fleet_file: Path, job_file: Path) -> tuple[FleetConfig, JobConf
         job = read_job(job_file)
     except ConfigError as error:
         faults.append(error)
+    if fleet is not None and job is not None and job.fleet.engine == "ec2-fleet":
+        unknown = [f"{fleet_file}: {fault}" for fault in ec2fleet.check(fleet.document)]
+        if unknown:
+            cure = f'take it out, or set [fleet] engine = "spot-fleet" in {job_file}'
+            raise ConfigError("\n".join(unknown), next_step=cure)
     if fleet is None or job is None:
         messages = "\n".join(error.message for error in faults)
         raise ConfigError(messages, next_step="; ".join(error.next_step for error in faults if error.next_step))

@@ -22,6 +22,7 @@ from spotheal.agent.names import (
     VolumeState,
     volume_token,
 )
+from spotheal.fleet.request import call_of
 
 
 # -------------------------------------------------------------------------------------------------------- which run
@@ -189,8 +190,11 @@ class SendFleet:
     arguments: dict[str, Any]
 
     def says(self) -> str:
-        config = self.arguments["SpotFleetRequestConfig"]
-        return f"request a spot fleet of 1 instance, {config['AllocationStrategy']}, until {config['ValidUntil']}"
+        if "SpotFleetRequestConfig" in self.arguments:
+            config = self.arguments["SpotFleetRequestConfig"]
+            return f"request a spot fleet of 1 instance, {config['AllocationStrategy']}, until {config['ValidUntil']}"
+        strategy = self.arguments["SpotOptions"]["AllocationStrategy"]
+        return f"create an EC2 fleet of 1 spot instance, {strategy}, until {self.arguments['ValidUntil']}"
 
 
 Step = (
@@ -302,7 +306,8 @@ class Plan:
         return {
             "create_volume": next((step.spec.request() for step in self.steps if isinstance(step, CreateVolume)), None),
             "create_launch_template": [step.arguments for step in self.steps if isinstance(step, CreateTemplate)],
-            "request_spot_fleet": fleet[0] if fleet else None,
+            **{"request_spot_fleet": None, "create_fleet": None},
+            **({call_of(fleet[0]): fleet[0]} if fleet else {}),
         }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from spotheal.agent.clock import parse_rfc3339, rfc3339
 from spotheal.agent.config import JobConfig
 from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN
-from spotheal.fleet import template
+from spotheal.fleet import ec2fleet, engine, template
 from spotheal.fleet.config import FleetConfig
 
 DEFAULT_STRATEGY = "priceCapacityOptimized"
@@ -43,13 +43,19 @@ class Order:
 
 @dataclass(frozen=True)
 class Request:
-    """`templates`: arguments of CreateLaunchTemplate, in order; `fleet`: arguments of RequestSpotFleet."""
+    """`templates`: arguments of CreateLaunchTemplate, in order; `fleet`: those of RequestSpotFleet, or of CreateFleet
+    (`[fleet] engine = "ec2-fleet"`), which has no SpotFleetRequestConfig around it."""
 
     templates: tuple[dict[str, Any], ...]
     fleet: dict[str, Any]
 
     def to_document(self) -> dict[str, Any]:
-        return {"create_launch_templates": list(self.templates), "request_spot_fleet": self.fleet}
+        return {"create_launch_templates": list(self.templates), call_of(self.fleet): self.fleet}
+
+
+def call_of(arguments: dict[str, Any]) -> str:
+    """The boto3 method that takes a fleet's arguments."""
+    return "create_fleet" if engine.is_ec2_fleet_request(arguments) else "request_spot_fleet"
 
 
 def build(order: Order) -> Request:
@@ -75,13 +81,16 @@ def build(order: Order) -> Request:
         config["LaunchTemplateConfigs"] = [
             _copied(order, index, entry, templates) for index, entry in enumerate(order.fleet.template_configs)
         ]
-    elif order.job.fleet.harden:
+    elif order.job.fleet.harden or order.job.fleet.engine == "ec2-fleet":  # an EC2 fleet launches templates only
         del config["LaunchSpecifications"]
         config["LaunchTemplateConfigs"] = [
-            _hardened(order, index, spec, templates) for index, spec in enumerate(order.fleet.specifications)
+            _as_template(order, index, spec, templates) for index, spec in enumerate(order.fleet.specifications)
         ]
     else:
         config["LaunchSpecifications"] = [_specification(order, spec) for spec in order.fleet.specifications]
+    if order.job.fleet.engine == "ec2-fleet":
+        arguments = ec2fleet.create_fleet(config)
+        return Request(tuple(templates), {**arguments, "ClientToken": token(order, "fleet", arguments)})
     config["ClientToken"] = token(order, "fleet", config)
     return Request(tuple(templates), {"SpotFleetRequestConfig": config})
 
@@ -130,8 +139,9 @@ def _created(order: Order, index: int, data: dict[str, Any], templates: list[dic
     return {"LaunchTemplateName": name, "Version": "1"}
 
 
-def _hardened(order: Order, index: int, spec: dict[str, Any], templates: list[dict[str, Any]]) -> dict[str, Any]:
-    data = template.template_data(spec, order.user_data, _instance_tags(order))
+def _as_template(order: Order, index: int, spec: dict[str, Any], templates: list[dict[str, Any]]) -> dict[str, Any]:
+    harden = order.job.fleet.harden
+    data = template.template_data(spec, order.user_data, _instance_tags(order), harden=harden)
     return {
         "LaunchTemplateSpecification": _created(order, index, data, templates),
         "Overrides": template.overrides(spec),
@@ -148,9 +158,11 @@ def _copied(order: Order, index: int, entry: dict[str, Any], templates: list[dic
 def render(request: Request, fleet_file: str) -> dict[str, str]:
     """Files for the aws CLI by name suffix: "" the fleet, ".template-N.json" each template, ".commands" for a shell.
 
-    `aws ec2 request-spot-fleet --spot-fleet-request-config file://FILE` takes the first unchanged.
+    `aws ec2 request-spot-fleet --spot-fleet-request-config file://FILE` takes the first unchanged; that of an EC2
+    fleet is for `aws ec2 create-fleet --cli-input-json`.
     """
-    files = {"": json.dumps(request.fleet["SpotFleetRequestConfig"], indent=2) + "\n"}
+    spot_fleet = request.fleet.get("SpotFleetRequestConfig")
+    files = {"": json.dumps(spot_fleet or request.fleet, indent=2) + "\n"}
     commands = []
     for index, arguments in enumerate(request.templates):
         suffix = f".template-{index}.json"
@@ -158,7 +170,8 @@ def render(request: Request, fleet_file: str) -> dict[str, str]:
         commands.append(
             f"aws ec2 create-launch-template --cli-input-json {shlex.quote(f'file://{fleet_file}{suffix}')}"
         )
-    commands.append(f"aws ec2 request-spot-fleet --spot-fleet-request-config {shlex.quote(f'file://{fleet_file}')}")
+    command = "request-spot-fleet --spot-fleet-request-config" if spot_fleet else "create-fleet --cli-input-json"
+    commands.append(f"aws ec2 {command} {shlex.quote(f'file://{fleet_file}')}")
     if request.templates:
         files[".commands"] = (
             "\n".join(["#!/bin/sh", "# What `fleetctl request` sends, for the aws CLI.", "set -e", *commands]) + "\n"

@@ -10,8 +10,9 @@ from spotheal.agent.aws import translated
 from spotheal.agent.errors import ConfigError, NotFound
 from spotheal.agent.names import JOB_NAME, LAYOUT, StoreUrl
 from spotheal.agent.store import Store
+from spotheal.fleet import engine
 
-LIVE_FLEET_STATES = ("submitted", "active", "modifying")
+LIVE_FLEET_STATES = engine.LIVE_STATES
 _RUN_ID = re.compile(r"[0-9A-Z]{26}")
 
 
@@ -70,11 +71,6 @@ def find(s3: Any, root: StoreUrl, job: str, run: str = "") -> Run:
 
 
 def fleet_state(ec2: Any, fleet: str) -> str:
-    """AWS's state of a spot fleet; "" where it no longer knows it (48 hours after its end). Asked by id: one call."""
-    try:
-        with translated(f"describe {fleet}"):
-            answer = ec2.describe_spot_fleet_requests(SpotFleetRequestIds=[fleet])
-    except NotFound:
-        return ""
-    configs = answer.get("SpotFleetRequestConfigs", [])
-    return str(configs[0].get("SpotFleetRequestState", "")) if configs else ""
+    """AWS's state of a fleet; "" where it no longer knows it (48 hours after its end). Asked by id: one call."""
+    found = engine.describe(ec2, fleet)
+    return found.state if found else ""

@@ -21,7 +21,7 @@ from spotheal.agent.ec2 import TokenUsed
 from spotheal.agent.errors import Conflict, Retryable, SpothealError
 from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase, StoreUrl
 from spotheal.agent.store import Store
-from spotheal.fleet import plan, repository
+from spotheal.fleet import engine, plan, repository
 from spotheal.fleet.gather import Ready
 from spotheal.fleet.session import Session
 
@@ -195,23 +195,20 @@ def _create_template(session: Session, arguments: dict[str, Any]) -> None:
 def _send(session: Session, store: Store, ready: Ready, arguments: dict[str, Any], volume: str, clock: Clock) -> str:
     _write_fleet(store, ready, fleet="", request=arguments, volume=volume)
     try:
-        answer = _request_fleet(session, arguments, clock)
+        fleet = _request_fleet(session, arguments, clock)
     except SpothealError as error:
         if not isinstance(error, Retryable):  # AWS said no: nothing is on its way, and a corrected one may follow
             _write_fleet(store, ready, fleet="", request=None, volume=volume)
         raise
-    fleet = str(answer["SpotFleetRequestId"])
     _write_fleet(store, ready, fleet=fleet, request=arguments, volume=volume)
     return fleet
 
 
-def _request_fleet(session: Session, arguments: dict[str, Any], clock: Clock) -> dict[str, Any]:
+def _request_fleet(session: Session, arguments: dict[str, Any], clock: Clock) -> str:
     """A template made a moment ago may not be visible everywhere yet."""
     for attempt in range(1, _TEMPLATE_TRIES + 1):
         try:
-            with translated("request the spot fleet"):
-                answer: dict[str, Any] = session.client("ec2").request_spot_fleet(**arguments)
-                return answer
+            return engine.send(session.client("ec2"), arguments)
         except SpothealError as error:
             if not error.code.startswith("InvalidLaunchTemplate") or attempt == _TEMPLATE_TRIES:
                 raise

@@ -27,7 +27,7 @@ _SAME = (
 METADATA_OPTIONS = {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"}
 
 
-def template_data(spec: dict[str, Any], user_data: str, tags: list[dict[str, str]]) -> dict[str, Any]:
+def template_data(spec: dict[str, Any], user_data: str, tags: list[dict[str, str]], *, harden: bool) -> dict[str, Any]:
     """LaunchTemplateData of a launch specification; what varies by place goes to `overrides`."""
     data: dict[str, Any] = {name: copy.deepcopy(spec[name]) for name in _SAME if name in spec}
     if "RamdiskId" in spec:
@@ -49,7 +49,7 @@ def template_data(spec: dict[str, Any], user_data: str, tags: list[dict[str, str
     theirs = own_instance_tags(spec)
     if theirs:
         data["TagSpecifications"] = [{"ResourceType": "instance", "Tags": theirs}]
-    return completed(data, user_data, tags, harden=True)
+    return completed(data, user_data, tags, harden=harden)
 
 
 def completed(data: dict[str, Any], user_data: str, tags: list[dict[str, str]], *, harden: bool) -> dict[str, Any]:

@@ -73,12 +73,16 @@ CALLS: tuple[Call, ...] = (
     Call("ec2:DescribeAvailabilityZones", On.ANYTHING, _O),
     Call("ec2:DescribeLaunchTemplateVersions", On.ANYTHING, _O),
     Call("ec2:DescribeSpotFleetRequests", On.ANYTHING, _O),
+    Call("ec2:DescribeSpotFleetRequestHistory", On.ANYTHING, _O),
+    Call("ec2:DescribeFleets", On.ANYTHING, _O),
+    Call("ec2:DescribeFleetHistory", On.ANYTHING, _O),
     Call("ec2:DescribeSpotPriceHistory", On.ANYTHING, _O),
     Call("ec2:DescribeSubnets", On.ANYTHING, _O),
     Call("ec2:CreateLaunchTemplate", On.ANYTHING, _O),
     Call("ec2:DeleteLaunchTemplate", On.ANYTHING, _O),
     Call("ec2:RequestSpotFleet", On.ANYTHING, _O),
-    Call("ec2:RunInstances", On.ANYTHING, _O, operations=("RequestSpotFleet",)),  # AWS asks for both
+    Call("ec2:CreateFleet", On.ANYTHING, _O),
+    Call("ec2:RunInstances", On.ANYTHING, _O, operations=("RequestSpotFleet", "CreateFleet")),  # AWS asks for both
     Call("s3:CreateBucket", On.BUCKET, _O),
     Call("s3:PutBucketPublicAccessBlock", On.BUCKET, _O, operations=("PutPublicAccessBlock",)),
     Call("s3:PutEncryptionConfiguration", On.BUCKET, _O, operations=("PutBucketEncryption",)),

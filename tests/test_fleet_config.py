@@ -208,14 +208,6 @@ def test_malformed_toml_has_line_column_and_caret(tmp_path: Path) -> None:
     assert "    name = my-job\n           ^" in caught.value.message
 
 
-def test_an_engine_that_is_not_built_yet_is_refused_and_not_ignored(tmp_path: Path) -> None:
-    (tmp_path / "fleet.json").write_text(json.dumps(GOOD))
-    text = '[job]\nname = "a"\nrepository = "."\ncommand = ["x"]\n[fleet]\nengine = "ec2-fleet"\n'
-    (tmp_path / "job.toml").write_text(text)
-    with pytest.raises(ConfigError, match="engine: is not supported by this version"):
-        read_request(tmp_path / "fleet.json", tmp_path / "job.toml")
-
-
 def test_the_faults_of_both_files_come_together(tmp_path: Path) -> None:
     (tmp_path / "fleet.json").write_text('{"TargetCapacity": 3}')
     (tmp_path / "job.toml").write_text('[job]\nname = "A"\ncolour = "red"\n')

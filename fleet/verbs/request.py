@@ -104,7 +104,8 @@ def _wait(session: Session, run: Run, seconds_max: float | None) -> None:
 def _render(plan: Any, target: Path) -> None:
     from spotheal.fleet import request as building
 
-    built = building.Request(tuple(plan.request["create_launch_template"]), plan.request["request_spot_fleet"])
+    fleet = plan.request["request_spot_fleet"] or plan.request["create_fleet"]
+    built = building.Request(tuple(plan.request["create_launch_template"]), fleet)
     for suffix, text in building.render(built, target.name).items():
         path = target.with_name(target.name + suffix)
         path.write_text(text, encoding="utf-8")
