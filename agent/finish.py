@@ -1,7 +1,7 @@
 """The ends: which of them cancel the fleet (pure), and how an end is carried out, cancelling last.
 
-The list is exhaustive: done, failed, set-up failed, limit, parked. Anything else keeps the fleet. Cancelling ends this
-very instance, so everything that must survive is stored before.
+The list is exhaustive: done, failed, set-up failed, limit, parked, cancelled. Anything else keeps the fleet. Cancelling
+ends this very instance, so everything that must survive is stored before.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class End:
 
 @dataclass(frozen=True)
 class Trained:
-    """How the supervisor's run ended: what `decide_end` looks at. `kind`: done, failed, interrupted or limit."""
+    """How the supervisor's run ended, for `decide_end`. `kind`: done, failed, interrupted, limit or cancelled."""
 
     kind: str
     reason: str = ""
@@ -58,6 +58,8 @@ def decide_end(trained: Trained) -> End | None:
             return End(Phase.FAILED, trained.reason)
         case "limit":
             return End(Phase.LIMIT, trained.reason)
+        case "cancelled":
+            return End(Phase.CANCELLED, trained.reason)
         case "interrupted":
             return None
         case _:

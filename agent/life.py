@@ -409,7 +409,7 @@ class Life:
             self._launch.note(outcome="ended", reason="" if end.phase is Phase.DONE else end.reason)
         self._log.info("the run is over", phase=end.phase.value, reason=end.reason)
         keep = seconds(self._config.job.job.keep_on_failure)
-        if end.phase is not Phase.DONE and keep and not known:
+        if end.phase not in (Phase.DONE, Phase.CANCELLED) and keep and not known:
             self._log.warning("this instance stays up for debugging", minutes=keep / 60)
             self._clock.sleep(keep, until=self._stop)
         self._let_go()

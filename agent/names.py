@@ -94,6 +94,12 @@ class StoreLayout:
         return f"terms/{number}.released"
 
     @staticmethod
+    def stop(number: int) -> str:
+        """`terms/<n>.stop`, put by an operator: term `n` is to save and to end the run; `{"reason", "seconds"}`. Beside
+        the claims, so that the holder sees it with the list that each of its publications begins with."""
+        return f"terms/{number}.stop"
+
+    @staticmethod
     def launch(instance: str) -> str:
         return f"launches/{instance}.json"
 
@@ -135,7 +141,7 @@ class StoreUrl:
 
 # --------------------------------------------------------------------------------------------------------------- ends
 class Phase(str, Enum):
-    """`phase` of status.json: where the run is. The last five are ends and cancel the fleet."""
+    """`phase` of status.json: where the run is. The last six are ends and cancel the fleet."""
 
     REQUESTED = "requested"
     BOOTING = "booting"
@@ -147,10 +153,13 @@ class Phase(str, Enum):
     SETUP_FAILED = "set-up failed"
     LIMIT = "limit"
     PARKED = "parked"
+    CANCELLED = "cancelled"  # by an operator, who asked for a last checkpoint
 
     @property
     def is_end(self) -> bool:
-        return self in (Phase.DONE, Phase.FAILED, Phase.SETUP_FAILED, Phase.LIMIT, Phase.PARKED)
+        return self in (
+            Phase.DONE, Phase.FAILED, Phase.SETUP_FAILED, Phase.LIMIT, Phase.PARKED, Phase.CANCELLED,
+        )  # fmt: skip
 
 
 STATUS_SCHEMA_VERSION = 1

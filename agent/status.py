@@ -13,7 +13,7 @@ from typing import Any
 from spotheal.agent.clock import Clock, Stop, rfc3339
 from spotheal.agent.contract import Notice, Progress
 from spotheal.agent.errors import SpothealError
-from spotheal.agent.names import HEARTBEAT_SECONDS, STATUS_SCHEMA_VERSION, Phase
+from spotheal.agent.names import HEARTBEAT_SECONDS, LAYOUT, STATUS_SCHEMA_VERSION, Phase
 from spotheal.agent.store import Store
 
 PUBLISH_SECONDS_MIN = 10.0  # progress is published at most so often; the heartbeat comes besides
@@ -38,6 +38,7 @@ class Status:
         self._published = float("-inf")
         self._lock = threading.RLock()
         self.fenced = threading.Event()
+        self.stop_asked: dict[str, Any] | None = None  # what an operator has put: save, and end the run
 
     def note(self, **fields: Any) -> None:
         """Change fields; they are published with what follows."""
@@ -100,7 +101,15 @@ class Status:
                 self._log.warning("status could not be stored; trying again", error=error.message)
                 return False
             self._published = self._clock.monotonic()
+            self._hear_stop(term)
             return True
+
+    def _hear_stop(self, term: int) -> None:
+        if self.stop_asked is None and term in self._store.stops:
+            try:
+                self.stop_asked = self._store.get_json(LAYOUT.stop(term))
+            except SpothealError as error:
+                self._log.warning("what an operator asks for cannot be read", error=error.message)
 
     def in_words(self) -> str:
         """One line, for the service manager."""

@@ -37,6 +37,7 @@ class Store:
         self.client = self._s3 = client
         self.url = url
         self._claims: dict[int, Claim] = {}  # a claim is written once and never changed
+        self.stops: frozenset[int] = frozenset()  # terms whose holders are asked to end, by the last `highest_term`
 
     # ------------------------------------------------------------------------------------------------------- objects
     def get_bytes(self, key: str) -> bytes | None:
@@ -117,8 +118,9 @@ class Store:
 
     def highest_term(self) -> Claim | None:
         """The claim that fences all others, or None before the first."""
-        matches = (re.fullmatch(r"terms/(\d+)", key) for key in self.keys(LAYOUT.terms))
-        numbers = [int(match.group(1)) for match in matches if match]
+        keys = self.keys(LAYOUT.terms)
+        numbers = [int(match.group(1)) for key in keys if (match := re.fullmatch(r"terms/(\d+)", key))]
+        self.stops = frozenset(number for number in numbers if LAYOUT.stop(number) in keys)
         return self.term(max(numbers)) if numbers else None
 
     # ------------------------------------------------------------------------------------------- status and launches

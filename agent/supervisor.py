@@ -40,6 +40,7 @@ __all__ = ["Ended", "Folders", "Hooks", "Supervisor", "Timing"]
 
 _TAIL_LINES = 20
 _LIMIT_SECONDS = 120.0
+_PROMPT_SECONDS = 30.0  # what the trainer is told where a person waits for its last checkpoint
 _TOLD_SECONDS = 2.0  # how long an end waits for the hooks: a store that hangs must not hold up a handover
 
 
@@ -104,6 +105,15 @@ class Supervisor:
         notice = Notice("shutdown", self._clock.now() + timedelta(seconds=seconds))
         self._ask(Request("limit", notice, self._clock.monotonic() + seconds, reason))
 
+    def cancel(self, reason: str, seconds: float) -> None:
+        """An operator ends the run: save and exit soon; killed only after `seconds`, which may be more.
+
+        Nothing where the machine goes away already: that saves too, and has less time.
+        """
+        notice = Notice("shutdown", self._clock.now() + timedelta(seconds=min(_PROMPT_SECONDS, seconds)))
+        if self._request is None:
+            self._ask(Request("cancelled", notice, self._clock.monotonic() + seconds, reason))
+
     def rebalance(self) -> None:
         """The machine may go away: the trainer is told to save now and goes on."""
         self._rebalance = True
@@ -111,7 +121,7 @@ class Supervisor:
 
     def _ask(self, request: Request) -> None:
         with self._lock:
-            if self._request is not None and self._request.kind == "limit":
+            if self._request is not None and self._request.kind in ("limit", "cancelled"):
                 request = replace(self._request, notice=request.notice, until=min(self._request.until, request.until))
             self._request = request
         self._requested.set()

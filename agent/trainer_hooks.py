@@ -11,7 +11,7 @@ from typing import Any, Literal
 from spotheal.agent.contract import Progress
 from spotheal.agent.errors import SpothealError
 
-Kind = Literal["done", "failed", "interrupted", "limit"]
+Kind = Literal["done", "failed", "interrupted", "limit", "cancelled"]
 
 
 @dataclass(frozen=True)

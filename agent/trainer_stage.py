@@ -32,6 +32,7 @@ from spotheal.agent.volume.release import create_base
 from spotheal.agent.volume.retention import clean_up
 
 RETENTION_SECONDS = 600.0  # describes are stale for minutes: what one look at the surplus misses, a later one finds
+STOP_SECONDS_MIN, STOP_SECONDS_MAX = 30.0, 3600.0  # what a last checkpoint may take, whatever is asked
 BASE_AFTER_SAVE_SECONDS = 30.0  # how long a base snapshot waits for the save that a rebalance asks for
 
 
@@ -60,7 +61,7 @@ class TrainerStage:
         self.saved_step = self._memory.saved_step
         self._found_step = self.saved_step or 0
         self._found_files = mark_of((folders.checkpoints, folders.keep))
-        self._acknowledged = False
+        self._acknowledged = self._stopping = False
         self._cleaned = float("-inf")
         self._over = threading.Event()
         self._supervisor = Supervisor(
@@ -127,6 +128,7 @@ class TrainerStage:
 
     def look(self) -> None:
         """What a heartbeat does: surplus again, and growth of the checkpoint folder where no progress is reported."""
+        self._heed_stop()
         if self._acknowledged:
             if self._clock.monotonic() - self._cleaned >= RETENTION_SECONDS:
                 self._cleaned = self._clock.monotonic()
@@ -165,11 +167,25 @@ class TrainerStage:
 
     def _on_progress(self, progress: Progress) -> None:
         self._around.status.progress(progress)
+        self._heed_stop()
         saved = progress.saved.step if progress.saved else None
         if saved is not None and saved != self.saved_step:
             self.saved_step = saved
             if saved > self._found_step and not self._acknowledged:
                 self._acknowledge()
+
+    def _heed_stop(self) -> None:
+        """An operator asked for a last checkpoint and the end of the run (`fleetctl cancel --save`)."""
+        asked = self._around.status.stop_asked
+        if asked is None or self._stopping:
+            return
+        self._stopping = True
+        wanted = asked.get("seconds")
+        seconds_max = float(wanted) if isinstance(wanted, int | float) else STOP_SECONDS_MIN
+        seconds_max = min(max(seconds_max, STOP_SECONDS_MIN), STOP_SECONDS_MAX)
+        reason = str(asked.get("reason") or "cancelled by an operator")
+        self._log.info("asked to save and to end the run", reason=reason, seconds=seconds_max)
+        self._supervisor.cancel(reason, seconds_max)
 
     def _acknowledge(self) -> None:
         """This launch has gained a durable checkpoint: what its predecessors left is surplus now."""

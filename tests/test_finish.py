@@ -102,7 +102,8 @@ def finishing(store: FakeStore, cloud: FakeCloud, results: Path | None = None) -
 
 
 @pytest.mark.parametrize(
-    ("kind", "phase"), [("done", Phase.DONE), ("failed", Phase.FAILED), ("limit", Phase.LIMIT), ("interrupted", None)]
+    ("kind", "phase"), [("done", Phase.DONE), ("failed", Phase.FAILED), ("limit", Phase.LIMIT),
+                                ("cancelled", Phase.CANCELLED), ("interrupted", None)]
 )
 def test_only_an_interruption_keeps_the_fleet(kind: str, phase: Phase | None) -> None:
     end = decide_end(Trained(kind, "because"))

@@ -13,7 +13,7 @@ import structlog
 from agent_world import AgentWorld
 from botocore.exceptions import NoCredentialsError
 
-from spotheal.agent import aws, finish, launch
+from spotheal.agent import aws, finish, launch, status
 from spotheal.agent.errors import ExitCode, NoCredentials, PermissionDenied
 from spotheal.agent.metadata import NOTHING, Rebalance, SpotAction
 from spotheal.agent.store import Store
@@ -226,6 +226,23 @@ def test_a_run_out_of_hours_saves_and_ends(tmp_path: Path) -> None:
     assert "limit" == world.status()["phase"]
     assert "limits.hours" in world.status()["reason"]
     assert world.fleet_state().startswith("cancelled")
+
+
+def test_an_operators_stop_saves_the_newest_step_stores_the_results_and_ends_the_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "PUBLISH_SECONDS_MIN", 0.2)
+    world = AgentWorld(tmp_path, SAVING, {"job": {"keep_on_failure": "1h"}})  # which is not for debugging
+    asked = {"reason": "cancelled by fleetctl", "seconds": 60}
+    after(lambda: any(world.disks.glob("*/checkpoints/step-3")), lambda: world.store.put_json("terms/1.stop", asked))
+    assert ExitCode.OK == world.live()
+    found = world.status()
+    assert ("cancelled", True) == (found["phase"], found["reason"].startswith("cancelled by fleetctl"))
+    (ended,) = [event for event in world.events() if event["event"] == "trainer-ended"]
+    assert ended["saved_step"] == ended["last_step"] >= 3
+    assert world.fleet_state().startswith("cancelled")
+    assert ExitCode.OK == world.live()  # a launch that was under way ends again, and starts no trainer
+    assert 1 == sum(event["event"] == "trainer-started" for event in world.events())
 
 
 def test_a_role_that_may_not_write_the_store_still_ends_the_fleet(

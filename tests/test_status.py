@@ -35,12 +35,18 @@ class Kept(Store):
         super().__init__(None, StoreUrl("bucket", "job/run"))
         self.written: list[dict[str, Any]] = []
         self.highest = 1
+        self.asked: dict[str, Any] | None = None
         self.down = False
 
     def write_status(self, status: Any) -> None:
         if self.down:
             raise Retryable("S3 does not answer")
         self.written.append(dict(status))
+
+    def get_json(self, key: str) -> dict[str, Any]:
+        if self.asked is None:
+            raise Retryable(f"{key} is not JSON")
+        return self.asked
 
     def highest_term(self) -> Claim:
         return Claim(self.highest, "i-0a", "us-west-2a", "")
@@ -63,6 +69,26 @@ def test_the_document_names_the_phase_the_term_and_the_heartbeat() -> None:
     assert ("training", 1, "2026-11-21T08:00:00Z", 1) == tuple(
         document[key] for key in ("phase", "term", "heartbeat", "schema_version")
     )
+
+
+def test_a_stop_that_an_operator_put_for_this_term_is_seen_with_the_next_publication() -> None:
+    store = Kept()
+    ours = status(store)
+    store.stops = frozenset({2})
+    ours.update(term=1)
+    assert ours.stop_asked is None
+    store.highest, store.asked = 2, {"reason": "enough", "seconds": 300}
+    ours.update(term=2)
+    assert {"reason": "enough", "seconds": 300} == ours.stop_asked
+
+
+def test_a_stop_that_cannot_be_read_keeps_no_heartbeat_back() -> None:
+    store = Kept()
+    store.stops = frozenset({1})
+    ours = status(store)
+    ours.note(term=1)
+    assert ours.publish()
+    assert ours.stop_asked is None
 
 
 def test_a_holder_whose_term_has_passed_writes_nothing_and_knows_it() -> None:

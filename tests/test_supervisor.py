@@ -172,6 +172,28 @@ def test_a_limit_saves_first_and_stays_a_limit_when_a_notice_follows(bench: Benc
     assert ended.reason.startswith("2 hours are used up")
 
 
+def test_an_operators_stop_saves_at_once_and_is_the_end_of_the_run_not_an_interruption(bench: Bench) -> None:
+    supervisor = bench.trainer("counting", "1000", "0.02")
+
+    def ask() -> None:
+        supervisor.cancel("cancelled by fleetctl", 300)
+        supervisor.notify(notice(bench.clock, 20))
+
+    ended = run_with(supervisor, lambda: (supervisor.best_step or 0) > 3, ask)
+    assert (ended.kind, ended.exit_code, ended.saved_step) == ("cancelled", 75, ended.last_step)
+    assert ended.reason.startswith("cancelled by fleetctl")
+
+
+def test_a_machine_that_goes_away_already_is_not_kept_by_an_operators_stop(bench: Bench) -> None:
+    supervisor = bench.trainer("counting", "1000", "0.02")
+
+    def ask() -> None:
+        supervisor.notify(notice(bench.clock, 20))
+        supervisor.cancel("cancelled by fleetctl", 300)
+
+    assert "interrupted" == run_with(supervisor, lambda: (supervisor.best_step or 0) > 3, ask).kind
+
+
 # ---------------------------------------------------------------------------------------------------------- a rebalance
 def test_a_script_without_a_handler_survives_a_rebalance(bench: Bench) -> None:
     supervisor = bench.trainer("plain")
