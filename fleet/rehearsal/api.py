@@ -23,6 +23,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from werkzeug.serving import make_server
 
 from spotheal.fleet.rehearsal import tags, wire
+from spotheal.fleet.rehearsal.account import Account
 from spotheal.fleet.rehearsal.faults import Faults
 from spotheal.fleet.rehearsal.imds import Imds
 from spotheal.fleet.rehearsal.rulebook import ApiError, Call, ReplyLost, Rulebook
@@ -58,6 +59,9 @@ class Endpoint:
         self._metadata_lock = threading.Lock()
         moto_api_backend.reset()
         rulebook.world.zone_of_subnet = self._zone_of_subnet
+        self.account = Account(rulebook.world)
+        rulebook.world.launch_fault = self.account.check_launch
+        rulebook.world.role_fault = self.account.role_fault
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self, threaded=True, request_handler=_Quiet)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="aws", daemon=True)
@@ -106,9 +110,18 @@ class Endpoint:
             return self._s3(environ, start_response, key)
         elif action == "GetCallerIdentity" and (caller := self.rulebook.caller_of(key)):
             return _send(start_response, 200, self._identity(caller))
+        if (target := environ.get("HTTP_X_AMZ_TARGET", "")) and (answered := self._account(environ, target)):
+            return _send(start_response, answered[0], json.dumps(answered[1]).encode())
+        if service == "iam":
+            self.account.note_iam(action, form.get("RoleName" if action == "CreateRole" else "InstanceProfileName", ""))
         if service and service not in _KNOWN_SERVICES:  # moto would print and raise
             return _send(start_response, 400, b'{"__type": "UnknownOperationException", "message": "not rehearsed"}')
         return self._forward(environ, start_response, f"{service}:{action or environ['REQUEST_METHOD']}", key)
+
+    def _account(self, environ: Environ, target: str) -> tuple[int, dict[str, Any]] | None:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        environ["wsgi.input"] = io.BytesIO(body)
+        return self.account.answer(target, body)
 
     def _ordered(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         assert self.control is not None

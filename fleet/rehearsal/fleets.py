@@ -40,6 +40,8 @@ def request_spot_fleet(world: World, params: Params, caller: str | None) -> Item
         return {"SpotFleetRequestId": stored[1]}
     if not str(config["IamFleetRole"]).startswith("arn:aws"):
         raise ApiError("InvalidSpotFleetRequestConfig", f"Parameter: iamFleetRole {config['IamFleetRole']} is invalid.")
+    if fault := world.role_fault(str(config["IamFleetRole"])):
+        raise ApiError("InvalidSpotFleetRequestConfig", fault)
     fleet = Fleet(
         id=f"sfr-{uuid.UUID(int=world.random.getrandbits(128), version=4)}",
         config=config,

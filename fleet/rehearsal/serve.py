@@ -58,7 +58,7 @@ def shell_lines(endpoint: str, region: str) -> str:
 
 
 @contextmanager
-def serving(region: str, folder: Path | None = None, seed: int = 0) -> Iterator[Cloud]:
+def serving(region: str, folder: Path | None = None, seed: int = 0, strict: bool = False) -> Iterator[Cloud]:
     """A cloud that is up; all of it is gone on leaving, its files too where `folder` is None."""
     from spotheal.fleet.rehearsal.cloud import Cloud
 
@@ -69,6 +69,7 @@ def serving(region: str, folder: Path | None = None, seed: int = 0) -> Iterator[
     more = passed_on() | {"CONDA_PREFIX": sys.prefix}
     try:
         with Cloud(place.resolve(), region, zones, seed, more) as cloud:
+            cloud.endpoint.account.strict = strict
             cloud.endpoint.control = lambda order, given: obey(cloud, order, given)
             yield cloud
     finally:

@@ -285,6 +285,9 @@ class World:
         self.hooks = Hooks()
         self.page_size = 1000
         self.zone_of_subnet: Callable[[str], str | None] = lambda subnet: None
+        # Why a launch with this specification, or a fleet with this role, cannot be yet; None where it can.
+        self.launch_fault: Callable[[Mapping[str, Any]], str | None] = lambda spec: None
+        self.role_fault: Callable[[str], str | None] = lambda arn: None
         self._inside: float | None = None
         self.lag = 0.0  # of the call that is being answered
         self.volumes: Table[Volume] = Table(self.moment)

@@ -1,0 +1,162 @@
+"""What an account needs before its first instance, where moto has no answer or is too kind.
+
+Service quotas, the price list, public parameters of machine images, AWS's own policy for spot fleets; and IAM that is
+eventually consistent: a role or profile made a moment ago cannot be used yet.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moto.iam.models import AWSManagedPolicy, iam_backends
+
+from spotheal.fleet.rehearsal.spotmarket import on_demand_price
+from spotheal.fleet.rehearsal.world import World
+
+JsonAnswer = tuple[int, dict[str, Any]]
+IAM_SECONDS = 3.0  # 10 and more at AWS
+FLEET_POLICY = "AmazonEC2SpotFleetTaggingRole"
+QUOTAS = {  # an account in use; a new one has 0 of all but the last
+    "L-3819A6DF": ("All G and VT Spot Instance Requests", 64.0),
+    "L-7212CCBC": ("All P4, P3 and P2 Spot Instance Requests", 0.0),
+    "L-C4BD4855": ("All P5 Spot Instance Requests", 0.0),
+    "L-34B43A08": ("All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", 256.0),
+}
+_DEEP_LEARNING = "/aws/service/deeplearning/ami/"
+_UBUNTU = "/aws/service/canonical/ubuntu/server/"
+_IMAGES = (
+    *(f"{_DEEP_LEARNING}x86_64/oss-nvidia-driver-gpu-pytorch-{torch}-{system}/latest/ami-id"
+      for torch in ("2.7", "2.9", "2.10") for system in ("amazon-linux-2023", "ubuntu-22.04", "ubuntu-24.04")
+      if (torch, system) not in (("2.7", "ubuntu-24.04"), ("2.10", "ubuntu-22.04"))),
+    f"{_DEEP_LEARNING}x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id",
+    f"{_DEEP_LEARNING}arm64/oss-nvidia-driver-gpu-pytorch-2.10-ubuntu-24.04/latest/ami-id",
+    f"{_UBUNTU}22.04/stable/current/amd64/hvm/ebs-gp2/ami-id",
+    f"{_UBUNTU}24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
+)  # fmt: skip
+
+
+@dataclass
+class Account:
+    """`quotas` by code, to be changed by a scenario. `strict`: roles, profiles and keys must exist to be used."""
+
+    world: World
+    strict: bool = False
+    quotas: dict[str, tuple[str, float]] = field(default_factory=lambda: dict(QUOTAS))
+    _seen: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        made = "2017-12-27T18:41:34+00:00"
+        document = {"Version": "2012-10-17", "Statement": []}
+        data = {"DefaultVersionId": "v1", "Path": "/service-role/", "CreateDate": made, "UpdateDate": made,
+                "Document": document}  # fmt: skip
+        policy = AWSManagedPolicy.from_data(FLEET_POLICY, self.world.account, "us-east-1", data)
+        self._iam.managed_policies[policy.arn] = policy
+
+    @property
+    def _iam(self) -> Any:
+        return iam_backends[self.world.account]["aws"]
+
+    # ------------------------------------------------------------------------------------------------ services by JSON
+    def answer(self, target: str, body: bytes) -> JsonAnswer | None:
+        """The answer to a call of a JSON service (`X-Amz-Target`), None where moto may answer it."""
+        operation = target.rpartition(".")[2]
+        handlers: dict[str, Callable[[Mapping[str, Any]], JsonAnswer | None]] = {
+            "ServiceQuotasV20190624.GetServiceQuota": self._quota,
+            "ServiceQuotasV20190624.ListServiceQuotas": self._all_quotas,
+            "ServiceQuotasV20190624.RequestServiceQuotaIncrease": self._raise_quota,
+            "AWSPriceListService.GetProducts": self._products,
+            "AmazonSSM.GetParameter": self._parameter,
+            "AmazonSSM.GetParametersByPath": self._parameters,
+        }
+        handler = handlers.get(target)
+        if handler is None:
+            return None
+        if self.world.faults.throttled(operation):
+            return 400, {"__type": "ThrottlingException", "message": "Rate exceeded"}
+        return handler(json.loads(body or b"{}"))
+
+    def _quota(self, params: Mapping[str, Any]) -> JsonAnswer:
+        code = params.get("QuotaCode", "")
+        if params.get("ServiceCode") != "ec2" or code not in self.quotas:
+            return 400, {"__type": "NoSuchResourceException", "message": "The specified quota does not exist."}
+        return 200, {"Quota": self._shaped(code)}
+
+    def _all_quotas(self, params: Mapping[str, Any]) -> JsonAnswer:
+        return 200, {"Quotas": [self._shaped(code) for code in self.quotas]}
+
+    def _raise_quota(self, params: Mapping[str, Any]) -> JsonAnswer:
+        """Granted at once, which takes AWS minutes to days."""
+        name, _ = self.quotas[params["QuotaCode"]]
+        self.quotas[params["QuotaCode"]] = name, float(params["DesiredValue"])
+        return 200, {"RequestedQuota": {"Id": "rehearsal", "Status": "APPROVED", "QuotaCode": params["QuotaCode"]}}
+
+    def _shaped(self, code: str) -> dict[str, Any]:
+        name, value = self.quotas[code]
+        return {"ServiceCode": "ec2", "QuotaCode": code, "QuotaName": name, "Value": value, "Adjustable": True}
+
+    def _products(self, params: Mapping[str, Any]) -> JsonAnswer:
+        kind = next((str(one["Value"]) for one in params.get("Filters", []) if one["Field"] == "instanceType"), "")
+        if not kind:
+            return 200, {"PriceList": [], "FormatVersion": "aws_v1"}
+        price = {"priceDimensions": {"x": {"unit": "Hrs", "pricePerUnit": {"USD": f"{on_demand_price(kind):.10f}"}}}}
+        product = {"product": {"attributes": {"instanceType": kind}}, "terms": {"OnDemand": {"x": price}}}
+        return 200, {"PriceList": [json.dumps(product)], "FormatVersion": "aws_v1"}
+
+    def _parameter(self, params: Mapping[str, Any]) -> JsonAnswer | None:
+        name = params.get("Name", "")
+        if not name.startswith((_DEEP_LEARNING, _UBUNTU)):
+            return None
+        if name not in _IMAGES:
+            return 400, {"__type": "ParameterNotFound", "message": ""}
+        return 200, {"Parameter": self._image(name)}
+
+    def _parameters(self, params: Mapping[str, Any]) -> JsonAnswer | None:
+        """Ten a page, as AWS has it."""
+        path = str(params.get("Path", "")).rstrip("/") + "/"
+        if not path.startswith((_DEEP_LEARNING, _UBUNTU)):
+            return None
+        names = sorted(name for name in _IMAGES if name.startswith(path) and params.get("Recursive"))
+        start = int(params.get("NextToken") or 0)
+        end = start + int(params.get("MaxResults") or 10)
+        more = {"NextToken": str(end)} if end < len(names) else {}
+        return 200, {"Parameters": [self._image(name) for name in names[start:end]], **more}
+
+    def _image(self, name: str) -> dict[str, Any]:
+        value = f"ami-0{zlib.crc32(name.encode()):08x}{zlib.crc32(name[::-1].encode()):08x}"
+        return {"Name": name, "Type": "String", "Value": value, "Version": 1, "DataType": "text"}
+
+    # ------------------------------------------------------------------------------------------------------------- IAM
+    def profile_fault(self, profile: Mapping[str, Any]) -> str | None:
+        """Why no instance can be launched with this profile (yet); None where one can."""
+        name = str(profile.get("Name") or str(profile.get("Arn", "")).rpartition("/")[2])
+        if not self.strict or not name:
+            return None
+        found = next((one for one in self._iam.instance_profiles.values() if one.name == name), None)
+        if found is None or not found.roles or self._is_young(f"profile {name}"):
+            return f"Value ({name}) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name"
+        return None
+
+    def role_fault(self, arn: str) -> str | None:
+        if not self.strict:
+            return None
+        name = arn.rpartition("/")[2]
+        if not any(one.name == name for one in self._iam.roles.values()) or self._is_young(f"role {name}"):
+            return "Parameter: SpotFleetRequestConfig.IamFleetRole is invalid."
+        return None
+
+    def _is_young(self, what: str) -> bool:
+        return self.world.moment() - self._seen.setdefault(what, self.world.moment()) < IAM_SECONDS
+
+    def note_iam(self, action: str, name: str) -> None:
+        """IAM made something: its age counts from now."""
+        kind = {"CreateRole": "role", "AddRoleToInstanceProfile": "profile"}.get(action)
+        if kind and re.fullmatch(r"[\w+=,.@-]+", name):
+            self._seen[f"{kind} {name}"] = self.world.moment()
+
+    def check_launch(self, spec: Mapping[str, Any]) -> str | None:
+        return self.profile_fault(spec.get("IamInstanceProfile") or {})
