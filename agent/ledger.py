@@ -1,16 +1,18 @@
 """What happened to the run, one JSON line an event, in the store: what `status`, the receipt and the rehearsal read.
 
-Events (fields beside time, event, id, instance, zone, term): `boot` (instance_type), `volume` (volume, moved_from,
-device), `trainer-started` (attempt, resumed_step), `trainer-ended` (attempt, kind, exit_code, signal, last_step,
-saved_step, reason), `notice` (action, deadline), `rebalance`, `handover` (snapshot, saved_step, seconds), `end` (phase,
-reason).
+Events (fields beside time, event, id, instance, zone, term): `boot` (instance_type, launched, lifecycle, root_gib),
+`price` (dollars_per_hour, since, source, bound), `predecessor` (predecessor, heard, last_step), `volume` (volume,
+moved_from, device, size_gib, type), `trainer-started` (attempt, resumed_step), `trainer-ended` (attempt, kind,
+exit_code, signal, last_step, saved_step, reason), `notice` (action, deadline, ends), `rebalance`, `snapshot` (snapshot,
+used_gib), `handover` (snapshot, saved_step, seconds, used_gib), `deleted` (volumes, snapshots), `end` (phase, reason),
+`leaving`.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spotheal.agent.clock import Clock, rfc3339
@@ -75,12 +77,12 @@ def _event(line: str) -> dict[str, Any] | None:
     return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 
 
-def steps_redone(events: Iterable[dict[str, Any]]) -> int:
+def steps_redone(events: Iterable[Mapping[str, Any]]) -> int:
     """Steps that were done again after a resume: for each start, how far the run had been beyond where it began."""
     furthest, redone = 0, 0
     for event in events:
         if event["event"] == "trainer-started" and isinstance(event.get("resumed_step"), int):
             redone += max(0, furthest - event["resumed_step"])
-        if event["event"] == "trainer-ended" and isinstance(event.get("last_step"), int):
+        if event["event"] in ("trainer-ended", "predecessor") and isinstance(event.get("last_step"), int):
             furthest = max(furthest, event["last_step"])
     return redone

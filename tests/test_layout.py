@@ -29,7 +29,8 @@ MAY_IMPORT = {
                  "spotheal.agent.errors"),
     "fleet": ("spotheal.fleet", "spotheal.agent.names", "spotheal.agent.contract", "spotheal.agent.ec2",
               "spotheal.agent.store", "spotheal.agent.errors", "spotheal.agent.config", "spotheal.agent.aws",
-              "spotheal.agent.clock", "spotheal.agent.ledger", "spotheal.userdata", "spotheal.iam"),
+              "spotheal.agent.clock", "spotheal.agent.ledger", "spotheal.agent.history", "spotheal.agent.stays",
+              "spotheal.agent.billing", "spotheal.userdata", "spotheal.iam"),
     "userdata": ("spotheal.userdata",),
     "iam": ("spotheal.iam", "spotheal.agent.names"),
 }  # fmt: skip

@@ -1,0 +1,184 @@
+"""What a run has cost so far, by AWS's rules of charging. Pure; dollars are Decimal.
+
+Volumes, snapshots and addresses are charged by the second of a month of 30 days (EBS pricing); instances as in `stays`.
+What AWS will bill is AWS's to say: everything here is an estimate from list prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from decimal import ROUND_HALF_UP, Decimal
+
+from spotheal.agent.history import Disk, Event, History, ended_at, moment_of, seconds_between, whole
+from spotheal.agent.stays import Stay, launch_times, stays
+
+# List prices of us-east-1, us-east-2 and us-west-2, November 2026 (aws.amazon.com/ebs/pricing, /vpc/pricing); other
+# regions are up to twice as dear.
+PRICES_AS_OF = "2026-11"
+PRICES_REGIONS = ("us-east-1", "us-east-2", "us-west-2")
+GIB_MONTH = {"gp3": Decimal("0.08"), "gp2": Decimal("0.10"), "io1": Decimal("0.125"), "io2": Decimal("0.125"),
+             "st1": Decimal("0.045"), "sc1": Decimal("0.015")}  # fmt: skip
+IOPS_MONTH = {"gp3": Decimal("0.005"), "io1": Decimal("0.065"), "io2": Decimal("0.065")}
+IOPS_INCLUDED = {"gp3": 3000}
+MIBPS_MONTH = {"gp3": Decimal("0.04")}
+MIBPS_INCLUDED = {"gp3": 125}
+SNAPSHOT_GIB_MONTH = Decimal("0.05")
+ADDRESS_HOUR = Decimal("0.005")  # a public IPv4 address
+MONTH_SECONDS = 30 * 86400
+CENT = Decimal("0.01")
+
+
+@dataclass(frozen=True)
+class Held:
+    """A volume or snapshot, from when it was charged for until when."""
+
+    id: str
+    zone: str
+    start: datetime
+    end: datetime
+    gib: int
+    dollars: Decimal
+    month: Decimal  # dollars a month while it exists
+    exists: bool
+
+
+@dataclass(frozen=True)
+class Bill:
+    """Exact dollars by kind; round with `cents`. `unpriced`: instances whose price nobody knows, which are left out."""
+
+    stays: tuple[Stay, ...]
+    volumes: tuple[Held, ...]
+    snapshots: tuple[Held, ...]
+    spot: Decimal
+    on_demand: Decimal
+    addresses: Decimal
+    roots: Decimal
+    unpriced: tuple[str, ...]
+    until: datetime  # the run's end, or now
+
+    @property
+    def lines(self) -> dict[str, Decimal]:
+        """To the cent; their sum is the total."""
+        volumes = sum((one.dollars for one in self.volumes), Decimal(0))
+        snapshots = sum((one.dollars for one in self.snapshots), Decimal(0))
+        exact = {"spot": self.spot, "on_demand": self.on_demand, "volumes": volumes, "snapshots": snapshots,
+                 "root_disks": self.roots, "public_ipv4": self.addresses}  # fmt: skip
+        return {name: cents(value) for name, value in exact.items()}
+
+    @property
+    def total(self) -> Decimal:
+        return sum(self.lines.values(), Decimal(0))
+
+    @property
+    def rate(self) -> Decimal:
+        """Dollars an hour that the run costs now: living instances, volume and addresses."""
+        living = [stay for stay in self.stays if stay.runs]
+        instances = sum((stay.price_now or Decimal(0) for stay in living), Decimal(0))
+        kept = sum((one.month for one in (*self.volumes, *self.snapshots) if one.exists), Decimal(0))
+        return instances + ADDRESS_HOUR * len(living) + kept * 3600 / MONTH_SECONDS
+
+
+def cents(dollars: Decimal) -> Decimal:
+    return dollars.quantize(CENT, ROUND_HALF_UP)
+
+
+def bill(history: History, since: datetime | None = None) -> Bill:
+    """The bill of a run; with `since` of what began after it (the fleets before a --resume are left out)."""
+    ended = ended_at(history.events)
+    until = min(ended or history.now, history.now)
+    found = [stay for stay in stays(history) if since is None or stay.end > since]
+    volumes, snapshots = _volumes(history, until), _snapshots(history, until)
+    if since is not None:
+        volumes = tuple(_after(one, since) for one in volumes if one.end > since)
+        snapshots = tuple(_after(one, since) for one in snapshots if one.end > since)
+    roots = sum((_month(stay.root_gib * GIB_MONTH["gp3"], stay.seconds) for stay in found if stay.root_gib), Decimal(0))
+    return Bill(
+        stays=tuple(found),
+        volumes=volumes,
+        snapshots=snapshots,
+        spot=sum((s.dollars for s in found if s.dollars is not None and s.lifecycle == "spot"), Decimal(0)),
+        on_demand=sum((s.dollars for s in found if s.dollars is not None and s.lifecycle != "spot"), Decimal(0)),
+        addresses=ADDRESS_HOUR * sum(stay.seconds for stay in found) / 3600,
+        roots=roots,
+        unpriced=tuple(stay.instance for stay in found if stay.dollars is None),
+        until=until,
+    )
+
+
+# ---------------------------------------------------------------------------------------------- volumes and snapshots
+def _volumes(history: History, until: datetime) -> tuple[Held, ...]:
+    """Each from the launch of the instance that made it (the first: from the request) to its deletion, or `until`."""
+    gone = _deleted(history.events)
+    launched = launch_times(history)
+    found: dict[str, tuple[datetime, Event]] = {}
+    for event in history.events:
+        name, moment = str(event.get("volume") or ""), moment_of(event.get("time"))
+        if event["event"] != "volume" or not name or name in found or moment is None:
+            continue
+        made_by_run = event.get("moved_from") or found
+        start = launched.get(str(event.get("instance")), moment) if made_by_run else history.requested_at or moment
+        found[name] = (start, event)
+    held = []
+    for name, (start, event) in found.items():
+        shown = (history.volumes or {}).get(name)
+        disk, zone = shown or _noted(event) or history.disk, str(event.get("zone", ""))
+        end = gone.get(name) or until
+        exists = name not in gone and (shown is not None or history.volumes is None)
+        held.append(_held(name, zone, start, end, disk.size_gib, disk_month(disk), exists))
+    return tuple(held)
+
+
+def _noted(event: Event) -> Disk | None:
+    size = whole(event.get("size_gib"))
+    return None if size is None else Disk(size, str(event.get("type", "gp3")))
+
+
+def disk_month(disk: Disk) -> Decimal:
+    """Dollars a month of a volume: its size, and what it has of IOPS and throughput beyond what is included."""
+    month = disk.size_gib * GIB_MONTH.get(disk.type, GIB_MONTH["gp3"])
+    iops = max(0, (disk.iops or 0) - IOPS_INCLUDED.get(disk.type, 0)) * IOPS_MONTH.get(disk.type, Decimal(0))
+    extra = max(0, (disk.throughput or 0) - MIBPS_INCLUDED.get(disk.type, 0)) * MIBPS_MONTH.get(disk.type, Decimal(0))
+    return month + iops + extra
+
+
+def _snapshots(history: History, until: datetime) -> tuple[Held, ...]:
+    """Each as if it held everything that was used on the volume then: an upper bound, for they are incremental."""
+    gone = _deleted(history.events)
+    held = []
+    for event in history.events:
+        name, moment = str(event.get("snapshot") or ""), moment_of(event.get("time"))
+        if event["event"] not in ("handover", "snapshot") or not name or moment is None:
+            continue
+        used = whole(event.get("used_gib"))
+        gib = history.disk.size_gib if used is None else used
+        end = gone.get(name) or until
+        month = gib * SNAPSHOT_GIB_MONTH
+        held.append(_held(name, str(event.get("zone", "")), moment, end, gib, month, name not in gone))
+    return tuple({one.id: one for one in reversed(held)}.values())[::-1]
+
+
+def _deleted(events: Iterable[Event]) -> dict[str, datetime]:
+    found: dict[str, datetime] = {}
+    for event in events:
+        moment = moment_of(event.get("time"))
+        if event["event"] == "deleted" and moment is not None:
+            for key in ("volumes", "snapshots"):
+                names = event.get(key)
+                found |= dict.fromkeys(map(str, names if isinstance(names, list) else ()), moment)
+    return found
+
+
+def _held(name: str, zone: str, start: datetime, end: datetime, gib: int, month: Decimal, exists: bool) -> Held:
+    end = max(start, end)
+    return Held(name, zone, start, end, gib, _month(month, seconds_between(start, end)), month, exists)
+
+
+def _after(held: Held, since: datetime) -> Held:
+    start = max(held.start, since)
+    return replace(held, start=start, dollars=_month(held.month, seconds_between(start, held.end)))
+
+
+def _month(month: Decimal, seconds: int) -> Decimal:
+    return month * seconds / MONTH_SECONDS

@@ -1,0 +1,285 @@
+"""What a run cost and what it got for it: the ledger as a receipt. Pure, an estimate, exact to the cent of one.
+
+`cost_so_far` is the short form that `status` and `request --wait` show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from spotheal.agent.billing import PRICES_AS_OF, PRICES_REGIONS, Bill, bill, cents
+from spotheal.agent.clock import rfc3339
+from spotheal.agent.history import Disk, Event, History, Known, Listed, moment_of
+from spotheal.agent.ledger import steps_redone
+from spotheal.agent.stays import Stay
+
+if TYPE_CHECKING:
+    from spotheal.fleet.status import Seen
+
+_YOUNG_SECONDS = 180.0  # a describe may not show what was launched or heard so lately
+
+
+@dataclass(frozen=True)
+class CostSoFar:
+    """`on_demand`: what the same instance hours cost on demand, beside `instances`; None where no price is listed."""
+
+    dollars: Decimal
+    instances: Decimal
+    per_hour: Decimal
+    on_demand: Decimal | None
+    unpriced: int  # instances whose price nobody knows, which are not in it
+
+    def says(self) -> str:
+        """`about $3.21 so far, $0.42 an hour; 61 % below on-demand`."""
+        text = f"about ${self.dollars:.2f} so far"
+        if self.per_hour:
+            text += f", ${cents(self.per_hour)} an hour now"
+        if self.on_demand and self.instances < self.on_demand:
+            text += f"; {100 * (1 - self.instances / self.on_demand):.0f} % below on-demand"
+        return text + (f"; {self.unpriced} without a known price" if self.unpriced else "")
+
+    def to_document(self) -> dict[str, Any]:
+        return {
+            "currency": "USD",
+            "estimate": True,
+            "dollars": float(self.dollars),
+            "dollars_per_hour": float(cents(self.per_hour)),
+            "on_demand_dollars": None if self.on_demand is None else float(self.on_demand),
+            "instances_without_price": self.unpriced,
+        }
+
+
+def cost_so_far(history: History) -> CostSoFar:
+    found = bill(history)
+    instances = found.lines["spot"] + found.lines["on_demand"]
+    return CostSoFar(found.total, instances, found.rate, _on_demand(found), len(found.unpriced))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """`done`: how far the run has come; `redone`: again, after a resume; `lost`: neither saved nor done again yet."""
+
+    done: int | None
+    redone: int
+    lost: int
+    total: int | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the receipt; the lines' dollars add up to the total."""
+
+    name: str
+    quantity: str
+    dollars: Decimal
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """`on_demand` and `saved` compare instances alone: the same hours at list prices. None where none is known."""
+
+    bill: Bill
+    lines: tuple[Line, ...]
+    total: Decimal
+    on_demand: Decimal | None
+    saved: Decimal | None
+    kept_month: Decimal  # dollars a month of what is still there
+    steps: Steps
+    interruptions: int
+    moves: int
+    free_seconds: int
+    notes: tuple[str, ...]
+
+    @property
+    def instances(self) -> Decimal:
+        """What all instances cost, to the cent."""
+        lines = self.bill.lines
+        return lines["spot"] + lines["on_demand"]
+
+    def to_document(self) -> dict[str, Any]:
+        return {
+            "currency": "USD",
+            "estimate": True,
+            "total": float(self.total),
+            "lines": [{**vars(line), "dollars": float(line.dollars)} for line in self.lines],
+            "on_demand_dollars": None if self.on_demand is None else float(self.on_demand),
+            "saved_dollars": None if self.saved is None else float(self.saved),
+            "saved_percent": None if not self.on_demand or self.saved is None else
+            round(float(100 * self.saved / self.on_demand), 1),
+            "kept_dollars_per_month": float(self.kept_month),
+            "instances": [_instance(stay) for stay in self.bill.stays],
+            "interruptions": self.interruptions,
+            "moves": self.moves,
+            "free_seconds": self.free_seconds,
+            "steps": vars(self.steps),
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def receipt(history: History, status: Mapping[str, Any] | None = None) -> Receipt:
+    """The receipt of a run; `status` is its status.json, which knows how far a living trainer is."""
+    found = bill(history)
+    on_demand = _on_demand(found)
+    paid = cents(found.spot) + cents(found.on_demand)
+    events = history.events
+    return Receipt(
+        bill=found,
+        lines=tuple(_lines(found)),
+        total=found.total,
+        on_demand=on_demand,
+        saved=None if on_demand is None else on_demand - paid,
+        kept_month=cents(sum((one.month for one in (*found.volumes, *found.snapshots) if one.exists), Decimal(0))),
+        steps=_steps(events, status or {}),
+        interruptions=sum(1 for event in events if event["event"] == "notice" and event.get("action") != "shutdown"),
+        moves=sum(1 for event in events if event["event"] == "volume" and event.get("moved_from")),
+        free_seconds=sum(stay.seconds for stay in found.stays if stay.free),
+        notes=tuple(_notes(found)),
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- what is shown
+def _lines(found: Bill) -> list[Line]:
+    spot = [stay for stay in found.stays if stay.lifecycle == "spot"]
+    rescue = [stay for stay in found.stays if stay.lifecycle != "spot"]
+    free = sum(1 for stay in spot if stay.free)
+    hours = sum(stay.seconds for stay in found.stays)
+    dollars = found.lines
+    lines = [
+        Line("Spot instances", _hours(spot), dollars["spot"],
+             f"{free} interrupted by AWS within the first hour: free" if free else ""),
+        Line("On-demand instances", _hours(rescue), dollars["on_demand"]) if rescue else None,
+        Line("Volumes", _gib_hours(found.volumes), dollars["volumes"]),
+        Line("Snapshots", _count(found.snapshots, "snapshot"), dollars["snapshots"],
+             "at most: each counted as a full copy of what was used") if found.snapshots else None,
+        Line("Root disks", _hours(found.stays), dollars["root_disks"]) if found.roots else None,
+        Line("Public IPv4 addresses", f"{hours / 3600:.2f} h", dollars["public_ipv4"],
+             "one for each instance, free hours too"),
+    ]  # fmt: skip
+    return [line for line in lines if line is not None]
+
+
+def _hours(stays: Sequence[Stay]) -> str:
+    return f"{_count(stays, 'instance')}, {sum(stay.seconds for stay in stays) / 3600:.2f} h"
+
+
+def _gib_hours(held: Sequence[Any]) -> str:
+    gib_hours = sum(one.gib * (one.end - one.start).total_seconds() / 3600 for one in held)
+    return f"{_count(held, 'volume')}, {gib_hours:.0f} GiB-hours"
+
+
+def _count(things: Sequence[object], name: str) -> str:
+    return f"{len(things)} {name}" + ("" if len(things) == 1 else "s")
+
+
+def _notes(found: Bill) -> list[str]:
+    notes = [
+        "An estimate from AWS's spot price history and list prices, before taxes, credits and discounts; AWS's bill"
+        f" counts. Disk and address prices are those of {', '.join(PRICES_REGIONS)} as of {PRICES_AS_OF}."
+    ]
+    sources = {stay.price_source for stay in found.stays}
+    if "bound" in sources:
+        notes.append("Where no price was to be had, an upper bound is counted: the fleet's maximum, or on-demand.")
+    if "at-request" in sources:
+        notes.append("Where no price was noted on the instance, the spot price at the time of the request is counted.")
+    if found.unpriced:
+        notes.append(f"Not included, for no price is known: {', '.join(found.unpriced)}.")
+    if any(stay.ended_by == "unknown" for stay in found.stays):
+        notes.append("Instances that ended without a word are counted until a minute after they were last heard of.")
+    notes.append("Not included: S3 (cents a month), data transfer, and datasets of your own.")
+    return notes
+
+
+def _instance(stay: Stay) -> dict[str, Any]:
+    return {
+        "instance": stay.instance,
+        "type": stay.instance_type,
+        "zone": stay.zone,
+        "lifecycle": stay.lifecycle,
+        "start": rfc3339(stay.start),
+        "end": None if stay.runs else rfc3339(stay.end),
+        "ended_by": stay.ended_by or None,
+        "seconds": stay.seconds,
+        "free": stay.free,
+        "dollars": None if stay.dollars is None else round(float(stay.dollars), 6),
+        "dollars_per_hour": None if stay.price_now is None else float(stay.price_now),
+        "price_source": stay.price_source,
+        "on_demand_dollars": None if stay.on_demand is None else round(float(stay.on_demand), 6),
+    }
+
+
+def _on_demand(found: Bill) -> Decimal | None:
+    """Of the same hours; None where the list price of any of them is not known: half a sum compares with nothing."""
+    if not found.stays or any(stay.on_demand is None for stay in found.stays):
+        return None
+    return cents(sum((stay.on_demand for stay in found.stays if stay.on_demand is not None), Decimal(0)))
+
+
+def _steps(events: Sequence[Event], status: Mapping[str, Any]) -> Steps:
+    progress = status.get("progress") if isinstance(status.get("progress"), Mapping) else None
+    told = [_whole(event.get("last_step")) for event in events] + [_whole((progress or {}).get("step"))]
+    done = max((step for step in told if step is not None), default=None)
+    ends = [event for event in events if event["event"] == "trainer-ended"]
+    saved = _whole(ends[-1].get("saved_step")) if ends else None
+    starts = [index for index, event in enumerate(events) if event["event"] == "trainer-started"]
+    goes_on = bool(starts) and (not ends or starts[-1] > events.index(ends[-1]))
+    last = _whole(ends[-1].get("last_step")) if ends else None
+    lost = 0 if goes_on or last is None else max(0, last - (saved or 0))
+    if ends and ends[-1].get("kind") == "done":
+        lost = 0
+    return Steps(done, steps_redone(events), lost, _whole((progress or {}).get("steps_total")))
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+# --------------------------------------------------------------------------------------------------------- what is seen
+def history_of(seen: Seen, now: datetime) -> History:
+    """The history of a run as its store and AWS show it; what AWS no longer knows, the ledger does."""
+    listed = Listed.of(seen.fleet)
+    heard = {}
+    instance, heartbeat = str(seen.status.get("instance") or ""), moment_of(seen.status.get("heartbeat"))
+    if instance and heartbeat is not None:
+        heard[instance] = heartbeat
+    return History(
+        events=seen.events,
+        now=now,
+        requested_at=min(filter(None, (moment_of(seen.fleet.get("requested_at")), *_times(seen.events))), default=None),
+        launches=seen.launches,
+        listed=listed.on_demand,
+        spot_then=listed.spot,
+        maximum=listed.maximum,
+        known=_known(seen, heard, now),
+        volumes=None if seen.volumes is None else {one.id: _disk(one) for one in seen.volumes},
+        heard=heard,
+    )
+
+
+def _times(events: Sequence[Event]) -> list[datetime | None]:
+    return [moment_of(event.get("time")) for event in events[:1]]
+
+
+def _disk(volume: Any) -> Disk:
+    return Disk(volume.size_gib, volume.type, volume.zone, volume.iops, volume.throughput)
+
+
+def _known(seen: Seen, heard: Mapping[str, datetime], now: datetime) -> dict[str, Known]:
+    if seen.instances is None:
+        return {}
+    found = {
+        one.id: Known(one.launched, one.state in ("pending", "running"), one.was_interrupted, one.type, one.zone)
+        for one in seen.instances
+    }
+    for launch in seen.launches:
+        name = str(launch.get("instance", ""))
+        moment = max(filter(None, (heard.get(name), moment_of(launch.get("time")))), default=None)
+        if name in found or not name.startswith("i-") or moment is None:
+            continue
+        if (now - moment).total_seconds() > _YOUNG_SECONDS:
+            found[name] = Known(alive=False)
+    return found
