@@ -7,6 +7,7 @@ import io
 import json
 import re
 import threading
+import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -40,6 +41,9 @@ class Cloud:
     ec2: list[dict[str, str]] = field(default_factory=list)
     bad_signatures: list[str] = field(default_factory=list)
     refused_cancels: int = 0
+    ec2_refuses: bool = False
+    tagged_instances: int = 0  # of the run, with a reason
+    times: dict[object, float] = field(default_factory=dict)  # monotonic, of the last request of a kind
 
     def document(self, key: str) -> dict[str, object]:
         found: dict[str, object] = json.loads(self.objects[key])
@@ -129,6 +133,7 @@ def _handler(cloud: Cloud) -> type[BaseHTTPRequestHandler]:
                 return self._answer(200, f"<ListBucketResult>{rows}</ListBucketResult>".encode())
             key = unquote(split.path).removeprefix(f"/{BUCKET}/{PREFIX}/")
             cloud.asked.append((self.command, key))
+            cloud.times[self.command, key] = time.monotonic()
             if cloud.faults.get(key):
                 status = cloud.faults[key].pop(0)
                 if status == 0:
@@ -143,10 +148,16 @@ def _handler(cloud: Cloud) -> type[BaseHTTPRequestHandler]:
 
         def _ec2(self, form: dict[str, str]) -> None:
             cloud.ec2.append(form)
+            cloud.times[form["Action"]] = time.monotonic()
+            if cloud.ec2_refuses:
+                return self._answer(403, b"<Errors><Error><Code>UnauthorizedOperation</Code></Error></Errors>")
+            if "Filter.1.Name" in form:
+                found = "<item><instanceId>i-1</instanceId></item>" * cloud.tagged_instances
+                return self._answer(200, f"<DescribeInstancesResponse>{found}</DescribeInstancesResponse>".encode())
             if form["Action"] == "DescribeInstances":
                 tag = f"<item><key>aws:ec2spot:fleet-request-id</key>\n <value>{FLEET}</value></item>"
                 return self._answer(200, f"<DescribeInstancesResponse>{tag}</DescribeInstancesResponse>".encode())
-            if cloud.refused_cancels > 0:
+            if form["Action"].startswith(("Cancel", "Delete")) and cloud.refused_cancels > 0:
                 cloud.refused_cancels -= 1
                 fault = "<error><code>unexpectedError</code></error>"
                 said = f"<unsuccessfulFleetRequestSet><item>{fault}</item></unsuccessfulFleetRequestSet>"

@@ -73,7 +73,7 @@ def made_by_the_instance() -> set[str]:
     made = _apis(
         _called(ast.parse((AGENT / "ec2.py").read_text())) | _called(ast.parse((AGENT / "store.py").read_text()))
     )
-    source = userdata.bootstrap()
+    source = (Path(userdata.__file__).parent / "bootstrap.py").read_text()
     made |= {f"ec2:{name}" for name in re.findall(r"aws\.ec2\(\s*\"(\w+)\"", source)}
     return made | ({"s3:GetObject"} if '"GET"' in source else set())
 

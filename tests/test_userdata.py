@@ -32,6 +32,7 @@ CONFIG = {
     "run": {"id": "01J0000000000000000000000", "region": REGION, "store": STORE},
     "job": {"name": "digits"},
     "cage": {"mode": "on", "user": "spotheal-trainer"},
+    "volume": {"mount": "/dltraining"},
 }
 LAUNCH = f"launches/{INSTANCE}.json"
 # Stands for the agent: leaves a line for each start, then does what the file `behave` says.
@@ -77,6 +78,8 @@ class Instance:
         (programs / "shutdown").write_text(f'#!/bin/sh\necho "$@" >>{root}/shutdown\n')
         (programs / "shutdown").chmod(0o755)
         self.behave("stay")
+        self.config: dict[str, Any] = CONFIG
+        self.stub_edits: dict[str, str] = {}
         self.environment = {
             "PATH": f"{programs}:/usr/bin:/bin", "SPOTHEAL_ROOT": str(root), "HOME": str(root), **cloud.environment(),
         }  # fmt: skip
@@ -85,10 +88,13 @@ class Instance:
         (self.root / "behave").write_text(" ".join(codes))
 
     def boot(self, manifest_sha256: str, shell: str = "sh", patience: str = "") -> subprocess.CompletedProcess[str]:
-        text = userdata.render(json.dumps(CONFIG), manifest_sha256)
+        text = userdata.render(json.dumps(self.config), manifest_sha256)
         if patience:  # the same bootstrap, less patient, so that a test need not wait for minutes
             impatient = re.sub(r"_SECONDS = \d+\.0", f"_SECONDS = {patience}", userdata.bootstrap())
             text = text.replace(userdata.packed(userdata.bootstrap()), userdata.packed(impatient))
+        for old, new in self.stub_edits.items():
+            assert old in text
+            text = text.replace(old, new)
         (self.root / "user-data").write_text(text)
         with (self.root / "console").open("w") as console:
             return subprocess.run(
@@ -178,33 +184,78 @@ def test_whatever_the_configuration_holds_only_the_payload_differs(hostile: str)
 
 
 def test_the_user_data_leaves_room_for_a_job() -> None:
-    assert len(userdata.render("", "0" * 64)) < 12_200
+    assert len(userdata.render("", "0" * 64)) < 12_600
 
 
-def test_the_bootstrap_on_the_instance_is_the_one_here_without_docstrings() -> None:
+def test_the_bootstrap_on_the_instance_is_the_one_here_without_docstrings_and_annotations() -> None:
     packaged = (Path(userdata.__file__).parent / "bootstrap.py").read_text()
-    assert set(userdata.bootstrap().splitlines()) < set(packaged.splitlines())
     here, there = ast.parse(packaged), ast.parse(userdata.bootstrap())
     for tree in (here, there):
         for node in ast.walk(tree):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
                 node.body = node.body[1:]
-    assert ast.dump(here) == ast.dump(there)
+            if isinstance(node, (ast.FunctionDef, ast.arg)):
+                for field in {"returns", "annotation"} & set(node._fields):
+                    setattr(node, field, None)
+    plain = re.sub(r"AnnAssign\(target=(.*?), annotation=.*?, value=", r"Assign(targets=[\1], value=", ast.dump(here))
+    assert len(plain) > 50_000
+    assert re.sub(r", simple=\d", "", plain) == re.sub(r", simple=\d", "", ast.dump(there))
 
 
-def test_a_machine_without_python_says_so(tmp_path: Path, cloud: Cloud) -> None:
+def test_what_reports_a_failure_runs_on_python_3_7() -> None:
+    """`|` of dictionaries came with 3.9; its other use here, of sets and flags, is written otherwise."""
+    tree = ast.parse(userdata.bootstrap(), feature_version=(3, 7))
+    for node in ast.walk(tree):
+        joined = isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, ast.BitOr)
+        assert not joined or ast.unparse(node) == "fcntl.LOCK_EX | fcntl.LOCK_NB", ast.unparse(node)
+        assert not isinstance(node, ast.Attribute) or node.attr not in ("removeprefix", "removesuffix", "unparse")
+
+
+def _python_is(machine: Instance, shim: str) -> None:
+    """Only `shim` stands for a Python on `machine`."""
     if any(Path(place).exists() for place in ("/usr/local/bin/python3", "/opt/conda/bin/python3")):
         pytest.skip("this machine has a Python where images have theirs")
-    machine = Instance(tmp_path / "root", cloud)
-    old = tmp_path / "root/programs/python3"
+    old = machine.root / "programs/python3"
     old.unlink()
-    old.write_text("#!/bin/sh\nexit 1\n")
+    old.write_text(shim)
     old.chmod(0o755)
     for program in ("mkdir", "mv"):
         (old.parent / program).symlink_to(f"/bin/{program}")
     machine.environment["PATH"] = str(old.parent)
+    machine.stub_edits = {"/usr/bin/python3 ": "/nowhere/python3 "}
+
+
+def test_a_machine_without_python_says_so(tmp_path: Path, cloud: Cloud) -> None:
+    machine = Instance(tmp_path / "root", cloud)
+    _python_is(machine, "#!/bin/sh\nexit 1\n")
     assert machine.boot("0" * 64, shell="/bin/sh").returncode == 1
     assert machine.console.startswith("spotheal: this machine cannot start the job: no Python 3.10 or newer")
+
+
+def test_a_python_that_is_too_old_reports_that(instance: Instance, cloud: Cloud) -> None:
+    """As on Amazon Linux 2023, whose Python is 3.9: the launch is counted, with the reason, and the machine ends."""
+    older = f"{instance.root}/older.py"
+    Path(older).write_text(
+        "import runpy, sys\nsys.version_info, sys.version = (3, 9, 16), '3.9.16 (main)'\n"
+        "sys.argv = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    _python_is(
+        instance,
+        "#!/bin/sh\n"
+        'case "$3" in *"(3, 10)"*) exit 1;; esac\n'  # what the stub asks of each Python
+        f'case "$2" in */bootstrap.py) exec {instance.python} -I {older} "$2" "$3";; esac\n'
+        f'exec {instance.python} "$@"\n',
+    )
+    assert instance.boot(cloud.put_wheels(WHEELS), shell="/bin/sh").returncode == 1
+    assert f"no Python 3.10 or newer on this image: the best is {instance.python}, 3.9.16" in instance.console
+    assert cloud.document(LAUNCH)["outcome"] == "boot failed"
+    assert "no Python 3.10" in str(cloud.document(LAUNCH)["reason"])
+    assert (instance.root / "shutdown").read_text() == "-h now\n"
+
+
+def test_the_console_names_the_python_and_why(instance: Instance, cloud: Cloud) -> None:
+    instance.boot(cloud.put_wheels(WHEELS))
+    assert f"spotheal: using {instance.root}/programs/python3, the first Python 3.10 or newer\n" in instance.console
 
 
 # ---------------------------------------------------------------------------------------------------------- a good boot
@@ -378,7 +429,9 @@ def test_a_boot_that_cannot_go_on_says_why_is_counted_and_switches_off(
     assert instance.starts() == []
     assert not (instance.root / "opt/spotheal/agent").exists()
     assert not list((instance.root / "opt/spotheal").glob(".new-*"))
-    assert cloud.ec2 == [], "one boot that failed ends no run"
+    (tagged,) = cloud.ec2  # and nothing else: one boot that failed ends no run
+    assert (tagged["Action"], tagged["ResourceId.1"]) == ("CreateTags", INSTANCE)
+    assert tagged["Tag.1.Key"] == "spotheal:reason" and PERMANENT[spoil] in tagged["Tag.1.Value"]
 
 
 def _earlier_launches(cloud: Cloud, outcomes: list[dict[str, object]]) -> None:
@@ -414,14 +467,36 @@ def test_progress_and_interruptions_keep_the_fleet(
         cloud, [FAILED, FAILED, between, FAILED] if "outcome" not in between else [FAILED] * 3 + [between]
     )
     instance.boot(_changed(cloud))
-    assert cloud.ec2 == []
+    assert {form["Action"] for form in cloud.ec2} == {"CreateTags"}
 
 
 def test_a_failure_that_cannot_be_recorded_leaves_the_machine_up(instance: Instance, cloud: Cloud) -> None:
     cloud.faults[LAUNCH] = [403] * 99
+    cloud.ec2_refuses = True
     assert instance.boot(cloud.put_wheels(WHEELS), patience="0.1").returncode == 1
     assert "the machine stays up, since its failure could not be recorded: could not count" in instance.console
     assert not (instance.root / "shutdown").exists()
+
+
+@pytest.mark.parametrize(("tagged", "cancelled"), [(4, False), (5, True)])
+def test_where_the_store_refuses_the_tags_of_instances_are_counted(
+    instance: Instance, cloud: Cloud, tagged: int, cancelled: bool
+) -> None:
+    cloud.faults = {LAUNCH: [403] * 99, "status.json": [403] * 99}
+    cloud.tagged_instances = tagged
+    instance.boot(cloud.put_wheels(WHEELS), patience="0.1")
+    assert [form["Tag.1.Key"] for form in cloud.ec2 if form["Action"] == "CreateTags"] == ["spotheal:reason"]
+    assert ("CancelSpotFleetRequests" in {form["Action"] for form in cloud.ec2}) == cancelled
+    assert (instance.root / "shutdown").read_text() == "-h now\n"
+
+
+def test_a_failed_boot_stays_up_as_long_as_it_was_asked_to(instance: Instance, cloud: Cloud) -> None:
+    instance.config = {**CONFIG, "job": {"name": "digits", "keep_on_failure": "2s"}}
+    _earlier_launches(cloud, [FAILED] * 4)
+    instance.boot(_changed(cloud))
+    assert "this machine stays up for 2s to be looked at (keep_on_failure)" in instance.console
+    counted = cloud.times[("PUT", LAUNCH)]
+    assert cloud.times["CancelSpotFleetRequests"] - counted >= 2.0, "it was counted before, and the fleet ended after"
 
 
 # ----------------------------------------------------------------------------------------- bootstrap.py, piece by piece
@@ -465,30 +540,73 @@ def test_addresses_at_aws(
         assert signature_fault(method, asked, lower, b"") == ""
 
 
-def test_systemd_gets_the_unit_and_the_endpoints(
-    bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "piece/opt/spotheal").mkdir(parents=True)
+class Systemd:
+    """Stands for systemctl: knows what was asked of it; the agent is active at the third look."""
+
+    def __init__(self) -> None:
+        self.argvs: list[list[str]] = []
+
+    def __call__(self, argv: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        self.argvs.append(argv[1:])
+        looks = sum(argv[0] == "show" for argv in self.argvs)
+        return subprocess.CompletedProcess(argv, 0, "active\n" if looks > 2 else "activating\n", "")
+
+
+@pytest.fixture
+def systemd(bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Systemd:
+    """A machine that is ours, but for its folders."""
+    home = tmp_path / "piece/opt/spotheal"
+    packaged = Path(f"{home}{bootstrap.SITE}/spotheal/userdata")
+    packaged.mkdir(parents=True)
+    (packaged / "spotheal-agent.service").write_text(userdata.unit())
+    (tmp_path / "units").mkdir()
+    said = Systemd()
     monkeypatch.setattr(bootstrap, "ROOT", "")
-    monkeypatch.setattr(bootstrap.os, "getuid", lambda: 0)
-    monkeypatch.setattr(bootstrap.os.path, "isdir", lambda path: path == "/run/systemd/system")
-    monkeypatch.setattr(bootstrap, "say", lambda *_: None)
+    monkeypatch.setattr(bootstrap, "UNITS", f"{tmp_path}/units/")
+    monkeypatch.setattr(bootstrap, "has_systemd", lambda: True)
+    monkeypatch.setattr(bootstrap, "say", lambda *_, **__: None)
+    monkeypatch.setattr(bootstrap.subprocess, "run", said)
+    return said
+
+
+def test_systemd_gets_the_unit_and_the_endpoints(
+    bootstrap: ModuleType, systemd: Systemd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://10.0.0.1:9000")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "never")
-    copied: list[tuple[str, str]] = []
-    argvs: list[list[str]] = []
-    monkeypatch.setattr(bootstrap.shutil, "copyfile", lambda *paths: copied.append(paths))
-    answer = subprocess.CompletedProcess([], 0, "", "")
-    monkeypatch.setattr(bootstrap.subprocess, "run", lambda argv, **_: argvs.append(argv) or answer)
-    bootstrap.start()
-    assert [target for _, target in copied] == ["/etc/systemd/system/spotheal-agent.service"]
-    assert argvs == [
-        ["systemctl", "daemon-reload"],
-        ["systemctl", "enable", "--now", "--no-block", "spotheal-agent.service"],
-    ]
+    bootstrap.start({"volume": {"mount": "/data/dl-1"}})
+    assert (tmp_path / "units/spotheal-agent.service").read_text() == userdata.unit()
+    assert systemd.argvs[:2] == [["daemon-reload"], ["enable", "--now", "--no-block", "spotheal-agent.service"]]
     environment = (tmp_path / "piece/opt/spotheal/environment").read_text()
     assert 'AWS_ENDPOINT_URL_S3="http://10.0.0.1:9000"' in environment
     assert "never" not in environment
+
+
+def test_the_volume_is_unmounted_after_the_agent_at_a_shutdown(
+    bootstrap: ModuleType, systemd: Systemd, tmp_path: Path
+) -> None:
+    bootstrap.start({"volume": {"mount": "/data/dl-1"}})
+    unit = tmp_path / "units/spotheal-agent.service.d/volume.conf"
+    assert unit.read_text() == "[Unit]\nAfter=data-dl\\x2d1.mount\n"
+
+
+@pytest.mark.parametrize("path", ["/dltraining", "/a-b/c_d", "/.x/y.z", "/a//b/", "/a/./b-"])
+def test_the_name_of_a_mount_is_what_systemd_says(bootstrap: ModuleType, path: str) -> None:
+    if shutil.which("systemd-escape") is None:
+        pytest.skip("systemd-escape is not installed")
+    argv = ["systemd-escape", "--path", "--suffix=mount", path]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+    assert said == bootstrap.mount_unit(path)
+
+
+def test_an_installation_that_a_reboot_cut_short_goes_on(
+    bootstrap: ModuleType, systemd: Systemd, tmp_path: Path
+) -> None:
+    bootstrap.go_on_after_reboot("a" * 64)
+    text = (tmp_path / "units/spotheal-install.service").read_text()
+    assert f"ExecStart={sys.executable} -I {bootstrap.HOME}/bootstrap.py {'a' * 64}\n" in text
+    assert "ConditionPathExists=!/etc/systemd/system/multi-user.target.wants/spotheal-agent.service\n" in text
+    assert systemd.argvs == [["enable", "spotheal-install.service"]]
 
 
 @pytest.mark.parametrize(("mode", "root", "made"), [("on", "", 1), ("imds", "", 1), ("off", "", 0), ("on", "/x", 0)])

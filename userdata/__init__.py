@@ -11,6 +11,7 @@ from functools import cache
 from importlib.resources import files
 
 PAYLOADS = ("BOOTSTRAP", "CONFIG", "MANIFEST_SHA256")
+_COMMENT = re.compile(r"\s*#(?! spotheal:)")
 _HARMLESS = re.compile(r"[A-Za-z0-9+/=]+")
 
 
@@ -23,14 +24,26 @@ def stub() -> str:
 def bootstrap() -> str:
     """The Python program that the stub unpacks and runs: installs the agent from the store and starts it.
 
-    Without its docstrings: they would take a tenth of the 16 kB that user data may have.
+    Without docstrings, comments and annotations, and indented by one: they would take a sixth of the 16 kB that user
+    data may have.
     """
-    source = _text("bootstrap.py")
-    lines = source.splitlines(keepends=True)
-    for node in ast.walk(ast.parse(source)):
+    text = ast.unparse(ast.fix_missing_locations(_Bare().visit(ast.parse(_text("bootstrap.py")))))
+    return re.sub(r"^(?: {4})+", lambda spaces: " " * (len(spaces.group()) // 4), text, flags=re.MULTILINE) + "\n"
+
+
+class _Bare(ast.NodeTransformer):
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) and node.body[1:]:
-            lines[node.body[0].lineno - 1 : node.body[0].end_lineno] = [""] * _height(node.body[0])
-    return "".join(lines)
+            del node.body[0]
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        return ast.Assign([node.target], node.value, lineno=node.lineno) if node.value else None
 
 
 def unit() -> str:
@@ -44,13 +57,14 @@ def packed(content: str) -> str:
 
 
 def fill(payloads: Mapping[str, str]) -> str:
-    """The stub with `payloads` in place: one for each of `PAYLOADS`.
+    """The stub with `payloads` in place: one for each of `PAYLOADS`, and without its lines of comment.
 
     ValueError for a payload with any character that a shell could interpret; nothing else is written into the program.
     """
     if sorted(payloads) != sorted(PAYLOADS):
         raise ValueError(f"payloads must be {', '.join(PAYLOADS)}")
-    text = stub()
+    kept = (line for line in stub().splitlines(keepends=True) if line.startswith("#!") or not _COMMENT.match(line))
+    text = "".join(kept)
     for name, value in payloads.items():
         if not _HARMLESS.fullmatch(value):
             raise ValueError(f"{name} must hold only letters, digits, + / =")
@@ -61,10 +75,6 @@ def fill(payloads: Mapping[str, str]) -> str:
 def render(config: str, manifest_sha256: str) -> str:
     """The user data for an instance: `config` is InstanceConfig's JSON. Its size is the caller's to check."""
     return fill({"BOOTSTRAP": packed(bootstrap()), "CONFIG": packed(config), "MANIFEST_SHA256": manifest_sha256})
-
-
-def _height(node: ast.stmt) -> int:
-    return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
 def _text(name: str) -> str:

@@ -5,6 +5,8 @@
 
 Everything lies below $SPOTHEAL_ROOT (default /). The launch is counted in the store before anything else can fail, so
 that boots that never reach the agent are counted too. Each file must have the sha256 that the user data vouches for.
+The agent needs Python 3.10; what reports a failure must run on any that cloud-init itself may bring (3.7: no `|` of
+dictionaries, no `match`), since an image that is too old is such a failure.
 """
 
 from __future__ import annotations
@@ -37,9 +39,30 @@ ROOT = os.environ.get("SPOTHEAL_ROOT", "").rstrip("/")
 HOME = ROOT + "/opt/spotheal"
 LOG = ROOT + "/var/log/spotheal/user-data.log"
 AGENT = [HOME + "/agent/bin/python", "-I", "-m", "spotheal.agent", "run", "--config", HOME + "/config.json"]
+PYTHON_MIN = (3, 10)
+ADVICE = "Choose one that has it: Debian 12, Ubuntu 22.04, a PyTorch Deep Learning AMI"
+UNITS = "/etc/systemd/system/"
+# User data runs at the first boot only. A machine that goes down in the middle of it goes on here at the next one.
+INSTALL_UNIT = """[Unit]
+Description=spotheal: the installation of the agent that the last boot did not finish
+After=network-online.target
+Wants=network-online.target
+ConditionPathExists=!/etc/systemd/system/multi-user.target.wants/spotheal-agent.service
+
+[Service]
+Type=oneshot
+ExecStart={python} -I {home}/bootstrap.py {manifest}
+StandardOutput=journal+console
+StandardError=journal+console
+
+[Install]
+WantedBy=multi-user.target
+"""
 PASSING_SECONDS = 600.0  # how long a network that is down, throttling and AWS's own errors are waited for
 REFUSED_SECONDS = 60.0  # how long "not allowed" is: a role made moments ago is not known everywhere yet
 RESTART_SECONDS_MAX = 10.0
+CREDENTIALS_SECONDS = 30.0
+RUNNING_SECONDS = 30.0  # how long systemd is asked whether the agent runs, to say it here
 BOOTS_MAX = 5  # launches in a row that gained nothing: the run is parked (agent/finish.py has the same figure)
 PASSED_ON = re.compile(r"AWS_ENDPOINT_URL\w*|AWS_EC2_METADATA_SERVICE_ENDPOINT|AWS_CA_BUNDLE|(?i:https?|no)_proxy")
 SYSTEM_FOLDERS = ("/bin", "/sbin", "/usr/bin", "/usr/sbin")
@@ -78,6 +101,16 @@ def say(text: str, failed: bool = False) -> None:
                 file.write(line)
         except OSError:
             pass
+
+
+def since_user_data() -> str:
+    """Seconds since the shell that ran the user data began: we are that process, or its child."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as stat, open("/proc/uptime") as uptime:
+            began = int(stat.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+            return f", {float(uptime.read().split()[0]) - began:.1f} s after the user data began"
+    except (OSError, ValueError, IndexError):
+        return ""
 
 
 # ------------------------------------------------------------------------------------------------------------- network
@@ -139,6 +172,7 @@ class Metadata:
 
     def __init__(self) -> None:
         self.endpoint = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/")
+        self._known: tuple[float, tuple[str, ...]] = (0.0, ())
 
     def get(self, path: str) -> bytes:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": "300"}
@@ -153,10 +187,14 @@ class Metadata:
         if os.environ.get("AWS_ACCESS_KEY_ID"):
             names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
             return tuple(os.environ.get(name, "") for name in names)
+        if self._known[1] and time.monotonic() - self._known[0] < CREDENTIALS_SECONDS:
+            return self._known[1]
         try:
             role = self.get("/latest/meta-data/iam/security-credentials/").decode().split("\n")[0].strip()
             found = json.loads(self.get("/latest/meta-data/iam/security-credentials/" + role))
-            return found["AccessKeyId"], found["SecretAccessKey"], found.get("Token", "")
+            keys = found["AccessKeyId"], found["SecretAccessKey"], found.get("Token", "")
+            self._known = time.monotonic(), keys
+            return keys
         except (Stuck, KeyError, ValueError) as error:  # a role attached moments ago answers 404 or {"Code": "Failed"}
             raise Passing(f"no role's credentials on this instance ({error})", REFUSED_SECONDS) from None
 
@@ -198,7 +236,7 @@ class Aws:
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
         digest = hashlib.sha256(body).hexdigest()
         headers = {"content-type": content_type, "host": urllib.parse.urlsplit(base).netloc}
-        headers |= {"x-amz-content-sha256": digest, "x-amz-date": now}
+        headers.update({"x-amz-content-sha256": digest, "x-amz-date": now})
         if token:
             headers["x-amz-security-token"] = token
         names = ";".join(sorted(headers))
@@ -314,22 +352,56 @@ def make_user(cage: dict[str, str]) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- start
-def start() -> None:
+def has_systemd() -> bool:
+    """Whether systemd runs here and the machine is ours."""
+    return not ROOT and os.getuid() == 0 and os.path.isdir("/run/systemd/system")
+
+
+def systemctl(*argv: str) -> str:
+    done = subprocess.run(["systemctl", *argv], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Stuck(f"systemctl {argv[0]} failed: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def go_on_after_reboot(manifest_sha256: str) -> None:
+    if has_systemd():
+        with open(UNITS + "spotheal-install.service", "w", encoding="utf-8") as file:
+            file.write(INSTALL_UNIT.format(home=HOME, python=sys.executable, manifest=manifest_sha256))
+        systemctl("enable", "spotheal-install.service")
+
+
+def mount_unit(path: str) -> str:
+    """systemd's name of the unit of what is mounted at `path` (systemd-escape --path --suffix=mount)."""
+    joined = "/".join(part for part in path.split("/") if part not in ("", "."))
+    plain = "".join(c if c.isalnum() or c in ":_./" else f"\\x{ord(c):02x}" for c in joined)
+    return ("\\x2e" + plain[1:] if plain.startswith(".") else plain).replace("/", "-") + ".mount"
+
+
+def start(config: dict[str, Any]) -> None:
     """Under systemd where it runs and the machine is ours, else as a process of its own that is started again."""
-    if not ROOT and os.getuid() == 0 and os.path.isdir("/run/systemd/system"):
-        unit = HOME + SITE + "/spotheal/userdata/spotheal-agent.service"
-        shutil.copyfile(unit, "/etc/systemd/system/spotheal-agent.service")
-        lines = [f'{name}="{value}"\n' for name, value in os.environ.items() if PASSED_ON.fullmatch(name)]
-        with open(HOME + "/environment", "w", encoding="utf-8") as file:
-            file.writelines(lines)
-        for argv in (["daemon-reload"], ["enable", "--now", "--no-block", "spotheal-agent.service"]):
-            done = subprocess.run(["systemctl", *argv], capture_output=True, text=True)
-            if done.returncode != 0:
-                raise Stuck(f"systemctl {argv[0]} failed: {done.stderr.strip()}")
-    else:
+    if not has_systemd():
         argv = [sys.executable, "-I", HOME + "/bootstrap.py", "keep"]
         subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, cwd=ROOT or "/")
-    say("the agent is started")
+        return say("the agent is started" + since_user_data())
+    shutil.copyfile(HOME + SITE + "/spotheal/userdata/spotheal-agent.service", UNITS + "spotheal-agent.service")
+    # At shutdown systemd unmounts all it sees mounted. Between two saves it would find the volume idle, and the last
+    # checkpoint would go to the folder below: the mount has to wait for the agent.
+    os.makedirs(UNITS + "spotheal-agent.service.d", exist_ok=True)
+    with open(UNITS + "spotheal-agent.service.d/volume.conf", "w", encoding="utf-8") as file:
+        file.write("[Unit]\nAfter={}\n".format(mount_unit(config["volume"]["mount"])))
+    lines = [f'{name}="{value}"\n' for name, value in os.environ.items() if PASSED_ON.fullmatch(name)]
+    with open(HOME + "/environment", "w", encoding="utf-8") as file:
+        file.writelines(lines)
+    systemctl("daemon-reload")
+    systemctl("enable", "--now", "--no-block", "spotheal-agent.service")
+    limit, state = time.monotonic() + RUNNING_SECONDS, ""
+    while time.monotonic() < limit and state != "active":
+        time.sleep(0.05)
+        state = systemctl("show", "--property=ActiveState", "--value", "spotheal-agent.service")
+    if state == "active":
+        return say("the agent runs" + since_user_data())
+    say(f"the agent is {state or 'not there'} yet; look at `systemctl status spotheal-agent`", failed=True)
 
 
 def keep() -> int:
@@ -378,8 +450,8 @@ def count_launch(aws: Aws, instance: dict[str, Any], outcome: str, reason: str =
         launch = dict(json.loads(patiently("read this launch", lambda: aws.store("GET", key))))
     except (Stuck, ValueError):
         launch = {"time": now()}
-    launch |= {"instance": instance["instanceId"], "zone": instance.get("availabilityZone", "")}
-    launch |= {"instance_type": instance.get("instanceType", ""), "outcome": outcome, "reason": reason}
+    launch.update({"instance": instance["instanceId"], "zone": instance.get("availabilityZone", "")})
+    launch.update({"instance_type": instance.get("instanceType", ""), "outcome": outcome, "reason": reason})
     patiently("count this launch", lambda: aws.store("PUT", key, json.dumps(launch).encode()))
 
 
@@ -398,6 +470,25 @@ def launches_without_progress(aws: Aws) -> int:
     return count
 
 
+def tag(aws: Aws, instance: str, reason: str) -> bool:
+    """The reason as a tag of this instance: what is still to be seen where the store is not."""
+    try:
+        aws.ec2("CreateTags", **{"ResourceId.1": instance, "Tag.1.Key": "spotheal:reason", "Tag.1.Value": reason[:255]})
+        return True
+    except (Stuck, Passing) as error:
+        say(f"the reason is not tagged on {instance}: {error}")
+        return False
+
+
+def tagged_failures(aws: Aws, run: str) -> int:
+    """The run's instances that ended with such a tag, this one included; EC2 shows them for an hour."""
+    asked = [("tag:spotheal:run", run), ("tag-key", "spotheal:reason")]
+    form: dict[str, str] = {}
+    for number, (name, value) in enumerate(asked, 1):
+        form.update({f"Filter.{number}.Name": name, f"Filter.{number}.Value.1": value})
+    return patiently("count the launches", lambda: aws.ec2("DescribeInstances", **form)).count("<instanceId>")
+
+
 def park(aws: Aws, config: dict[str, Any], instance: str, reason: str) -> None:
     """An end of the run: the reason to the store, then cancel the fleet, which ends this machine too."""
     found = patiently("find the fleet", lambda: aws.ec2("DescribeInstances", **{"InstanceId.1": instance}))
@@ -405,11 +496,15 @@ def park(aws: Aws, config: dict[str, Any], instance: str, reason: str) -> None:
     fleet = tagged.group(1) if tagged else ""
     status = {"schema_version": 1, "job": config["job"]["name"], "run": config["run"]["id"]}
     try:
-        status |= json.loads(patiently("read the status", lambda: aws.store("GET", "status.json")))
-    except Stuck:
+        status.update(json.loads(patiently("read the status", lambda: aws.store("GET", "status.json"))))
+    except (Stuck, ValueError):
         say("the run has no status yet")
-    status |= {"phase": "parked", "reason": reason, "heartbeat": now(), "instance": instance, "fleet": fleet or None}
-    patiently("store the reason", lambda: aws.store("PUT", "status.json", json.dumps(status).encode()))
+    status.update({"phase": "parked", "reason": reason, "heartbeat": now(), "instance": instance})
+    status.update({"fleet": fleet or None})
+    try:
+        patiently("store the reason", lambda: aws.store("PUT", "status.json", json.dumps(status).encode()))
+    except Stuck as error:  # the store may be what failed; the fleet must end all the same
+        say(str(error))
     say(f"{reason}; cancelling {fleet or 'no fleet: this instance has none'}", failed=True)
 
     def cancel() -> None:
@@ -426,13 +521,22 @@ def park(aws: Aws, config: dict[str, Any], instance: str, reason: str) -> None:
 
 
 def record_failure(aws: Aws, config: dict[str, Any], instance: dict[str, Any], reason: str) -> None:
-    """The reason to the store, the run parked after too many of them, and no money spent on an idle machine."""
+    """The reason to the store and a tag, the run parked after too many of them, no money spent on an idle machine."""
+    me = instance["instanceId"]
+    tagged = tag(aws, me, reason)
     try:
-        count_launch(aws, instance, "boot failed", reason)
-        count = launches_without_progress(aws)
+        try:
+            count_launch(aws, instance, "boot failed", reason)
+            count = launches_without_progress(aws)
+        except Stuck as error:
+            if not tagged:
+                raise
+            say(f"{error}; counting the tags of instances instead")
+            count = tagged_failures(aws, config["run"]["id"])
+        stay_up(str(config["job"].get("keep_on_failure", "0m")))
         if count >= BOOTS_MAX:
             why = f"{count} launches in a row acknowledged no new checkpoint; the last one said: {reason}"
-            park(aws, config, instance["instanceId"], why)
+            park(aws, config, me, why)
     except (Stuck, KeyError, ValueError) as error:
         # The machine that would take this one's place would fail uncounted too, and so on without end.
         return say(f"the machine stays up, since its failure could not be recorded: {error}", failed=True)
@@ -442,11 +546,20 @@ def record_failure(aws: Aws, config: dict[str, Any], instance: dict[str, Any], r
         subprocess.run([shutdown, "-h", "now"])
 
 
+def stay_up(duration: str) -> None:
+    found = re.match(r"(\d+)\s*([smhd])", duration)
+    seconds = int(found.group(1)) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found.group(2)] if found else 0
+    if seconds:
+        say(f"this machine stays up for {duration} to be looked at (keep_on_failure)", failed=True)
+        time.sleep(seconds)
+
+
 def main() -> int:
     if sys.argv[1:] == ["keep"]:
         return keep()
     os.umask(0o022)
-    say(f"user data, Python {sys.version.split()[0]}")
+    version = sys.version.split()[0]
+    say(f"user data, Python {version}, {sys.executable}")
     config = json.loads(read(HOME + "/config.json"))
     metadata = Metadata()
     aws = Aws(config["run"]["region"], config["run"]["store"], metadata)
@@ -454,10 +567,13 @@ def main() -> int:
     try:
         instance = patiently("read who this instance is", metadata.instance)
         count_launch(aws, instance, "booting")
+        if sys.version_info < PYTHON_MIN:
+            raise Stuck(f"no Python 3.10 or newer on this image: the best is {sys.executable}, {version}. {ADVICE}")
+        go_on_after_reboot(sys.argv[1])
         install(aws, sys.argv[1])
         check()
         make_user(config["cage"])
-        start()
+        start(config)
         return 0
     except (Stuck, KeyError, ValueError, OSError) as error:
         reason = str(error) if isinstance(error, Stuck) else f"{type(error).__name__}: {error}"

@@ -32,17 +32,20 @@ fail() {
     exit 1
 }
 
-good() {
-    [ -n "$1" ] && "$1" -I -c 'import ssl, sys, zlib; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1
+# runs PROGRAM MINOR: whether it is a Python 3.MINOR or newer with what the bootstrap needs.
+runs() {
+    [ -n "$1" ] && "$1" -I -c "import ssl, sys, zlib; sys.exit(sys.version_info < (3, $2))" >/dev/null 2>&1
 }
 
+# Sets $python to the first that is at least 3.MINOR: of the PATH, then where machine images keep theirs.
 find_python() {
     for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
-        python=$(command -v "$name") && good "$python" && return 0
+        python=$(command -v "$name") && runs "$python" "$1" && return 0
     done
-    for python in /usr/local/bin/python3 /opt/pytorch/bin/python3 /opt/conda/bin/python3 /opt/conda/envs/*/bin/python3 \
-        /opt/miniconda*/bin/python3 /opt/anaconda*/bin/python3 /opt/tensorflow/bin/python3 /home/*/*conda3/bin/python3; do
-        good "$python" && return 0
+    for python in /usr/bin/python3 /usr/local/bin/python3 /opt/pytorch/bin/python3 /opt/conda/bin/python3 \
+        /opt/conda/envs/*/bin/python3 /opt/miniconda*/bin/python3 /opt/anaconda*/bin/python3 \
+        /opt/tensorflow/bin/python3 /home/*/*conda3/bin/python3 /usr/libexec/platform-python; do
+        runs "$python" "$1" && return 0
     done
     return 1
 }
@@ -56,7 +59,12 @@ sys.stdout.buffer.write(gzip.decompress(base64.b64decode(sys.stdin.read(), valid
 
 umask 022
 mkdir -p "$home" "$logs" || fail "$home and $logs cannot be made (disk full, or not root?)"
-find_python || fail "no Python 3.10 or newer on this image; choose one that has it (Debian 12, Ubuntu 22.04, a PyTorch DLAMI)"
+if find_python 10; then
+    say "using $python, the first Python 3.10 or newer"
+else
+    # One that is too old for the agent can still report that, and count this launch.
+    find_python 7 || fail "no Python 3.10 or newer on this image; choose one that has it (Debian 12, Ubuntu 22.04, a PyTorch DLAMI)"
+fi
 umask 077
 printf '%s' "$BOOTSTRAP" | unpack "$home/bootstrap.py" || fail "bootstrap.py cannot be unpacked into $home"
 printf '%s' "$CONFIG" | unpack "$home/config.json" || fail "config.json cannot be unpacked into $home"
