@@ -15,6 +15,7 @@ from spotheal.agent.clock import Clock, Stop
 from spotheal.agent.errors import Retryable, SpothealError
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.names import LAYOUT, TAG_REASON, TAG_SAVED_STEP, TAG_STATE, Phase, VolumeState
+from spotheal.agent.redaction import redacted
 from spotheal.agent.status import Status
 from spotheal.agent.store import Store
 
@@ -174,6 +175,7 @@ def record(work: Finishing, end: End, missing: str = "") -> End:
     """Write the end to store and tags. `missing`, of `store_results`, says why results are not stored."""
     if missing:
         end = replace(end, reason=f"{end.reason}; results not stored ({missing}), they are kept on {work.volume}")
+    end = replace(end, reason=redacted(end.reason))  # it goes to people, tags and the store
     work.ledger.add("end", phase=end.phase.value, reason=end.reason, saved_step=work.saved_step)
     _store_end(work, end)
     _tag(work, end, results_stored=not missing)

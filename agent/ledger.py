@@ -18,6 +18,7 @@ from typing import Any
 from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.names import LAYOUT
+from spotheal.agent.redaction import SECRETS
 from spotheal.agent.store import Store
 
 
@@ -45,7 +46,7 @@ class Ledger:
             # The id makes each line unique, so that an append made twice is seen once.
             identity = f"{self._fixed['instance']}-{int(moment.timestamp() * 1000):x}-{self._count}"
             line = {"time": rfc3339(moment), "event": event, "id": identity, **self._fixed, "term": self.term, **fields}
-            self._pending.append(json.dumps(line))
+            self._pending.append(json.dumps(SECRETS.tree(line)))
 
     def flush(self) -> bool:
         """Whether the store has everything now."""

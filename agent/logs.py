@@ -2,13 +2,14 @@
 
     <root>/var/log/spotheal/agent.log        plain lines, agent and trainer (`tail -f` over SSH)
     <mount>/logs/<instance>.jsonl            JSON lines, on the volume while it is mounted
-    standard error                           plain on a terminal, JSON lines elsewhere (the journal, the console)
+    the journal                              JSON lines, agent; any other standard error gets plain ones
+    the machine's console                    plain lines, agent: what AWS still shows when the machine is gone
     <store>/logs/<instance>/agent.0000.jsonl JSON lines, agent; shipped every minute and at a notice
     <store>/logs/<instance>/trainer.0000.log the trainer's own output, as it wrote it
 
-Every line carries job, run, instance, zone, term and attempt. A sink that fails (disk full, volume gone) loses its
-lines and never stops the agent. None grows without end: files turn over, and what the store does not take in time is
-left out there, which it says.
+Every line carries job, run, instance, zone, term and attempt, and none carries a secret (`redaction`). A sink that
+fails (disk full, volume gone) loses its lines and never stops the agent. None grows without end: files turn over, and
+what the store does not take in time is left out there, which it says.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import structlog
 
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.names import LAYOUT
+from spotheal.agent.redaction import SECRETS
 from spotheal.agent.store import Store
 
 FIELDS = ("job", "run", "instance", "zone", "term", "attempt")
@@ -36,10 +38,11 @@ FILE_BYTES_MAX = 64 << 20  # then a file begins anew and `.1` is the one before:
 class Logs:
     """The process's sinks. `log` is the structlog logger of the agent; `trainer_line` takes the trainer's output."""
 
-    def __init__(self, folder: Path, *, stderr: IO[str] | None = None) -> None:
+    def __init__(self, folder: Path, *, stderr: IO[str] | None = None, console: Path | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._stderr = stderr or sys.stderr
-        self._human = self._stderr.isatty()
+        self._journal = is_journal(self._stderr)
+        self._console = console if self._journal else None
         self._plain = _Sink(folder / "agent.log")
         self._agent = _Shipped(folder / "agent.jsonl")
         self._trainer = _Shipped(folder / "trainer.log")
@@ -67,14 +70,14 @@ class Logs:
             self._context.update(fields)
 
     def trainer_line(self, line: str) -> None:
-        """One line of the trainer's output, without its line end."""
+        """One line of the trainer's output, without its line end and without secrets (`output.Pump` takes them out)."""
         with self._lock:
             context = dict(self._context)
             self._trainer.write(line + "\n")
             self._plain.write(f"trainer | {line}\n")
             if self._volume is not None:
                 self._volume.write(json.dumps({**context, "source": "trainer", "event": line}) + "\n")
-            if self._human:
+            if self._stderr.isatty():
                 _say(self._stderr, f"trainer | {line}\n")
 
     def use_volume(self, folder: Path, instance: str) -> None:
@@ -117,14 +120,17 @@ class Logs:
             return {**self._context, **event}
 
     def _write(self, _: Any, __: str, event: MutableMapping[str, Any]) -> str:
-        as_json = json.dumps(event, default=str) + "\n"
-        as_text = _plain_line(event)
+        safe: dict[str, Any] = SECRETS.tree(json.loads(json.dumps(event, default=str)))  # what is written, last of all
+        as_json = json.dumps(safe) + "\n"
+        as_text = _plain_line(safe)
         with self._lock:
             self._plain.write(as_text)
             self._agent.write(as_json)
             if self._volume is not None:
                 self._volume.write(as_json)
-            _say(self._stderr, as_text if self._human else as_json)
+            _say(self._stderr, as_json if self._journal else as_text)
+        if self._console is not None:
+            _show(self._console, as_text)
         return ""
 
 
@@ -135,6 +141,27 @@ def _plain_line(event: MutableMapping[str, Any]) -> str:
     fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in hidden and value is not None)
     text = f"{time} {event.get('level', '')!s:<7} {event.get('event', '')}"
     return f"{text}  {fields}\n" if fields else f"{text}\n"
+
+
+def is_journal(stream: IO[str]) -> bool:
+    """Whether systemd has connected `stream` with its journal (systemd.exec(5), JOURNAL_STREAM)."""
+    try:
+        seen = os.fstat(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{seen.st_dev}:{seen.st_ino}"
+
+
+def _show(console: Path, text: str) -> None:
+    """A serial line takes 10 kB a second, and nobody may read it: what it does not take at once is lost there."""
+    try:
+        descriptor = os.open(console, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, text.encode("utf-8", "replace"))
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return
 
 
 def _say(stream: IO[str], text: str) -> None:

@@ -1,7 +1,7 @@
 """A trainer's output: read as fast as it comes, turned into lines, and handed on by another thread.
 
 A trainer that prints must never wait for a log sink (a stalled volume would stop training), so what cannot be handed
-on in time is dropped and counted.
+on in time is dropped and counted. Secrets are taken out before anybody gets a line.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from spotheal.agent.redaction import SECRETS, Redaction
+
 LINE_BYTES_MAX = 8192
 WAITING_LINES_MAX = 2000
 BAR_SECONDS = 10.0  # a progress bar that only returns the carriage is shown so often
 
+_HELD_BYTES = 36
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
@@ -30,8 +33,8 @@ def readable(line: bytes) -> str:
 class Lines:
     """Splits bytes into lines. Of a line written over and over (`\\r`) the last state counts, as on a terminal."""
 
-    def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
-        self._max = line_bytes_max
+    def __init__(self, line_bytes_max: int = LINE_BYTES_MAX, secrets: Redaction = SECRETS) -> None:
+        self._max, self._secrets = line_bytes_max, secrets
         self._open = b""
 
     def feed(self, data: bytes) -> list[str]:
@@ -39,10 +42,19 @@ class Lines:
         found = [piece for line in whole for piece in self._pieces(_last_state(line))]
         if len(self._open) > self._max:
             self._open = _last_state(self._open, keep_return=True)
-            while len(self._open) > self._max:
-                found.append(readable(self._open[: self._max]))
-                self._open = self._open[self._max :]
+        if len(self._open) > self._max + self._secrets.overlap + _HELD_BYTES:
+            found += self._cut()
         return found
+
+    def _cut(self) -> list[str]:
+        """Pieces of an unfinished line that is too long; its end is kept, for it may hold the first half of a secret,
+        of a character or of an escape sequence."""
+        end = len(self._open) - _HELD_BYTES
+        end += min((at for at in (self._open[end:].find(b"\x1b"),) if at >= 0), default=_HELD_BYTES - 4)
+        text = self._secrets.text(readable(self._open[:end]))
+        until = max(0, len(text) - self._secrets.overlap) // self._max * self._max
+        self._open = text[until:].encode() + self._open[end:]
+        return [text[at : at + self._max] for at in range(0, until, self._max)]
 
     def bar(self) -> str:
         """The state of a progress bar in the unfinished line, or ""."""
@@ -53,7 +65,11 @@ class Lines:
         return self._pieces(_last_state(line)) if line else []
 
     def _pieces(self, line: bytes) -> list[str]:
-        return [readable(line[at : at + self._max]) for at in range(0, max(1, len(line)), self._max)]
+        text = readable(line)
+        if len(text) <= self._max:
+            return [text]
+        text = self._secrets.text(text)  # before it is cut: half a secret cannot be recognised
+        return [text[at : at + self._max] for at in range(0, len(text), self._max)]
 
 
 def _last_state(line: bytes, *, keep_return: bool = False) -> bytes:
@@ -68,6 +84,7 @@ class Pump:
     def __init__(self, descriptor: int, on_line: Callable[[str], None]) -> None:
         self._descriptor, self._on_line = descriptor, on_line
         self._waiting: deque[str] = deque()
+        self._secrets = SECRETS.stream()
         self._dropped = 0
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -128,7 +145,7 @@ class Pump:
                 last = self._at_end
             if dropped:
                 self._on_line(f"({dropped} lines came faster than they could be logged and were left out)")
-            for line in lines:
+            for line in self._secrets.lines(lines):
                 self._on_line(line)
             if last:
                 return

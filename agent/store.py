@@ -16,6 +16,7 @@ from typing import Any
 from spotheal.agent.aws import translated
 from spotheal.agent.errors import Conflict, NotFound, Retryable
 from spotheal.agent.names import LAYOUT, StoreUrl
+from spotheal.agent.redaction import SECRETS
 
 _APPEND_TRIES = 20
 
@@ -63,7 +64,7 @@ class Store:
         return document
 
     def put_json(self, key: str, body: Mapping[str, Any]) -> None:
-        self.put_bytes(key, json.dumps(body, indent=1).encode(), "application/json")
+        self.put_bytes(key, json.dumps(SECRETS.tree(body), indent=1).encode(), "application/json")
 
     def put_file(self, key: str, path: Path) -> None:
         """Upload a file of any size (in parts where it is large); OSError where it cannot be read."""
