@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import signal
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ def _run(config: InstanceConfig) -> int:
     def terminated(_: int, __: FrameType | None) -> None:
         world.asked_to_stop.set()
 
+    faulthandler.enable()  # systemd's watchdog ends an agent that hangs with SIGABRT: where did each thread hang?
     signal.signal(signal.SIGTERM, terminated)
     signal.signal(signal.SIGINT, terminated)
     try:

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 import structlog
@@ -37,12 +38,20 @@ def restore_structlog() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-def test_every_json_line_says_where_it_comes_from(tmp_path: Path) -> None:
-    console = io.StringIO()
-    logs = Logs(tmp_path, stderr=console)
+@pytest.fixture
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[IO[str]]:
+    """A standard error that systemd has connected with its journal."""
+    with (tmp_path / "journal").open("w+") as stream:
+        seen = os.fstat(stream.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{seen.st_dev}:{seen.st_ino}")
+        yield stream
+
+
+def test_every_json_line_says_where_it_comes_from(tmp_path: Path, journal: IO[str]) -> None:
+    logs = Logs(tmp_path, stderr=journal)
     logs.bind(job="j", run="R", instance="i-0a", zone="us-west-2a", term=3, attempt=2)
     logs.log.info("attached the volume", volume="vol-1")
-    line = json.loads(console.getvalue())
+    line = json.loads((tmp_path / "journal").read_text())
     expected = {"job": "j", "run": "R", "instance": "i-0a", "zone": "us-west-2a", "term": 3, "attempt": 2}
     assert expected == {key: line[key] for key in expected}
     assert ("attached the volume", "info", "vol-1") == (line["event"], line["level"], line["volume"])
@@ -55,6 +64,24 @@ def test_the_log_for_people_is_plain_and_marks_the_trainer(tmp_path: Path) -> No
     first, second = (tmp_path / "agent.log").read_text().splitlines()
     assert first.endswith("info    attached the volume  volume=vol-1")
     assert "trainer | epoch 1 loss 0.3" == second
+
+
+def test_people_read_plain_lines_on_the_console_whatever_the_journal_gets(tmp_path: Path, journal: IO[str]) -> None:
+    console = tmp_path / "console"
+    console.touch()
+    logs = Logs(tmp_path, stderr=journal, console=console)
+    logs.log.info("attached the volume", volume="vol-1")
+    logs.trainer_line("a line for each step would push the boot's messages off the console")
+    assert console.read_text() == (tmp_path / "agent.log").read_text().splitlines(keepends=True)[0]
+    assert console.read_text().endswith("info    attached the volume  volume=vol-1\n")
+
+
+def test_where_there_is_no_journal_standard_error_is_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", "1:2")  # of a service that started a shell that started us
+    with (tmp_path / "console").open("w") as stderr:
+        Logs(tmp_path, stderr=stderr, console=tmp_path / "never").log.info("attached the volume")
+    assert (tmp_path / "console").read_text() == (tmp_path / "agent.log").read_text()
+    assert not (tmp_path / "never").exists()
 
 
 def test_the_volume_has_a_copy_until_it_is_left(tmp_path: Path) -> None:
