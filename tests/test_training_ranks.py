@@ -192,4 +192,4 @@ def test_a_failed_collective_names_the_rank_and_the_limit() -> None:
         raise RuntimeError("Timed out waiting 5000ms for recv operation to complete")
 
     with pytest.raises(RankLost, match="rank 0 waited"):
-        Ranks(environment={})._met(broken)
+        Ranks(environment={}).met(broken)

@@ -22,6 +22,11 @@ T = TypeVar("T")
 SECONDS_MAX = 300.0
 
 
+def is_sharded(tensor: Any) -> bool:
+    """Whether it is a DTensor, of which each rank has its part (told without the second that importing it takes)."""
+    return hasattr(tensor, "device_mesh")
+
+
 class RankLost(SpothealError):
     """Another rank did not take part in time, or has ended."""
 
@@ -57,12 +62,12 @@ class Ranks:
         import torch.distributed as dist
 
         self.rank, self.size, self.seconds_max = 0, 1, seconds_max
-        self._group: Any = None
+        self.group: Any = None  # gloo, of all ranks; None where there is one
         if dist.is_available() and dist.is_initialized():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             if self.size > 1:
                 limit = timedelta(seconds=seconds_max)
-                self._group = self._met(lambda: dist.new_group(backend="gloo", timeout=limit))
+                self.group = self.met(lambda: dist.new_group(backend="gloo", timeout=limit))
         elif (started := world(environment).size) > 1:
             raise ConfigError(
                 f"this is one of {started} processes, and torch.distributed is not initialized",
@@ -77,7 +82,7 @@ class Ranks:
         import torch.distributed as dist
 
         both = torch.tensor(flags, dtype=torch.uint8)
-        self._met(lambda: dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group))
+        self.met(lambda: dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self.group))
         return tuple(bool(flag) for flag in both.tolist())
 
     def first(self, value: T) -> T:
@@ -87,7 +92,7 @@ class Ranks:
         import torch.distributed as dist
 
         box = [value if self.rank == 0 else None]
-        self._met(lambda: dist.broadcast_object_list(box, src=0, group=self._group))
+        self.met(lambda: dist.broadcast_object_list(box, src=0, group=self.group))
         return box[0]  # type: ignore[return-value]
 
     def all(self, value: T) -> list[T]:
@@ -97,7 +102,7 @@ class Ranks:
         import torch.distributed as dist
 
         values: list[Any] = [None] * self.size
-        self._met(lambda: dist.all_gather_object(values, value, group=self._group))
+        self.met(lambda: dist.all_gather_object(values, value, group=self.group))
         return values
 
     def first_tree(self, tree: Any) -> Any:
@@ -117,10 +122,11 @@ class Ranks:
         for tensor in tensors.values():
             content = tensor.reshape(-1).view(torch.uint8)
             if len(content):
-                self._met(lambda content=content: dist.broadcast(content, src=0, group=self._group))  # type: ignore[misc]
+                self.met(lambda content=content: dist.broadcast(content, src=0, group=self.group))  # type: ignore[misc]
         return tree if self.rank == 0 else unpack(values, tensors)
 
-    def _met(self, collective: Callable[[], T]) -> T:
+    def met(self, collective: Callable[[], T]) -> T:
+        """What `collective` returns, which may be any of `group`. RankLost where another rank does not take part."""
         try:
             return collective()
         except RuntimeError as fault:  # DistBackendError and gloo's own

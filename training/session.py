@@ -24,9 +24,10 @@ from typing import Any
 import torch
 
 from spotheal.agent import contract
+from spotheal.agent.errors import ConfigError
 from spotheal.training import state
 from spotheal.training.checkpoint import Outcome, SaveFailed, Store
-from spotheal.training.distributed import Ranks
+from spotheal.training.distributed import Ranks, is_sharded
 from spotheal.training.notice import Watcher
 from spotheal.training.pace import Every, Pace
 from spotheal.training.report import Metrics, Reporter
@@ -70,7 +71,7 @@ class Session:
         self.folder = Path(folder or environment.get(contract.CHECKPOINT_DIR) or "checkpoints")
         progress = environment.get(contract.PROGRESS_FILE) if self.ranks.rank == 0 else None
         self.report = Reporter(Path(progress) if progress else None, Metrics(None))
-        self.store = Store(self.folder, slots, on_end=self._ended) if self.ranks.rank == 0 else None
+        self.store: Any = self._open_store(slots)
         self.watcher = Watcher.from_environment(environment, imds=imds)
         self.next_ids: Callable[[], list[int]] = list  # ids of the next samples, for the digest
         self._pace = Pace(Every.parse(save_every), interruption_hours * 3600)
@@ -79,8 +80,11 @@ class Session:
         self._wanted, self._failed, self._listening = False, 0, False
         self._hooked: torch.optim.Optimizer | None = None
 
+    def _open_store(self, slots: int) -> Any:
+        return Store(self.folder, slots, on_end=self._ended) if self.ranks.rank == 0 else None
+
     # ---------------------------------------------------------------------------------------------------------- resume
-    def load(self) -> Any | None:
+    def load(self, like: Callable[[], Any] | None = None) -> Any | None:
         """The newest valid state, the same on every rank (what `gather` gave), or None where there is none.
 
         A broken file is set aside and named, the one before is used. OSError, SpothealError: the folder is unreadable.
@@ -107,6 +111,16 @@ class Session:
         self._rng = rngs[self.ranks.rank] if self.ranks.rank < len(rngs) else None
         self._mark = body["mark"]
         return body["tree"]["state"]
+
+    def adapt(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """`parts` as their states are saved. ConfigError where a rank has only its share of one."""
+        for name, part in parts.items():
+            if isinstance(part, torch.nn.Module) and any(is_sharded(tensor) for tensor in part.parameters()):
+                raise ConfigError(
+                    f"{name} is sharded: rank 0, which writes here, has only its part of it",
+                    next_step="use ShardedSession of spotheal.training.sharded_session in the place of Session",
+                )
+        return {name: unwrapped(part) for name, part in parts.items()}
 
     def restore_generators(self) -> None:
         """Put python's, numpy's, torch's and CUDA's generators to where they were: last, right before the first step.
@@ -145,7 +159,7 @@ class Session:
         if self.store is not None and (outcome := self.store.ended()) is not None:
             self._learn(outcome)
         if self.report.due:
-            self.report.progress(step=step, **{name: _plain(value) for name, value in figures.items()})
+            self.report.progress(step=step, **{name: plain(value) for name, value in figures.items()})
         self._wanted = self._wanted or (self.ranks.rank == 0 and self._pace.due(step))
         begin = self._wanted and self.store is not None and not self.store.busy
         leave, asked, begin = self.ranks.any(self.watcher.notice is not None, self.watcher.take_save_request(), begin)
@@ -216,11 +230,12 @@ class Loop:
 
     def __init__(self, session: Session, parts: Mapping[str, Any]) -> None:
         self.session, self.step = session, 0
-        self.parts = {name: unwrapped(part) for name, part in parts.items()}
+        self.parts = session.adapt(parts)
+        self._optimizer: torch.optim.Optimizer | None = parts.get("optimizer")
         self.sampler: Any = self.parts.get("sampler")
         if self.sampler is not None:
             session.next_ids = lambda: list(self.sampler.next_ids(DIGEST_SAMPLES))
-        tree = session.load()
+        tree = session.load(self._gather)
         if tree is not None:
             state.load_parts(self.parts, tree["parts"])
             self.step = int(tree["step"])
@@ -233,7 +248,7 @@ class Loop:
         if self.sampler is not None:
             self.sampler.advance(samples)
             figures.setdefault("epoch", self.sampler.epoch)
-        self.session.after_step(self.step, self._gather, optimizer=self.parts.get("optimizer"), **figures)
+        self.session.after_step(self.step, self._gather, optimizer=self._optimizer, **figures)
 
     def finish(self) -> None:
         """Training is done: the last state is durable when this returns."""
@@ -257,5 +272,5 @@ def unwrapped(part: Any) -> Any:
     return part.module if isinstance(part, torch.nn.parallel.DistributedDataParallel) else part
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
