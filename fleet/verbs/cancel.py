@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from spotheal.fleet.console import ask, is_json, open_session, say, verb
-from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes
+from typing import Annotated
 
-EXAMPLE = "fleetctl cancel resnet50 --yes"
+import typer
+
+from spotheal.fleet.console import ask, is_json, open_session, say, verb
+from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, seconds_of
+
+EXAMPLE = "fleetctl cancel resnet50 --save"
 
 
 @verb
 def cancel(
     job: JobArgument = "",
+    save: Annotated[
+        bool, typer.Option("--save", help="Let the trainer save a last checkpoint first, and wait for it.")
+    ] = False,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="TIME", help="With --save: how long it may take; else 10m.")
+    ] = "",
     yes: Yes = False,
     job_file: JobFile = None,
     run: RunOption = "",
@@ -18,14 +28,18 @@ def cancel(
     profile: Profile = "",
     output: Output = "",
 ) -> None:
-    """End a run: its fleet and instances. The volume with the checkpoints stays, and so does the store."""
+    """End a run: its fleet and instances. The volume with the checkpoints stays, and so does the store.
+
+    Says what remains. `fleetctl request --resume` goes on from the last checkpoint.
+    """
     from spotheal.agent.clock import SystemClock
     from spotheal.agent.errors import Conflict
     from spotheal.fleet import cancel as cancelling
-    from spotheal.fleet import show
+    from spotheal.fleet import show, stopping
     from spotheal.fleet.target import find
 
     as_json = is_json(output)
+    seconds_max = seconds_of("--timeout", timeout) or stopping.SAVE_SECONDS
     session, found = find(open_session(region, profile), job, job_file, run)
     plan = cancelling.make_plan(session, found)
     say(show.cancel_text(plan))
@@ -35,12 +49,25 @@ def cancel(
             next_step="`fleetctl request` once more finishes it; then cancel",
         )
     ends = [*([plan.fleet] if plan.fleet else []), *(one.id for one in plan.instances)]
+    ended = None
     if ends:
         ask(f"End these {len(ends)}?" if len(ends) > 1 else "End it?", yes)
-        cancelling.carry_out(session, found, plan, SystemClock())
+        if save:
+            ended = stopping.save_and_end(session, found, "cancelled by fleetctl", SystemClock(), say, seconds_max)
+        else:
+            cancelling.carry_out(session, found, plan, SystemClock())
     document = show.cancel_document(plan, cancelled=bool(ends))
+    if save:
+        document["saved_step"] = ended.saved_step if ended else None
+        document["phase"] = ended.phase if ended else None
     said = f"cancelled {', '.join(ends)}" if ends else "nothing to cancel: nothing of this run is live"
+    if ended and ended.asked and ended.saved_step is not None:
+        said += f"; step {ended.saved_step} is saved"
     print(show.as_json(document) if as_json else said)
-    if plan.kept:
-        kept = ", ".join(one.id for one in plan.kept)
-        say(f"{kept} stays and costs; `fleetctl request --resume` goes on with it")
+    remains(found.job, [one.id for one in plan.kept], str(found.store.url))
+
+
+def remains(job: str, kept: list[str], store: str) -> None:
+    if kept:
+        say(f"{', '.join(kept)} stays and costs; `fleetctl request --resume` goes on with it")
+    say(f"{store} stays: status, logs, results. `fleetctl clean {job}` shows what all that costs, and removes it")

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.errors import ConfigError, Conflict
 from spotheal.fleet.console import ask, is_json, open_session, say, say_progress, verb
 from spotheal.fleet.options import JobFile, Output, Profile, Region, Yes, seconds_of
 from spotheal.fleet.verbs.status import show_status
 
 if TYPE_CHECKING:
+    from spotheal.agent.names import StoreUrl
+    from spotheal.fleet.plan import Resume
     from spotheal.fleet.runs import Run
     from spotheal.fleet.session import Session
 
@@ -31,6 +33,9 @@ def request(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the job's last run and its volume.")] = False,
     new_run: Annotated[bool, typer.Option("--new-run", help="Begin another run of a job that has one.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="While it runs: save, cancel, request anew with other types or prices.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run to its end.")] = False,
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="TIME", help="With --wait: give up after 90s, 20m, 3h …")
@@ -51,8 +56,8 @@ def request(
     as_json = is_json(output)
     seconds_max = seconds_of("--timeout", timeout)
     sends = not dry_run and render is None
-    if resume and new_run:
-        raise ConfigError("--resume and --new-run exclude each other", next_step="give one of them")
+    if resume + new_run + replace > 1:
+        raise ConfigError("--resume, --new-run and --replace exclude each other", next_step="give one of them")
     if sends and not yes and not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask on", next_step="--yes to go ahead, or --dry-run to look first")
     job_file = job or config.job_file_beside(file)
@@ -68,7 +73,11 @@ def request(
     else:
         root_url = session.store_root(wanted.job.store.url)
         existing = gather.existing_run(session, root_url, name)
-        way = plan.decide_run(name, existing, resume=resume, new_run=new_run)
+        live = existing is not None and existing.live
+        way = plan.decide_run(name, existing, resume=resume or (replace and not live), new_run=new_run)
+    replaces = replace and isinstance(way, plan.Show)
+    if isinstance(way, plan.Show) and replace:
+        way = plan.Resume(way.existing)
     if isinstance(way, plan.Show):
         run = runs.open_run(session.client("s3"), root_url, name, way.existing.run)
         say(f"job {name} is at work already: run {run.id}, {way.existing.fleet}")
@@ -82,8 +91,13 @@ def request(
         if render is not None:
             _render(ready.plan, render)
             return
+        if replaces and isinstance(way, plan.Resume):
+            say(f"first: {way.existing.fleet} saves a checkpoint and ends; then its run goes on as follows\n")
         say(show.plan_text(ready.plan))
         ask("Go ahead?", yes)
+        if replaces:
+            way = _end_first(session, root_url, name, ready.plan.run)
+            ready = gather.make_plan(session, wanted, way, root_url, ready.wheelhouse, clock)
         done = submit.carry_out(session, ready, clock, say)
         document = show.plan_document(ready.plan, sent=True, result=done)
         print(show.as_json(document) if as_json else f"{done['fleet_id']}  run {ready.plan.run} of job {name}")
@@ -91,6 +105,22 @@ def request(
         run = runs.open_run(session.client("s3"), root_url, name, ready.plan.run)
     if wait:
         _wait(session, run, seconds_max)
+
+
+def _end_first(session: Session, root: StoreUrl, job: str, run: str) -> Resume:
+    """The run at work saves and ends, and no instance of it is left; Conflict where it has come to its own end."""
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet import gather, plan, runs, stopping
+
+    clock, found = SystemClock(), runs.open_run(session.client("s3"), root, job, run)
+    ended = stopping.save_and_end(session, found, "replaced by fleetctl request --replace", clock, say)
+    if ended.asked and ended.saved_step is not None:
+        say(f"step {ended.saved_step} is saved")
+    stopping.await_gone(session, found, clock, say)
+    way = plan.decide_run(job, gather.existing_run(session, root, job), resume=True, new_run=False)
+    if not isinstance(way, plan.Resume):
+        raise Conflict(f"run {run} is at work again", next_step=f"`fleetctl status {job}`")
+    return way
 
 
 def _wait(session: Session, run: Run, seconds_max: float | None) -> None:

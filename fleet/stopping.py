@@ -1,0 +1,123 @@
+"""The end of a run with a last checkpoint: the agent is asked through the store, and itself saves, stores the results
+and cancels its fleet, last. So nothing is lost where this process dies half-way: whoever was asked still ends the run.
+
+A trainer that is not at work has nothing to save: then the fleet is cancelled at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from spotheal.agent.clock import Clock, rfc3339
+from spotheal.agent.errors import Retryable, WaitTimedOut
+from spotheal.agent.names import HEARTBEAT_SECONDS, LAYOUT, TAG_RUN, Phase
+from spotheal.fleet import cancel, engine, runs
+from spotheal.fleet.session import Session
+from spotheal.fleet.table import duration
+
+POLL_SECONDS = 3.0
+SAVE_SECONDS = 600.0
+CANCEL_SECONDS = 60.0  # how long the agent has for its last act, cancelling the fleet, before it is done here
+_GONE_SECONDS = 900.0  # a GPU instance's operating system can take minutes to go down
+Say = Callable[[str], None]
+ENDS = frozenset(phase.value for phase in Phase if phase.is_end)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """`saved_step`: None where no trainer was at work, or it reports no steps."""
+
+    phase: str
+    reason: str
+    saved_step: int | None
+    asked: bool  # a trainer was at work and has saved because of us
+
+
+def save_and_end(
+    session: Session, run: runs.Run, why: str, clock: Clock, say: Say, seconds_max: float = SAVE_SECONDS
+) -> Ended:
+    """Let the run save and end, and see its fleet cancelled. WaitTimedOut where that takes longer: it goes on.
+
+    `why` becomes the run's reason. A run that ends by itself meanwhile (done, failed) is left its own end.
+    """
+    began, asked_of = clock.monotonic(), set[int]()
+    while True:
+        status = _status(run)
+        if status is not None:
+            if status.get("phase") in ENDS:
+                break
+            writer = _writer(session, run, status)
+            if not writer:
+                say("no trainer is at work: there is nothing to save")
+                break
+            term = int(status.get("term") or 0)
+            if term and term not in asked_of:
+                _ask(run, term, why, clock, seconds_max)
+                asked_of.add(term)
+                say(f"asked {writer} to save and end; it hears of it within {HEARTBEAT_SECONDS:.0f} s")
+        if clock.monotonic() - began >= seconds_max:
+            raise WaitTimedOut(
+                f"the trainer has not saved and ended after {duration(seconds_max)}; it is still asked to",
+                next_step=f"`fleetctl status {run.job}` shows how far it is; "
+                f"`fleetctl cancel {run.job}` without --save does not wait",
+            )
+        clock.sleep(POLL_SECONDS)
+    _see_cancelled(session, run, clock, bool(asked_of))
+    last = _status(run) or {}
+    saved = ((last.get("progress") or {}).get("saved") or {}).get("step")
+    return Ended(str(last.get("phase") or ""), str(last.get("reason") or ""), saved, bool(asked_of))
+
+
+def await_gone(session: Session, run: runs.Run, clock: Clock, say: Say, seconds_max: float = _GONE_SECONDS) -> None:
+    """Return when no instance of the run is left that could still write to its store and volume."""
+    began, said = clock.monotonic(), ""
+    while True:
+        left = [one for one in session.ec2.instances_tagged(TAG_RUN, run.id) if one.state != "terminated"]
+        if not left:
+            return
+        line = f"waiting for {', '.join(f'{one.id} ({one.state})' for one in left)} to be gone"
+        if line != said:
+            say(line)
+            said = line
+        if clock.monotonic() - began >= seconds_max:
+            raise WaitTimedOut(
+                f"{left[0].id} is still {left[0].state} after {duration(seconds_max)}",
+                next_step="`fleetctl request --resume` goes on with the run once it is gone",
+            )
+        clock.sleep(POLL_SECONDS)
+
+
+def _status(run: runs.Run) -> dict[str, Any] | None:
+    """None where the store did not answer: then nothing is concluded."""
+    try:
+        return run.store.read_status() or {}
+    except Retryable:
+        return None
+
+
+def _writer(session: Session, run: runs.Run, status: dict[str, Any]) -> str:
+    """The instance whose trainer is at work, "" for none. One under a notice counts: it saves by itself."""
+    instance = str(status.get("instance") or "")
+    if status.get("phase") != Phase.TRAINING.value or not instance:
+        return ""
+    living = {one.id for one in session.ec2.instances_tagged(TAG_RUN, run.id) if one.state in ("pending", "running")}
+    return instance if instance in living else ""
+
+
+def _ask(run: runs.Run, term: int, why: str, clock: Clock, seconds_max: float) -> None:
+    now = rfc3339(clock.now())
+    run.store.put_json(LAYOUT.stop(term), {"reason": f"{why} at {now}", "seconds": seconds_max, "time": now})
+
+
+def _see_cancelled(session: Session, run: runs.Run, clock: Clock, by_agent: bool) -> None:
+    """The agent cancels its fleet as its last act; where it does not, or there is none, it is done from here."""
+    fleet = str(run.fleet_document().get("fleet_id") or "")
+    until = clock.monotonic() + (CANCEL_SECONDS if by_agent else 0.0)
+    while fleet and clock.monotonic() < until:
+        found = engine.describe(session.client("ec2"), fleet)
+        if found is None or not found.is_live:
+            return
+        clock.sleep(POLL_SECONDS)
+    cancel.carry_out(session, run, cancel.make_plan(session, run), clock)
