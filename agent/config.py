@@ -199,13 +199,20 @@ KEYS: tuple[Key, ...] = (
         "on_demand_after",
         "0m",
         _duration,
-        "an on-demand instance after so long without spot; 0m = never",
-        ready=False,
+        "an on-demand instance after so long without spot; 0m = never; needs `limits.dollars`",
     ),
+    Key(
+        "fleet",
+        "ssh_from",
+        "",
+        _matching(r"([0-9a-fA-F.:]+(/\d{1,3})?)?", "an address such as 203.0.113.7/32"),
+        "from where `request` opens ssh in its security group; default: from nowhere",
+    ),
+    Key("fleet", "public_key", "", _text, "file with the public key that `request` imports as the fleet's KeyName"),
     Key("limits", "failures", 3, _integer(1, 100), "failures without a step gained between them that end the run"),
     Key("limits", "hours", 0, _amount, "hours of the run after which it saves and ends; 0 = none"),
     Key(
-        "limits", "dollars", 0, _amount, "dollars of instance time after which it saves and ends; 0 = none", ready=False
+        "limits", "dollars", 0, _amount, "dollars of instance time after which it saves and ends; 0 = none"
     ),
     Key(
         "cage",
@@ -272,6 +279,8 @@ class FleetTable:
     engine: str
     harden: bool
     on_demand_after: str
+    ssh_from: str
+    public_key: str
 
 
 @dataclass(frozen=True)

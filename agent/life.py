@@ -51,6 +51,7 @@ from spotheal.agent.metadata import Metadata
 from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, Phase
 from spotheal.agent.paths import Paths
 from spotheal.agent.repo import checkout
+from spotheal.agent.rescue import Rescue
 from spotheal.agent.setup_commands import prepare as run_setup
 from spotheal.agent.status import Status
 from spotheal.agent.store import Store
@@ -78,6 +79,7 @@ class World:
     logs: Logs
     ec2: Any  # boto3 clients
     s3: Any
+    scheduler: Any = None  # where the run has an on-demand rescue
     asked_to_stop: threading.Event = field(default_factory=threading.Event)  # SIGTERM
     manager: Notifier = field(default_factory=Notifier)  # systemd, or nobody
 
@@ -86,7 +88,10 @@ class World:
         clock, paths = SystemClock(), Paths.from_environment()
         ec2, s3 = aws.client("ec2", config.region), aws.client("s3", config.region)
         manager = Notifier.from_environment()
-        return cls(clock, paths, Host(), Metadata(clock=clock), Logs(paths.logs), ec2, s3, manager=manager)
+        rescued = seconds(config.job.fleet.on_demand_after)
+        scheduler = aws.client("scheduler", config.region) if rescued else None
+        logs = Logs(paths.logs, console=Path("/dev/console") if paths.is_whole_machine else None)
+        return cls(clock, paths, Host(), Metadata(clock=clock), logs, ec2, s3, scheduler, manager=manager)
 
 
 def ends_the_run(stage: Callable[P, End]) -> Callable[P, End]:
@@ -145,6 +150,8 @@ class Life:
             zone=self._here.zone,
             revision=config.revision,
         )
+        after = seconds(config.job.fleet.on_demand_after)
+        self._rescue = Rescue(world.scheduler, config.run, after, self._clock, self._log)
         self._stop = threading.Event()  # this machine goes away: every wait ends
         self._mount_point = world.paths.mount_point(config.job.volume.mount)
         self._folders = Folders.at(world.paths.root, config.job.volume.mount)
@@ -173,6 +180,7 @@ class Life:
 
     # ------------------------------------------------------------------------------------------- what runs beside it
     def __enter__(self) -> Life:
+        self._rescue.put_off()
         self._watcher.start()
         self._beats = self._liveness.expect("the heartbeat", HEARTBEAT_SECONDS_MAX)
         self._beside("heartbeat", lambda: self._status.beat(self._closing, self._beat))
@@ -203,6 +211,7 @@ class Life:
         self._beats()
         self._world.logs.ship(self._store, self._here.instance)
         self._ledger.flush()
+        self._rescue.put_off()
         trainer = self._trainer  # the stage may end meanwhile, and a heartbeat that fails never beats again
         if trainer is not None:
             trainer.look()
@@ -300,6 +309,7 @@ class Life:
             log=self._log,
             checkpoint_names=checkpoint_names,
             on_term=self._on_term,
+            beside=lambda work: self._beside("healing", work),
         )
 
     def _on_term(self, term: int) -> None:
@@ -414,6 +424,7 @@ class Life:
             self._clock.sleep(keep, until=self._stop)
         self._let_go()
         self._world.logs.ship(self._store, self._here.instance)
+        self._rescue.drop()
         if cancel(work, self._closing):
             # The fleet ends this instance. What is still there in five minutes costs money for nothing.
             self._clock.sleep(POWER_OFF_SECONDS, until=self._world.asked_to_stop)

@@ -6,7 +6,7 @@ import hashlib
 import re
 import secrets
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from enum import Enum
 
 # ---------------------------------------------------------------------------------------------------------------- tags
@@ -60,6 +60,16 @@ def volume_token(run: str, term: int, zone: str, snapshot: str, attempt: int) ->
     return hashlib.sha256("\0".join((run, str(term), zone, snapshot, str(attempt))).encode()).hexdigest()[:60]
 
 
+def rescue_schedule(run: str) -> str:
+    """EventBridge Scheduler's schedule of the run's on-demand rescue."""
+    return f"spotheal-{run}"
+
+
+def schedule_expression(at: datetime) -> str:
+    """A one-time schedule of EventBridge Scheduler, to the second; its time zone is UTC where none is named."""
+    return at.astimezone(timezone.utc).strftime("at(%Y-%m-%dT%H:%M:%S)")
+
+
 # ------------------------------------------------------------------------------------------------- layout of the store
 @dataclass(frozen=True)
 class StoreLayout:
@@ -74,6 +84,7 @@ class StoreLayout:
     ledger = "ledger.jsonl"
     logs = "logs/"  # logs/<instance>/agent.0000.jsonl, logs/<instance>/trainer.0000.log
     results = "results/"
+    metrics = "metrics.jsonl"  # the trainer's metrics file, thinned where it is large
     launches = "launches/"  # launches/<instance>.json, put before anything can fail
     terms = "terms/"
 
@@ -102,6 +113,16 @@ class StoreLayout:
     @staticmethod
     def launch(instance: str) -> str:
         return f"launches/{instance}.json"
+
+    @staticmethod
+    def told(mark: str, channel: str) -> str:
+        """A message that a webhook or a topic has taken."""
+        return f"told/{mark}.{channel}"
+
+    @staticmethod
+    def progress(instance: str) -> str:
+        """JSON lines: how far the trainer was, and when."""
+        return f"progress/{instance}.jsonl"
 
     @staticmethod
     def agent_log(instance: str, segment: int = 0) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from spotheal.agent.config import JobConfig, parse_job
 from spotheal.agent.errors import ConfigError, NotFound
-from spotheal.fleet import ec2fleet, jsonfile
+from spotheal.fleet import ec2fleet, jsonfile, rescue
 from spotheal.fleet.checks import fleet_faults, fleet_warnings, is_walkable, placeholder_faults
 from spotheal.fleet.places import region_of, spec_subnets, split_list
 
@@ -190,12 +190,20 @@ def read_request(fleet_file: Path, job_file: Path) -> tuple[FleetConfig, JobConf
         job = read_job(job_file)
     except ConfigError as error:
         faults.append(error)
-    if fleet is not None and job is not None and job.fleet.engine == "ec2-fleet":
-        unknown = [f"{fleet_file}: {fault}" for fault in ec2fleet.check(fleet.document)]
-        if unknown:
-            cure = f'take it out, or set [fleet] engine = "spot-fleet" in {job_file}'
-            raise ConfigError("\n".join(unknown), next_step=cure)
+    if fleet is not None and job is not None:
+        _check_together(fleet, job, job_file)
     if fleet is None or job is None:
         messages = "\n".join(error.message for error in faults)
         raise ConfigError(messages, next_step="; ".join(error.next_step for error in faults if error.next_step))
     return fleet, job
+
+
+def _check_together(fleet: FleetConfig, job: JobConfig, job_file: Path) -> None:
+    """What is wrong only because of what the other file says."""
+    if job.fleet.engine == "ec2-fleet" and (unknown := ec2fleet.check(fleet.document)):
+        raise ConfigError(
+            "\n".join(f"{fleet.source}: {fault}" for fault in unknown),
+            next_step=f'take it out, or set [fleet] engine = "spot-fleet" in {job_file}',
+        )
+    if found := rescue.faults(job, bool(fleet.template_configs)):
+        raise ConfigError("\n".join(f"{job_file}: {fault}" for fault in found), next_step=f"correct {job_file}")

@@ -22,6 +22,7 @@ class On(Enum):
     NEW = "a new resource, which must be tagged as the run's in the same call"
     SUPERSEDED = "resources of the run that a verified successor has replaced"
     TAGS = "tags: while creating, else a closed list of keys on resources of the run"
+    SCHEDULE = "the schedule of the run's on-demand rescue"
     OBJECTS = "objects below the store's prefix"
     LISTING = "the list of what is below the store's prefix"
     BUCKET = "the store's bucket itself"
@@ -59,9 +60,13 @@ CALLS: tuple[Call, ...] = (
     Call("ec2:DeleteFleets", On.RUN, _BOTH, ("fleet",)),
     Call("ec2:CreateVolume", On.NEW, _BOTH, ("volume", "snapshot")),
     Call("ec2:CreateSnapshot", On.NEW, _I, ("snapshot", "volume")),
-    Call("ec2:CreateTags", On.TAGS, _BOTH, ("volume", "snapshot")),
+    Call("ec2:CreateTags", On.TAGS, _BOTH, ("volume", "snapshot", "instance")),
     Call("ec2:DeleteVolume", On.SUPERSEDED, _I, ("volume",)),
     Call("ec2:DeleteSnapshot", On.SUPERSEDED, _I, ("snapshot",)),
+    Call("scheduler:GetSchedule", On.SCHEDULE, _I),
+    Call("scheduler:UpdateSchedule", On.SCHEDULE, _BOTH),
+    Call("scheduler:DeleteSchedule", On.SCHEDULE, _I),
+    Call("scheduler:CreateSchedule", On.SCHEDULE, _O),
     Call("s3:GetObject", On.OBJECTS, _BOTH, operations=("GetObject", "DownloadFile")),
     Call("s3:PutObject", On.OBJECTS, _BOTH, operations=("PutObject", "UploadFileobj")),
     Call("s3:AbortMultipartUpload", On.OBJECTS, _BOTH, operations=("UploadFileobj",)),

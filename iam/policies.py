@@ -12,7 +12,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.names import TAG_REASON, TAG_RUN, TAG_SAVED_STEP, TAG_STATE, TAG_TERM, StoreUrl, VolumeState
+from spotheal.agent.names import (
+    TAG_REASON,
+    TAG_RUN,
+    TAG_SAVED_STEP,
+    TAG_STATE,
+    TAG_TERM,
+    StoreUrl,
+    VolumeState,
+    rescue_schedule,
+)
 from spotheal.iam.calls import CALLS, On, Who
 
 Document = dict[str, Any]
@@ -30,6 +39,7 @@ class Scope:
     run: str = ""
     instance_role: str = "spotheal-instance"
     fleet_role: str = "spotheal-fleet"
+    rescue_role: str = "spotheal-rescue"
     kms_key: str = ""  # ARN of a customer key that volumes are encrypted with
 
     @property
@@ -51,6 +61,12 @@ class Scope:
     def objects(self) -> str:
         return f"{self.bucket}/{self.store.below('*').prefix}"
 
+    @property
+    def schedule(self) -> str:
+        """The schedule of the run's on-demand rescue."""
+        name = rescue_schedule(self.run or "*")
+        return f"arn:{self.partition}:scheduler:{self.region}:{self.account}:schedule/default/{name}"
+
     def role(self, name: str) -> str:
         return f"arn:{self.partition}:iam::{self.account}:role/{name}"
 
@@ -71,6 +87,7 @@ def instance_role(scope: Scope, *, may_delete: bool = True) -> Document:
         *_creating(scope, Who.INSTANCE),
         *_tagging(scope, Who.INSTANCE),
         *_store(scope, Who.INSTANCE),
+        *_rescue(scope, Who.INSTANCE),
         *_key(scope),
     ]
     return _document([*statements, *_deleting(scope)] if may_delete else statements)
@@ -86,6 +103,7 @@ def operator(scope: Scope) -> Document:
         _statement("TagTemplates", ["ec2:CreateTags"], [scope.ec2("launch-template"), scope.ec2("spot-fleet-request")],
                    {"StringEquals": {"ec2:CreateAction": ["CreateLaunchTemplate", "RequestSpotFleet"]}}),
         *_store(scope, Who.OPERATOR),
+        *_rescue(scope, Who.OPERATOR),
         _statement("Bucket", _actions(Who.OPERATOR, On.BUCKET), scope.bucket),
         *_key(scope),
         _statement("PassRoles", ["iam:PassRole"], [scope.role(scope.instance_role), scope.role(scope.fleet_role)],
@@ -106,6 +124,16 @@ def fleet_role(scope: Scope) -> Document:
                    {"StringEquals": {"ec2:CreateAction": ["RunInstances", "RequestSpotInstances"]}}),
         _statement("PassInstanceRole", ["iam:PassRole"], scope.role(scope.instance_role),
                    {"StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com"]}}),
+    ])  # fmt: skip
+
+
+def rescue_role(scope: Scope) -> Document:
+    """Policy of the role that EventBridge Scheduler asks a fleet for an on-demand instance with."""
+    fleets = [scope.ec2("spot-fleet-request"), scope.ec2("fleet")]
+    modify = ["ec2:ModifyFleet", "ec2:ModifySpotFleetRequest"]
+    return _document([
+        _statement("Rescue", modify, fleets, scope.tagged("aws:ResourceTag")),
+        _statement("ItsTemplates", modify, [scope.ec2("launch-template")]),
     ])  # fmt: skip
 
 
@@ -163,6 +191,15 @@ def _store(scope: Scope, who: Who) -> list[Document]:
     return [
         _statement("Store", _actions(who, On.OBJECTS), scope.objects),
         _statement("ListStore", _actions(who, On.LISTING), scope.bucket, condition),
+    ]
+
+
+def _rescue(scope: Scope, who: Who) -> list[Document]:
+    """The run's schedule, and its role: whoever writes a schedule passes the role that it calls with."""
+    passed = {"StringEquals": {"iam:PassedToService": ["scheduler.amazonaws.com"]}}
+    return [
+        _statement("PutRescueOff", _actions(who, On.SCHEDULE), scope.schedule),
+        _statement("PassRescueRole", ["iam:PassRole"], scope.role(scope.rescue_role), passed),
     ]
 
 

@@ -24,6 +24,7 @@ from spotheal.agent.run import run
 from spotheal.agent.store import Store
 from spotheal.fleet.rehearsal.client import InMemoryEc2, InMemoryS3
 from spotheal.fleet.rehearsal.rulebook import Hooks, Latencies, Rulebook
+from spotheal.fleet.rehearsal.schedules import InMemoryScheduler, Schedules
 
 RUN = "01TESTRUN0000000000000000"
 BUCKET = "spotheal-test"
@@ -112,6 +113,7 @@ class AgentWorld:
             on_snapshot_taken=self._copy,
         )
         self.rulebook = Rulebook(self.clock, latencies=QUICK, hooks=hooks)
+        self.schedules = Schedules(self.rulebook)
         self.operator = InMemoryEc2(self.rulebook)
         self.disks = self.folder / "disks"
         self.disks.mkdir()
@@ -180,6 +182,7 @@ class AgentWorld:
             logs=Logs(self.root / "var/log/spotheal"),
             ec2=InMemoryEc2(self.rulebook, self.instance),
             s3=self.s3,
+            scheduler=InMemoryScheduler(self.schedules) if self.config.job.fleet.on_demand_after != "0m" else None,
             asked_to_stop=self.asked_to_stop,
         )
         return run(self.config, world)

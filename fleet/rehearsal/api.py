@@ -27,6 +27,7 @@ from spotheal.fleet.rehearsal.account import Account
 from spotheal.fleet.rehearsal.faults import Faults
 from spotheal.fleet.rehearsal.imds import Imds
 from spotheal.fleet.rehearsal.rulebook import ApiError, Call, ReplyLost, Rulebook
+from spotheal.fleet.rehearsal.schedules import Schedules
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
@@ -54,6 +55,7 @@ class Endpoint:
         self.store_faults = Faults()
         self.forwarded: list[Call] = []
         self.control: Callable[[str, dict[str, str]], dict[str, Any]] | None = None  # orders below /_cloud/
+        self.schedules = Schedules(rulebook)
         self._conditional = threading.Lock()
         self._metadata: dict[str, Imds] = {}
         self._metadata_lock = threading.Lock()
@@ -112,6 +114,10 @@ class Endpoint:
             return _send(start_response, 200, self._identity(caller))
         if (target := environ.get("HTTP_X_AMZ_TARGET", "")) and (answered := self._account(environ, target)):
             return _send(start_response, answered[0], json.dumps(answered[1]).encode())
+        if service == "scheduler":
+            body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            status, document = self.schedules.answer(environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), body)
+            return _send(start_response, status, json.dumps(document).encode())
         if service == "iam":
             self.account.note_iam(action, form.get("RoleName" if action == "CreateRole" else "InstanceProfileName", ""))
         if service and service not in _KNOWN_SERVICES:  # moto would print and raise

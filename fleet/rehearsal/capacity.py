@@ -46,7 +46,7 @@ def place(world: World, fleet: Fleet, spot: bool) -> Place | NoPlace:
         return NoPlace(
             "information", "launchSpecUnusable", f"{named}, Linux/UNIX: Spot bid price is less than Spot market price"
         )
-    free = [one for one in paid if not has_no_capacity(world, one.zone)]
+    free = [one for one in paid if not spot or not has_no_capacity(world, one.zone)]
     if not free:
         kinds = ", ".join(sorted({str(one.way["spec"].get("InstanceType", "")) for one in paid}))
         zones = ", ".join(sorted({one.zone for one in paid}))

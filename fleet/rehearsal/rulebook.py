@@ -109,7 +109,7 @@ class Rulebook:
     # ---------------------------------------------------------------------------------------------------------- the API
     def call(self, operation: str, params: Mapping[str, Any], caller: str | None = None) -> dict[str, Any]:
         """AWS's answer; raises ApiError, or ReplyLost after the call had its effect."""
-        with self._inside():
+        with self.inside():
             outcome = "ok"
             try:
                 return self._answer(operation, params, caller)
@@ -162,7 +162,7 @@ class Rulebook:
     # ------------------------------------------------------------------------------------------------------------- time
     def tick(self) -> None:
         """Let everything happen that is due."""
-        with self._inside():
+        with self.inside():
             pass
 
     def next_event_time(self) -> float | None:
@@ -171,7 +171,7 @@ class Rulebook:
             return self.world.next_event_time()
 
     @contextmanager
-    def _inside(self) -> Iterator[World]:
+    def inside(self) -> Iterator[World]:
         """The lock, with time up to date; then the hooks, which may call the rule book themselves."""
         try:
             with self._lock:
@@ -202,89 +202,89 @@ class Rulebook:
     # ----------------------------------------------------------------------------------------------------- the scenario
     def interrupt(self, instance: str, action: str = "terminate", lead: float | None = None) -> None:
         """The interruption notice now, its consequence in `lead` seconds; the fleet begins to replace at once."""
-        with self._inside() as world:
+        with self.inside() as world:
             lead = world.latencies.notice if lead is None else lead
             instances.give_notice(world, instance, action, lead)
 
     def withdraw_notice(self, instance: str) -> None:
         """The notice disappears and nothing comes of it. The replacement that was begun stays."""
-        with self._inside() as world:
+        with self.inside() as world:
             found = world.instances[instance]
             world.instances.put(replace(found, notice=None))
 
     def kill(self, instance: str) -> None:
         """Terminated by spot without a notice: the power is cut now."""
-        with self._inside() as world:
+        with self.inside() as world:
             instances.cut(world, instance, instances.BY_SPOT)
 
     def rebalance(self, instance: str) -> None:
         """A rebalance recommendation; nothing else happens."""
-        with self._inside() as world:
+        with self.inside() as world:
             world.instances.put(replace(world.instances[instance], rebalance=world.now().replace(microsecond=0)))
 
     def powered_off(self, instance: str) -> None:
         """The instance's operating system shut down by itself: a one-time spot instance is terminated then."""
-        with self._inside() as world:
+        with self.inside() as world:
             instances.cut(world, instance, instances.BY_ITSELF)
 
     def no_capacity(self, zones: Sequence[str], seconds: float) -> None:
-        """Nothing can be launched in these zones for so long."""
-        with self._inside() as world:
+        """No spot instance can be launched in these zones for so long; on-demand instances can."""
+        with self.inside() as world:
             for zone in zones or world.zones:
                 world.no_capacity_until[zone] = world.moment() + seconds
 
     def limit_instances(self, most: int | None) -> None:
         """The account's quota of instances; None lifts it."""
-        with self._inside() as world:
+        with self.inside() as world:
             world.instances_max = most
 
     def refuse_launches(self, name: str, message: str) -> None:
         """Fleets cannot launch with this image or instance profile; the history says `message`."""
-        with self._inside() as world:
+        with self.inside() as world:
             world.unusable[name] = message
 
     def pin_next_zone(self, *zones: str) -> None:
         """The next launches of fleets go to these zones, one after the other, where the fleet may use them."""
-        with self._inside() as world:
+        with self.inside() as world:
             world.next_zones.extend(zones)
 
     # --------------------------------------------------------------------------------------------------- looking inside
     def instance(self, instance: str) -> Instance | None:
         """As it is now, without any staleness: for hosts, IMDS and figures."""
-        with self._inside() as world:
+        with self.inside() as world:
             return world.instances.get(instance)
 
     def instances(self) -> list[Instance]:
-        with self._inside() as world:
+        with self.inside() as world:
             return world.instances.all()
 
     def volumes(self) -> list[Volume]:
-        with self._inside() as world:
+        with self.inside() as world:
             return world.volumes.all()
 
     def volume(self, volume: str) -> Volume | None:
-        with self._inside() as world:
+        with self.inside() as world:
             return world.volumes.get(volume)
 
     def snapshots(self) -> list[Snapshot]:
-        with self._inside() as world:
+        with self.inside() as world:
             return world.snapshots.all()
 
     def fleets(self) -> list[Fleet]:
-        with self._inside() as world:
+        with self.inside() as world:
             return world.fleets.all()
 
     def spot_requests(self) -> list[SpotRequest]:
-        with self._inside() as world:
+        with self.inside() as world:
             return world.requests.all()
 
     def history(self, fleet: str) -> list[FleetEvent]:
-        with self._inside() as world:
+        with self.inside() as world:
             return list(world.history.get(fleet, []))
 
     def attached(self, instance: str) -> list[tuple[str, str, str]]:
         """(volume, device, state) of what is attached to `instance`."""
-        with self._inside() as world:
+        with self.inside() as world:
             held = [(one.id, one.attachment) for one in ebs.attached_to(world, instance)]
             return [(volume, one.device, one.state) for volume, one in held if one is not None]
 

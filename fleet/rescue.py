@@ -1,0 +1,102 @@
+"""`[fleet] on_demand_after`: the schedule at AWS that turns the fleet's instance into an on-demand one.
+
+The agent puts its time off while an instance lives (`spotheal.agent.rescue`), so it fires only where spot has had no
+capacity for so long. EventBridge Scheduler calls EC2 by itself: nothing of ours has to run for it.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.clock import Clock
+from spotheal.agent.config import JobConfig, seconds
+from spotheal.agent.errors import Conflict, SpothealError
+from spotheal.agent.names import TAG_JOB, TAG_RUN, rescue_schedule, schedule_expression
+from spotheal.fleet.engine import is_ec2_fleet
+from spotheal.iam import policies
+
+_ROLE_TRIES = 8  # a role made a moment ago cannot be assumed everywhere yet
+_ROLE_SECONDS = 3.0
+
+
+def faults(job: JobConfig, has_templates: bool) -> list[str]:
+    """What keeps the rescue from working. `has_templates`: the operator's file launches templates of its own."""
+    if not seconds(job.fleet.on_demand_after):
+        return []
+    found = []
+    if not job.limits.dollars:
+        found.append("[fleet] on_demand_after: needs [limits] dollars: an on-demand instance costs about three times "
+                     "as much, and only that limit ends it")  # fmt: skip
+    if job.fleet.engine == "spot-fleet" and not job.fleet.harden and not has_templates:
+        found.append('[fleet] on_demand_after: a spot fleet of launch specifications has no on-demand part; set harden '
+                     '= true or engine = "ec2-fleet"')  # fmt: skip
+    if seconds(job.fleet.on_demand_after) < 600:
+        found.append("[fleet] on_demand_after: must be 10m or more: a replacement alone takes minutes to boot")
+    return found
+
+
+def ensure_role(iam: Any, scope: policies.Scope) -> None:
+    """The role that Scheduler calls EC2 with; made, or brought up to date."""
+    trust = policies.trust("scheduler.amazonaws.com")
+    try:
+        with translated(f"create role {scope.rescue_role}"):
+            iam.create_role(RoleName=scope.rescue_role, AssumeRolePolicyDocument=json.dumps(trust),
+                            Description="EventBridge Scheduler: on-demand instances for spotheal's fleets")  # fmt: skip
+    except SpothealError as error:
+        if error.code != "EntityAlreadyExists":
+            raise
+    with translated(f"write the policy of role {scope.rescue_role}"):
+        iam.put_role_policy(
+            RoleName=scope.rescue_role, PolicyName="rescue", PolicyDocument=json.dumps(policies.rescue_role(scope))
+        )
+
+
+def schedule(job: JobConfig, run: str, fleet: str, scope: policies.Scope, clock: Clock) -> dict[str, Any]:
+    """CreateSchedule's arguments. Scheduler deletes it after its time, so that none is left behind."""
+    at = clock.now() + timedelta(seconds=seconds(job.fleet.on_demand_after))
+    return {
+        "Name": rescue_schedule(run),
+        "Description": f"on-demand rescue of spotheal job {job.job.name}, run {run} ({TAG_JOB}, {TAG_RUN})",
+        "ScheduleExpression": schedule_expression(at),
+        "FlexibleTimeWindow": {"Mode": "OFF"},
+        "ActionAfterCompletion": "DELETE",
+        "Target": {
+            "Arn": f"arn:{scope.partition}:scheduler:::aws-sdk:ec2:{_call(fleet)}",
+            "RoleArn": scope.role(scope.rescue_role),
+            "Input": json.dumps(_body(fleet)),
+            "RetryPolicy": {"MaximumRetryAttempts": 10, "MaximumEventAgeInSeconds": 3600},
+        },
+    }
+
+
+def arm(scheduler: Any, wanted: dict[str, Any], clock: Clock) -> None:
+    """Make the schedule, or give the run's old one its new fleet and time."""
+    for attempt in range(1, _ROLE_TRIES + 1):
+        try:
+            with translated("schedule the on-demand rescue"):
+                scheduler.create_schedule(**wanted)
+            return
+        except Conflict:
+            break
+        except SpothealError as error:
+            if error.code == "ConflictException":
+                break
+            if error.code != "ValidationException" or "role" not in error.message.lower() or attempt == _ROLE_TRIES:
+                raise
+        clock.sleep(_ROLE_SECONDS)
+    with translated("put the on-demand rescue on its new fleet"):
+        scheduler.update_schedule(**wanted)
+
+
+def _call(fleet: str) -> str:
+    return "modifyFleet" if is_ec2_fleet(fleet) else "modifySpotFleetRequest"
+
+
+def _body(fleet: str) -> dict[str, Any]:
+    if is_ec2_fleet(fleet):
+        wanted = {"TotalTargetCapacity": 1, "OnDemandTargetCapacity": 1, "SpotTargetCapacity": 0}
+        return {"FleetId": fleet, "TargetCapacitySpecification": wanted}
+    return {"SpotFleetRequestId": fleet, "TargetCapacity": 1, "OnDemandTargetCapacity": 1}

@@ -1,0 +1,233 @@
+"""`[fleet] on_demand_after`: an on-demand instance where spot has had no capacity for so long, and only there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import structlog
+from agent_world import AgentWorld
+from fleet_desk import HandClock
+
+from spotheal.agent.config import JobConfig, parse_job
+from spotheal.agent.errors import ExitCode
+from spotheal.agent.names import StoreUrl, rescue_schedule, schedule_expression
+from spotheal.agent.rescue import Rescue
+from spotheal.fleet import rescue
+from spotheal.fleet.rehearsal.api import Endpoint
+from spotheal.fleet.rehearsal.client import InMemoryEc2, client_error
+from spotheal.fleet.rehearsal.rulebook import Rulebook
+from spotheal.fleet.rehearsal.schedules import InMemoryScheduler, Schedules
+from spotheal.iam import policies
+
+RUN = "01J" + "0" * 23
+HOUR = 3600.0
+SCOPE = policies.Scope("123456789012", "us-west-2", StoreUrl("bucket", ""))
+LOG = structlog.get_logger()
+SPECIFICATION = {"ImageId": "ami-1", "InstanceType": "g5.xlarge", "Placement": {"AvailabilityZone": "us-west-2a"}}
+
+
+def job(**fleet: Any) -> JobConfig:
+    table = {"name": "cifar", "repository": "https://example.org/r.git", "command": ["x"]}
+    return parse_job({"job": table, "fleet": {"on_demand_after": "1h", **fleet}, "limits": {"dollars": 20}})
+
+
+class Account:
+    """A spot fleet of one on a clock by hand, with its schedule."""
+
+    def __init__(self, engine: str = "spot-fleet") -> None:
+        self.clock = HandClock()
+        self.rules = Rulebook(self.clock)
+        self.schedules = Schedules(self.rules)
+        self.scheduler = InMemoryScheduler(self.schedules)
+        self.fleet = self._request(engine)
+        self.arm()
+
+    def _request(self, engine: str) -> str:
+        ec2 = InMemoryEc2(self.rules)
+        if engine == "spot-fleet":
+            role = "arn:aws:iam::123456789012:role/fleet"
+            config = {"IamFleetRole": role, "TargetCapacity": 1, "LaunchSpecifications": [SPECIFICATION]}
+            return str(ec2.request_spot_fleet(SpotFleetRequestConfig=config)["SpotFleetRequestId"])
+        ec2.create_launch_template(LaunchTemplateName="template", LaunchTemplateData={
+            "ImageId": "ami-1", "InstanceType": "g5.xlarge", "Placement": {"AvailabilityZone": "us-west-2a"},
+        })  # fmt: skip
+        template = {"LaunchTemplateSpecification": {"LaunchTemplateName": "template", "Version": "1"}}
+        capacity = {"TotalTargetCapacity": 1, "DefaultTargetCapacityType": "spot"}
+        made = ec2.create_fleet(LaunchTemplateConfigs=[template], TargetCapacitySpecification=capacity)
+        return str(made["FleetId"])
+
+    def arm(self) -> None:
+        rescue.arm(self.scheduler, rescue.schedule(job(), RUN, self.fleet, SCOPE, self.clock), self.clock)
+
+    def agent(self) -> Rescue:
+        return Rescue(self.scheduler, RUN, HOUR, self.clock, LOG)
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.seconds += seconds
+        self.rules.tick()
+
+    def running(self) -> list[bool]:
+        """For each instance that runs, whether it is a spot instance."""
+        return [one.is_spot for one in self.rules.instances() if one.state in ("pending", "running")]
+
+
+@pytest.mark.parametrize("engine", ["spot-fleet", "ec2-fleet"])
+def test_an_hour_without_spot_capacity_brings_an_on_demand_instance(engine: str) -> None:
+    account = Account(engine)
+    account.rules.no_capacity(["us-west-2a"], 24 * HOUR)
+    account.pass_time(0.9 * HOUR)
+    assert account.running() == []
+    account.pass_time(0.2 * HOUR)
+    account.pass_time(600)
+    assert account.running() == [False]
+    assert [(name, code) for name, _, _, code in account.schedules.fired] == [(rescue_schedule(RUN), "")]
+
+
+def test_while_an_instance_lives_the_rescue_never_comes() -> None:
+    account = Account()
+    agent = account.agent()
+    for _ in range(600):  # ten hours of heartbeats
+        account.pass_time(60)
+        agent.put_off()
+    assert account.running() == [True]
+    assert account.schedules.fired == []
+
+
+def test_the_hour_begins_when_the_last_instance_was_heard() -> None:
+    account = Account()
+    agent = account.agent()
+    for _ in range(120):
+        account.pass_time(60)
+        agent.put_off()
+    (lost,) = account.rules.instances()
+    account.rules.no_capacity(["us-west-2a"], 24 * HOUR)
+    account.rules.kill(lost.id)
+    account.pass_time(0.8 * HOUR)
+    assert account.running() == []
+    account.pass_time(0.3 * HOUR)
+    account.pass_time(600)
+    assert account.running() == [False]
+
+
+def test_a_rescue_that_has_fired_or_was_removed_stops_nothing() -> None:
+    account = Account()
+    account.scheduler.delete_schedule(Name=rescue_schedule(RUN))
+    agent = account.agent()
+    agent.put_off()
+    agent.drop()
+    assert account.agent().drop() is None
+
+
+def test_a_scheduler_that_refuses_stops_nothing_and_is_asked_again() -> None:
+    account = Account()
+    agent = account.agent()
+
+    class Refusing:
+        def get_schedule(self, **_: Any) -> None:
+            raise client_error("GetSchedule", "AccessDeniedException", "no", 403)
+
+        delete_schedule = get_schedule
+
+    agent._scheduler, real = Refusing(), agent._scheduler
+    agent.put_off()
+    agent.drop()
+    agent._scheduler = real
+    account.pass_time(1800)
+    agent.put_off()
+    account.pass_time(0.9 * HOUR)
+    assert account.schedules.fired == []
+
+
+def test_asking_aws_is_rare() -> None:
+    account = Account()
+    agent, asked = account.agent(), []
+    real = account.schedules.update
+    account.schedules.update = lambda name, body: asked.append(1) or real(name, body)  # type: ignore[method-assign,func-returns-value]
+    for _ in range(120):
+        account.pass_time(60)
+        agent.put_off()
+    assert len(asked) <= 2 * rescue_share() + 1
+
+
+def rescue_share() -> int:
+    from spotheal.agent.rescue import PUT_OFF_SHARE
+
+    return PUT_OFF_SHARE
+
+
+def test_the_same_run_under_another_fleet_takes_its_schedule_along() -> None:
+    account = Account()
+    account.fleet = "fleet-00000000-0000-0000-0000-000000000000"
+    account.arm()
+    found = account.schedules.get(rescue_schedule(RUN))
+    assert json.loads(found["Target"]["Input"])["FleetId"] == account.fleet
+    assert found["Target"]["Arn"].endswith("ec2:modifyFleet")
+
+
+def test_a_role_too_young_for_scheduler_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = Account()
+    account.scheduler.delete_schedule(Name=rescue_schedule(RUN))
+    refusals = [1, 1]
+
+    class Young:
+        def create_schedule(self, **wanted: Any) -> Any:
+            if refusals:
+                refusals.pop()
+                said = "The execution role you provide must allow AWS EventBridge Scheduler to assume the role."
+                raise client_error("CreateSchedule", "ValidationException", said, 400)
+            return account.scheduler.create_schedule(**wanted)
+
+    wanted = rescue.schedule(job(), RUN, account.fleet, SCOPE, account.clock)
+    rescue.arm(Young(), wanted, account.clock)
+    assert account.schedules.get(rescue_schedule(RUN))["ScheduleExpression"] == wanted["ScheduleExpression"]
+
+
+def test_it_needs_a_limit_in_dollars_and_a_fleet_that_can_launch_on_demand() -> None:
+    free = parse_job({"job": {"name": "a", "repository": ".", "command": ["x"]}, "fleet": {"on_demand_after": "1h"}})
+    assert "needs [limits] dollars" in rescue.faults(free, has_templates=False)[0]
+    assert rescue.faults(job(), has_templates=False) == []
+    assert "no on-demand part" in rescue.faults(job(harden=False), has_templates=False)[0]
+    assert rescue.faults(job(harden=False), has_templates=True) == []
+    assert rescue.faults(job(harden=False, engine="ec2-fleet"), has_templates=False) == []
+    assert "10m or more" in rescue.faults(job(on_demand_after="5m"), has_templates=False)[0]
+
+
+def test_the_schedule_is_made_changed_and_removed_over_http_as_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = HandClock()
+    with Endpoint(Rulebook(clock)) as endpoint:
+        keys = {"aws_access_key_id": "x", "aws_secret_access_key": "y"}
+        client = boto3.client("scheduler", region_name="us-west-2", endpoint_url=endpoint.url, **keys)
+        rescue.arm(client, rescue.schedule(job(), RUN, "sfr-1", SCOPE, clock), clock)
+        rescue.arm(client, rescue.schedule(job(), RUN, "sfr-2", SCOPE, clock), clock)
+        agent = Rescue(client, RUN, HOUR, clock, LOG)
+        clock.seconds += HOUR / 2
+        agent.put_off()
+        found = client.get_schedule(Name=rescue_schedule(RUN))
+        assert "sfr-2" in found["Target"]["Input"]
+        assert found["ActionAfterCompletion"] == "DELETE", "an update that leaves a value out would reset it"
+        assert found["ScheduleExpression"] != schedule_expression(clock.now())
+        agent.drop()
+        with pytest.raises(client.exceptions.ResourceNotFoundException):
+            client.get_schedule(Name=rescue_schedule(RUN))
+
+
+def test_an_instance_puts_the_rescue_off_and_the_end_of_the_run_removes_it(tmp_path: Path) -> None:
+    more = {"fleet": {"on_demand_after": "1h"}, "limits": {"dollars": 5}}
+    world = AgentWorld(tmp_path, "print('done')\n", job=more)
+    client = InMemoryScheduler(world.schedules)
+    early = rescue.schedule(world.config.job, world.config.run, world.fleet, SCOPE, world.clock)
+    early["ScheduleExpression"] = "at(2099-01-01T00:00:00)"
+    updates: list[str] = []
+    real = world.schedules.update
+    world.schedules.update = lambda name, body: updates.append(body["ScheduleExpression"]) or real(name, body)  # type: ignore[method-assign,func-returns-value]
+    client.create_schedule(**early)
+    assert world.live() is ExitCode.OK
+    assert world.status()["phase"] == "done"
+    assert updates, "the instance has said that it lives"
+    assert updates[0] < early["ScheduleExpression"]
+    with pytest.raises(Exception, match="does not exist"):
+        client.get_schedule(Name=rescue_schedule(world.config.run))
