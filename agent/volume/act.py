@@ -90,6 +90,7 @@ def act(action: Action, ctx: Context) -> None:
             _set_state(ctx, [volume], VolumeState.SUPERSEDED)
             let_go(ctx, (volume,))
         case TakeOver(volume, term):
+            ctx.memory.took_over = term
             ctx.store.put_json(LAYOUT.holds(term, volume), {"instance": ctx.desired.instance})
         case Promote(volume, term):
             ctx.ec2.tag([volume], {TAG_STATE: VolumeState.CURRENT.value, TAG_TERM: str(term)})

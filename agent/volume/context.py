@@ -67,6 +67,7 @@ class Memory:
     snapshot: str | None = None  # the snapshot asked for, "" where the reply was lost
     copy: str | None = None  # the volume made in this term
     handover: str = ""  # the snapshot that was asked for at the end of the term
+    releasing: bool = False  # the store is being told that the term is released
     rejected: set[str] = field(default_factory=set)  # snapshots
     completed: set[str] = field(default_factory=set)  # snapshots that a describe has shown as completed
     paces: dict[str, Pace] = field(default_factory=dict)  # by snapshot
@@ -74,11 +75,13 @@ class Memory:
     attempt: int = 0
     device_letter: int = 0
     term: int | None = None  # the one that memory is about
+    took_over: int | None = None  # the term that this very life of ours has taken a volume over with
 
 
 @dataclass
 class Context:
-    """One instance's healing. `on_term` is told each term it claims, before anything else is done with it.
+    """One instance's healing. `on_term` is told each term it claims, before anything else is done with it;
+    `on_round` is called in each round of the loop.
 
     `checkpoint_names(mountpoint)` lists the checkpoint folder of what is mounted there.
     """
@@ -93,6 +96,7 @@ class Context:
     checkpoint_names: Callable[[str], Iterable[str]]
     on_term: Callable[[int], None] = lambda term: None
     on_round: Callable[[], None] = lambda: None
+    beside: Callable[[Callable[[], None]], None] = lambda work: work()  # do this without waiting for it
     random: random.Random = field(default_factory=random.Random)
     memory: Memory = field(init=False)
 

@@ -40,6 +40,11 @@ def observe(ctx: Context) -> Observed:
     volumes = _volumes(ctx)
     source = source_of(holds, volumes)
     mine = claim is not None and claim.instance == ctx.desired.instance
+    if claim is not None and mine and claim.number in holds and claim.number != ctx.memory.took_over:
+        # An earlier life of ours has written under it, and may have left a handover that says all of this term is in
+        # it: what is written now must stand under a later one. That life's own mark can be missing, where the store
+        # hung when it handed over, and so can the handover itself in a stale describe; what the term holds cannot.
+        released |= {claim.number}
     if ctx.memory.term != (claim.number if claim is not None and mine else None):
         _new_term(ctx, claim.number if claim is not None and mine else None)
     others = _others(ctx, claim, volumes)

@@ -11,6 +11,7 @@ from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.seen import HELD_STATES, term_of
 
 LISTED_SECONDS_MAX = 60.0
+RELEASE_SECONDS_MAX = 120.0
 _LOOK_SECONDS = 1.0
 _LEAVE_SECONDS = 10.0
 
@@ -28,11 +29,15 @@ class Writer(Protocol):
 def create_handover(ctx: Context, held: Writer, saved_step: int | None) -> str:
     """Take the handover snapshot of the unmounted (or frozen) volume and see it listed; returns its id.
 
-    The store is told first that this term will not write again: should this machine live on after all, it must claim
-    another term, which makes this snapshot stale. Retryable while no describe lists it: a volume that is detached then
-    would be free for a successor that cannot see the handover. May be called again after it failed.
+    The store is told meanwhile that this term will not write again, which lets a successor go on before this machine
+    is gone; a store that hangs delays the successor, not the snapshot. No safety hangs on that mark: this machine,
+    should it live on, claims another term whether the mark is there or not (`observe`), and a successor that finds no
+    mark waits for our end. Retryable while no describe lists the snapshot: a volume that is detached then would be free
+    for a successor that cannot see the handover. May be called again after it failed.
     """
-    ctx.store.put_json(LAYOUT.released(held.term), {"instance": ctx.desired.instance})
+    if not ctx.memory.releasing:
+        ctx.memory.releasing = True
+        ctx.beside(lambda: _mark_released(ctx, held.term))
     asked = ctx.clock.monotonic()
     snapshot, made = _own_handover(ctx, held), ctx.memory.handover
     if snapshot is not None:
@@ -50,6 +55,20 @@ def create_handover(ctx: Context, held: Writer, saved_step: int | None) -> str:
         ctx.clock.sleep(_LOOK_SECONDS)
     ctx.memory.handover = "" if _has_failed(ctx, made) else made
     raise Retryable(f"no describe lists the handover {made}; {held.volume} stays attached")
+
+
+def _mark_released(ctx: Context, term: int) -> None:
+    """Tried until the store has it; this machine is about to end, and the thread with it."""
+    began = ctx.clock.monotonic()
+    while True:
+        try:
+            ctx.store.put_json(LAYOUT.released(term), {"instance": ctx.desired.instance})
+            return
+        except SpothealError as error:
+            ctx.log.warning("the store does not know yet that the term is released", term=term, error=error.message)
+        if ctx.clock.monotonic() - began > RELEASE_SECONDS_MAX:
+            return
+        ctx.clock.sleep(_LOOK_SECONDS)
 
 
 def _has_failed(ctx: Context, snapshot: str) -> bool:

@@ -181,6 +181,13 @@ MUTANTS = (
         ("tests/test_safety.py",),
     ),
     Mutant(
+        "a term of an earlier life is not written under again",
+        "agent/volume/observe.py",
+        "        released |= {claim.number}\n",
+        "        pass\n",
+        ("tests/simulation/test_simulated_life.py::test_a_machine_that_lives_on_writes_nothing_that_its_handover_would_hide",),
+    ),
+    Mutant(
         "fsync of the file",
         "training/slots.py",
         "        files.write(fd, whole, 0)\n        files.fsync(fd)\n",

@@ -11,10 +11,12 @@ import json
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from botocore.exceptions import ReadTimeoutError
 from simulated_time import Actor, SimulatedLock, SimulatedStop, Time
 from simulated_world import (
     BOOT_SECONDS,
@@ -68,6 +70,8 @@ class LifeRegion(Region):
         self.acknowledged_at = self.training_since = -1.0
         self.s3.faults = Faults(self.faults.seed)
         self.gone = False  # the volume was deleted by the operator's hand
+        self.store_may_hang = self.store_hangs = False
+        self.trainer_is_foreign = False  # it writes no progress file: nobody knows what it has saved
         self.at_step: dict[int, Callable[[Machine], object]] = {}  # what befalls the machine that saves this step
         hooks = self.rules.hooks
         hooks.on_launch, hooks.on_shutdown, hooks.on_stop = self._on_launch, self._on_shutdown, self._on_stop
@@ -207,7 +211,7 @@ class LifeRegion(Region):
 
     def clients(self, machine: Machine) -> tuple[object, object]:
         """Of EC2 and S3, as this machine has them."""
-        return InMemoryEc2(self.rules, machine.id), self.s3
+        return InMemoryEc2(self.rules, machine.id), HangingS3(self)
 
     def _process(self, machine: Machine) -> None:
         """One process of the agent, from its start to its exit code."""
@@ -286,6 +290,25 @@ class LifeRegion(Region):
         if any(one.fleet == self.fleet and one.state != "terminated" for one in self.rules.world.instances.all()):
             return False
         return {one.get("phase") for one in self.documents(LAYOUT.status)} <= self.may_be_over()
+
+
+class HangingS3:
+    """The store, which answers nothing while `region.store_hangs`: five tries of 20 s, as the agent's clients make."""
+
+    def __init__(self, region: LifeRegion) -> None:
+        self._region = region
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._region.s3, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for _ in range(5):
+                if not self._region.store_hangs:
+                    return method(*args, **kwargs)
+                self._region.time.sleep(20.0)
+            raise ReadTimeoutError(endpoint_url="https://bucket.s3.us-west-2.amazonaws.com")
+
+        return call
 
 
 class SimulatedThreading:
@@ -540,8 +563,9 @@ class SimulatedTrainer:
         self._hooks.on_attempt(self._attempt)
         self._hooks.on_event("trainer-started", attempt=self._attempt, resumed_step=begin)
         kind = self._steps(begin)
-        saved = max(disk.steps, default=None)
-        self._hooks.on_event("trainer-ended", attempt=self._attempt, kind=kind, last_step=saved, saved_step=saved)
+        saved = None if region.trainer_is_foreign else max(disk.steps, default=None)
+        ended = {"attempt": self._attempt, "kind": kind, "last_step": saved, "saved_step": saved}
+        self._tell(partial(self._hooks.on_event, "trainer-ended", **ended))
         if kind in OVER:
             region.ended_by = kind
         return TrainerEnded(kind, 0, None, saved, saved, f"the trainer is {kind}", self._attempt, self._failures)  # type: ignore[arg-type]
@@ -561,7 +585,15 @@ class SimulatedTrainer:
             if asked:
                 return self._kind
             saved = Saved(step, f"checkpoints/step-{step}", rfc3339(region.time.now()))
-            self._hooks.on_progress(Progress(step, saved=saved))
+            if not region.trainer_is_foreign:
+                self._tell(partial(self._hooks.on_progress, Progress(step, saved=saved)))
+
+    def _tell(self, hook: Callable[[], None]) -> None:
+        """The real supervisor tells in a thread of its own; here only where that makes a difference."""
+        if self._region.store_may_hang:
+            SimulatedThread(self._region.time, hook, "teller").start()
+        else:
+            hook()
 
     def _save(self, step: int) -> None:
         region, machine = self._region, self._machine

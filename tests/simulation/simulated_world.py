@@ -397,6 +397,7 @@ class Agent:
             log=self.log,
             checkpoint_names=self.host.checkpoint_names,
             on_term=lambda term: self.status.update(term=term),
+            beside=self._beside,
             random=random.Random(region.random.random()),
         )
 
@@ -424,6 +425,9 @@ class Agent:
                     return
         finally:
             heart.end()
+
+    def _beside(self, work: Callable[[], None]) -> None:
+        self.machine.agents.append(self.region.time.spawn(f"{self.machine.id}-beside", work))
 
     def _beat(self) -> None:
         self.status.beat(SimulatedStop(self.region.time), lambda: None)

@@ -122,6 +122,46 @@ def test_a_notice_that_is_withdrawn_ends_no_run_and_takes_no_step():
         assert [0, 4] == first.trained_from or 1 < len(region.machines)
 
 
+def hanging_store(region, machine):
+    region.store_hangs = True
+    region.interrupt(machine)
+
+
+def test_a_store_that_hangs_at_the_notice_delays_no_handover():
+    with LifeRegion(ending=("done", 7)) as region:
+        region.store_may_hang = True
+        region.at_step[3] = lambda machine: hanging_store(region, machine)
+        region.request(A, launch_in=[A, B])
+        assert region.time.run(HOUR, lambda: bool(region.rules.snapshots()))
+        trained_until = region.acknowledged_at  # what the notice made the trainer save
+        assert region.time.seconds <= trained_until + 10.0
+        assert region.time.run(region.time.seconds + 300.0, lambda: not next(iter(region.machines.values())).alive)
+        region.store_hangs = False
+        assert region.time.run(2 * HOUR, region.is_over)
+        assert [4] == list(region.machines.values())[1].trained_from
+
+
+@pytest.mark.parametrize("stale_seconds", [0.0, 120.0])
+def test_a_machine_that_lives_on_writes_nothing_that_its_handover_would_hide(stale_seconds):
+    """The store hung, so nothing there says that the term is released; the agent died, so it remembers nothing; and the
+    describes are too old to show the handover. What is trained now is newer than that snapshot, and under a later term.
+    The trainer is a foreign one: no step that it has saved is known, by which the copy could be found too old."""
+    with LifeRegion(ending=("done", 30)) as region:
+        region.store_may_hang = region.trainer_is_foreign = True
+        region.at_step[3] = lambda machine: hanging_store(region, machine)
+        region.request(A, launch_in=[A, B, B])
+        assert region.time.run(HOUR, lambda: bool(region.rules.snapshots()))
+        first = next(iter(region.machines.values()))
+        region.faults.stale_seconds_max = stale_seconds
+        region.kill_agent(first)
+        region.withdraw(first)
+        region.store_hangs = False
+        assert region.time.run(HOUR, lambda: region.acknowledged >= 8)
+        region.kill(first)
+        assert region.time.run(2 * HOUR, region.is_over)
+        assert [0, 4] == first.trained_from
+
+
 def test_a_holder_that_was_stopped_and_starts_again_writes_nothing_under_its_old_term():
     with LifeRegion(ending=("done", 40)) as region:
         region.at_step[3] = lambda machine: region.interrupt(machine, action="stop")
