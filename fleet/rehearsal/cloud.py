@@ -35,11 +35,18 @@ class Cloud:
     """One account in one region. `close` ends every process and server of it; use as a context."""
 
     def __init__(
-        self, folder: Path, region: str, zones: tuple[str, ...], seed: int, passed_on: dict[str, str] | None = None
+        self,
+        folder: Path,
+        region: str,
+        zones: tuple[str, ...],
+        seed: int,
+        passed_on: dict[str, str] | None = None,
+        latencies: Latencies = LATENCIES,
+        make_machine: Callable[[Path, Launch, Callable[[Machine], None] | None], Machine] = Machine,
     ) -> None:
         self.volumes = Volumes(folder)
-        self.rules = Rulebook(SystemClock(), region, zones, ACCOUNT, LATENCIES, seed)
-        self.machines = Machines(folder / "instances", BOOT_SECONDS, self._on_end)
+        self.rules = Rulebook(SystemClock(), region, zones, ACCOUNT, latencies, seed)
+        self.machines = Machines(folder / "instances", BOOT_SECONDS, self._on_end, make_machine)
         self.launched_at: dict[str, float] = {}  # monotonic
         self.killed: set[str] = set()
         self._passed_on = dict(passed_on or {})

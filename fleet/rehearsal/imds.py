@@ -1,11 +1,13 @@
-"""The instance metadata service of one rehearsed instance: version 2 only, on a port of its own.
+"""The instance metadata service of one rehearsed instance: version 2 only, on an address of its own.
 
 What it says of interruption comes from the rule book at each request. `fault` makes it ill.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import secrets
 import socket
 import threading
@@ -23,13 +25,25 @@ FAULTS = ("", "down", "slow", "401", "403", "500", "503", "garbage", "html")
 _CREDENTIALS_HOURS = 6
 _TTL = "X-aws-ec2-metadata-token-ttl-seconds"
 _TOKEN = "X-aws-ec2-metadata-token"
+ADDRESS = "10.0.0.10"  # of every instance: each is alone in its network
+# cloud-init asks for the newest of these that it knows. A date that AWS does not have answers 404 there too.
+_VERSIONS = re.compile(r"/(?:latest|2009-04-04|2016-09-02|2018-09-24|2021-03-23|2024-04-11)(?=/|$)")
 _HTML = "<!DOCTYPE html><html><head><title>Proxy</title></head><body>It works!</body></html>"
 
 
-class Imds:
-    """Serves on 127.0.0.1 until `close`. `fault` is one of FAULTS; `requests` lists the paths that were asked."""
+def mac_of(instance: str) -> str:
+    """The hardware address of the instance's one network interface."""
+    digest = hashlib.sha256(instance.encode()).hexdigest()
+    return ":".join(["02", *(digest[at : at + 2] for at in range(0, 10, 2))])
 
-    def __init__(self, rulebook: Rulebook, instance: str) -> None:
+
+class Imds:
+    """Serves until `close`: on 127.0.0.1, or on `listener`, a socket that listens already (in another network).
+
+    `fault` is one of FAULTS; `requests` lists the paths that were asked.
+    """
+
+    def __init__(self, rulebook: Rulebook, instance: str, listener: socket.socket | None = None) -> None:
         self.rulebook = rulebook
         self.instance = instance
         self.fault = ""
@@ -51,7 +65,11 @@ class Imds:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=listener is None)
+        if listener is not None:
+            self._server.socket.close()
+            self._server.socket = listener
+            self._server.server_address = listener.getsockname()
         self._server.daemon_threads = True
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name=f"imds of {instance}", daemon=True
@@ -122,14 +140,20 @@ class Imds:
 
     # ---------------------------------------------------------------------------------------------------------- answers
     def _value(self, instance: Instance, path: str) -> str | bytes | None:
-        if path == "/latest/user-data":
+        version = _VERSIONS.match(path)
+        if version is None:
+            return None
+        path = path[version.end() :]
+        if path == "/user-data":
             return instance.user_data or None
-        if path == "/latest/dynamic/instance-identity/document":
+        if path == "/dynamic/instance-identity":
+            return "document"
+        if path == "/dynamic/instance-identity/document":
             return json.dumps(self._identity(instance), indent=2)
-        if path != "/latest/meta-data" and not path.startswith("/latest/meta-data/"):
+        if path != "/meta-data" and not path.startswith("/meta-data/"):
             return None
         tree = self._meta_data(instance)
-        name = path.removeprefix("/latest/meta-data").strip("/")
+        name = path.removeprefix("/meta-data").strip("/")
         if name in tree:
             return tree[name]
         start = len(name) + 1 if name else 0
@@ -138,7 +162,8 @@ class Imds:
 
     def _meta_data(self, instance: Instance) -> dict[str, str]:
         """All leaves below /latest/meta-data/."""
-        address = "10.0.0.10"
+        address, mac = ADDRESS, mac_of(instance.id)
+        card = f"network/interfaces/macs/{mac}"
         tree = {
             "ami-id": instance.image,
             "instance-id": instance.id,
@@ -146,6 +171,12 @@ class Imds:
             "instance-life-cycle": "spot" if instance.is_spot else "on-demand",
             "local-ipv4": address,
             "local-hostname": f"ip-{address.replace('.', '-')}.{self.rulebook.region}.compute.internal",
+            "mac": mac,
+            f"{card}/device-number": "0",
+            f"{card}/interface-id": f"eni-{instance.id.removeprefix('i-')}",
+            f"{card}/local-ipv4s": address,
+            f"{card}/mac": mac,
+            f"{card}/subnet-ipv4-cidr-block": "10.0.0.0/24",
             "reservation-id": instance.reservation,
             "placement/availability-zone": instance.zone,
             "placement/region": self.rulebook.region,
@@ -177,7 +208,7 @@ class Imds:
             "instanceId": instance.id,
             "instanceType": instance.type,
             "pendingTime": rfc3339(instance.launched),
-            "privateIp": "10.0.0.10",
+            "privateIp": ADDRESS,
             "region": self.rulebook.region,
             "version": "2017-09-30",
         }

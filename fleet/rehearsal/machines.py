@@ -255,10 +255,19 @@ class Machine:
 
 
 class Machines:
-    """All machines of the rehearsal, by instance id. `boot_seconds` stands for the 90 s of a real boot."""
+    """All machines of the rehearsal, by instance id. `boot_seconds` stands for the 90 s of a real boot.
 
-    def __init__(self, folder: Path, boot_seconds: float, on_end: Callable[[Machine], None] | None = None) -> None:
-        self._folder, self._boot_seconds, self._on_end = folder, boot_seconds, on_end
+    `make` makes one; tests boot real operating systems with it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        boot_seconds: float,
+        on_end: Callable[[Machine], None] | None = None,
+        make: Callable[[Path, Launch, Callable[[Machine], None] | None], Machine] = Machine,
+    ) -> None:
+        self._folder, self._boot_seconds, self._on_end, self._make = folder, boot_seconds, on_end, make
         self._machines: dict[str, Machine] = {}
         self._timers: list[threading.Timer] = []
         self._lock = threading.Lock()
@@ -269,7 +278,7 @@ class Machines:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the rehearsal has ended")
-            machine = Machine(self._folder / launch.instance, launch, self._on_end)
+            machine = self._make(self._folder / launch.instance, launch, self._on_end)
             self._machines[launch.instance] = machine
             timer = threading.Timer(self._boot_seconds, machine.boot)
             timer.daemon = True
