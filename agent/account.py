@@ -7,6 +7,8 @@ import pwd
 from dataclasses import dataclass
 from typing import TypedDict
 
+from spotheal.agent.cage_sandbox import Sandbox
+
 
 class AsUser(TypedDict, total=False):
     """The arguments of subprocess.Popen that change the user; done in C between fork and exec."""
@@ -23,6 +25,7 @@ class Account:
     gid: int
     groups: tuple[int, ...]
     home: str
+    sandbox: Sandbox | None = None  # where there is one, the account is the cage's own: nobody else runs as it
 
     def as_user(self) -> AsUser:
         return {"user": self.uid, "group": self.gid, "extra_groups": list(self.groups)}

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,9 +18,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from spotheal.agent.account import Account
+from spotheal.agent.cage_sandbox import PROGRAM as LAUNCHER
 from spotheal.agent.clock import Clock
+from spotheal.agent.errors import SetupFailed
 from spotheal.agent.launchers import is_launcher, is_shell
 from spotheal.agent.output import Pump
 
@@ -34,24 +35,13 @@ _UMASK = 0o022
 # starting and registering one step for whoever reads the process table.
 _RUNNING: set[int] = set()
 _RUNNING_LOCK = threading.Lock()
-# Ignored signals stay ignored over exec (SIGINT and SIGQUIT of a background job, SIGHUP under nohup), and a trainer
-# with an ignored SIGINT is not the trainer its author tried out. Only the process itself can undo that; code between
-# fork and exec (preexec_fn) is not safe beside threads, so a few lines of Python stand in front. They run as we do (the
-# other user may not be allowed to run our Python), so they get the foreign environment by a file and not as their own.
-_RESET = (
-    "import json,os,signal,sys\n"
-    "for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:\n"
-    "    signal.signal(number, signal.SIG_DFL)\n"
-    "with open(int(sys.argv[1])) as file:\n"
-    "    given = json.load(file)\n"
-    "if given['user']:\n"
-    "    os.setgroups(given['user']['extra_groups'])\n"
-    "    os.setgid(given['user']['group'])\n"
-    "    os.setuid(given['user']['user'])\n"
-    "try:\n"
-    "    os.execvpe(sys.argv[2], sys.argv[2:], given['environment'])\n"
-    "except OSError as error:\n"
-    "    sys.exit(f'could not start {sys.argv[2]}: {error.strerror}')\n"
+_KILL_ALL = (
+    "import os, sys\n"
+    "os.setgroups([])\n"
+    "os.setgid(int(sys.argv[2]))\n"
+    "os.setuid(int(sys.argv[1]))\n"
+    "if os.getuid() == os.geteuid() == int(sys.argv[1]) != 0:\n"
+    "    os.kill(-1, 9)\n"
 )
 _RESTORED_BY_PYTHON = {int(signal.SIGPIPE), int(signal.SIGXFSZ)}
 
@@ -159,6 +149,8 @@ class ForeignProgram:
     ) -> None:
         adopt_orphans()
         self._on_end, self._mark = on_end, (mark, environment[mark]) if mark else None
+        # All of the account's processes are the trainer's own; a `git` beside others of the same account is not alone.
+        self._cage = account if mark and account is not None and account.sandbox is not None else None
         self._before = {(child.pid, child.started) for child in processes().values() if child.parent == os.getpid()}
         self._told: set[tuple[int, int]] = set()
         self.exit_code: int | None = None
@@ -189,6 +181,8 @@ class ForeignProgram:
             roots |= {p.pid for p in table.values() if p.pid not in others and self._is_orphan(p, own)}
         if self._mark is not None:
             roots |= carrying(*self._mark)
+        if self._cage is not None:
+            roots |= owned_by(self._cage.uid)
         found = (table[pid] for pid in descendants(table, roots) if pid in table and pid != os.getpid())
         return sorted((p for p in found if p.alive), key=lambda p: p.pid != self.pid)
 
@@ -260,6 +254,9 @@ class ForeignProgram:
         """
         until, pause = clock.monotonic() + seconds, 0.01
         killed: set[tuple[int, int]] = set()
+        if self._cage is not None:
+            killed |= {(process.pid, process.started) for process in self.family()}
+            end_all_of(self._cage, clock, seconds)
         while left := self.family():
             for process in left:
                 send(process.pid, signal.SIGKILL)
@@ -311,48 +308,120 @@ def end_leftovers(variable: str, value: str, clock: Clock, seconds: float = 5.0)
         clock.sleep(0.05)
 
 
+def end_all_of(account: Account, clock: Clock, seconds: float = 5.0) -> list[int]:
+    """Kill every process of a cage's account, wherever it went; returns what cannot be killed (disk sleep).
+
+    The kernel kills them all at one moment (`kill(-1)` as that user), which no fork can outrun; then we look again.
+    """
+    if account.sandbox is None or account.uid == 0:  # another account's processes may be a person's
+        return []
+    until = clock.monotonic() + seconds
+    while left := owned_by(account.uid):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [sys.executable, "-I", "-S", "-c", _KILL_ALL, str(account.uid), str(account.gid)],
+                stdin=subprocess.DEVNULL,
+                check=False,
+                timeout=seconds,
+            )
+        if clock.monotonic() > until:
+            break
+        clock.sleep(0.02)
+    return sorted(left)
+
+
+def owned_by(uid: int) -> set[int]:
+    """Living processes whose real or effective user is `uid`; by `status`, as /proc/PID itself may seem root's."""
+    found = set()
+    for process in processes().values():
+        if process.alive:
+            try:
+                status = Path(f"/proc/{process.pid}/status").read_text(errors="replace")
+            except OSError:
+                continue
+            users = next((row.split()[1:3] for row in status.splitlines() if row.startswith("Uid:")), [])
+            if str(uid) in users:
+                found.add(process.pid)
+    return found
+
+
 def _start(
     argv: Sequence[str], directory: Path, environment: Mapping[str, str], account: Account | None, output: int
 ) -> subprocess.Popen[bytes]:
     mask = signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the child inherits this thread's
     try:
-        with tempfile.TemporaryFile("w+") as given:
-            as_user = account.as_user() if account is not None else None
-            resets = bool(_ignored())
-            command = list(argv)
-            if resets:
-                _refuse_missing(argv[0], directory, environment)
-                json.dump({"user": as_user, "environment": dict(environment)}, given)
-                given.seek(0)
-                command = [sys.executable, "-I", "-S", "-c", _RESET, str(given.fileno()), *argv]
-            return subprocess.Popen(
-                command,
-                cwd=directory,
-                env={} if resets else dict(environment),
-                pass_fds=[given.fileno()] if resets else [],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                restore_signals=True,
-                umask=_UMASK,
-                **(as_user if as_user is not None and not resets else {}),
-            )
+        if _ignored() or (account is not None and account.sandbox is not None):
+            return _start_by_launcher(argv, directory, environment, account, output)
+        as_user = account.as_user() if account is not None else {}
+        return _popen(argv, directory, environment, output, **as_user)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _popen(
+    argv: Sequence[str], directory: Path, environment: Mapping[str, str], output: int, **more: Any
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        list(argv),
+        cwd=directory,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        restore_signals=True,
+        umask=_UMASK,
+        **more,
+    )
+
+
+def _start_by_launcher(
+    argv: Sequence[str], directory: Path, environment: Mapping[str, str], account: Account | None, output: int
+) -> subprocess.Popen[bytes]:
+    """By way of `cage_exec`: ignored signals stay ignored over exec (SIGINT and SIGQUIT of a background job, SIGHUP
+    under nohup), and a trainer with an ignored SIGINT is not the trainer its author tried out. Only the process itself
+    can undo that, and only it can enter a sandbox; code between fork and exec (preexec_fn) is not safe beside threads.
+    """
+    sandbox = account.sandbox if account is not None else None
+    orders = {
+        "user": account.as_user() if account is not None else None,
+        "environment": dict(environment),
+        "directory": str(directory),
+        "sandbox": sandbox.to_orders() if sandbox is not None else None,
+    }
+    errors, to_errors = os.pipe()
+    with open(errors, "rb") as said, _in_memory() as given:
+        try:
+            json.dump(orders, given)
+            given.seek(0)
+            command = [sys.executable, "-I", "-S", str(LAUNCHER), str(given.fileno()), str(to_errors), *argv]
+            popen = _popen(command, directory, {}, output, pass_fds=[given.fileno(), to_errors])
+        finally:
+            os.close(to_errors)
+        told = said.read()  # until the exec, which closes the other end
+    if not told:
+        return popen
+    popen.wait()
+    fault = json.loads(told)
+    if fault["errno"]:
+        raise OSError(fault["errno"], fault["text"], argv[0])
+    raise SetupFailed(
+        f"the trainer's cage could not be made on this machine: {fault['text']}",
+        next_step='report it with the image\'s name; `[cage] mode = "off"` runs the trainer without a cage',
+    )
+
+
+def _in_memory() -> IO[str]:
+    """A file that never touches a disk, for it holds secrets."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("spotheal"), "w+", encoding="utf-8")
+    return tempfile.TemporaryFile("w+", encoding="utf-8")
 
 
 def _ignored() -> set[int]:
     """The signals this process ignores and a program started by it would ignore too."""
     ignored = _signal_sets(os.getpid()).get("SigIgn", 0)
     return {int(n) for n in signal.valid_signals() if ignored >> (n - 1) & 1} - _RESTORED_BY_PYTHON
-
-
-def _refuse_missing(program: str, directory: Path, environment: Mapping[str, str]) -> None:
-    """FileNotFoundError, as exec would raise it."""
-    found = (directory / program).exists() if "/" in program else shutil.which(program, path=environment.get("PATH"))
-    if not found:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
 
 
 def _environment(pid: int) -> list[bytes]:

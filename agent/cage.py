@@ -1,0 +1,126 @@
+"""The trainer's cage, from the agent's side: who foreign code runs as, what it sees of the machine, and its end.
+
+`cage.mode`: "on": a user of its own in a sandbox (`cage_user`, `cage_sandbox`), and the relay in place of the metadata
+service (`cage_network`, `relay`). "imds": the same with the metadata service as it is, the instance's role included.
+"off": as `cage.user` where there is such a user, and nothing around it. Where the machine is not ours (a rehearsal, an
+agent run by hand below SPOTHEAL_ROOT) there is no user and no sandbox to make; the relay still stands in for the
+metadata service, by AWS_EC2_METADATA_SERVICE_ENDPOINT.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spotheal.agent import metadata, programs
+from spotheal.agent.account import Account, trainer_account
+from spotheal.agent.cage_network import close_imds, open_imds
+from spotheal.agent.cage_sandbox import Sandbox
+from spotheal.agent.cage_user import cage_account
+from spotheal.agent.clock import Clock
+from spotheal.agent.config import InstanceConfig
+from spotheal.agent.errors import Fatal, Retryable, SetupFailed
+from spotheal.agent.folders import Folders
+from spotheal.agent.paths import Paths
+from spotheal.agent.process_group import end_all_of
+from spotheal.agent.relay import Relay
+
+_GPU_SECONDS_MAX = 60.0
+# CUDA makes /dev/nvidia-uvm at its first use, by a set-user-id program; in the cage no program becomes root.
+_MAKE_GPU_DEVICES = (["nvidia-modprobe", "-u", "-c=0"], ["nvidia-smi", "-L"])
+
+
+@dataclass
+class Cage:
+    """What `enclose` made. `environment` is for foreign programs; `account` None: they run as ourselves."""
+
+    account: Account | None
+    log: Any
+    environment: Mapping[str, str] = field(default_factory=dict)
+    relay: Relay | None = None
+    _redirects: bool = False
+
+    def end_processes(self, clock: Clock) -> list[int]:
+        """No process of the cage is left, whatever it did to hide; those that cannot be killed are returned."""
+        left = end_all_of(self.account, clock) if self.account is not None else []
+        if left:
+            self.log.error("processes of the cage cannot be killed", processes=left)
+        return left
+
+    def leave(self, clock: Clock) -> None:
+        """End it all. The rules stay as long as a process does."""
+        left = self.end_processes(clock)
+        if self._redirects and not left:
+            open_imds(self.log)
+        if self.relay is not None:
+            self.relay.close()
+            self.relay = None
+
+
+def enclose(
+    config: InstanceConfig,
+    paths: Paths,
+    folders: Folders,
+    clock: Clock,
+    log: Any,
+    *,
+    ask: Callable[[str], str | None],
+    credentials: Callable[[], str] | None = None,
+    endpoint: str = "",
+) -> Cage:
+    """The cage that `config` asks for. Raises SetupFailed, with the cure, where it cannot be had: never left open.
+
+    `ask`, `credentials`: of the relay. `endpoint`: the metadata service the agent asks, "" for AWS's.
+    """
+    mode, user = config.job.cage.mode, config.job.cage.user
+    whole = paths.is_whole_machine and mode != "off"
+    if not whole:
+        account = trainer_account(user)
+    else:
+        _refuse_without_root()
+        _make_gpu_devices()
+        sandbox = Sandbox(writable_folders(config, paths, folders), paths.root / "var/lib/spotheal/scratch")
+        account = cage_account(user, folders.home, sandbox)
+        ended = end_all_of(account, clock)  # of an agent that was killed: what it left may not see the next secrets
+        if ended:
+            log.error("processes of an earlier cage cannot be killed", processes=ended)
+    cage = Cage(account, log)
+    if mode == "on":
+        cage.relay = Relay(ask, credentials)
+        cage.environment = {metadata.ENDPOINT: cage.relay.url}
+        if whole and account is not None:
+            close_imds(account.uid, cage.relay.port, log, endpoint)
+            cage._redirects = True
+    if whole:
+        said = "the relay answers for the metadata service" if mode == "on" else "the metadata service is open to it"
+        log.info(f"the trainer's cage: {said}", user=user, mode=mode)
+    return cage
+
+
+def writable_folders(config: InstanceConfig, paths: Paths, folders: Folders) -> tuple[Path, ...]:
+    """Volume, clone, home, and the agent's folder for the trainer's progress."""
+    volume = paths.mount_point(config.job.volume.mount)
+    return (volume, folders.results, folders.clone, folders.home, folders.run_dir / "trainer")
+
+
+def _refuse_without_root() -> None:
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        raise SetupFailed(
+            "the trainer's cage needs Linux and an agent that runs as root",
+            next_step='`[cage] mode = "off"` runs the trainer without a cage; SPOTHEAL_ROOT runs the agent by hand',
+        )
+
+
+def _make_gpu_devices() -> None:
+    if not Path("/proc/driver/nvidia").exists():
+        return
+    for argv in _MAKE_GPU_DEVICES:
+        try:
+            programs.find(argv[0])
+            programs.run(argv, seconds_max=_GPU_SECONDS_MAX)
+        except (Fatal, Retryable):
+            continue

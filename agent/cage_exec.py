@@ -1,0 +1,192 @@
+"""The last step before foreign code runs: `cage_exec.py ORDERS ERRORS PROGRAM [ARGUMENT …]`, started by the agent.
+
+Resets signals, where ordered builds the sandbox (mount and IPC namespace, read-only system, private /tmp, /var/tmp and
+/dev/shm, hidden sockets, no new privileges, no capabilities), becomes the other user and executes the program.
+ORDERS is a descriptor to read JSON from: no secret stands in an argv or in our own environment. ERRORS is a descriptor
+that closes unwritten at the exec; what is written there is why there was none.
+
+Standard library only, and nothing of ours: it runs without site-packages, as root, for some 30 ms. The pid stays the
+same, so that whoever started it still holds the program.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import signal
+import stat
+import sys
+from typing import Any
+
+_CLONE_NEWNS, _CLONE_NEWIPC = 0x00020000, 0x08000000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
+_MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = 32, 4096, 16384, 1 << 19
+_MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME = 1024, 2048, 1 << 21
+_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
+_KEPT_FLAGS = {
+    "ro": _MS_RDONLY, "nosuid": _MS_NOSUID, "nodev": _MS_NODEV, "noexec": _MS_NOEXEC, "noatime": _MS_NOATIME,
+    "nodiratime": _MS_NODIRATIME, "relatime": _MS_RELATIME,
+}  # fmt: skip
+_KERNELS_OWN = ("/proc", "/dev")  # rights decide there, and a trainer needs its own part of both
+_GONE = (errno.ENOENT, errno.EINVAL, errno.ESTALE, errno.EACCES)  # mounts that went meanwhile, or were hidden
+
+
+class _Refused(Exception):
+    """The sandbox could not be made: then nothing runs."""
+
+
+def main() -> None:
+    orders_from, errors_to = int(sys.argv[1]), int(sys.argv[2])
+    os.set_inheritable(errors_to, False)
+    with open(orders_from, encoding="utf-8") as file:
+        orders = json.load(file)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    program = sys.argv[3]
+    try:
+        user = orders["user"]
+        if orders["sandbox"]:
+            _enclose(orders["sandbox"])
+            os.chdir(orders["directory"])  # the folder as the sandbox has it
+            _drop_capabilities()
+        if user:
+            os.setgroups(user["extra_groups"])
+            os.setgid(user["group"])
+            os.setuid(user["user"])
+        if orders["sandbox"]:
+            _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        _execute(program, sys.argv[3:], orders["environment"])
+    except _Refused as refused:
+        said = {"errno": 0, "text": refused.args[0]}
+    except OSError as error:
+        said = {"errno": error.errno or 0, "text": error.strerror or str(error)}
+    os.write(errors_to, json.dumps(said).encode()[:4000])
+    os._exit(127)
+
+
+def _execute(program: str, argv: list[str], environment: dict[str, str]) -> None:
+    """As os.execvpe, which imports a module at this moment: the other user may not be allowed to read our library."""
+    folders = environment.get("PATH", "/bin:/usr/bin").split(":")
+    places = [""] if "/" in program else [folder + "/" for folder in folders]
+    fault = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for place in places:
+        try:
+            os.execve(place + program, argv, environment)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                fault = error
+    raise fault
+
+
+# ------------------------------------------------------------------------------------------------------- the sandbox
+def _enclose(sandbox: dict[str, Any]) -> None:
+    """`writable` folders, `temporary` ([place, where it really lies] pairs), `memory` (tmpfs), `hidden` paths.
+
+    Mounts and unmounts of the machine still arrive here (slave): a sandbox never keeps a volume busy.
+    """
+    _check(_libc().unshare(_CLONE_NEWNS | _CLONE_NEWIPC), "unshare")
+    _mount("none", "/", "", _MS_REC | _MS_SLAVE)
+    writable = [os.path.realpath(path) for path in sandbox["writable"] if os.path.isdir(path)]
+    mounted = {place for place, _ in _mounts()}
+    for path in writable:
+        if path not in mounted:  # a volume is a mount of its own already, and is left as it is
+            _mount(path, path, "", _MS_BIND | _MS_REC)
+    open_here = list(writable)
+    for place, real in sandbox["temporary"]:
+        if os.path.isdir(place) and not os.path.islink(place):
+            _mount(real, place, "", _MS_BIND)
+            open_here.append(place)
+    for place in sandbox["memory"]:
+        if os.path.isdir(place) and not os.path.islink(place):
+            _mount("tmpfs", place, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777")
+            open_here.append(place)
+    for path in sandbox["hidden"]:
+        _hide(path)
+    for place, flags in _mounts():
+        if not _within(place, (*open_here, *_KERNELS_OWN)):
+            _make_read_only(place, flags)
+    for path in writable:
+        if os.statvfs(path).f_flag & os.ST_RDONLY and not _is_read_only_filesystem(path):
+            raise _Refused(f"{path} is not writable in the sandbox", errno.EROFS)
+
+
+def _hide(path: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return
+    if stat.S_ISDIR(mode):
+        _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "mode=000,size=4k")
+    elif not stat.S_ISLNK(mode):
+        _mount("/dev/null", path, "", _MS_BIND)
+
+
+def _make_read_only(place: str, flags: int) -> None:
+    try:
+        _mount("none", place, "", _MS_REMOUNT | _MS_BIND | _MS_RDONLY | flags)
+    except _Refused as refused:
+        if place == "/" or refused.args[1] not in _GONE:
+            raise
+
+
+def _mounts() -> list[tuple[str, int]]:
+    """(place, the flags that a remount must repeat) of each mount, the outer ones first."""
+    found = []
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            fields = line.split(" ")
+            place = fields[4].encode("utf-8", "surrogateescape").decode("unicode_escape", "surrogateescape")
+            place = place.encode("latin-1", "ignore").decode("utf-8", "surrogateescape")
+            found.append((place, sum(_KEPT_FLAGS.get(option, 0) for option in fields[5].split(","))))
+    return found
+
+
+def _is_read_only_filesystem(path: str) -> bool:
+    """Whether the filesystem itself is (an EBS volume after an I/O error): that is for the trainer to see."""
+    best = ("", False)
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            fields = line.rstrip("\n").split(" ")
+            if _within(path, (fields[4],)) and len(fields[4]) >= len(best[0]):
+                best = (fields[4], "ro" in fields[-1].split(","))
+    return best[1]
+
+
+def _within(path: str, folders: tuple[str, ...]) -> bool:
+    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
+
+
+def _drop_capabilities() -> None:
+    """From the bounding set, as long as we may: with no_new_privs no program gives any back."""
+    for number in range(64):
+        if _libc().prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
+            if ctypes.get_errno() != errno.EINVAL:
+                _check(-1, "prctl(PR_CAPBSET_DROP)")
+            return
+
+
+# --------------------------------------------------------------------------------------------------------------- libc
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    _check(_libc().prctl(option, value, 0, 0, 0), "prctl")
+
+
+def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    words = [os.fsencode(word) if word else None for word in (source, target, kind)]
+    result = _libc().mount(*words, ctypes.c_ulong(flags), os.fsencode(data) if data else None)
+    _check(result, f"mount {target}")
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise _Refused(f"{what}: {os.strerror(number)}", number)
+
+
+if __name__ == "__main__":
+    main()

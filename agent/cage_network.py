@@ -1,0 +1,116 @@
+"""The cage's way to the metadata service: nftables turns its packets to the relay, by user, whatever code sends them.
+
+One table of our own, `inet spotheal`, replaced as a whole (so again is harmless) and removed at the end; other tables
+are left alone. The user is the socket's (`meta skuid`), so a child process, a thread and a new program are all in it.
+A relay that is gone means a refused connection, never an open way.
+Source: nft(8); AWS, "Instance metadata and user data", "Task IAM role" and "EKS Pod Identity" for the addresses.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import subprocess
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from spotheal.agent import programs
+from spotheal.agent.errors import Fatal, Retryable, SetupFailed
+
+TABLE = "spotheal"
+IMDS_ADDRESSES = ("169.254.169.254", "fd00:ec2::254")
+# Credentials of ECS tasks, of EKS pods: another way to a role.
+_OTHER_CREDENTIALS = ("169.254.170.2", "169.254.170.23", "fd00:ec2::23")
+_SECONDS_MAX = 20.0
+_INSTALL_SECONDS_MAX = 180.0
+_INSTALLERS = {
+    "apt-get": ["apt-get", "-o", "DPkg::Lock::Timeout=120", "install", "--yes", "--no-install-recommends", "nftables"],
+    "dnf": ["dnf", "install", "--assumeyes", "nftables"],
+}
+
+
+def rules(uid: int, port: int, endpoint: str = "") -> str:
+    """The table as nft reads it. `endpoint`: the metadata service that the agent itself asks, where it is another."""
+    lines = []
+    for address in IMDS_ADDRESSES:
+        lines.append(f"{_to(address)} tcp dport 80 redirect to :{port}")
+    other = _other(endpoint)
+    if other is not None:
+        lines.append(f"{_to(other[0])} tcp dport {other[1]} redirect to :{port}")
+    closed = "\n".join(f"    meta skuid {uid} {_to(a)} reject" for a in (*IMDS_ADDRESSES, *_OTHER_CREDENTIALS))
+    turned = "\n".join(f"    meta skuid {uid} {line}" for line in lines)
+    return (
+        f"table inet {TABLE}\ndelete table inet {TABLE}\ntable inet {TABLE} {{\n"
+        f"  chain turned {{\n    type nat hook output priority -105; policy accept;\n{turned}\n  }}\n"
+        f"  chain closed {{\n    type filter hook output priority 0; policy accept;\n{closed}\n  }}\n}}\n"
+    )
+
+
+def close_imds(uid: int, port: int, log: Any, endpoint: str = "") -> None:
+    """Redirect the user's packets to the relay at `port`. Raises SetupFailed where that cannot be: never left open."""
+    try:
+        _find_nft(log)
+        _nft(rules(uid, port, endpoint))
+    except (Fatal, Retryable, OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "message", "") or str(error)
+        raise SetupFailed(
+            f"the trainer cannot be kept from the instance's role: {said}",
+            next_step="use an AMI with nftables (`apt-get install nftables`, `dnf install nftables`) and a kernel that"
+            ' has it; `[cage] mode = "imds"` leaves the trainer the instance\'s role, and says so',
+        ) from error
+
+
+def open_imds(log: Any) -> None:
+    """Remove the table; harmless where there is none."""
+    try:
+        _nft(f"table inet {TABLE}\ndelete table inet {TABLE}\n")
+    except (Fatal, Retryable, OSError, subprocess.SubprocessError) as error:
+        log.warning("the cage's nftables rules could not be removed", error=str(error))
+
+
+def _to(address: str) -> str:
+    return f"{'ip6' if ':' in address else 'ip'} daddr {address}"
+
+
+def _other(endpoint: str) -> tuple[str, int] | None:
+    """Address and port of an endpoint that is not AWS's own, where it is an address."""
+    try:
+        parts = urlsplit(endpoint)
+        address = str(ipaddress.ip_address(parts.hostname or ""))
+        port = parts.port or 80
+    except ValueError:
+        return None
+    return None if address in IMDS_ADDRESSES and port == 80 else (address, port)
+
+
+def _find_nft(log: Any) -> None:
+    try:
+        programs.find("nft")
+        return
+    except Fatal:
+        log.warning("nft is not on this image; installing nftables")
+    for name, argv in _INSTALLERS.items():
+        try:
+            programs.find(name)
+            done = programs.run(argv, seconds_max=_INSTALL_SECONDS_MAX)
+        except (Fatal, Retryable):
+            continue
+        if done.code != 0:
+            log.warning("nftables could not be installed", error=done.said)
+    programs.find("nft")
+
+
+def _nft(script: str) -> None:
+    done = subprocess.run(
+        [programs.find("nft"), "-f", "-"],
+        input=script,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        cwd=Path("/"),
+        timeout=_SECONDS_MAX,
+        check=False,
+    )
+    if done.returncode != 0:
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise Fatal(f"nft refused the rules: {lines[0] if lines else done.returncode}")
