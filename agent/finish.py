@@ -177,22 +177,21 @@ def record(work: Finishing, end: End, missing: str = "") -> End:
         end = replace(end, reason=f"{end.reason}; results not stored ({missing}), they are kept on {work.volume}")
     end = replace(end, reason=redacted(end.reason))  # it goes to people, tags and the store
     work.ledger.add("end", phase=end.phase.value, reason=end.reason, saved_step=work.saved_step)
-    _store_end(work, end)
+    end = _store_end(work, end)
     _tag(work, end, results_stored=not missing)
     return end
 
 
-def _store_end(work: Finishing, end: End) -> None:
+def _store_end(work: Finishing, end: End) -> End:
     """Tried for `RECORD_SECONDS_MAX`: a store that cannot be written must not keep a fleet alive."""
     began = work.clock.monotonic()
     while True:
         try:
-            work.status.end(phase=end.phase, reason=end.reason)
-            return
+            return End(*work.status.end(phase=end.phase, reason=end.reason))
         except SpothealError as error:
             work.log.error("the end is not stored yet", phase=end.phase.value, reason=end.reason, error=str(error))
         if work.clock.monotonic() - began > RECORD_SECONDS_MAX:
-            return
+            return end
         work.clock.sleep(_RETRY_SECONDS)
 
 

@@ -55,14 +55,18 @@ class Status:
         with self._lock:
             self._fields["term"] = None
 
-    def end(self, phase: Phase, reason: str) -> None:
+    def end(self, phase: Phase, reason: str) -> tuple[Phase, str]:
         """The run is over: written also by an instance that never held a term (its set-up failed, or it parks the run).
 
+        Returns the end that is recorded: the first one, should another instance have found one meanwhile.
         Raises SpothealError where the store cannot be reached: an end that nobody can read is no end.
         """
         with self._lock:
             self._fields |= {"phase": phase.value, "reason": reason}
-            self._store.write_status(self.document())
+            stands = self._store.publish_status(self.document())
+            if stands is not None:
+                self._fields |= {"phase": stands["phase"], "reason": stands.get("reason", "")}
+            return Phase(self._fields["phase"]), str(self._fields["reason"])
 
     def progress(self, progress: Progress) -> None:
         """Note how far the trainer is; published at most every `PUBLISH_SECONDS_MIN`."""
@@ -96,7 +100,10 @@ class Status:
                     self.fenced.set()
                     self._log.error("another instance holds a later term; stopping", ours=term, theirs=highest.number)
                     return False
-                self._store.write_status(self.document())
+                stands = self._store.publish_status(self.document())
+                if stands is not None:
+                    self._log.info("the run's end is recorded; it stands", phase=stands.get("phase"))
+                    return False
             except SpothealError as error:
                 self._log.warning("status could not be stored; trying again", error=error.message)
                 return False

@@ -9,16 +9,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from spotheal.agent.aws import translated
 from spotheal.agent.errors import Conflict, NotFound, Retryable
-from spotheal.agent.names import LAYOUT, StoreUrl
+from spotheal.agent.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.redaction import SECRETS
 
 _APPEND_TRIES = 20
+
+
+_ENDS = {phase.value for phase in Phase if phase.is_end}
+
+
+def _is_end(status: Mapping[str, Any]) -> bool:
+    return status.get("phase") in _ENDS
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,7 @@ class Store:
     def __init__(self, client: Any, url: StoreUrl) -> None:
         self.client = self._s3 = client
         self.url = url
+        self._status_etag: str | None = None  # of the status we read or wrote last, where that is no end
         self._claims: dict[int, Claim] = {}  # a claim is written once and never changed
         self.stops: frozenset[int] = frozenset()  # terms whose holders are asked to end, by the last `highest_term`
 
@@ -53,8 +62,9 @@ class Store:
     def get_json(self, key: str) -> dict[str, Any] | None:
         """The JSON object at `key`, or None where there is none; Retryable where it cannot be read as one."""
         body = self.get_bytes(key)
-        if body is None:
-            return None
+        return None if body is None else self._json(key, body)
+
+    def _json(self, key: str, body: bytes) -> dict[str, Any]:
         try:
             document = json.loads(body)
         except ValueError as fault:
@@ -83,13 +93,15 @@ class Store:
 
     def sizes(self, prefix: str = "") -> list[tuple[str, int]]:
         """Keys below `prefix` with their sizes in bytes."""
-        start = len(self._key(""))
-        found: list[tuple[str, int]] = []
+        return [(self._relative(item), int(item["Size"])) for item in self._listed(prefix)]
+
+    def _listed(self, prefix: str) -> list[dict[str, Any]]:
         with translated(f"list {self._name(prefix)}"):
             pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self.url.bucket, Prefix=self._key(prefix))
-            for page in pages:
-                found += [(item["Key"][start:], int(item["Size"])) for item in page.get("Contents", [])]
-        return found
+            return [item for page in pages for item in page.get("Contents", [])]
+
+    def _relative(self, item: Mapping[str, Any]) -> str:
+        return str(item["Key"])[len(self._key("")) :]
 
     def delete(self, key: str) -> None:
         with translated(f"delete {self._name(key)}"):
@@ -126,10 +138,34 @@ class Store:
 
     # ------------------------------------------------------------------------------------------- status and launches
     def read_status(self) -> dict[str, Any] | None:
-        return self.get_json(LAYOUT.status)
+        found = self._get(LAYOUT.status)
+        document = None if found is None else self._json(LAYOUT.status, found[0])
+        self._status_etag = None if found is None or document is None or _is_end(document) else found[1]
+        return document
 
     def write_status(self, status: Mapping[str, Any]) -> None:
+        """Whatever is there now: for who requests a run, or resumes it."""
         self.put_json(LAYOUT.status, status)
+
+    def publish_status(self, status: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Write `status`, unless the end of the run is recorded: ends are final. None, or the end that stands.
+
+        Costs one call as long as nobody else writes: what was read or written last is put again only under `If-Match`.
+        What cannot be read as a status is no end, and is written over: a run must not fall silent over it.
+        """
+        body = json.dumps(SECRETS.tree(status), indent=1).encode()
+        for _ in range(_APPEND_TRIES):
+            if self._status_etag is None:
+                found = self._get(LAYOUT.status)
+                with suppress(Retryable):
+                    document = {} if found is None else self._json(LAYOUT.status, found[0])
+                    if _is_end(document):
+                        return document
+                self._status_etag = None if found is None else found[1]
+            self._status_etag = self._put_etag(LAYOUT.status, body, self._status_etag)
+            if self._status_etag is not None:
+                return None
+        raise Retryable(f"could not write {self._name(LAYOUT.status)}: others wrote it {_APPEND_TRIES} times in a row")
 
     def count_launch(self, instance: str, body: Mapping[str, Any]) -> None:
         """Put `launches/<instance>.json`; the same instance again replaces it."""
@@ -142,14 +178,8 @@ class Store:
 
     def latest_launches(self) -> Iterator[dict[str, Any]]:
         """Launches, the one written to last first; each is read only when it is asked for."""
-        with translated(f"list {self._name(LAYOUT.launches)}"):
-            pages = self._s3.get_paginator("list_objects_v2").paginate(
-                Bucket=self.url.bucket, Prefix=self._key(LAYOUT.launches)
-            )
-            found = [item for page in pages for item in page.get("Contents", [])]
-        start = len(self._key(""))
-        for item in sorted(found, key=lambda item: item["LastModified"], reverse=True):
-            document = self.get_json(item["Key"][start:])
+        for item in sorted(self._listed(LAYOUT.launches), key=lambda item: item["LastModified"], reverse=True):
+            document = self.get_json(self._relative(item))
             if document is not None:
                 yield document
 
@@ -188,17 +218,21 @@ class Store:
     # --------------------------------------------------------------------------------------------------------- inside
     def _put_if(self, key: str, body: bytes, etag: str | None) -> bool:
         """Put where the object is still `etag` (None: absent); False where it is not."""
+        return self._put_etag(key, body, etag) is not None
+
+    def _put_etag(self, key: str, body: bytes, etag: str | None) -> str | None:
+        """As `_put_if`; the new object's etag, or None."""
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
         try:
             with translated(f"write {self._name(key)}"):
-                self._s3.put_object(Bucket=self.url.bucket, Key=self._key(key), Body=body, **condition)
+                answer = self._s3.put_object(Bucket=self.url.bucket, Key=self._key(key), Body=body, **condition)
         except (Conflict, NotFound):  # NotFound: If-Match on an object that was deleted meanwhile
-            return False
+            return None
         except Retryable as error:
             if error.code == "ConditionalRequestConflict":  # 409: a race; the loser looks again
-                return False
+                return None
             raise
-        return True
+        return str(answer["ETag"])
 
     def _get(self, key: str) -> tuple[bytes, str] | None:
         try:

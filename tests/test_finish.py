@@ -25,7 +25,7 @@ from spotheal.agent.finish import (
     store_results,
 )
 from spotheal.agent.ledger import Ledger
-from spotheal.agent.names import Phase, StoreUrl
+from spotheal.agent.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.status import Status
 from spotheal.agent.store import Store
 
@@ -63,6 +63,9 @@ class FakeStore(Store):
 
     def put_json(self, key: str, body: Mapping[str, Any]) -> None:
         self.objects[key] = dict(body)
+
+    def publish_status(self, status: Mapping[str, Any]) -> None:
+        self.put_json(LAYOUT.status, status)
 
     def get_json(self, key: str) -> dict[str, Any] | None:
         return self.objects.get(key)

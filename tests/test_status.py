@@ -13,6 +13,7 @@ from spotheal.agent.errors import Retryable
 from spotheal.agent.names import Phase, StoreUrl
 from spotheal.agent.status import Status
 from spotheal.agent.store import Claim, Store
+from spotheal.fleet.rehearsal.client import InMemoryS3
 
 
 class HandClock:
@@ -38,7 +39,7 @@ class Kept(Store):
         self.asked: dict[str, Any] | None = None
         self.down = False
 
-    def write_status(self, status: Any) -> None:
+    def publish_status(self, status: Any) -> None:
         if self.down:
             raise Retryable("S3 does not answer")
         self.written.append(dict(status))
@@ -120,3 +121,18 @@ def test_progress_is_published_in_measure() -> None:
         ours.progress(Progress(step=step, saved=Saved(step, "p", "t")))
     assert 11 == len(store.written)
     assert 99 == store.written[-1]["progress"]["saved"]["step"]
+
+
+def test_the_end_that_another_instance_recorded_first_stands() -> None:
+    client = InMemoryS3("bucket")
+    first, second = (
+        Status(Store(client, StoreUrl("bucket", "j/r")), HandClock(), structlog.get_logger(), instance=f"i-{n}")
+        for n in "ab"
+    )
+    first.note(term=1)
+    assert first.publish()
+    assert (Phase.DONE, "because") == second.end(Phase.DONE, "because")
+    assert not first.publish()
+    assert (Phase.DONE, "because") == first.end(Phase.PARKED, "5 launches")
+    found = Store(client, StoreUrl("bucket", "j/r")).read_status() or {}
+    assert ("done", "i-b") == (found["phase"], found["instance"])

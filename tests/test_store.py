@@ -147,3 +147,45 @@ def test_claims_are_readable_by_anyone(store: Store, s3: Any) -> None:
     store.claim_term(claim(3, "i-0a"))
     body = s3.get_object(Bucket=URL.bucket, Key="prefix/job/RUN/terms/3")["Body"].read()
     assert {"number": 3, "instance": "i-0a", "zone": "us-west-2a", "time": "2026-11-21T08:00:00Z"} == json.loads(body)
+
+
+def test_an_end_that_is_recorded_is_written_over_by_nobody_but_a_new_request(store: Store, s3: Any) -> None:
+    other = Store(s3, URL)
+    assert store.publish_status({"phase": "training", "step": 1}) is None
+    assert store.publish_status({"phase": "training", "step": 2}) is None
+    assert other.publish_status({"phase": "done", "reason": "first"}) is None
+    assert {"phase": "done", "reason": "first"} == store.publish_status({"phase": "training", "step": 3})
+    assert {"phase": "done", "reason": "first"} == store.publish_status({"phase": "parked", "reason": "second"})
+    assert {"phase": "done", "reason": "first"} == store.read_status()
+    store.write_status({"phase": "requested"})  # `fleetctl request --resume`
+    assert other.publish_status({"phase": "training"}) is None
+
+
+def test_a_status_that_was_read_by_another_thread_hides_no_end(store: Store, s3: Any) -> None:
+    assert store.publish_status({"phase": "training"}) is None
+    Store(s3, URL).publish_status({"phase": "failed"})
+    store.read_status()
+    assert {"phase": "failed"} == store.publish_status({"phase": "training"})
+
+
+def test_a_status_is_published_in_one_call_while_nobody_else_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = InMemoryS3(URL.bucket)
+    store = Store(client, URL)
+    store.publish_status({"phase": "training"})
+    monkeypatch.setattr(client, "get_object", None)
+    assert store.publish_status({"phase": "training"}) is None
+
+
+def test_a_status_that_is_no_json_silences_no_run(store: Store) -> None:
+    store.put_bytes(LAYOUT.status, b"<html>")
+    assert store.publish_status({"phase": "training"}) is None
+    assert {"phase": "training"} == store.read_status()
+
+
+def test_of_two_ends_at_once_the_first_stands(store: Store, s3: Any) -> None:
+    stores = [Store(s3, URL) for _ in range(4)]
+    store.publish_status({"phase": "training"})
+    for one in stores:
+        one.read_status()
+    said = [one.publish_status({"phase": "done", "reason": str(n)}) for n, one in enumerate(stores)]
+    assert [None, *[{"phase": "done", "reason": "0"}] * 3] == said
