@@ -16,6 +16,7 @@ from spotheal.agent.errors import ConfigError
 from spotheal.agent.names import JOB_NAME, StoreUrl
 
 INSTANCE_SCHEMA_VERSION = 1
+ENTRIES_MAX = 10_000  # of a sweep
 REQUIRED: Any = object()
 _DURATION = re.compile(r"(\d+)\s*(s|m|h|d)")
 _DURATION_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -175,7 +176,13 @@ KEYS: tuple[Key, ...] = (
         "after two restarts without a step, set the newest checkpoint file aside",
     ),
     Key("job", "keep_on_failure", "0m", _duration, "leave a failed instance up for so long, for debugging"),
-    Key("job", "nproc_per_node", 1, _gpus, 'processes a machine, or "gpu" for one a GPU', ready=False),
+    Key(
+        "job",
+        "nproc_per_node",
+        1,
+        _gpus,
+        'ranks a machine, or "gpu" for one a GPU; torchrun is put before a command that does not launch them itself',
+    ),
     Key("job", "nodes", "1", _matching(r"\d+(:\d+)?", 'a count or a range, "1" or "2:4"'), "machines", ready=False),
     Key("volume", "name", "DL-datasets-checkpoints", _text, "Name tag of the volume"),
     Key("volume", "size_gib", 100, _integer(1, 65536), "size in GiB"),
@@ -439,6 +446,8 @@ class InstanceConfig:
     store: StoreUrl
     revision: str
     requested_at: str = ""  # RFC 3339; limits.hours counts from here
+    entries: int = 0  # of a sweep: how many runs it has; every instance then works on one after the other
+    index: int | None = None  # of one run of a sweep, which has a run id and a store of its own
 
     def to_json(self) -> str:
         run = {
@@ -447,6 +456,7 @@ class InstanceConfig:
             "store": str(self.store),
             "revision": self.revision,
             "requested_at": self.requested_at,
+            **({"entries": self.entries} if self.entries else {}),
         }
         document = {"schema_version": INSTANCE_SCHEMA_VERSION, "run": run, **self.job.to_document()}
         return json.dumps(document, sort_keys=True, separators=(",", ":"))
@@ -471,6 +481,9 @@ class InstanceConfig:
             if not isinstance(value, str) or not re.fullmatch(pattern, value):
                 faults.append(f"[run] {name}: is missing or not of the form {pattern}")
             own[name] = str(value)
+        entries = run.get("entries", 0) if isinstance(run, dict) else 0
+        if _integer(0, ENTRIES_MAX)(entries):
+            faults.append(f"[run] entries: {_integer(0, ENTRIES_MAX)(entries)}")
         job = None
         try:
             job = parse_job(document, source=source)
@@ -488,4 +501,5 @@ class InstanceConfig:
             store=StoreUrl.parse(own["store"]),
             revision=own["revision"],
             requested_at=own["requested_at"],
+            entries=entries,
         )

@@ -14,9 +14,10 @@ import sys
 from typing import Any
 
 SUMMARY = "Trains on EC2 spot instances, goes on after interruptions, and ends its fleet when the training is done."
-EXAMPLE = "fleetctl rehearse; then docs/real-aws.md leads to fleetctl request"
+EXAMPLE = 'fleetctl init --command "python train.py", fleetctl request --wait; docs/quick-start.md has the whole day'
 SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Start", (
+        ("init", "Write spot_fleet_config.json and job.toml for a job, every choice explained."),
         ("validate", "Check both files of a request; calls no AWS."),
         ("request", "Start a job; one that runs already is shown."),
     )),

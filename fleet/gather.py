@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
-import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from spotheal.agent.aws import translated
 from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.config import InstanceConfig, JobConfig
-from spotheal.agent.errors import ConfigError, Conflict, NotFound, PermissionDenied, SpothealError
+from spotheal.agent.errors import ConfigError, Conflict, NotFound, PermissionDenied
 from spotheal.agent.names import LAYOUT, StoreUrl, default_bucket, new_run_id
 from spotheal.fleet import plan, repository, request, runs, template, userdata
+from spotheal.fleet.account.prerequisites import Found, look
 from spotheal.fleet.config import FleetConfig
 from spotheal.fleet.places import region_of
+from spotheal.fleet.prices import spot_prices
 from spotheal.fleet.session import PLACEHOLDER_ACCOUNT, Session
 from spotheal.fleet.wheelhouse import Wheelhouse
-
-_PRICE_LIST_SECONDS_MAX = 8.0
 
 
 @dataclass(frozen=True)
@@ -98,19 +95,23 @@ def make_plan(
     *,
     allow_paths: bool = False,
     offline: bool = False,
+    account: bool = True,
 ) -> Ready:
-    """The plan of a request. `offline`: no call is made, and what only AWS knows is left out and noted."""
+    """The plan of a request. `offline`: no call is made, and what only AWS knows is left out and noted. Without
+    `account` roles, groups and keys are taken to be there."""
     job = wanted.job
     run, generation, requested_at, previous = _identity(session, way, root, job.job.name, clock)
     source = repository.resolve(
         job, wanted.job_file.resolve().parent, ours=(wanted.job_file, wanted.fleet_file), allow_paths=allow_paths
     )
     store = root.below(job.job.name, run)
-    instance = InstanceConfig(job, run, session.region, store, source.commit, requested_at)
+    instance = InstanceConfig(_as_told(job), run, session.region, store, source.commit, requested_at)
     data = userdata.render(instance, wheels.sha256)
     notes = [*wanted.fleet.warnings, *source.warnings]
     described = () if offline else _described_templates(session, wanted.fleet)
-    order = request.Order(wanted.fleet, job, run, requested_at, userdata.encoded(data), generation, tuple(described))
+    found = Found((), wanted.fleet) if offline or not account else look(session, wanted.fleet, job, root)
+    notes += found.notes
+    order = request.Order(found.fleet, job, run, requested_at, userdata.encoded(data), generation, tuple(described))
     built = request.build(order)
     zones: tuple[str, ...] = wanted.fleet.zones
     prices: tuple[plan.Price, ...] = ()
@@ -128,21 +129,28 @@ def make_plan(
         steps = _steps(store, wheels, source, volume, built, bucket_missing=True)
     else:
         zones = _zones(session, wanted.fleet)
-        prices = _prices(session, wanted.fleet.instance_types, zones, clock)
+        prices = spot_prices(session, wanted.fleet.instance_types, zones, clock)
         volume = _volume_step(session, job, run, plan.cheapest_zone(zones, prices), isinstance(way, plan.Resume))
         if isinstance(volume, plan.AdoptVolume) and volume.volume.size_gib != job.volume.size_gib:
             notes.append(
                 f"{volume.volume.id} keeps its {volume.volume.size_gib} GiB; job.toml says {job.volume.size_gib}"
             )
-        steps = _steps(store, wheels, source, volume, built, bucket_missing=not _bucket_exists(session, store.bucket))
+        missing = not _bucket_exists(session, store.bucket)
+        steps = [*found.steps, *_steps(store, wheels, source, volume, built, bucket_missing=missing)]
     whole = plan.Plan(
         job=job.job.name, run=run, generation=generation, requested_at=requested_at,
         account=PLACEHOLDER_ACCOUNT if offline else session.account, region=session.region, store=store,
         repository=source.repository, commit=source.commit, types=wanted.fleet.instance_types, zones=tuple(zones),
         prices=tuple(prices), steps=tuple(steps), user_data_bytes=len(data.encode()), notes=tuple(notes),
+        limit_hours=job.limits.hours, limit_dollars=job.limits.dollars,
     )  # fmt: skip
     fresh = not isinstance(way, plan.Continue)
     return Ready(whole, instance, wheels, source, previous, fresh, _turn(way))
+
+
+def _as_told(job: JobConfig) -> JobConfig:
+    """The job as its instances are told: who may ssh to them, and with what key, is none of theirs."""
+    return replace(job, fleet=replace(job.fleet, ssh_from="", public_key=""))
 
 
 def _turn(way: plan.Begin | plan.Continue | plan.Resume) -> str:
@@ -231,78 +239,6 @@ def _zones(session: Session, fleet: FleetConfig) -> tuple[str, ...]:
             answer = client.describe_availability_zones(Filters=[{"Name": "state", "Values": ["available"]}])
         zones = sorted(zone["ZoneName"] for zone in answer["AvailabilityZones"])
     return tuple(dict.fromkeys(zones))
-
-
-def _prices(session: Session, types: tuple[str, ...], zones: tuple[str, ...], clock: Clock) -> tuple[plan.Price, ...]:
-    """Spot prices now by type and zone. They are shown and choose the volume's zone; a request goes on without."""
-    if not types:
-        return ()
-    found: dict[tuple[str, str], float] = {}
-    try:
-        with translated("read spot prices"):
-            pages = (
-                session.client("ec2")
-                .get_paginator("describe_spot_price_history")
-                .paginate(
-                    InstanceTypes=list(types),
-                    ProductDescriptions=["Linux/UNIX"],
-                    StartTime=clock.now(),
-                    Filters=[{"Name": "availability-zone", "Values": list(zones)}],
-                )
-            )
-            for page in pages:
-                for item in page.get("SpotPriceHistory", []):
-                    found.setdefault((item["InstanceType"], item["AvailabilityZone"]), float(item["SpotPrice"]))
-    except PermissionDenied:
-        raise
-    except SpothealError:
-        return ()
-    on_demand = _on_demand(session, sorted({name for name, _ in found}))
-    return tuple(
-        plan.Price(name, zone, spot, on_demand.get(name))
-        for (name, zone), spot in sorted(found.items())
-        if name in types and zone in zones
-    )
-
-
-def _on_demand(session: Session, types: list[str]) -> dict[str, float]:
-    """On-demand prices as far as the price list answers in time: they are only shown, so nobody waits for them."""
-    if os.environ.get("AWS_ENDPOINT_URL") and not os.environ.get("AWS_ENDPOINT_URL_PRICING"):
-        return {}  # a local cloud has no price list
-    found: dict[str, float] = {}
-    client = session.client("pricing", "us-east-1")  # its API is in few regions
-
-    def ask() -> None:
-        for name in types:
-            price = _listed_price(client, name, session.region)
-            if price is None:
-                return
-            found[name] = price
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(_PRICE_LIST_SECONDS_MAX)
-    return dict(found)
-
-
-def _listed_price(client: Any, instance_type: str, region: str) -> float | None:
-    wanted = {
-        "instanceType": instance_type,
-        "regionCode": region,
-        "operatingSystem": "Linux",
-        "tenancy": "Shared",
-        "preInstalledSw": "NA",
-        "capacitystatus": "Used",
-    }
-    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
-    try:
-        with translated("read on-demand prices"):
-            answer = client.get_products(ServiceCode="AmazonEC2", MaxResults=1, Filters=filters)
-        terms = json.loads(answer["PriceList"][0])["terms"]["OnDemand"]
-        dimensions = next(iter(terms.values()))["priceDimensions"]
-        return float(next(iter(dimensions.values()))["pricePerUnit"]["USD"])
-    except (SpothealError, LookupError, ValueError, StopIteration):
-        return None
 
 
 def _bucket_exists(session: Session, bucket: str) -> bool:

@@ -22,6 +22,7 @@ from spotheal.agent.names import (
     VolumeState,
     volume_token,
 )
+from spotheal.fleet.account.prerequisites import Step as AccountStep
 from spotheal.fleet.request import call_of
 
 
@@ -198,7 +199,8 @@ class SendFleet:
 
 
 Step = (
-    CreateBucket
+    AccountStep
+    | CreateBucket
     | RecordRun
     | UploadWheels
     | UploadBundle
@@ -298,6 +300,8 @@ class Plan:
     steps: tuple[Step, ...]
     user_data_bytes: int
     notes: tuple[str, ...] = ()
+    limit_hours: float = 0.0
+    limit_dollars: float = 0.0
 
     @property
     def request(self) -> dict[str, Any]:

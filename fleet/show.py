@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from spotheal.fleet.cancel import CancelPlan
+from spotheal.fleet.costs import cost_rows, costs
 from spotheal.fleet.plan import AdoptVolume, CreateVolume, KeepVolume, Plan, Price
 from spotheal.fleet.table import lines_of, printable, table
 
@@ -28,6 +29,7 @@ def plan_text(plan: Plan) -> str:
         ("types", ", ".join(plan.types) or "as the launch templates say"),
         ("zones", ", ".join(plan.zones) or "as the launch templates say"),
         ("store", str(plan.store)),
+        *cost_rows(plan),
     ]
     parts = [lines_of(rows)]
     if plan.prices:
@@ -72,6 +74,7 @@ def plan_document(plan: Plan, *, sent: bool, result: dict[str, Any] | None = Non
         "instance_types": list(plan.types),
         "zones": list(plan.zones),
         "prices": [vars(price) for price in plan.prices],
+        "costs": costs(plan),
         "volume": next(
             (_volume(step) for step in plan.steps if isinstance(step, CreateVolume | AdoptVolume | KeepVolume)), None
         ),

@@ -22,21 +22,32 @@ from spotheal.agent.errors import Conflict, Retryable, SpothealError
 from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase, StoreUrl
 from spotheal.agent.store import Store
 from spotheal.fleet import engine, plan, repository
+from spotheal.fleet.account import prerequisites
+from spotheal.fleet.account.prerequisites import CreateSecurityGroup, ImportKey, OpenSsh, filled
+from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole
 from spotheal.fleet.gather import Ready
 from spotheal.fleet.session import Session
 
 Say = Callable[[str], None]
 _TEMPLATE_TRIES = 4
+_YOUNG_ROLE = ("IamFleetRole is invalid", "Invalid IAM Instance Profile")
 _TURN_SECONDS = 120.0
 
 
 def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[str, Any]:
     """Carry out every step; returns `{"fleet_id", "volume_id"}`."""
     done: dict[str, Any] = {}
+    made: dict[str, str] = {}  # what the placeholders in later steps stand for
+    usable_at = 0.0
     store = Store(session.client("s3"), ready.plan.store)
     for step in ready.plan.steps:
         say(step.says())
         match step:
+            case CreateInstanceRole() | CreateFleetRole():
+                prerequisites.make(session, step)
+                usable_at = clock.monotonic() + prerequisites.IAM_SECONDS
+            case CreateSecurityGroup() | OpenSsh() | ImportKey():
+                made |= prerequisites.make(session, step)
             case plan.CreateBucket(bucket):
                 _create_bucket(session, bucket)
             case plan.RecordRun():
@@ -54,10 +65,17 @@ def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[st
             case plan.KeepVolume(volume):
                 done["volume_id"] = volume.id
             case plan.CreateTemplate(arguments):
-                _create_template(session, arguments)
+                _create_template(session, filled(arguments, made))
             case plan.SendFleet(arguments):
-                done["fleet_id"] = _send(session, store, ready, arguments, done["volume_id"], clock)
+                _await_roles(usable_at - clock.monotonic(), clock, say)
+                done["fleet_id"] = _send(session, store, ready, filled(arguments, made), done["volume_id"], clock)
     return done
+
+
+def _await_roles(seconds: float, clock: Clock, say: Say) -> None:
+    if seconds > 0:
+        say(f"waiting {seconds:.0f} s until the new roles are known everywhere")
+        clock.sleep(seconds)
 
 
 def _create_bucket(session: Session, bucket: str) -> None:
@@ -205,12 +223,13 @@ def _send(session: Session, store: Store, ready: Ready, arguments: dict[str, Any
 
 
 def _request_fleet(session: Session, arguments: dict[str, Any], clock: Clock) -> str:
-    """A template made a moment ago may not be visible everywhere yet."""
+    """A template or a role made a moment ago may not be visible everywhere yet."""
     for attempt in range(1, _TEMPLATE_TRIES + 1):
         try:
             return engine.send(session.client("ec2"), arguments)
         except SpothealError as error:
-            if not error.code.startswith("InvalidLaunchTemplate") or attempt == _TEMPLATE_TRIES:
+            young = error.code.startswith("InvalidLaunchTemplate") or any(sign in error.message for sign in _YOUNG_ROLE)
+            if not young or attempt == _TEMPLATE_TRIES:
                 raise
         clock.sleep(2.0 * attempt)
     raise AssertionError("unreachable")

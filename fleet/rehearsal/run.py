@@ -224,7 +224,10 @@ class _Rehearsal:
         gather.settle_region(session, wanted)
         root = session.store_root(rehearsed.job.store.url)
         clock = SystemClock()
-        ready = gather.make_plan(session, wanted, plan.Begin(), root, wheelhouse.build(), clock, allow_paths=True)
+        wheels = wheelhouse.build()
+        ready = gather.make_plan(
+            session, wanted, plan.Begin(), root, wheels, clock, allow_paths=True, account=False
+        )
         self._began, self._requested = time.monotonic(), True
         done = submit.carry_out(session, ready, clock, lambda _: None)
         self._say(f"run {ready.plan.run} requested, volume {done['volume_id']}")

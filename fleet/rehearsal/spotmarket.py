@@ -13,6 +13,12 @@ Params = Mapping[str, Any]
 # Dollars an hour on demand in us-west-2 as of 2025; what is not listed costs a plausible amount.
 _ON_DEMAND = {
     "g4dn.xlarge": 0.526, "g4dn.2xlarge": 0.752, "g5.xlarge": 1.006, "g5.2xlarge": 1.212, "g6.xlarge": 0.805,
+    "g4dn.4xlarge": 1.204, "g4dn.8xlarge": 2.176, "g4dn.12xlarge": 3.912, "g4dn.16xlarge": 4.352, "g5.4xlarge": 1.624,
+    "g5.8xlarge": 2.448, "g5.12xlarge": 5.672, "g5.16xlarge": 4.096, "g5.48xlarge": 16.288, "g6.2xlarge": 0.978,
+    "g6.4xlarge": 1.323, "g6.8xlarge": 2.014, "g6.12xlarge": 4.602, "g6.16xlarge": 3.397, "g6.48xlarge": 13.35,
+    "gr6.4xlarge": 1.539, "gr6.8xlarge": 2.446, "g6e.xlarge": 1.861, "g6e.2xlarge": 2.242, "g6e.4xlarge": 3.004,
+    "g6e.8xlarge": 4.529, "g6e.12xlarge": 10.493, "g6e.16xlarge": 7.577, "g6e.48xlarge": 30.131, "g7e.2xlarge": 3.363,
+    "g7e.4xlarge": 4.002, "g7e.8xlarge": 5.267, "p4d.24xlarge": 21.958, "p5.4xlarge": 6.88, "p5.48xlarge": 55.04,
     "p2.xlarge": 0.90, "p3.2xlarge": 3.06, "p3.8xlarge": 12.24, "c5.xlarge": 0.17, "m5.large": 0.096,
     "t3.micro": 0.0104,
 }  # fmt: skip

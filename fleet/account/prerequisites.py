@@ -1,0 +1,257 @@
+"""What a request needs in the account besides the run itself: found missing, and made. Idempotent, each by its name.
+
+A security group that is to be made has no id yet: until then its place in the request is held by `group_placeholder`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.config import JobConfig
+from spotheal.agent.errors import ConfigError, NotFound, PermissionDenied, SpothealError
+from spotheal.agent.names import TAG_NAME, StoreUrl
+from spotheal.fleet.account import network, roles
+from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole
+from spotheal.fleet.config import FleetConfig
+
+if TYPE_CHECKING:
+    from spotheal.fleet.session import Session
+
+IAM_SECONDS = 10.0  # until a role that was just made is known everywhere (IAM is eventually consistent)
+
+
+@dataclass(frozen=True)
+class CreateSecurityGroup:
+    """`ssh_from` "" opens nothing."""
+
+    name: str
+    vpc: str
+    ssh_from: str
+
+    def says(self) -> str:
+        opened = f"ssh from {self.ssh_from} only" if self.ssh_from else "nothing open"
+        return f"create security group {self.name} in {self.vpc}: {opened}"
+
+
+@dataclass(frozen=True)
+class OpenSsh:
+    """The group is there, and this address is new (another network than yesterday)."""
+
+    group: str
+    name: str
+    ssh_from: str
+
+    def says(self) -> str:
+        return f"open ssh from {self.ssh_from} in security group {self.name}"
+
+
+@dataclass(frozen=True)
+class ImportKey:
+    name: str
+    file: Path
+
+    def says(self) -> str:
+        return f"import key pair {self.name} from {self.file}"
+
+
+Step = CreateInstanceRole | CreateFleetRole | CreateSecurityGroup | OpenSsh | ImportKey
+STEPS = (CreateInstanceRole, CreateFleetRole, CreateSecurityGroup, OpenSsh, ImportKey)
+
+
+@dataclass(frozen=True)
+class Found:
+    """`fleet` is the fleet's file with groups by id; `notes` say what could not be looked at."""
+
+    steps: tuple[Step, ...]
+    fleet: FleetConfig
+    notes: tuple[str, ...] = ()
+
+
+def group_placeholder(name: str) -> str:
+    return f"<the new {name}>"
+
+
+def look(session: Session, fleet: FleetConfig, job: JobConfig, store: StoreUrl) -> Found:
+    """What is missing in the account for this fleet."""
+    steps: list[Step] = []
+    notes: list[str] = []
+    try:
+        steps += _missing_roles(session, fleet, job, store)
+    except PermissionDenied as error:
+        if not error.code:
+            raise
+        notes.append("whether the roles exist was not checked: these credentials may not read IAM")
+    steps += _missing_keys(session, fleet, job)
+    groups, made = _groups(session, fleet, job)
+    return Found((*steps, *made), _with_groups(fleet, groups), tuple(notes))
+
+
+def _missing_roles(session: Session, fleet: FleetConfig, job: JobConfig, store: StoreUrl) -> list[Step]:
+    steps: list[Step] = []
+    role = str(fleet.document.get("IamFleetRole") or "").rpartition("/")[2]
+    if role and job.fleet.engine == "spot-fleet" and (fleet_role := roles.missing_fleet_role(session, role)):
+        steps.append(fleet_role)
+    profiles = [spec.get("IamInstanceProfile") or {} for spec in fleet.specifications]
+    names = [str(one.get("Name") or str(one.get("Arn", "")).rpartition("/")[2]) for one in profiles]
+    for name in dict.fromkeys(filter(None, names)):
+        if instance_role := roles.missing_instance_role(session, name, store):
+            steps.append(instance_role)
+    return steps
+
+
+def _missing_keys(session: Session, fleet: FleetConfig, job: JobConfig) -> list[Step]:
+    names = list(dict.fromkeys(spec["KeyName"] for spec in fleet.specifications if spec.get("KeyName")))
+    if not names:
+        return []
+    with translated(f"look for key pairs {', '.join(names)}"):
+        filters = [{"Name": "key-name", "Values": names}]
+        there = {one["KeyName"] for one in session.client("ec2").describe_key_pairs(Filters=filters)["KeyPairs"]}
+    steps: list[Step] = []
+    for name in names:
+        if name in there:
+            continue
+        file = Path(job.fleet.public_key).expanduser() if job.fleet.public_key else None
+        if file is None or not file.is_file():
+            raise NotFound(
+                f"there is no key pair {name!r} in {session.region}" + (f", and no file {file}" if file else ""),
+                next_step="name a public key in [fleet] public_key of job.toml, or take KeyName out of "
+                f"{fleet.source}: `fleetctl ssh` works without one",
+            )
+        steps.append(ImportKey(name, file))
+    return steps
+
+
+def _groups(session: Session, fleet: FleetConfig, job: JobConfig) -> tuple[dict[str, str], list[Step]]:
+    """Ids by name, and what makes those that are not there."""
+    named = [group["GroupName"] for spec in fleet.specifications for group in spec.get("SecurityGroups") or []
+             if group.get("GroupName") and not group.get("GroupId")]  # fmt: skip
+    names = list(dict.fromkeys(named))
+    if not names:
+        return {}, []
+    ec2 = session.client("ec2")
+    vpc = _vpc(session, fleet)
+    with translated(f"look for security groups {', '.join(names)}"):
+        filters = [{"Name": "group-name", "Values": names}, {"Name": "vpc-id", "Values": [vpc]}]
+        there = {one["GroupName"]: one for one in ec2.describe_security_groups(Filters=filters)["SecurityGroups"]}
+    found = {name: str(group["GroupId"]) for name, group in there.items()}
+    steps: list[Step] = []
+    wanted = network.cidr(job.fleet.ssh_from) if job.fleet.ssh_from else ""
+    for name in names:
+        if name not in there and name != network.SSH_GROUP:
+            raise NotFound(
+                f"there is no security group {name!r} in {vpc}",
+                next_step=f"correct {fleet.source}, or write {network.SSH_GROUP}, which is made for you",
+            )
+        if name not in there:
+            found[name] = group_placeholder(name)
+            steps.append(CreateSecurityGroup(name, vpc, wanted))
+        elif name == network.SSH_GROUP and wanted and not _is_open(there[name], wanted):
+            steps.append(OpenSsh(found[name], name, wanted))
+    return found, steps
+
+
+def _vpc(session: Session, fleet: FleetConfig) -> str:
+    """Of the fleet's first subnet, else the default one."""
+    if fleet.subnets:
+        with translated(f"describe {fleet.subnets[0]}"):
+            answer = session.client("ec2").describe_subnets(SubnetIds=[fleet.subnets[0]])
+        return str(answer["Subnets"][0]["VpcId"])
+    return network.network(session).vpc
+
+
+def _is_open(group: Mapping[str, Any], wanted: str) -> bool:
+    return any(
+        rule.get("FromPort") == 22
+        and wanted in [one.get("CidrIp") or one.get("CidrIpv6") for one in _ranges(rule)]
+        for rule in group.get("IpPermissions", [])
+    )  # fmt: skip
+
+
+def _ranges(rule: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*rule.get("IpRanges", []), *rule.get("Ipv6Ranges", [])]
+
+
+def _with_groups(fleet: FleetConfig, groups: Mapping[str, str]) -> FleetConfig:
+    """Ids in place of names: beside a subnet EC2 takes no name of a group."""
+    document = json.loads(json.dumps(fleet.document))
+    for spec in document.get("LaunchSpecifications") or []:
+        for group in spec.get("SecurityGroups") or []:
+            if group.get("GroupName") in groups and not group.get("GroupId"):
+                group["GroupId"] = groups[group.pop("GroupName")]
+    return replace(fleet, document=document)
+
+
+# ---------------------------------------------------------------------------------------------------------------- make
+def make(session: Session, step: Step) -> dict[str, str]:
+    """Carry out a step; returns what its placeholders stand for."""
+    match step:
+        case CreateInstanceRole():
+            roles.create_instance_role(session, step)
+        case CreateFleetRole():
+            roles.create_fleet_role(session, step)
+        case CreateSecurityGroup():
+            return {group_placeholder(step.name): _create_group(session, step)}
+        case OpenSsh(group, _, ssh_from):
+            _open(session, group, ssh_from)
+        case ImportKey():
+            _import_key(session, step)
+    return {}
+
+
+def filled(value: Any, made: Mapping[str, str]) -> Any:
+    """`value` with the placeholders that are `made` replaced, however deep they are."""
+    if isinstance(value, str):
+        return made.get(value, value)
+    if isinstance(value, dict):
+        return {name: filled(item, made) for name, item in value.items()}
+    return [filled(item, made) for item in value] if isinstance(value, list) else value
+
+
+def _create_group(session: Session, step: CreateSecurityGroup) -> str:
+    ec2 = session.client("ec2")
+    tags = [{"ResourceType": "security-group", "Tags": [{"Key": TAG_NAME, "Value": step.name}]}]
+    try:
+        with translated(f"create security group {step.name}"):
+            made = ec2.create_security_group(
+                GroupName=step.name, VpcId=step.vpc, Description="ssh to spot instances (fleetctl)",
+                TagSpecifications=tags,
+            )  # fmt: skip
+            group = str(made["GroupId"])
+    except SpothealError as error:
+        if error.code != "InvalidGroup.Duplicate":
+            raise
+        with translated(f"look for security group {step.name}"):
+            filters = [{"Name": "group-name", "Values": [step.name]}, {"Name": "vpc-id", "Values": [step.vpc]}]
+            group = str(ec2.describe_security_groups(Filters=filters)["SecurityGroups"][0]["GroupId"])
+    if step.ssh_from:
+        _open(session, group, step.ssh_from)
+    return group
+
+
+def _open(session: Session, group: str, ssh_from: str) -> None:
+    kind, key = ("Ipv6Ranges", "CidrIpv6") if ":" in ssh_from else ("IpRanges", "CidrIp")
+    rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, kind: [{key: ssh_from, "Description": "fleetctl"}]}
+    try:
+        with translated(f"open ssh from {ssh_from} in {group}"):
+            session.client("ec2").authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
+    except SpothealError as error:
+        if error.code != "InvalidPermission.Duplicate":
+            raise
+
+
+def _import_key(session: Session, step: ImportKey) -> None:
+    try:
+        material = step.file.read_bytes()
+    except OSError as fault:
+        raise ConfigError(f"{step.file} cannot be read: {fault}", next_step="correct [fleet] public_key") from None
+    try:
+        with translated(f"import key pair {step.name}"):
+            session.client("ec2").import_key_pair(KeyName=step.name, PublicKeyMaterial=material)
+    except SpothealError as error:
+        if error.code != "InvalidKeyPair.Duplicate":
+            raise

@@ -1,0 +1,192 @@
+"""The roles of instances and of the fleet: what is missing, made so that it can be made again, and taken away.
+
+The instances' policy is inline, one a store, so that two jobs with two buckets do not take it from each other. Roles
+that have other policies only are somebody else's work, and left as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.errors import Conflict, NotFound, SpothealError
+from spotheal.agent.names import StoreUrl
+from spotheal.iam import policies
+
+if TYPE_CHECKING:
+    from spotheal.fleet.session import Session
+
+INSTANCE_ROLE = "spotheal-instance"
+FLEET_ROLE = "aws-ec2-spot-fleet-tagging-role"  # as the EC2 console names it
+FLEET_POLICY = "service-role/AmazonEC2SpotFleetTaggingRole"
+_NAME = re.compile(r"[\w+=,.@-]{1,64}")
+_DESCRIPTION = "Made by fleetctl (spotheal)"
+_EXISTS, _MISSING = "EntityAlreadyExists", "NoSuchEntity"
+
+
+@dataclass(frozen=True)
+class CreateInstanceRole:
+    """Role and profile of one name; `policy` is the inline policy's."""
+
+    name: str
+    policy: str
+    document: str
+    complete: bool = False  # the role is there, its policy or profile is not
+
+    def says(self) -> str:
+        verb = "complete" if self.complete else "create"
+        return f"{verb} role and instance profile {self.name}: this account's runs and their store, nothing else"
+
+
+@dataclass(frozen=True)
+class CreateFleetRole:
+    name: str
+
+    def says(self) -> str:
+        return f"create role {self.name} for Spot Fleet (AWS's {FLEET_POLICY.partition('/')[2]})"
+
+
+def policy_name(region: str, store: StoreUrl) -> str:
+    return f"spotheal-{region}-{store.bucket}"[:128]
+
+
+def scope(session: Session, store: StoreUrl) -> policies.Scope:
+    return policies.Scope(session.account, session.region, store)
+
+
+def profile_arn(session: Session, name: str = INSTANCE_ROLE) -> str:
+    return scope(session, StoreUrl("any", "")).role(name).replace(":role/", ":instance-profile/")
+
+
+def check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise Conflict(f"{name!r} is no name of an IAM role", next_step="1 to 64 of letters, digits and _+=,.@-")
+    return name
+
+
+# ------------------------------------------------------------------------------------------------------------- missing
+def missing_instance_role(session: Session, name: str, store: StoreUrl) -> CreateInstanceRole | None:
+    """The step that makes the profile usable for this store; None where it is, or is somebody else's."""
+    iam = session.client("iam")
+    wanted = policy_name(session.region, store)
+    document = json.dumps(policies.instance_role(scope(session, store)), separators=(",", ":"))
+    profile = _found(f"look for instance profile {name}", lambda: iam.get_instance_profile(InstanceProfileName=name))
+    roles = profile["InstanceProfile"]["Roles"] if profile else []
+    role = str(roles[0]["RoleName"]) if roles else name
+    described = _found(f"look for role {role}", lambda: iam.get_role(RoleName=role))
+    if described is None:
+        return CreateInstanceRole(name, wanted, document)
+    with translated(f"list the policies of role {role}"):
+        inline = iam.list_role_policies(RoleName=role)["PolicyNames"]
+        attached = iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"]
+    ours = not attached and all(one.startswith("spotheal-") for one in inline)
+    if wanted in inline and roles:
+        return None
+    if roles and not ours:
+        return None
+    return CreateInstanceRole(name, wanted, document, complete=True)
+
+
+def missing_fleet_role(session: Session, name: str) -> CreateFleetRole | None:
+    iam = session.client("iam")
+    if _found(f"look for role {name}", lambda: iam.get_role(RoleName=name)) is None:
+        return CreateFleetRole(name)
+    with translated(f"list the policies of role {name}"):
+        attached = iam.list_attached_role_policies(RoleName=name)["AttachedPolicies"]
+        inline = iam.list_role_policies(RoleName=name)["PolicyNames"]
+    return None if attached or inline else CreateFleetRole(name)
+
+
+def _found(what: str, call: Callable[[], Any]) -> Any:
+    try:
+        with translated(what):
+            return call()
+    except (NotFound, SpothealError) as error:
+        if isinstance(error, NotFound) or error.code == _MISSING:
+            return None
+        raise
+
+
+# ---------------------------------------------------------------------------------------------------------------- make
+def create_instance_role(session: Session, step: CreateInstanceRole) -> None:
+    """The profile gets its role last: where it has one, all the rest is there."""
+    iam, name = session.client("iam"), check_name(step.name)
+    trust = json.dumps(policies.trust("ec2.amazonaws.com"))
+    _once(f"create role {name}", lambda: iam.create_role(
+        RoleName=name, AssumeRolePolicyDocument=trust, Description=_DESCRIPTION))  # fmt: skip
+    with translated(f"write the policy of role {name}"):
+        iam.put_role_policy(RoleName=name, PolicyName=step.policy, PolicyDocument=step.document)
+    _once(f"create instance profile {name}", lambda: iam.create_instance_profile(InstanceProfileName=name))
+    _once(f"add role {name} to its instance profile", lambda: iam.add_role_to_instance_profile(
+        InstanceProfileName=name, RoleName=name), also="LimitExceeded")  # fmt: skip
+
+
+def create_fleet_role(session: Session, step: CreateFleetRole) -> None:
+    iam, name = session.client("iam"), check_name(step.name)
+    trust = json.dumps(policies.trust("spotfleet.amazonaws.com"))
+    _once(f"create role {name}", lambda: iam.create_role(
+        RoleName=name, AssumeRolePolicyDocument=trust, Description=_DESCRIPTION))  # fmt: skip
+    partition = policies.Scope("", session.region, StoreUrl("any", "")).partition
+    with translated(f"attach {FLEET_POLICY} to role {name}"):
+        iam.attach_role_policy(RoleName=name, PolicyArn=f"arn:{partition}:iam::aws:policy/{FLEET_POLICY}")
+
+
+def _once(what: str, call: Callable[[], Any], also: str = "") -> None:
+    """There already is made."""
+    try:
+        with translated(what):
+            call()
+    except SpothealError as error:
+        if error.code not in (_EXISTS, also):
+            raise
+
+
+# ---------------------------------------------------------------------------------------------------------- take away
+def delete_role(session: Session, name: str) -> list[str]:
+    """Take away role and profile of that name; what was there, in words. Gone already is gone."""
+    iam, gone = session.client("iam"), []
+    profile = _found(f"look for instance profile {name}", lambda: iam.get_instance_profile(InstanceProfileName=name))
+    if profile:
+        for role in profile["InstanceProfile"]["Roles"]:
+            with _gone():
+                iam.remove_role_from_instance_profile(InstanceProfileName=name, RoleName=role["RoleName"])
+        with _gone():
+            iam.delete_instance_profile(InstanceProfileName=name)
+        gone.append(f"instance profile {name}")
+    if _found(f"look for role {name}", lambda: iam.get_role(RoleName=name)):
+        with translated(f"list the policies of role {name}"):
+            inline = iam.list_role_policies(RoleName=name)["PolicyNames"]
+            attached = iam.list_attached_role_policies(RoleName=name)["AttachedPolicies"]
+        for policy in inline:
+            with _gone():
+                iam.delete_role_policy(RoleName=name, PolicyName=policy)
+        for policy in attached:
+            with _gone():
+                iam.detach_role_policy(RoleName=name, PolicyArn=policy["PolicyArn"])
+        with _gone():
+            iam.delete_role(RoleName=name)
+        gone.append(f"role {name}")
+    return gone
+
+
+def is_made_by_us(session: Session, name: str) -> bool:
+    """Whether its description says so; False where there is none."""
+    iam = session.client("iam")
+    found = _found(f"look for role {name}", lambda: iam.get_role(RoleName=name))
+    return bool(found) and found["Role"].get("Description") == _DESCRIPTION
+
+
+@contextmanager
+def _gone() -> Iterator[None]:
+    """Gone already is gone."""
+    try:
+        with translated("take the role away"):
+            yield
+    except SpothealError as error:
+        if not isinstance(error, NotFound) and error.code != _MISSING:
+            raise

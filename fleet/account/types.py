@@ -1,0 +1,149 @@
+"""Which instance types suit a job: asked of EC2, chosen by price. `choose` is pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spotheal.agent.aws import translated
+
+if TYPE_CHECKING:
+    from spotheal.fleet.session import Session
+
+TYPES_MIN = 3  # fewer pools, longer waits for capacity
+TYPES_MAX = 6
+_DEARER_MAX = 2.5  # times the cheapest, once there are TYPES_MIN
+Prices = Mapping[tuple[str, str], float]
+
+
+@dataclass(frozen=True)
+class InstanceType:
+    """Memory in GiB; `gpu_memory` of one GPU."""
+
+    name: str
+    vcpus: int
+    memory: float
+    gpus: int = 0
+    gpu: str = ""
+    gpu_memory: float = 0.0
+    current: bool = True
+
+    def says(self) -> str:
+        gpus = f", {self.gpus} x {self.gpu} {self.gpu_memory:.0f} GiB" if self.gpus else ""
+        return f"{self.vcpus} vCPUs, {self.memory:.0f} GiB{gpus}"
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a job asks for. `max_price` in dollars an hour, 0 = any; `vcpus` is for jobs without a GPU."""
+
+    gpus: int
+    gpu_memory: float = 0.0
+    max_price: float = 0.0
+    vcpus: int = 4
+
+
+def describe(session: Session, families: Iterable[str], need: Need) -> list[InstanceType]:
+    """All types of the families that suit but for their price; EC2 filters by name, we by the rest."""
+    filters = [
+        {"Name": "instance-type", "Values": [f"{family}.*" for family in families]},
+        {"Name": "processor-info.supported-architecture", "Values": ["x86_64"]},
+        {"Name": "supported-usage-class", "Values": ["spot"]},
+    ]
+    found = []
+    with translated("list instance types"):
+        for page in session.client("ec2").get_paginator("describe_instance_types").paginate(Filters=filters):
+            found += [_type(one) for one in page["InstanceTypes"] if not one.get("BareMetal") and _has_whole_gpus(one)]
+    return [one for one in found if suits(one, need)]
+
+
+def suits(one: InstanceType, need: Need) -> bool:
+    if need.gpus:
+        return one.gpus == need.gpus and one.gpu_memory >= need.gpu_memory
+    return one.gpus == 0 and one.vcpus == need.vcpus
+
+
+def offered_zones(session: Session, names: Iterable[str]) -> dict[str, list[str]]:
+    """The zones in which each type is offered."""
+    zones: dict[str, list[str]] = {}
+    wanted = sorted(names)
+    if not wanted:
+        return zones
+    with translated("list the zones of instance types"):
+        pages = session.client("ec2").get_paginator("describe_instance_type_offerings")
+        filters = [{"Name": "instance-type", "Values": wanted}]
+        for page in pages.paginate(LocationType="availability-zone", Filters=filters):
+            for one in page["InstanceTypeOfferings"]:
+                zones.setdefault(one["InstanceType"], []).append(one["Location"])
+    return {name: sorted(found) for name, found in zones.items()}
+
+
+def choose(
+    found: Iterable[InstanceType], zones: Mapping[str, list[str]], prices: Prices, need: Need
+) -> tuple[list[InstanceType], list[str]]:
+    """The cheapest types that may be used, cheapest first, and notes on what was given up for it.
+
+    Current generations first: older ones fill up to TYPES_MIN. Types that no zone offers, whose price is not known
+    (nobody has capacity) or is above the limit, are left out.
+    """
+    cheapest = {one.name: lowest(prices, one.name, zones.get(one.name, [])) for one in found}
+    limit = need.max_price or float("inf")
+    usable = [(price, one) for one in found if (price := cheapest[one.name]) is not None and price <= limit]
+    current = sorted((pair for pair in usable if pair[1].current), key=_by_price)
+    older = sorted((pair for pair in usable if not pair[1].current), key=_by_price)
+    chosen = [pair for pair in current[:TYPES_MAX] if pair[0] <= current[0][0] * _DEARER_MAX]
+    chosen = chosen if len(chosen) >= TYPES_MIN else current[:TYPES_MIN]
+    notes = []
+    if len(chosen) < TYPES_MIN and older:
+        added = older[: TYPES_MIN - len(chosen)]
+        notes.append(f"{', '.join(one.name for _, one in added)}: of an earlier generation, for more capacity")
+        chosen = sorted([*chosen, *added], key=_by_price)
+    if 0 < len(chosen) < TYPES_MIN:
+        notes.append(f"only {len(chosen)} type(s) suit: waits for capacity will be longer; a smaller need finds more")
+    return [one for _, one in chosen], notes
+
+
+def lowest(prices: Prices, name: str, zones: Iterable[str]) -> float | None:
+    found = [prices[name, zone] for zone in zones if (name, zone) in prices]
+    return min(found) if found else None
+
+
+def _by_price(pair: tuple[float, InstanceType]) -> tuple[float, str]:
+    return pair[0], pair[1].name
+
+
+def _type(one: Mapping[str, Any]) -> InstanceType:
+    gpus = (one.get("GpuInfo") or {}).get("Gpus") or []
+    first = gpus[0] if gpus else {}
+    return InstanceType(
+        name=one["InstanceType"],
+        vcpus=int(one["VCpuInfo"]["DefaultVCpus"]),
+        memory=one["MemoryInfo"]["SizeInMiB"] / 1024,
+        gpus=sum(int(gpu["Count"]) for gpu in gpus),
+        gpu=str(first.get("Name", "")),
+        gpu_memory=first.get("MemoryInfo", {}).get("SizeInMiB", 0) / 1024,
+        current=bool(one.get("CurrentGeneration")),
+    )
+
+
+def _has_whole_gpus(one: Mapping[str, Any]) -> bool:
+    gpus = (one.get("GpuInfo") or {}).get("Gpus") or []
+    return all(float(gpu.get("GpuPartitionSize") or 1.0) >= 1.0 for gpu in gpus)
+
+
+# What is written where EC2 cannot be asked; prices of us-west-2 on demand order them.
+KNOWN = (
+    InstanceType("g4dn.xlarge", 4, 16, 1, "T4", 15), InstanceType("g4dn.2xlarge", 8, 32, 1, "T4", 15),
+    InstanceType("g6.xlarge", 4, 16, 1, "L4", 22), InstanceType("g6.2xlarge", 8, 32, 1, "L4", 22),
+    InstanceType("g5.xlarge", 4, 16, 1, "A10G", 22), InstanceType("g5.2xlarge", 8, 32, 1, "A10G", 22),
+    InstanceType("g6e.xlarge", 4, 32, 1, "L40S", 44), InstanceType("g6e.2xlarge", 8, 64, 1, "L40S", 44),
+    InstanceType("g6e.4xlarge", 16, 128, 1, "L40S", 44),
+    InstanceType("g4dn.12xlarge", 48, 192, 4, "T4", 15), InstanceType("g6.12xlarge", 48, 192, 4, "L4", 22),
+    InstanceType("g5.12xlarge", 48, 192, 4, "A10G", 22), InstanceType("g6e.12xlarge", 48, 384, 4, "L40S", 44),
+    InstanceType("g6.48xlarge", 192, 768, 8, "L4", 22), InstanceType("g5.48xlarge", 192, 768, 8, "A10G", 22),
+    InstanceType("g6e.48xlarge", 192, 1536, 8, "L40S", 44), InstanceType("p4d.24xlarge", 96, 1152, 8, "A100", 40),
+    InstanceType("p4de.24xlarge", 96, 1152, 8, "A100", 80), InstanceType("p5.48xlarge", 192, 2048, 8, "H100", 80),
+    InstanceType("c7i.xlarge", 4, 8), InstanceType("m7i.xlarge", 4, 16), InstanceType("c6i.xlarge", 4, 8),
+    InstanceType("c7i.2xlarge", 8, 16), InstanceType("m7i.2xlarge", 8, 32), InstanceType("c6i.2xlarge", 8, 16),
+)  # fmt: skip

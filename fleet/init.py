@@ -1,0 +1,267 @@
+"""`fleetctl init`: reads an account and chooses what a job needs. Nothing is created in AWS here.
+
+`survey` asks AWS, `offline` asks nobody and leaves placeholders; both end in a `Choice`, from which `init_files` writes
+the two files. Roles, security group, key pair, bucket and volume are made by `fleetctl request`, in its plan.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from spotheal.agent.errors import CapacityError, ConfigError
+from spotheal.agent.names import JOB_NAME
+from spotheal.fleet.account import images, network, quotas, roles, types
+from spotheal.fleet.account.images import Image
+from spotheal.fleet.account.types import InstanceType, Need
+
+if TYPE_CHECKING:
+    from spotheal.agent.clock import Clock
+    from spotheal.fleet.session import Session
+
+HOURS = 24.0
+KEY_NAME = "spotheal"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the operator asked for. `types` named by hand skip the choosing; `dollars` None: proposed."""
+
+    name: str
+    repository: str
+    command: tuple[str, ...]
+    need: Need
+    hours: float = HOURS
+    dollars: float | None = None
+    volume_gib: int = 100
+    image: str = ""
+    types: tuple[str, ...] = ()
+    vpc: str = ""
+    ssh_from: str | None = None  # None: this machine's address
+    setup: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One instance type with its zones; prices in dollars an hour, None where unknown."""
+
+    type: InstanceType
+    zones: tuple[str, ...]
+    subnets: tuple[str, ...]
+    spot: float | None = None
+    on_demand: float | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """All that the two files say. `account` and `region` may be "" offline."""
+
+    wishes: Wishes
+    account: str
+    region: str
+    image: Image
+    types: tuple[Chosen, ...]
+    fleet_role: str  # ARN
+    profile: str  # ARN
+    ssh_from: str = ""
+    key_file: str = ""
+    quota: str = ""
+    dollars: float = 0.0
+    notes: tuple[str, ...] = field(default=())
+
+
+# -------------------------------------------------------------------------------------------------------- from AWS
+def survey(session: Session, wishes: Wishes, clock: Clock, say: Say) -> Choice:
+    """Choose by what the account and the market have. CapacityError where a quota or a price leaves nothing."""
+    account = session.account
+    say("reading quotas and instance types …")
+    image = images.deep_learning(session) if wishes.need.gpus else images.ubuntu(session)
+    if wishes.image:
+        image = replace(image, id=wishes.image, parameter="", says="named with --image")
+    families = sorted({name.partition(".")[0] for name in wishes.types}) or image.families
+    need = wishes.need
+    found = types.describe(session, families, need)
+    if wishes.types:
+        found = _named(wishes.types, found)
+    if not found:
+        raise ConfigError(_nothing_suits(need), next_step="ask for another --gpus or less --gpu-memory")
+    found, quota, notes = _within_quota(session, found)
+    say("reading zones, subnets and spot prices …")
+    net = network.network(session, wishes.vpc)
+    chosen, more = _choose(session, found, net, need, clock)
+    notes += more
+    ssh_from, ssh_note = _ssh_from(wishes)
+    notes += [ssh_note] if ssh_note else []
+    if not net.public:
+        notes.append(f"subnets of {net.vpc} give no public address: instances need a NAT or endpoints to reach AWS")
+    key = network.public_key()
+    return Choice(
+        wishes=wishes, account=account, region=session.region, image=image, types=chosen,
+        fleet_role=roles.profile_arn(session, roles.FLEET_ROLE).replace(":instance-profile/", ":role/"),
+        profile=roles.profile_arn(session), ssh_from=ssh_from, key_file=_at_home(key) if key else "",
+        quota=quota, dollars=_dollars(wishes, chosen), notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _choose(
+    session: Session, found: list[InstanceType], net: network.Network, need: Need, clock: Clock
+) -> tuple[tuple[Chosen, ...], list[str]]:
+    from spotheal.fleet.prices import on_demand_prices, spot_prices_only
+
+    names = tuple(one.name for one in found)
+    offered = types.offered_zones(session, names)
+    zones = {name: [zone for zone in offered.get(name, []) if zone in net.subnets] for name in names}
+    prices = spot_prices_only(session, names, tuple(net.subnets), clock)
+    picked, notes = types.choose(found, zones, prices, need)
+    if not picked:
+        _refuse_price(found, zones, prices, need)
+    listed = on_demand_prices(session, [one.name for one in picked])
+    chosen = []
+    for one in picked:
+        used = tuple(zone for zone in zones[one.name] if (one.name, zone) in prices)
+        subnets = tuple(net.subnets[zone] for zone in used)
+        chosen.append(Chosen(one, used, subnets, types.lowest(prices, one.name, used), listed.get(one.name)))
+    return tuple(chosen), notes
+
+
+def _named(wanted: tuple[str, ...], found: list[InstanceType]) -> list[InstanceType]:
+    there = {one.name: one for one in found}
+    if strange := [name for name in wanted if name not in there]:
+        raise ConfigError(
+            f"{', '.join(strange)}: no type of this region that suits --gpus and --gpu-memory and runs as spot",
+            next_step="`aws ec2 describe-instance-types` lists them",
+        )
+    return [there[name] for name in wanted]
+
+
+def _within_quota(session: Session, found: list[InstanceType]) -> tuple[list[InstanceType], str, list[str]]:
+    """The types that the account may run, its quotas in words, and notes. CapacityError where it may run none."""
+    codes = [known for one in found if (known := quotas.quota_of(one.name))]
+    read, notes = quotas.read(session, codes)
+    usable = [one for one in found if quotas.allows(read, one)]
+    said = "; ".join(f'"{quota.name}" is {quota.vcpus:g}' for quota in read.values() if quota.vcpus is not None)
+    if not usable:
+        smallest = min(found, key=lambda one: one.vcpus)
+        code, name = quotas.quota_of(smallest.name) or ("", "")
+        vcpus = sorted(one.vcpus for one in found)[: types.TYPES_MIN][-1]
+        raise CapacityError(
+            f'this account may run none of the types that suit: its quota "{name}" in {session.region} is '
+            f"{read[code].vcpus:g} vCPUs, and {smallest.name} has {smallest.vcpus}",
+            next_step=quotas.command(code, vcpus, session.region)
+            + "\n  AWS answers in minutes to days; the same init then",
+        )
+    left_out = [one for one in found if one not in usable]
+    if left_out and len(usable) < types.TYPES_MIN:
+        code, name = quotas.quota_of(left_out[0].name) or ("", "")
+        most = min(one.vcpus for one in left_out)
+        notes.append(
+            f'the quota "{name}" of {read[code].vcpus:g} vCPUs leaves out {len(left_out)} type(s) that suit; more: '
+            + quotas.command(code, most, session.region)
+        )
+    return usable, said, notes
+
+
+def _refuse_price(
+    found: Iterable[InstanceType], zones: dict[str, list[str]], prices: types.Prices, need: Need
+) -> None:
+    """CapacityError that says what the cheapest costs, or that there is none."""
+    lowest = [(price, one.name) for one in found if (price := types.lowest(prices, one.name, zones[one.name]))]
+    if not lowest:
+        raise CapacityError(
+            "no spot price is known for any type that suits: this region has no spot capacity of them",
+            next_step="choose another --region, or another --gpus or --gpu-memory",
+        )
+    price, name = min(lowest)
+    raise CapacityError(
+        f"nothing that suits costs ${need.max_price:g} an hour or less: the cheapest is {name} at ${price:.4f}",
+        next_step=f"--max-price {math.ceil(price * 120) / 100:g}, or another --region",
+    )
+
+
+def _ssh_from(wishes: Wishes) -> tuple[str, str]:
+    if wishes.ssh_from is not None:
+        return (network.cidr(wishes.ssh_from) if wishes.ssh_from else ""), ""
+    found = network.own_address()
+    return found, "" if found else (
+        "this machine's public address is not known, so ssh is opened to nobody: --ssh-from ADDRESS, "
+        "or ssh_from in job.toml, opens it to one"
+    )
+
+
+def _dollars(wishes: Wishes, chosen: tuple[Chosen, ...]) -> float:
+    """What the dearest chosen type costs in the hours allowed, and a fifth for prices that rise."""
+    if wishes.dollars is not None:
+        return wishes.dollars
+    prices = [one.spot for one in chosen if one.spot]
+    return float(max(1, math.ceil(max(prices) * wishes.hours * 1.2))) if prices and wishes.hours else 0.0
+
+
+def _nothing_suits(need: Need) -> str:
+    if need.gpus:
+        least = f" with {need.gpu_memory:g} GiB or more each" if need.gpu_memory else ""
+        return f"no instance type that the image supports has exactly {need.gpus} GPU(s){least}"
+    return f"no instance type has exactly {need.vcpus} vCPUs"
+
+
+def _at_home(path: Path) -> str:
+    try:
+        return f"~/{path.relative_to(Path.home())}"
+    except ValueError:
+        return str(path)
+
+
+# ----------------------------------------------------------------------------------------------------------- offline
+def offline(wishes: Wishes, region: str) -> Choice:
+    """The same files with placeholders where only AWS knows; `fleetctl validate` names each."""
+    suit = [one for one in types.KNOWN if types.suits(one, wishes.need)]
+    if wishes.types:
+        suit = [InstanceType(name, 0, 0) for name in wishes.types]
+    if not suit:
+        raise ConfigError(_nothing_suits(wishes.need), next_step="name types with --type, or give credentials")
+    chosen = tuple(Chosen(one, (), ("<SUBNET_ID>",)) for one in suit[: max(types.TYPES_MIN, len(wishes.types))])
+    arn = "arn:aws:iam::<ACCOUNT_NUMBER>:"
+    families = images.DEEP_LEARNING_FAMILIES if wishes.need.gpus else images.CPU_FAMILIES
+    key = network.public_key()
+    return Choice(
+        wishes=wishes, account="", region=region, types=chosen,
+        image=Image(wishes.image or "<AMI_ID>", "", "named with --image" if wishes.image else "", families),
+        fleet_role=f"{arn}role/{roles.FLEET_ROLE}", profile=f"{arn}instance-profile/{roles.INSTANCE_ROLE}",
+        ssh_from=network.cidr(wishes.ssh_from) if wishes.ssh_from else "", key_file=_at_home(key) if key else "",
+        dollars=wishes.dollars or 0.0,
+        notes=("without credentials nothing was read from AWS: <…> marks what is left to fill in, and the types are "
+               "not checked; the same command with credentials and --force fills in all",),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------- of the checkout
+def guess_name(repository: str, folder: Path) -> str:
+    """A job's name from the repository's, or the folder's."""
+    last = folder.resolve().name
+    if repository != ".":
+        path = urlsplit(repository).path if "://" in repository else repository.rpartition(":")[2]
+        last = path.rstrip("/").rpartition("/")[2]
+    name = re.sub(r"[^a-z0-9]+", "-", last.lower().removesuffix(".git"))[:40].strip("-")
+    return name if JOB_NAME.fullmatch(name) else "training"
+
+
+def is_checkout(folder: Path) -> bool:
+    try:
+        done = subprocess.run(["git", "rev-parse", "--is-inside-work-tree"], cwd=folder, capture_output=True, text=True,
+                              check=False)  # fmt: skip
+    except OSError:
+        return False
+    return done.stdout.strip() == "true"
+
+
+def guess_setup(repository: str, folder: Path) -> tuple[tuple[str, ...], ...]:
+    """pip with the checkout's own list of packages, where it has one."""
+    if repository == "." and (folder / "requirements.txt").is_file():
+        return (("python", "-m", "pip", "install", "-r", "requirements.txt"),)
+    return ()

@@ -1,0 +1,208 @@
+"""The two files of `fleetctl init`, as text. Pure. JSON takes no comments: job.toml explains both."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+from spotheal.agent.config import FREE_TABLES, KEYS, REQUIRED, Key
+from spotheal.fleet.account.network import SSH_GROUP
+from spotheal.fleet.init import HOURS, KEY_NAME, Choice, Chosen
+from spotheal.fleet.table import table
+
+_WIDTH = 118
+# Shown with their default, commented out, beside what was chosen: what people look for first.
+_USEFUL = {
+    "job": ("revision", "resume_command", "setup", "directory", "keep", "python"),
+    "volume": ("snapshot",),
+    "fleet": ("engine", "on_demand_after", "ssh_from", "public_key"),
+    "limits": ("failures", "hours", "dollars"),
+    "store": ("url",),
+    "notify": ("webhook", "sns"),
+}
+
+
+def fleet_document(choice: Choice) -> dict[str, Any]:
+    """A SpotFleetRequestConfig that the aws CLI takes unchanged once the named things exist."""
+    document: dict[str, Any] = {
+        "IamFleetRole": choice.fleet_role,
+        "AllocationStrategy": "priceCapacityOptimized",
+        "TargetCapacity": 1,
+        "Type": "maintain",
+    }
+    if choice.wishes.need.max_price:
+        document["SpotPrice"] = f"{choice.wishes.need.max_price:g}"
+    document["LaunchSpecifications"] = [_specification(choice, one) for one in choice.types]
+    return document
+
+
+def _specification(choice: Choice, one: Chosen) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "ImageId": choice.image.id,
+        "InstanceType": one.type.name,
+        "SubnetId": ", ".join(one.subnets),
+        "SecurityGroups": [{"GroupName": SSH_GROUP}],
+        "IamInstanceProfile": {"Arn": choice.profile},
+    }
+    return spec | ({"KeyName": KEY_NAME} if choice.key_file else {})
+
+
+def fleet_text(choice: Choice) -> str:
+    return json.dumps(fleet_document(choice), indent=2) + "\n"
+
+
+# ------------------------------------------------------------------------------------------------------------ job.toml
+def job_values(choice: Choice) -> dict[tuple[str, str], Any]:
+    """What job.toml sets, by table and key."""
+    wishes = choice.wishes
+    values: dict[tuple[str, str], Any] = {
+        ("job", "name"): wishes.name,
+        ("job", "repository"): wishes.repository,
+        ("job", "command"): list(wishes.command),
+        ("job", "setup"): [list(one) for one in wishes.setup],
+        ("job", "region"): choice.region,
+        ("volume", "size_gib"): wishes.volume_gib,
+        ("fleet", "ssh_from"): choice.ssh_from,
+        ("fleet", "public_key"): choice.key_file,
+        ("limits", "hours"): _plain(wishes.hours),
+        ("limits", "dollars"): _plain(choice.dollars),
+    }
+    ready = {(key.table, key.name): key for key in KEYS if key.ready}
+    return {place: value for place, value in values.items() if place in ready and value not in ("", [], 0)}
+
+
+def _plain(number: float) -> float | int:
+    return int(number) if float(number).is_integer() else number
+
+
+def reasons(choice: Choice) -> dict[tuple[str, str], str]:
+    """Why each value is what it is."""
+    wishes = choice.wishes
+    here = 'the commit of this checkout travels with the run: no git host, no token; "https://…" clones instead'
+    prices = [one.spot for one in choice.types if one.spot]
+    proposed = f"proposed: {wishes.hours:g} h of the dearest type chosen, at today's price, and a fifth"
+    return {
+        ("job", "name"): "in tags, in the store and in every verb; two jobs never share one",
+        ("job", "repository"): here if wishes.repository == "." else "cloned on each instance",
+        ("job", "command"): "as given; a list, no shell reads it",
+        ("job", "setup"): "requirements.txt is in the checkout; run once, cached on the volume",
+        ("job", "region"): "so that tomorrow's shell finds the job",
+        ("volume", "size_gib"): "datasets and checkpoints; survives every instance, costs about "
+        f"${wishes.volume_gib * 0.08:.2f} a month until it is deleted",
+        ("fleet", "ssh_from"): "this machine's address: ssh is open to it alone",
+        ("fleet", "public_key"): f"imported as key pair {KEY_NAME}",
+        ("limits", "hours"): "proposed; the run saves and ends then" if wishes.hours == HOURS else "as given",
+        ("limits", "dollars"): proposed if wishes.dollars is None and prices else "as given",
+    }
+
+
+def job_text(choice: Choice, date: str) -> str:
+    values, why = job_values(choice), reasons(choice)
+    lines = [_comment(line) for line in header(choice, date)]
+    for name in dict.fromkeys(key.table for key in KEYS):
+        shown = [line for key in KEYS if key.table == name for line in _key_lines(key, values, why)]
+        if shown:
+            given = any(not line.startswith("#") for line in shown)
+            lines += ["", f"[{name}]" if given or name == "job" else f"# [{name}]", *shown]
+    lines += ["", f"# [environment]   # {FREE_TABLES['environment']}", '# OMP_NUM_THREADS = "4"']
+    return "\n".join(lines) + "\n"
+
+
+def _comment(line: str) -> str:
+    return f"# {line}".rstrip()
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    """Commands stay whole where they fit in a line."""
+    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
+
+
+def _key_lines(key: Key, values: dict[tuple[str, str], Any], why: dict[tuple[str, str], str]) -> list[str]:
+    place = (key.table, key.name)
+    if place in values:
+        text = f"{key.name} = {toml(values[place])}"
+        reason = why.get(place, "")
+        return [*(_comment(part) for part in _wrap(reason, _WIDTH - 2)), text]
+    if key.ready and key.name in _USEFUL.get(key.table, ()) and key.default is not REQUIRED:
+        text = f"# {key.name} = {toml(key.default)}"
+        return [text if len(text) + len(key.says) + 4 > _WIDTH else f"{text}   # {key.says}"]
+    return []
+
+
+def toml(value: Any) -> str:
+    """A TOML value; a basic string is JSON's, but for DEL, which TOML wants escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
+def header(choice: Choice, date: str) -> list[str]:
+    """What was chosen for spot_fleet_config.json, and why, in lines without a mark."""
+    whose = f"account {choice.account}, {choice.region}" if choice.account else "no account (offline)"
+    lines = [
+        f"Written by `fleetctl init` on {date} for {whose}. docs/job-toml.md lists every key;",
+        "a line that is commented out shows a default.",
+        "",
+        "spot_fleet_config.json beside this, and why:",
+        "",
+    ]
+    parts: list[tuple[str, str]] = [
+        ("ImageId", f"{choice.image.id}  {choice.image.says}"),
+        ("InstanceType", f"{len(choice.types)} types, cheapest first: more types, shorter waits for capacity"),
+        ("SubnetId", "one in each zone of the VPC that offers the type now: the volume moves to the instance's zone"),
+        ("AllocationStrategy", "priceCapacityOptimized: interrupted less than lowestPrice (AWS recommends it)"),
+        ("TargetCapacity", "1: the job's volume is attached to one instance; a lost one is replaced (maintain)"),
+        ("IamInstanceProfile", "what an instance may do: docs/permissions.md; made by request where it is missing"),
+        ("IamFleetRole", "AWS's own role for spot fleets; made by request where it is missing"),
+        ("SecurityGroups", f"{SSH_GROUP}, made by request: {_opened(choice)}"),
+        ("KeyName", f"{KEY_NAME}, imported by request from {choice.key_file}" if choice.key_file else
+         "none: no public key in ~/.ssh; `fleetctl ssh` sends a key for a minute with EC2 Instance Connect"),
+    ]  # fmt: skip
+    if choice.wishes.need.max_price:
+        parts.append(("SpotPrice", "--max-price; a lower one than the market's means waiting, never paying more"))
+    if choice.quota:
+        parts.append(("quota", f"{choice.quota} vCPUs"))
+    for name, text in parts:
+        wrapped = _wrap(text, _WIDTH - 24)
+        lines += [f"  {name if not number else '':<19} {line}" for number, line in enumerate(wrapped)]
+    lines += ["", *(f"  {line}" for line in types_table(choice).splitlines())]
+    for note in choice.notes:
+        lines += ["", *_wrap(f"note: {note}", _WIDTH - 2)]
+    return lines
+
+
+def _opened(choice: Choice) -> str:
+    return f"ssh from {choice.ssh_from} only" if choice.ssh_from else "nothing open (ssh_from below opens ssh)"
+
+
+def types_table(choice: Choice) -> str:
+    rows = [
+        (one.type.name, one.type.says() if one.type.vcpus else "-", _dollars(one.spot), _dollars(one.on_demand),
+         ", ".join(zone.removeprefix(choice.region) for zone in one.zones) or "-")
+        for one in choice.types
+    ]  # fmt: skip
+    return table(("TYPE", "", "SPOT/H FROM", "ON-DEMAND/H", "ZONES"), rows)
+
+
+def _dollars(price: float | None) -> str:
+    return f"${price:.4f}" if price else "-"
+
+
+def document(choice: Choice, files: list[str]) -> dict[str, Any]:
+    """`init --output json`."""
+    return {
+        "schema_version": 1,
+        "files": files,
+        "account": choice.account or None,
+        "region": choice.region or None,
+        "image": {"id": choice.image.id, "parameter": choice.image.parameter or None, "says": choice.image.says},
+        "types": [
+            {"name": one.type.name, "vcpus": one.type.vcpus, "gpus": one.type.gpus, "gpu": one.type.gpu or None,
+             "spot": one.spot, "on_demand": one.on_demand, "zones": list(one.zones), "subnets": list(one.subnets)}
+            for one in choice.types
+        ],
+        "ssh_from": choice.ssh_from or None,
+        "public_key": choice.key_file or None,
+        "hours": choice.wishes.hours or None,
+        "dollars": choice.dollars or None,
+        "notes": list(choice.notes),
+    }  # fmt: skip

@@ -1,0 +1,90 @@
+"""What instances cost now: the spot market's history and the price list. Nothing waits for either."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.clock import Clock
+from spotheal.agent.errors import PermissionDenied, SpothealError
+from spotheal.fleet.plan import Price
+from spotheal.fleet.session import Session
+
+_PRICE_LIST_SECONDS_MAX = 8.0
+
+
+def spot_prices(session: Session, types: tuple[str, ...], zones: tuple[str, ...], clock: Clock) -> tuple[Price, ...]:
+    """Spot prices now by type and zone, with those on demand. They are shown and choose the volume's zone; a request
+    goes on without."""
+    found = spot_prices_only(session, types, zones, clock)
+    on_demand = on_demand_prices(session, sorted({name for name, _ in found}))
+    return tuple(Price(name, zone, spot, on_demand.get(name)) for (name, zone), spot in sorted(found.items()))
+
+
+def spot_prices_only(
+    session: Session, types: tuple[str, ...], zones: tuple[str, ...], clock: Clock
+) -> dict[tuple[str, str], float]:
+    """Dollars an hour by type and zone; nothing where EC2 does not answer."""
+    if not types:
+        return {}
+    found: dict[tuple[str, str], float] = {}
+    try:
+        with translated("read spot prices"):
+            pages = (
+                session.client("ec2")
+                .get_paginator("describe_spot_price_history")
+                .paginate(
+                    InstanceTypes=list(types),
+                    ProductDescriptions=["Linux/UNIX"],
+                    StartTime=clock.now(),
+                    Filters=[{"Name": "availability-zone", "Values": list(zones)}],
+                )
+            )
+            for page in pages:
+                for item in page.get("SpotPriceHistory", []):
+                    found.setdefault((item["InstanceType"], item["AvailabilityZone"]), float(item["SpotPrice"]))
+    except PermissionDenied:
+        raise
+    except SpothealError:
+        return {}
+    return {place: price for place, price in found.items() if place[0] in types and place[1] in zones}
+
+
+def on_demand_prices(session: Session, types: list[str]) -> dict[str, float]:
+    """On-demand prices as far as the price list answers in time: they are only shown, so nobody waits for them."""
+    found: dict[str, float] = {}
+    client = session.client("pricing", "us-east-1")  # its API is in few regions
+
+    def ask() -> None:
+        for name in types:
+            price = _listed_price(client, name, session.region)
+            if price is None:
+                return
+            found[name] = price
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_PRICE_LIST_SECONDS_MAX)
+    return dict(found)
+
+
+def _listed_price(client: Any, instance_type: str, region: str) -> float | None:
+    wanted = {
+        "instanceType": instance_type,
+        "regionCode": region,
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+    }
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+    try:
+        with translated("read on-demand prices"):
+            answer = client.get_products(ServiceCode="AmazonEC2", MaxResults=1, Filters=filters)
+        terms = json.loads(answer["PriceList"][0])["terms"]["OnDemand"]
+        dimensions = next(iter(terms.values()))["priceDimensions"]
+        return float(next(iter(dimensions.values()))["pricePerUnit"]["USD"])
+    except (SpothealError, LookupError, ValueError, StopIteration):
+        return None

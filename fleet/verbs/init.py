@@ -1,0 +1,158 @@
+"""`fleetctl init`: both files of a request, chosen by what the account and the market have."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spotheal.agent.errors import ConfigError, Conflict, PermissionDenied
+from spotheal.fleet.console import is_json, open_session, say, say_progress, verb
+from spotheal.fleet.options import Output, Profile, Region
+
+EXAMPLE = 'fleetctl init --repo . --command "python train.py" --gpus 1 --gpu-memory 20'
+
+
+@verb
+def init(
+    command: Annotated[str, typer.Option("--command", metavar="TEXT", help='What trains, such as "python train.py".')],
+    repo: Annotated[
+        str, typer.Option("--repo", metavar="URL|.", help='https or ssh address; "." carries this checkout\'s commit.')
+    ] = ".",
+    gpus: Annotated[int, typer.Option("--gpus", min=0, max=16, help="GPUs of one instance; 0 = none.")] = 1,
+    gpu_memory: Annotated[float, typer.Option("--gpu-memory", min=0, help="GiB at least, of each GPU.")] = 0.0,
+    vcpus: Annotated[int, typer.Option("--vcpus", min=1, help="With --gpus 0.")] = 4,
+    max_price: Annotated[float, typer.Option("--max-price", min=0, help="Dollars an hour at most.")] = 0.0,
+    types: Annotated[
+        list[str] | None, typer.Option("--type", metavar="NAME", help="These instance types; may be repeated.")
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="The job's name; else from the repository.")] = "",
+    hours: Annotated[float, typer.Option("--hours", min=0, help="Limit of the run; 0 = none.")] = 24.0,
+    dollars: Annotated[
+        float | None, typer.Option("--dollars", min=0, help="Limit of the run; else proposed from the prices.")
+    ] = None,
+    volume: Annotated[int, typer.Option("--volume", metavar="GIB", min=1, max=65536, help="Size.")] = 100,
+    image: Annotated[str, typer.Option("--image", metavar="AMI", help="Else the newest Deep Learning AMI.")] = "",
+    vpc: Annotated[str, typer.Option("--vpc", metavar="ID", help="Else the default one.")] = "",
+    ssh_from: Annotated[
+        str | None, typer.Option("--ssh-from", metavar="ADDRESS", help='Who may ssh; else this machine; "" nobody.')
+    ] = None,
+    directory: Annotated[Path, typer.Option("--dir", help="Where the files go.", file_okay=False)] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Ask no AWS; placeholders are left.")] = False,
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """Write spot_fleet_config.json and job.toml for a job, every choice explained.
+
+    Reads the account (quotas, images, instance types, prices, zones) and changes nothing in it; `fleetctl request`
+    makes what is missing. Without credentials placeholders are left, which `fleetctl validate` names.
+    """
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet import init as choosing
+    from spotheal.fleet import init_files, show
+    from spotheal.fleet.account.types import Need
+
+    as_json = is_json(output)
+    wishes = choosing.Wishes(
+        name=name or choosing.guess_name(repo, directory), repository=repo, command=_words(command),
+        need=Need(gpus, gpu_memory, max_price, vcpus), hours=hours, dollars=dollars, volume_gib=volume,
+        image=image, types=tuple(dict.fromkeys(types or ())), vpc=vpc, ssh_from=ssh_from,
+        setup=choosing.guess_setup(repo, directory),
+    )  # fmt: skip
+    fleet_file, job_file = directory / "spot_fleet_config.json", directory / "job.toml"
+    _refuse_existing([fleet_file, job_file], force)
+    _check(wishes)
+    session, clock = open_session(region, profile), SystemClock()
+    if offline or not session.has_credentials():
+        choice = choosing.offline(wishes, _region_or_none(session))
+    else:
+        session.settle_region()
+        choice = choosing.survey(session, wishes, clock, lambda text: say_progress(text, quiet=as_json))
+    texts = {fleet_file: init_files.fleet_text(choice),
+             job_file: init_files.job_text(choice, datetime.now().date().isoformat())}  # fmt: skip
+    _check_job(texts[job_file], job_file)
+    for path, text in texts.items():
+        _write(path, text)
+    files = [str(path) for path in texts]
+    if as_json:
+        print(show.as_json(init_files.document(choice, files)))
+    else:
+        print(init_files.types_table(choice))
+        for note in choice.notes:
+            say(f"note: {note}")
+        if repo == "." and not choosing.is_checkout(directory):
+            say('note: this folder is in no git checkout: `git init` and commit, or --repo URL, before you request')
+        say(f"wrote {' and '.join(files)}; job.toml says why each choice was made")
+    ready = bool(choice.account)
+    say("next: fleetctl request" if ready else f"next: fleetctl validate {fleet_file}, which names what is missing")
+
+
+def _words(command: str) -> tuple[str, ...]:
+    import shlex
+
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as fault:
+        raise ConfigError(f"--command {command!r}: {fault}", next_step='write --command "python train.py"') from None
+    if not words:
+        raise ConfigError("--command is empty", next_step='write --command "python train.py"')
+    return words
+
+
+def _refuse_existing(files: list[Path], force: bool) -> None:
+    there = [str(path) for path in files if path.exists()]
+    if there and not force:
+        raise Conflict(f"{' and '.join(there)}: there already", next_step="--force writes over it, --dir elsewhere")
+
+
+def _check(wishes: object) -> None:
+    """Names and addresses that job.toml would refuse, before anybody is asked."""
+    from spotheal.agent.config import parse_job
+    from spotheal.fleet.init import Wishes
+    from spotheal.fleet.repository import check_address
+
+    assert isinstance(wishes, Wishes)
+    job = {"name": wishes.name, "repository": wishes.repository, "command": list(wishes.command)}
+    parse_job({"job": job}, source="init")
+    for note in check_address(wishes.repository):
+        say(f"note: {note}")
+
+
+def _check_job(text: str, path: Path) -> None:
+    """What was written must be read: a fault here is ours."""
+    import sys
+
+    from spotheal.agent.config import parse_job
+
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    parse_job(tomllib.loads(text), source=str(path))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.part")
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as fault:
+        raise ConfigError(f"{path} cannot be written: {fault}", next_step="--dir names another folder") from None
+
+
+def _region_or_none(session: object) -> str:
+    """Offline the region may be left open."""
+    from spotheal.fleet.session import Session
+
+    assert isinstance(session, Session)
+    try:
+        return session.settle_region()
+    except (ConfigError, PermissionDenied) as error:
+        if "is no AWS region" in str(error):
+            raise
+        return ""
