@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import typer
 
@@ -87,6 +87,26 @@ def say(text: str) -> None:
 def say_progress(text: str, *, quiet: bool) -> None:
     if sys.stderr.isatty() and not quiet:
         say(text)
+
+
+def is_terminal(stream: TextIO | None = None) -> bool:
+    """Whether `stream` (standard output) is a terminal that can be drawn on."""
+    return (stream or sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
+
+
+def colours(stream: TextIO | None = None) -> bool:
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")  # no-color.org
+
+
+def width_of(stream: TextIO | None = None) -> int:
+    """The terminal's columns; wide elsewhere, so that nothing that another program reads is folded."""
+    import shutil
+
+    return shutil.get_terminal_size((100, 24)).columns if (stream or sys.stdout).isatty() else 200
+
+
+def says_ascii(stream: TextIO | None = None) -> bool:
+    return "utf" not in str((stream or sys.stdout).encoding or "").lower()
 
 
 def fail(text: str, code: ExitCode) -> None:

@@ -1,28 +1,30 @@
-"""Where a run is: gathered from its store and from AWS (IO), summarised (pure), shown (pure).
+"""Where a run is: gathered from its store and from AWS (IO), summarised (pure). `screen` shows it.
 
 The store alone is enough: what AWS does not answer, or has forgotten, is left out and noted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from spotheal.agent.clock import parse_rfc3339, rfc3339
 from spotheal.agent.ec2 import Instance, Volume
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.ledger import read_events
-from spotheal.agent.names import HEARTBEAT_SECONDS, LAYOUT, TAG_RUN, TAG_STATE, TAG_TERM, Phase, VolumeState
-from spotheal.fleet import runs
+from spotheal.agent.names import HEARTBEAT_SECONDS, LAYOUT, TAG_RUN, TAG_STATE, TAG_TERM, Phase
+from spotheal.fleet import engine, receipt, runs
 from spotheal.fleet.session import Session
-from spotheal.fleet.table import duration, lines_of, table
+from spotheal.fleet.shortage import Shortage, shortage, types_in, zones_in
 
 SCHEMA_VERSION = 1
 STALE_SECONDS = 3 * HEARTBEAT_SECONDS
-_LAUNCHES_SHOWN = 10
+_HISTORY_KEPT = timedelta(hours=48)  # so long AWS keeps a fleet's history
+_YOUNG_SECONDS = 180.0  # a describe may not show what was launched or heard so lately
+_RATE_SECONDS_MIN = 5.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Seen:
     volumes: tuple[Volume, ...] | None
     instances: tuple[Instance, ...] | None
     notes: tuple[str, ...] = ()
+    fleet_events: tuple[engine.FleetEvent, ...] = ()  # read only where no instance is alive
 
 
 def gather(session: Session, run: runs.Run) -> Seen:
@@ -65,6 +68,12 @@ def gather(session: Session, run: runs.Run) -> Seen:
         fleet = document.result()
         fleet_id = str(fleet.get("fleet_id") or "")
         state = forgiving(lambda: runs.fleet_state(session.client("ec2"), fleet_id)) if fleet_id else ""
+        found = instances.result()
+        alive = any(one.state in ("pending", "running") for one in found or ())
+        history: tuple[engine.FleetEvent, ...] = ()
+        if state in runs.LIVE_FLEET_STATES and not alive:
+            since = _moment(fleet.get("requested_at")) or datetime.now(timezone.utc) - _HISTORY_KEPT
+            history = forgiving(lambda: engine.history(session.client("ec2"), fleet_id, since)) or ()
     return Seen(
         job=run.job,
         run=run.id,
@@ -75,8 +84,9 @@ def gather(session: Session, run: runs.Run) -> Seen:
         events=tuple(read_events(ledger.result().decode(errors="replace"))),
         fleet_state=state,
         volumes=volumes.result(),
-        instances=instances.result(),
+        instances=found,
         notes=tuple(notes),
+        fleet_events=history,
     )
 
 
@@ -89,6 +99,7 @@ def summarise(seen: Seen, now: datetime) -> dict[str, Any]:
     live = None if seen.fleet_state is None else seen.fleet_state in runs.LIVE_FLEET_STATES
     ended = phase in {item.value for item in Phase if item.is_end}
     events = seen.events
+    missing = None if ended else _shortage(seen)
     return {
         "schema_version": SCHEMA_VERSION,
         "job": seen.job,
@@ -104,13 +115,17 @@ def summarise(seen: Seen, now: datetime) -> dict[str, Any]:
         "heartbeat_age_seconds": age,
         "silent": bool(live) and not ended and age is not None and age > STALE_SECONDS,
         "requested_at": seen.fleet.get("requested_at"),
-        "progress": status.get("progress"),
+        "progress": _progress(seen, now, ended),
+        "checkpoint": _checkpoint(status, now),
+        "no_capacity": missing.to_document(now) if missing else None,
+        "cost": receipt.cost_so_far(receipt.history_of(seen, now)).to_document() if events else None,
         "notice": status.get("notice"),
         "term": status.get("term"),
         "interruptions": sum(1 for event in events if event["event"] == "notice"),
         "zone_moves": sum(1 for event in events if event["event"] == "volume" and event.get("moved_from")),
-        "launches": [_launch(one, seen) for one in _launches(seen)],
+        "launches": [_launch(one, seen, now) for one in _launches(seen)],
         "volumes": None if seen.volumes is None else [_volume(one) for one in seen.volumes],
+        "lineage": _lineage(seen),
         "notes": list(seen.notes),
     }
 
@@ -137,21 +152,123 @@ def _launches(seen: Seen) -> list[dict[str, Any]]:
     return [*counted, *sorted(young, key=lambda one: one["time"])]
 
 
-def _launch(launch: dict[str, Any], seen: Seen) -> dict[str, Any]:
+def _launch(launch: dict[str, Any], seen: Seen, now: datetime) -> dict[str, Any]:
     instance = str(launch["instance"])
     states = {one.id: one.state for one in seen.instances or ()}
-    boot: dict[str, Any] = next((e for e in seen.events if e.get("instance") == instance and e["event"] == "boot"), {})
-    ends = [e for e in seen.events if e.get("instance") == instance and e["event"] in ("trainer-ended", "end")]
+    events = [e for e in seen.events if e.get("instance") == instance]
+    boot: dict[str, Any] = next((e for e in events if e["event"] == "boot"), {})
+    ends = [e for e in events if e["event"] in ("trainer-ended", "end")]
+    notice = next((e for e in events if e["event"] == "notice"), None)
+    began = _moment(launch.get("time"))
+    outcome = launch.get("outcome") or (ends[-1].get("kind") or ends[-1].get("phase") if ends else None)
+    alive = _is_alive(instance, seen, began, now)
+    if alive is False and outcome not in ("interrupted", "ended", "failed", "done"):
+        outcome = "lost"
+    last = max((moment for e in events if (moment := _moment(e.get("time")))), default=None)
+    stopped = now if alive else last
+    reason = launch.get("reason") or (ends[-1].get("reason") if ends else None)
+    if notice is not None and outcome == "interrupted":
+        reason = f"notice: {notice.get('action')}"
+    elif outcome == "lost":
+        taken = next((one.state_reason for one in seen.instances or () if one.id == instance), "")
+        reason = f"ended without a word{f' ({taken})' if taken else ''}"
     return {
         "instance": instance,
         "time": launch.get("time"),
         "type": launch.get("instance_type") or boot.get("instance_type"),
         "zone": launch.get("zone") or boot.get("zone"),
         "state": states.get(instance),
-        "outcome": launch.get("outcome") or (ends[-1].get("kind") or ends[-1].get("phase") if ends else None),
-        "reason": launch.get("reason") or (ends[-1].get("reason") if ends else None),
+        "alive": alive,
+        "outcome": outcome,
+        "reason": reason,
+        "seconds": None if began is None or stopped is None else max(0.0, (stopped - began).total_seconds()),
         "saved_step": next((e["saved_step"] for e in reversed(ends) if e.get("saved_step") is not None), None),
     }
+
+
+def _is_alive(instance: str, seen: Seen, began: datetime | None, now: datetime) -> bool | None:
+    """None where AWS did not answer. What it shows not (any more) is gone, unless it is too young to be shown."""
+    if seen.instances is None:
+        return None
+    state = next((one.state for one in seen.instances if one.id == instance), "")
+    if state:
+        return state in ("pending", "running")
+    heard = _moment(seen.status.get("heartbeat")) if seen.status.get("instance") == instance else None
+    moments = [moment for moment in (began, heard) if moment is not None]
+    return bool(moments) and (now - max(moments)).total_seconds() < _YOUNG_SECONDS
+
+
+def _progress(seen: Seen, now: datetime, ended: bool) -> dict[str, Any] | None:
+    """What the trainer told, with steps a second since this start of it, and the time that is left at that rate."""
+    told = seen.status.get("progress")
+    if not isinstance(told, Mapping):
+        return None
+    step, total = told.get("step"), told.get("steps_total")
+    rate = _steps_per_second(seen, step)
+    left = (total - step) / rate if rate and isinstance(total, int) and isinstance(step, int) else None
+    training = seen.status.get("phase") == Phase.TRAINING.value
+    return {
+        **told,
+        "percent": round(100 * step / total, 1) if isinstance(step, int) and isinstance(total, int) and total else None,
+        "steps_per_second": rate,
+        "seconds_left": max(0.0, left) if left is not None and training and not ended else None,
+    }
+
+
+def _steps_per_second(seen: Seen, step: Any) -> float | None:
+    """Since the trainer's last start: what it did before, and the time between, is not in it."""
+    starts = [e for e in seen.events if e["event"] == "trainer-started"]
+    if not starts or not isinstance(step, int):
+        return None
+    began, first = _moment(starts[-1].get("time")), starts[-1].get("resumed_step") or 0
+    heard = _moment(seen.status.get("heartbeat"))
+    if began is None or heard is None or step <= first:
+        return None
+    seconds = (heard - began).total_seconds()
+    return (step - first) / seconds if seconds >= _RATE_SECONDS_MIN else None
+
+
+def _checkpoint(status: Mapping[str, Any], now: datetime) -> dict[str, Any] | None:
+    """The last one that the trainer acknowledged; `age_seconds` as of now."""
+    progress = status.get("progress")
+    saved = progress.get("saved") if isinstance(progress, Mapping) else None
+    if not isinstance(saved, Mapping):
+        return None
+    moment = _moment(saved.get("time"))
+    age = None if moment is None else max(0.0, (now - moment).total_seconds())
+    return {"step": saved.get("step"), "time": saved.get("time"), "age_seconds": age}
+
+
+def _shortage(seen: Seen) -> Shortage | None:
+    text = str(seen.fleet.get("request") or "")
+    return shortage(seen.fleet_events, types=types_in(text), zones=zones_in(text))
+
+
+def _lineage(seen: Seen) -> list[dict[str, Any]]:
+    """The run's volumes, newest term first: which was copied from which. Those that are gone are the ledger's."""
+    there = {one.id: one for one in seen.volumes or ()}
+    found: dict[str, dict[str, Any]] = {}
+    for event in seen.events:
+        if event["event"] == "volume" and event.get("volume"):
+            one = found.setdefault(str(event["volume"]), {"terms": [], "zone": event.get("zone"), "copied_from": None})
+            one["copied_from"] = one["copied_from"] or event.get("moved_from")
+            one["terms"] = sorted({*one["terms"], *([event["term"]] if event.get("term") is not None else [])})
+    for volume in there.values():
+        found.setdefault(volume.id, {"terms": [], "zone": volume.zone, "copied_from": None})
+    rows = [
+        {
+            "id": name,
+            "zone": there[name].zone if name in there else one["zone"],
+            "exists": None if seen.volumes is None else name in there,
+            "role": there[name].tags.get(TAG_STATE) if name in there else None,
+            "terms": one["terms"],
+            "copied_from": one["copied_from"],
+            "snapshot": there[name].snapshot if name in there else None,
+        }
+        for name, one in found.items()
+    ]
+    newest = {name: max(one["terms"], default=0) for name, one in found.items()}
+    return sorted(rows, key=lambda row: (row["exists"] is not True, -newest[row["id"]], row["id"]))
 
 
 def _volume(volume: Volume) -> dict[str, Any]:
@@ -163,81 +280,3 @@ def _volume(volume: Volume) -> dict[str, Any]:
         "role": volume.tags.get(TAG_STATE),
         "term": volume.tags.get(TAG_TERM),
     }
-
-
-# ---------------------------------------------------------------------------------------------------------------- shown
-def render(document: dict[str, Any], now: datetime) -> str:
-    """One screen for people."""
-    rows = [("job", document["job"]), ("run", document["run"]), ("phase", _phase(document))]
-    if document["reason"]:
-        rows.append(("reason", document["reason"]))
-    fleet = document["fleet"]
-    rows.append(("fleet", f"{fleet['id'] or 'none yet'}  {fleet['state'] or ''}".rstrip()))
-    instance = document["instance"]
-    if instance["id"] and not document["ended"]:
-        place = " ".join(str(instance[key]) for key in ("type", "zone") if instance[key])
-        rows.append(("instance", f"{instance['id']}  {place}, heard {duration(document['heartbeat_age_seconds'])} ago"))
-    rows += _progress(document["progress"], now)
-    if document["notice"]:
-        notice = document["notice"]
-        rows.append(("notice", f"{notice.get('action')} by {notice.get('deadline')}"))
-    rows.append(("history", f"{len(document['launches'])} instances, {document['interruptions']} interruptions, "
-                            f"{document['zone_moves']} moves"))  # fmt: skip
-    rows.append(("store", document["store"]))
-    parts = [lines_of(rows)]
-    if document["launches"]:
-        hidden = max(0, len(document["launches"]) - _LAUNCHES_SHOWN)
-        parts.append(table(
-            ("INSTANCE", "TYPE", "ZONE", "SINCE (UTC)", "NOW", "SAVED"),
-            [(one["instance"], one["type"], one["zone"], _short(one["time"]), one["outcome"] or one["state"],
-              one["saved_step"]) for one in document["launches"][-_LAUNCHES_SHOWN:]],
-        ) + (f"\n… and {hidden} before" if hidden else ""))  # fmt: skip
-    if document["volumes"]:
-        parts.append(table(
-            ("VOLUME", "ZONE", "GIB", "STATE", "ROLE", "TERM"),
-            [(one["id"], one["zone"], one["size_gib"], one["state"], one["role"], one["term"])
-             for one in _by_term(document["volumes"])],
-        ))  # fmt: skip
-    return "\n\n".join(parts)
-
-
-def _short(time: str | None) -> str | None:
-    """`11-21 14:17` of an RFC 3339 time, so that a row fits 80 columns."""
-    moment = _moment(time)
-    return moment.strftime("%m-%d %H:%M") if moment else time
-
-
-def _by_term(volumes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    current = VolumeState.CURRENT.value
-    return sorted(volumes, key=lambda one: (one["role"] != current, -int(one["term"] or 0)))
-
-
-def _phase(document: dict[str, Any]) -> str:
-    phase = str(document["phase"])
-    if document["ended"]:
-        return phase
-    if document["fleet"]["live"] is False and document["fleet"]["id"]:
-        return f"{phase}, but its fleet is gone: `fleetctl request --resume` goes on"
-    if document["silent"]:
-        return f"{phase}, but silent: the fleet replaces what is lost"
-    return phase
-
-
-def _progress(progress: dict[str, Any] | None, now: datetime) -> list[tuple[str, str]]:
-    if not progress:
-        return []
-    step, total = progress.get("step"), progress.get("steps_total")
-    text = f"step {step}" + (f" of {total} ({100 * step / total:.0f} %)" if total and isinstance(step, int) else "")
-    rate = progress.get("samples_per_second")
-    more = [
-        f"epoch {progress['epoch']}" if progress.get("epoch") is not None else "",
-        f"loss {progress['loss']:.4g}" if progress.get("loss") is not None else "",
-        f"{rate:.0f} samples/s" if rate else "",
-    ]
-    rows = [("progress", ", ".join([text, *(part for part in more if part)]))]
-    saved = progress.get("saved")
-    if saved:
-        moment = _moment(saved.get("time"))
-        age = f", {duration((now - moment).total_seconds())} ago" if moment else ""
-        rows.append(("saved", f"step {saved.get('step')}{age}"))
-    return rows

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from spotheal.agent.config import JobConfig
 from spotheal.agent.errors import ConfigError
+from spotheal.agent.names import StoreUrl
 from spotheal.fleet import config, runs
 from spotheal.fleet.session import Session
 
@@ -20,13 +21,22 @@ def find(session: Session, job: str, job_file: Path | None, run: str) -> tuple[S
     return session, runs.find(session.client("s3"), root, name, run)
 
 
+def find_root(session: Session, job_file: Path | None) -> tuple[Session, StoreUrl]:
+    """Where all jobs are: the store that job.toml names, where there is one, else the account's."""
+    path = job_file or Path(config.DEFAULT_JOB_FILE)
+    described = config.read_job(path) if job_file is not None or path.exists() else None
+    session.settle_region(described.job.region if described else "", config.region_beside(path))
+    return session, session.store_root(described.store.url if described else "")
+
+
 def _described(job: str, job_file: Path | None) -> JobConfig | None:
     """job.toml, where it is about the job that is meant."""
     path = job_file or Path(config.DEFAULT_JOB_FILE)
     if job_file is None and not path.exists():
         if not job:
             raise ConfigError(
-                "no job is named, and there is no job.toml here", next_step="name the job, or give --job FILE"
+                "no job is named, and there is no job.toml here",
+                next_step="name the job, or give --job FILE; `fleetctl status --all` lists the jobs",
             )
         return None
     try:

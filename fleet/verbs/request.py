@@ -11,7 +11,7 @@ import typer
 from spotheal.agent.errors import ConfigError, Conflict
 from spotheal.fleet.console import ask, is_json, open_session, say, say_progress, verb
 from spotheal.fleet.options import JobFile, Output, Profile, Region, Yes, seconds_of
-from spotheal.fleet.verbs.status import show_status
+from spotheal.fleet.verbs.status import follow, show_status
 
 if TYPE_CHECKING:
     from spotheal.agent.names import StoreUrl
@@ -124,11 +124,8 @@ def _end_first(session: Session, root: StoreUrl, job: str, run: str) -> Resume:
 
 
 def _wait(session: Session, run: Run, seconds_max: float | None) -> None:
-    from spotheal.agent.clock import SystemClock
-    from spotheal.fleet.wait import wait as follow
-
-    status = follow(session, run, SystemClock(), say, seconds_max)
-    say(f"done: {status.get('reason') or 'the run has ended'}; results in {run.store.url}/results/")
+    document = follow(session, run, seconds_max)
+    say(f"done: {document['reason'] or 'the run has ended'}; next: fleetctl results get {run.job}")
 
 
 def _render(plan: Any, target: Path) -> None:

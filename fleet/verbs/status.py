@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
 
-from spotheal.fleet.console import is_json, open_session, say, verb
-from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption
+import typer
+
+from spotheal.agent.errors import ConfigError, ExitCode
+from spotheal.fleet.console import colours, is_json, is_terminal, open_session, say, says_ascii, verb, width_of
+from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, seconds_of
 
 if TYPE_CHECKING:
     from spotheal.fleet.runs import Run
     from spotheal.fleet.session import Session
 
-EXAMPLE = "fleetctl status resnet50 --output json"
+EXAMPLE = "fleetctl status resnet50 --watch"
 
 
 @verb
 def status(
     job: JobArgument = "",
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow the run to its end; 7 where it fails.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All jobs of the store, those at work first.")] = False,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="TIME", help="With --watch: stop looking after 90s, 20m, 3h …")
+    ] = "",
     job_file: JobFile = None,
     run: RunOption = "",
     region: Region = "",
@@ -25,12 +34,25 @@ def status(
 ) -> None:
     """Where a job is: fleet, instances, volumes, progress.
 
-    Past instances too; answers also when nothing runs.
+    Past instances and what the run has cost so far too; answers also when nothing runs.
     """
-    from spotheal.fleet.target import find
+    from spotheal.fleet.target import find, find_root
 
     as_json = is_json(output)
+    seconds_max = seconds_of("--timeout", timeout)
+    if everything:
+        if job or run or watch:
+            raise ConfigError("--all is about no single job", next_step="leave JOB, --run and --watch out")
+        _show_all(*find_root(open_session(region, profile), job_file), as_json)
+        return
     session, found = find(open_session(region, profile), job, job_file, run)
+    if watch:
+        document = follow(session, found, seconds_max)
+        if as_json:
+            from spotheal.fleet import show
+
+            print(show.as_json(document))
+        return
     show_status(session, found, as_json)
 
 
@@ -41,6 +63,35 @@ def show_status(session: Session, run: Run, as_json: bool) -> None:
 
     now = SystemClock().now()
     document = state.summarise(state.gather(session, run), now)
-    print(show.as_json(document) if as_json else state.render(document, now))
+    if as_json:
+        print(show.as_json(document))
+    else:
+        from spotheal.fleet import screen
+
+        print(screen.render(document, now, width=width_of(), colour=colours(), ascii=says_ascii()))
     for note in document["notes"]:
         say(f"note: {note}")
+
+
+def follow(session: Session, run: Run, seconds_max: float | None) -> dict[str, Any]:
+    """To the run's end, which Ctrl-C here is not. Raises JobFailed, WaitTimedOut."""
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet.live import display
+    from spotheal.fleet.wait import wait
+
+    clock = SystemClock()
+    try:
+        with display(clock, say, terminal=is_terminal(sys.stderr)) as shown:
+            return wait(session, run, clock, shown, seconds_max)
+    except KeyboardInterrupt:
+        say(f"\njob {run.job} goes on; `fleetctl status -w {run.job}` looks again, `fleetctl cancel {run.job}` ends it")
+        raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
+
+
+def _show_all(session: Session, root: Any, as_json: bool) -> None:
+    from spotheal.fleet import overview, show
+
+    found = overview.gather(session, root)
+    print(show.as_json(overview.document(found)) if as_json else overview.text(found))
+    if found.left_out:
+        say(f"… and {found.left_out} jobs that have no instance now; `fleetctl status JOB` shows each")

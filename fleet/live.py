@@ -1,0 +1,133 @@
+"""A run followed as it goes on, for `status --watch` and `request --wait`: a screen that is redrawn on a terminal, a
+plain line where something changes, and every half minute, elsewhere.
+
+The status document is read every 5 s (one call); all the rest (AWS, the ledger) every half minute, and at once where
+phase or instance change.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Protocol
+
+from spotheal.agent.clock import Clock
+from spotheal.agent.errors import Retryable
+from spotheal.fleet import runs, screen, status
+from spotheal.fleet.console import colours, says_ascii, width_of
+from spotheal.fleet.session import Session
+from spotheal.fleet.table import duration, printable
+
+SAY_SECONDS = 30.0
+GATHER_SECONDS = 30.0
+
+
+class Shown(Protocol):
+    """Where the course of a run is shown."""
+
+    def show(self, document: dict[str, Any], now: datetime) -> None: ...
+
+
+class Look:
+    """The run's document, gathered in full now and then, and with what its heartbeat says in between."""
+
+    def __init__(self, session: Session, run: runs.Run, clock: Clock) -> None:
+        self._session, self._run, self._clock = session, run, clock
+        self._seen: status.Seen | None = None
+        self._at = float("-inf")
+
+    def __call__(self) -> dict[str, Any] | None:
+        """None while nothing answers: the run does not depend on us."""
+        try:
+            found = self._run.store.read_status() or {}
+            if self._is_due(found):
+                self._seen, self._at = status.gather(self._session, self._run), self._clock.monotonic()
+        except Retryable:
+            return None
+        assert self._seen is not None
+        self._seen = replace(self._seen, status=found)
+        return status.summarise(self._seen, self._clock.now())
+
+    def _is_due(self, found: dict[str, Any]) -> bool:
+        if self._seen is None or self._clock.monotonic() - self._at >= GATHER_SECONDS:
+            return True
+        return any(found.get(key) != self._seen.status.get(key) for key in ("phase", "instance", "term"))
+
+
+@dataclass
+class Lines:
+    """A line where the phase, the instance or the cause of a lack of capacity changes, and every half minute."""
+
+    say: Callable[[str], None]
+    clock: Clock
+    said: str = ""
+    said_at: float = field(default=float("-inf"))
+
+    def show(self, document: dict[str, Any], now: datetime) -> None:
+        place, now_at = _place(document), self.clock.monotonic()
+        if place != self.said or now_at - self.said_at >= SAY_SECONDS:
+            self.say(line(document))
+            self.said, self.said_at = place, now_at
+
+
+class Redrawn:
+    """The whole screen, drawn over itself."""
+
+    def __init__(self, live: Any) -> None:
+        self._live = live
+
+    def show(self, document: dict[str, Any], now: datetime) -> None:
+        from rich.text import Text
+
+        err = sys.stderr
+        text = screen.render(document, now, width=width_of(err), colour=colours(err), ascii=says_ascii(err))
+        text += f"\n\n{now:%H:%M:%S} UTC; Ctrl-C leaves the run going on"
+        self._live.update(Text.from_ansi(text), refresh=True)
+
+
+@contextmanager
+def display(clock: Clock, say: Callable[[str], None], *, terminal: bool) -> Iterator[Shown]:
+    """A screen on a terminal (standard error), else lines."""
+    if not terminal:
+        yield Lines(say, clock)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(stderr=True, highlight=False), auto_refresh=False, transient=False) as live:
+        yield Redrawn(live)
+
+
+def _place(document: dict[str, Any]) -> str:
+    shortage = document["no_capacity"] or {}
+    notice = (document["notice"] or {}).get("deadline", "")
+    return f"{document['phase']} {document['instance']['id']} {shortage.get('cause')} {notice}"
+
+
+def line(document: dict[str, Any]) -> str:
+    """`training on i-0a (us-west-2a), step 120 of 400, loss 0.31, 2.1 steps/s, 2 min left, about $0.12 so far`."""
+    parts = [str(document["phase"])]
+    instance = document["instance"]
+    if instance["id"] and not document["no_capacity"]:
+        parts[0] += f" on {instance['id']} ({instance['zone']})"
+    if document["notice"] and not document["ended"]:
+        parts.append(f"notice: {document['notice'].get('action')} by {document['notice'].get('deadline')}")
+    shortage = document["no_capacity"]
+    if shortage:
+        parts += [shortage["says"], f"try: {shortage['next_step']}"]
+    progress = document["progress"] or {}
+    if progress.get("step") is not None:
+        total = f" of {progress['steps_total']}" if progress.get("steps_total") else ""
+        parts.append(f"step {progress['step']}{total}")
+        if isinstance(progress.get("loss"), int | float):
+            parts.append(f"loss {progress['loss']:.4g}")
+        if progress.get("steps_per_second"):
+            parts.append(f"{progress['steps_per_second']:.2g} steps/s")
+        if progress.get("seconds_left") is not None:
+            parts.append(f"{duration(progress['seconds_left'])} left")
+    if document["cost"]:
+        parts.append(f"about ${document['cost']['dollars']:.2f} so far")
+    return printable(", ".join(parts))

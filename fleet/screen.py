@@ -1,0 +1,217 @@
+"""The status document as a screen for people: as wide as the terminal, coloured where there is one. Pure.
+
+Everything that comes from a run (reasons, names, zones) is shown as plain text: nothing in it is markup or steers the
+terminal.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from spotheal.agent.clock import parse_rfc3339
+from spotheal.agent.names import Phase, VolumeState
+from spotheal.fleet.table import duration, printable
+
+_LAUNCHES_SHOWN = 10
+_BAR_WIDTH = 30
+_WIDE = 105  # from so many columns on the launches say their type and why they ended
+_PHASE_STYLES = {Phase.TRAINING.value: "bold green", Phase.DONE.value: "bold green", Phase.FAILED.value: "bold red",
+                 Phase.SETUP_FAILED.value: "bold red", Phase.PARKED.value: "bold red",
+                 Phase.INTERRUPTED.value: "bold yellow", Phase.LIMIT.value: "bold yellow"}  # fmt: skip
+_OUTCOME_STYLES = {"training": "green", "interrupted": "yellow", "failed": "red", "lost": "red"}
+
+
+def render(
+    document: dict[str, Any], now: datetime, *, width: int = 200, colour: bool = False, ascii: bool = False
+) -> str:
+    """One screen. `width` in columns; without `colour` plain text; `ascii`: a bar that every terminal can show."""
+    out = io.StringIO()
+    console = Console(
+        file=out, width=width, force_terminal=colour, color_system="standard" if colour else None, highlight=False,
+        emoji=False, markup=False, legacy_windows=False,
+    )  # fmt: skip
+    console.print(_screen(document, now, width, ascii))
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").split("\n"))
+
+
+def _screen(document: dict[str, Any], now: datetime, width: int, ascii: bool) -> RenderableType:
+    parts: list[RenderableType] = [_facts(document, now, ascii)]
+    if document["launches"]:
+        parts += ["", _launches(document["launches"], width >= _WIDE)]
+        hidden = len(document["launches"]) - _LAUNCHES_SHOWN
+        if hidden > 0:
+            parts.append(Text(f"… and {hidden} before", style="dim"))
+    if document["volumes"]:
+        parts += ["", _volumes(document)]
+    return Group(*parts)
+
+
+# ---------------------------------------------------------------------------------------------------------------- facts
+def _facts(document: dict[str, Any], now: datetime, ascii: bool) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in _rows(document, now, ascii):
+        grid.add_row(Text(name), value if isinstance(value, Text) else Text(printable(value)))
+    return grid
+
+
+def _rows(document: dict[str, Any], now: datetime, ascii: bool) -> Iterable[tuple[str, str | Text]]:
+    yield "job", Text(printable(document["job"]), style="bold")
+    yield "run", document["run"]
+    yield "phase", _phase(document)
+    if document["reason"]:
+        yield "reason", document["reason"]
+    shortage = document["no_capacity"]
+    if shortage:
+        yield "capacity", Text(printable(shortage["says"]), style="yellow")
+        yield "", Text(printable(f"try: {shortage['next_step']}"))
+    instance = document["instance"]
+    if instance["id"] and not document["ended"]:
+        place = " ".join(str(instance[key]) for key in ("type", "zone") if instance[key])
+        yield "instance", f"{instance['id']}  {place}, heard {duration(document['heartbeat_age_seconds'])} ago"
+    if document["notice"] and not document["ended"]:
+        notice = document["notice"]
+        yield "notice", Text(printable(f"{notice.get('action')} by {notice.get('deadline')}"), style="yellow")
+    if document["progress"]:
+        yield "progress", _bar(document["progress"], ascii)
+        more = pace(document["progress"])
+        if more:
+            yield "", more
+    saved = document["checkpoint"]
+    if saved:
+        age = "" if saved["age_seconds"] is None else f", {duration(saved['age_seconds'])} ago"
+        yield "saved", f"step {saved['step']}{age}"
+    if document["cost"]:
+        yield "cost", cost(document["cost"])
+    fleet = document["fleet"]
+    yield "fleet", f"{fleet['id'] or 'none yet'}  {fleet['state'] or ''}".rstrip()
+    launches = document["launches"]
+    yield "history", (f"{_count(len(launches), 'instance')}, {_count(document['interruptions'], 'interruption')}, "
+                      f"{_count(document['zone_moves'], 'move')}")  # fmt: skip
+    yield "store", document["store"]
+
+
+def _phase(document: dict[str, Any]) -> Text:
+    phase = str(document["phase"])
+    text = Text(printable(phase), style=_PHASE_STYLES.get(phase, "bold"))
+    if document["ended"]:
+        return text
+    if document["fleet"]["live"] is False and document["fleet"]["id"]:
+        return text.append(", but its fleet is gone: `fleetctl request --resume` goes on", style="yellow")
+    if document["silent"]:
+        return text.append(", but silent: the fleet replaces what is lost", style="yellow")
+    return text
+
+
+def _bar(progress: dict[str, Any], ascii: bool) -> Text:
+    step, total = progress.get("step"), progress.get("steps_total")
+    if not total or not isinstance(step, int):
+        return Text(printable(f"step {step}"))
+    filled = max(0, min(_BAR_WIDTH, round(_BAR_WIDTH * step / total)))
+    done, left = ("#", "-") if ascii else ("━", "─")
+    text = Text(done * filled, style="green").append(left * (_BAR_WIDTH - filled), style="dim")
+    return text.append(f"  step {step} of {total} ({100 * step / total:.0f} %)", style="default")
+
+
+def pace(progress: dict[str, Any]) -> str:
+    """`epoch 1, loss 0.31, 812 samples/s, 2.1 steps/s, 3 h 12 min left`, as far as it is known."""
+    rate, steps, left = (progress.get(key) for key in ("samples_per_second", "steps_per_second", "seconds_left"))
+    parts = [
+        f"epoch {progress['epoch']}" if progress.get("epoch") is not None else "",
+        f"loss {progress['loss']:.4g}" if isinstance(progress.get("loss"), int | float) else "",
+        f"{rate:.0f} samples/s" if rate else "",
+        _speed(steps) if steps else "",
+        f"{duration(left)} left" if left is not None else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _speed(steps_per_second: float) -> str:
+    if steps_per_second >= 1:
+        return f"{steps_per_second:.1f} steps/s"
+    return f"{1 / steps_per_second:.1f} s a step"
+
+
+def cost(document: dict[str, Any]) -> str:
+    """`about $3.21 so far, $0.42 an hour now; 61 % below on-demand`."""
+    text = f"about ${document['dollars']:.2f} so far"
+    if document["dollars_per_hour"]:
+        text += f", ${document['dollars_per_hour']:.2f} an hour now"
+    on_demand = document["on_demand_dollars"]
+    if on_demand and document["dollars"] < on_demand:
+        text += f"; {100 * (1 - document['dollars'] / on_demand):.0f} % below on-demand"
+    missing = document["instances_without_price"]
+    return text + (f"; without {_count(missing, 'instance')} of unknown price" if missing else "")
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+def _launches(launches: list[dict[str, Any]], wide: bool) -> Table:
+    heads = ["INSTANCE", *(["TYPE"] if wide else []), "ZONE", "SINCE (UTC)", "LASTED", "NOW", "SAVED",
+             *(["WHY"] if wide else [])]  # fmt: skip
+    table = _table(heads)
+    for one in launches[-_LAUNCHES_SHOWN:]:
+        now = one["outcome"] or one["state"]
+        cells = [_cell(one["instance"]), *([_cell(one["type"])] if wide else []), _cell(one["zone"]),
+                 _cell(_short(one["time"])), _cell(duration(one["seconds"])),
+                 _cell(now, _OUTCOME_STYLES.get(str(now), "")), _cell(one["saved_step"]),
+                 *([_cell(one["reason"])] if wide else [])]  # fmt: skip
+        table.add_row(*cells)
+    return table
+
+
+def _volumes(document: dict[str, Any]) -> Table:
+    """Those that are there, and in the last column where each came from; then the one before each that is gone."""
+    origin = {one["id"]: one for one in document["lineage"]}
+    table = _table(["VOLUME", "ZONE", "GIB", "STATE", "ROLE", "TERM", "FROM"])
+    for one in _by_term(document["volumes"]):
+        came = origin.get(one["id"], {})
+        source = came.get("copied_from") or came.get("snapshot")
+        table.add_row(_cell(one["id"]), _cell(one["zone"]), _cell(one["size_gib"]), _cell(one["state"]),
+                      _cell(one["role"], "green" if one["role"] == VolumeState.CURRENT.value else ""),
+                      _cell(one["term"]), _cell(source))  # fmt: skip
+    for one in document["lineage"]:
+        if one["exists"] is False:
+            terms = ",".join(map(str, one["terms"]))
+            table.add_row(*(_cell(text, "dim") for text in
+                            (one["id"], one["zone"], None, "deleted", None, terms, one["copied_from"])))  # fmt: skip
+    return table
+
+
+def _table(heads: list[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for head in heads:
+        table.add_column(head, no_wrap=head not in ("WHY", "FROM"), overflow="fold")
+    return table
+
+
+def _cell(value: Any, style: str = "") -> Text:
+    return Text("-" if value is None or value == "" else printable(str(value)), style=style)
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" + ("" if number == 1 else "s")
+
+
+def _short(time: str | None) -> str | None:
+    """`11-21 14:17` of an RFC 3339 time, so that a row fits 80 columns."""
+    try:
+        return parse_rfc3339(str(time)).strftime("%m-%d %H:%M")
+    except ValueError:
+        return time
+
+
+def _by_term(volumes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    current = VolumeState.CURRENT.value
+
+    def term(one: dict[str, Any]) -> int:
+        return int(one["term"]) if str(one["term"] or "").isdigit() else 0
+
+    return sorted(volumes, key=lambda one: (one["role"] != current, -term(one)))
