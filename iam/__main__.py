@@ -12,15 +12,16 @@ from spotheal.iam import policies
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m spotheal.iam", description="Print an IAM document as JSON.")
-    names = ("instance-role", "instance-trust", "fleet-role", "fleet-trust", "operator")
+    names = ("instance-role", "instance-trust", "fleet-role", "fleet-trust", "operator", "administrator")
     parser.add_argument("document", choices=names)
     parser.add_argument("--account", required=True, help="12 digits")
     parser.add_argument("--region", required=True)
     parser.add_argument("--store", default="", help="s3://bucket/prefix (default: bucket spotheal-<account>-<region>)")
     parser.add_argument("--run", default="", help="allow this one run only (default: any run of the account)")
     parser.add_argument("--instance-role", default="spotheal-instance", metavar="NAME", help="default: %(default)s")
-    parser.add_argument("--fleet-role", default="spotheal-fleet", metavar="NAME", help="default: %(default)s")
+    parser.add_argument("--fleet-role", default=policies.Scope.fleet_role, metavar="NAME", help="default: %(default)s")
     parser.add_argument("--kms-key", default="", metavar="ARN", help="customer key that volumes are encrypted with")
+    parser.add_argument("--topic", default="", metavar="ARN", help="SNS topic of [notify] (default: spotheal*)")
     parser.add_argument("--no-delete", action="store_true", help="leave deleting old volumes and snapshots to people")
     given = parser.parse_args(arguments)
     try:
@@ -28,14 +29,16 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(f"--store: {error}")
     scope = policies.Scope(
-        given.account, given.region, store, given.run, given.instance_role, given.fleet_role, given.kms_key
-    )
+        given.account, given.region, store, given.run, given.instance_role, given.fleet_role,
+        topic=given.topic, kms_key=given.kms_key,
+    )  # fmt: skip
     document = {
         "instance-role": lambda: policies.instance_role(scope, may_delete=not given.no_delete),
         "instance-trust": lambda: policies.trust("ec2.amazonaws.com"),
         "fleet-role": lambda: policies.fleet_role(scope),
         "fleet-trust": lambda: policies.trust("spotfleet.amazonaws.com"),
         "operator": lambda: policies.operator(scope),
+        "administrator": lambda: policies.administrator(scope),
     }[given.document]()
     json.dump(document, sys.stdout, indent=2)
     sys.stdout.write("\n")

@@ -12,6 +12,7 @@ from enum import Enum
 class Who(str, Enum):
     INSTANCE = "instance"  # the agent and the bootstrap, with the role of the instance profile
     OPERATOR = "operator"  # fleetctl, with the operator's own credentials
+    ADMINISTRATOR = "administrator"  # fleetctl where it makes roles: who may do that may do everything
 
 
 class On(Enum):
@@ -22,10 +23,12 @@ class On(Enum):
     NEW = "a new resource, which must be tagged as the run's in the same call"
     SUPERSEDED = "resources of the run that a verified successor has replaced"
     TAGS = "tags: while creating, else a closed list of keys on resources of the run"
+    TOPIC = "the SNS topic that is told of the run"
     SCHEDULE = "the schedule of the run's on-demand rescue"
     OBJECTS = "objects below the store's prefix"
     LISTING = "the list of what is below the store's prefix"
     BUCKET = "the store's bucket itself"
+    ROLES = "the roles of instances and fleet, and the instance profile"
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,13 @@ class Call:
 _I = frozenset({Who.INSTANCE})
 _O = frozenset({Who.OPERATOR})
 _BOTH = _I | _O
+_A = frozenset({Who.ADMINISTRATOR})
 
 CALLS: tuple[Call, ...] = (
     Call("ec2:DescribeVolumes", On.ANYTHING, _BOTH),
     Call("ec2:DescribeSnapshots", On.ANYTHING, _I),
     Call("ec2:DescribeInstances", On.ANYTHING, _BOTH),
+    Call("ec2:DescribeSpotPriceHistory", On.ANYTHING, _BOTH),
     Call("ec2:AttachVolume", On.RUN, _I, ("volume", "instance")),
     Call("ec2:DetachVolume", On.RUN, _I, ("volume", "instance")),
     Call("ec2:TerminateInstances", On.RUN, _BOTH, ("instance",)),
@@ -63,6 +68,7 @@ CALLS: tuple[Call, ...] = (
     Call("ec2:CreateTags", On.TAGS, _BOTH, ("volume", "snapshot", "instance")),
     Call("ec2:DeleteVolume", On.SUPERSEDED, _I, ("volume",)),
     Call("ec2:DeleteSnapshot", On.SUPERSEDED, _I, ("snapshot",)),
+    Call("sns:Publish", On.TOPIC, _I),
     Call("scheduler:GetSchedule", On.SCHEDULE, _I),
     Call("scheduler:UpdateSchedule", On.SCHEDULE, _BOTH),
     Call("scheduler:DeleteSchedule", On.SCHEDULE, _I),
@@ -81,13 +87,38 @@ CALLS: tuple[Call, ...] = (
     Call("ec2:DescribeSpotFleetRequestHistory", On.ANYTHING, _O),
     Call("ec2:DescribeFleets", On.ANYTHING, _O),
     Call("ec2:DescribeFleetHistory", On.ANYTHING, _O),
-    Call("ec2:DescribeSpotPriceHistory", On.ANYTHING, _O),
     Call("ec2:DescribeSubnets", On.ANYTHING, _O),
     Call("ec2:CreateLaunchTemplate", On.ANYTHING, _O),
     Call("ec2:DeleteLaunchTemplate", On.ANYTHING, _O),
     Call("ec2:RequestSpotFleet", On.ANYTHING, _O),
     Call("ec2:CreateFleet", On.ANYTHING, _O),
     Call("ec2:RunInstances", On.ANYTHING, _O, operations=("RequestSpotFleet", "CreateFleet")),  # AWS asks for both
+    Call("ec2:DescribeInstanceTypes", On.ANYTHING, _O),
+    Call("ec2:DescribeInstanceTypeOfferings", On.ANYTHING, _O),
+    Call("ec2:DescribeVpcs", On.ANYTHING, _O),
+    Call("ec2:DescribeSecurityGroups", On.ANYTHING, _O),
+    Call("ec2:DescribeKeyPairs", On.ANYTHING, _O),
+    Call("ec2:CreateSecurityGroup", On.ANYTHING, _O),
+    Call("ec2:AuthorizeSecurityGroupIngress", On.ANYTHING, _O),
+    Call("ec2:ImportKeyPair", On.ANYTHING, _O),
+    Call("ssm:GetParameter", On.ANYTHING, _O),
+    Call("ssm:GetParametersByPath", On.ANYTHING, _O),
+    Call("servicequotas:GetServiceQuota", On.ANYTHING, _O),
+    Call("iam:GetRole", On.ROLES, _O | _A),
+    Call("iam:GetRolePolicy", On.ROLES, _O | _A),
+    Call("iam:GetInstanceProfile", On.ROLES, _O | _A),
+    Call("iam:ListRolePolicies", On.ROLES, _O | _A),
+    Call("iam:ListAttachedRolePolicies", On.ROLES, _O | _A),
+    Call("iam:CreateRole", On.ROLES, _A),
+    Call("iam:PutRolePolicy", On.ROLES, _A),
+    Call("iam:AttachRolePolicy", On.ROLES, _A),
+    Call("iam:CreateInstanceProfile", On.ROLES, _A),
+    Call("iam:AddRoleToInstanceProfile", On.ROLES, _A),
+    Call("iam:RemoveRoleFromInstanceProfile", On.ROLES, _A),
+    Call("iam:DeleteInstanceProfile", On.ROLES, _A),
+    Call("iam:DeleteRolePolicy", On.ROLES, _A),
+    Call("iam:DetachRolePolicy", On.ROLES, _A),
+    Call("iam:DeleteRole", On.ROLES, _A),
     Call("s3:CreateBucket", On.BUCKET, _O),
     Call("s3:PutBucketPublicAccessBlock", On.BUCKET, _O, operations=("PutPublicAccessBlock",)),
     Call("s3:PutEncryptionConfiguration", On.BUCKET, _O, operations=("PutBucketEncryption",)),

@@ -38,8 +38,9 @@ class Scope:
     store: StoreUrl
     run: str = ""
     instance_role: str = "spotheal-instance"
-    fleet_role: str = "spotheal-fleet"
+    fleet_role: str = "aws-ec2-spot-fleet-tagging-role"  # as the EC2 console names AWS's own
     rescue_role: str = "spotheal-rescue"
+    topic: str = ""  # ARN of the SNS topic of [notify]; default: those of the account whose name begins with spotheal
     kms_key: str = ""  # ARN of a customer key that volumes are encrypted with
 
     @property
@@ -60,6 +61,10 @@ class Scope:
     @property
     def objects(self) -> str:
         return f"{self.bucket}/{self.store.below('*').prefix}"
+
+    @property
+    def topics(self) -> str:
+        return self.topic or f"arn:{self.partition}:sns:{self.region}:{self.account}:spotheal*"
 
     @property
     def schedule(self) -> str:
@@ -88,6 +93,7 @@ def instance_role(scope: Scope, *, may_delete: bool = True) -> Document:
         *_tagging(scope, Who.INSTANCE),
         *_store(scope, Who.INSTANCE),
         *_rescue(scope, Who.INSTANCE),
+        _statement("Tell", _actions(Who.INSTANCE, On.TOPIC), scope.topics),
         *_key(scope),
     ]
     return _document([*statements, *_deleting(scope)] if may_delete else statements)
@@ -100,17 +106,31 @@ def operator(scope: Scope) -> Document:
         *_on_the_run(scope, Who.OPERATOR),
         *_creating(scope, Who.OPERATOR),
         *_tagging(scope, Who.OPERATOR),
-        _statement("TagTemplates", ["ec2:CreateTags"], [scope.ec2("launch-template"), scope.ec2("spot-fleet-request")],
-                   {"StringEquals": {"ec2:CreateAction": ["CreateLaunchTemplate", "RequestSpotFleet"]}}),
+        _statement("TagTemplates", ["ec2:CreateTags"],
+                   [scope.ec2(kind) for kind in ("launch-template", "spot-fleet-request", "security-group")],
+                   {"StringEquals": {"ec2:CreateAction": ["CreateLaunchTemplate", "CreateSecurityGroup",
+                                                          "RequestSpotFleet"]}}),
         *_store(scope, Who.OPERATOR),
         *_rescue(scope, Who.OPERATOR),
         _statement("Bucket", _actions(Who.OPERATOR, On.BUCKET), scope.bucket),
         *_key(scope),
+        _statement("LookAtRoles", _actions(Who.OPERATOR, On.ROLES), _roles(scope)),
         _statement("PassRoles", ["iam:PassRole"], [scope.role(scope.instance_role), scope.role(scope.fleet_role)],
                    {"StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com", "spotfleet.amazonaws.com"]}}),
         _statement("FirstSpotRequestOfAnAccount", ["iam:CreateServiceLinkedRole"], "*",
                    {"StringEquals": {"iam:AWSServiceName": ["spot.amazonaws.com", "spotfleet.amazonaws.com"]}}),
     ])  # fmt: skip
+
+
+def administrator(scope: Scope) -> Document:
+    """What making the roles needs, once an account. Who may give a role any policy and pass it may do everything, so
+    this is no part of the operator's."""
+    return _document([_statement("Roles", _actions(Who.ADMINISTRATOR, On.ROLES), _roles(scope))])
+
+
+def _roles(scope: Scope) -> list[str]:
+    profile = scope.role(scope.instance_role).replace(":role/", ":instance-profile/")
+    return [*(scope.role(name) for name in (scope.instance_role, scope.fleet_role, scope.rescue_role)), profile]
 
 
 def fleet_role(scope: Scope) -> Document:

@@ -36,11 +36,10 @@ class CreateInstanceRole:
     name: str
     policy: str
     document: str
-    complete: bool = False  # the role is there, its policy or profile is not
+    verb: str = "create"  # complete: the role is there, its policy or profile is not; update: an older policy is there
 
     def says(self) -> str:
-        verb = "complete" if self.complete else "create"
-        return f"{verb} role and instance profile {self.name}: this account's runs and their store, nothing else"
+        return f"{self.verb} role and instance profile {self.name}: this account's runs and their store, nothing else"
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,8 @@ class CreateFleetRole:
 
 
 def policy_name(region: str, store: StoreUrl) -> str:
-    return f"spotheal-{region}-{store.bucket}"[:128]
+    """One for each store, so that jobs with different ones do not take it from each other."""
+    return "-".join(filter(None, ("spotheal", region, store.bucket, store.prefix.replace("/", "."))))[:128]
 
 
 def scope(session: Session, store: StoreUrl) -> policies.Scope:
@@ -85,11 +85,13 @@ def missing_instance_role(session: Session, name: str, store: StoreUrl) -> Creat
         inline = iam.list_role_policies(RoleName=role)["PolicyNames"]
         attached = iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"]
     ours = not attached and all(one.startswith("spotheal-") for one in inline)
-    if wanted in inline and roles:
-        return None
     if roles and not ours:
         return None
-    return CreateInstanceRole(name, wanted, document, complete=True)
+    if wanted not in inline or not roles:
+        return CreateInstanceRole(name, wanted, document, "complete")
+    with translated(f"read the policy of role {role}"):
+        there = iam.get_role_policy(RoleName=role, PolicyName=wanted)["PolicyDocument"]
+    return None if there == json.loads(document) else CreateInstanceRole(name, wanted, document, "update")
 
 
 def missing_fleet_role(session: Session, name: str) -> CreateFleetRole | None:
