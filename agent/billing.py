@@ -147,12 +147,16 @@ def _snapshots(history: History, until: datetime) -> tuple[Held, ...]:
     """Each as if it held everything that was used on the volume then: an upper bound, for they are incremental."""
     gone = _deleted(history.events)
     held = []
+    size = history.disk.size_gib
     for event in history.events:
+        if event["event"] == "volume":
+            shown = (history.volumes or {}).get(str(event.get("volume"))) or _noted(event)
+            size = size if shown is None else shown.size_gib
         name, moment = str(event.get("snapshot") or ""), moment_of(event.get("time"))
         if event["event"] not in ("handover", "snapshot") or not name or moment is None:
             continue
         used = whole(event.get("used_gib"))
-        gib = history.disk.size_gib if used is None else used
+        gib = size if used is None else used
         end = gone.get(name) or until
         month = gib * SNAPSHOT_GIB_MONTH
         held.append(_held(name, str(event.get("zone", "")), moment, end, gib, month, name not in gone))

@@ -167,6 +167,22 @@ class Ec2:
     def instances_tagged(self, tag: str, value: str) -> tuple[Instance, ...]:
         return self._instances([_filter(f"tag:{tag}", value)], f"list the instances with tag {tag}={value}")
 
+    def spot_prices(self, instance_type: str, zone: str, since: datetime) -> list[tuple[datetime, str]]:
+        """Dollars an hour of a Linux instance, as AWS writes them, each with the moment from which it holds; by time.
+
+        The first one held already at `since`.
+        """
+        found = self._pages(
+            "describe_spot_price_history",
+            "SpotPriceHistory",
+            [_filter("availability-zone", zone)],
+            f"read the spot price of {instance_type} in {zone}",
+            InstanceTypes=[instance_type],
+            ProductDescriptions=["Linux/UNIX"],
+            StartTime=since,
+        )
+        return sorted((item["Timestamp"], str(item["SpotPrice"])) for item in found)
+
     # -------------------------------------------------------------------------------------------------------- volumes
     def create_volume(self, spec: VolumeSpec) -> Volume:
         """The new volume, or the one an earlier call with the same token made.

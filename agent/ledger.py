@@ -1,7 +1,7 @@
 """What happened to the run, one JSON line an event, in the store: what `status`, the receipt and the rehearsal read.
 
-Events (fields beside time, event, id, instance, zone, term): `boot` (instance_type, launched, lifecycle, root_gib),
-`price` (dollars_per_hour, since, source, bound), `predecessor` (predecessor, heard, last_step), `volume` (volume,
+Events (fields beside time, event, id, instance, zone, term): `boot` (instance_type, launched, root_gib), `price`
+(dollars_per_hour, since, lifecycle), `predecessor` (predecessor, heard, last_step), `volume` (volume,
 moved_from, device, size_gib, type), `trainer-started` (attempt, resumed_step), `trainer-ended` (attempt, kind,
 exit_code, signal, last_step, saved_step, reason), `notice` (action, deadline, ends), `rebalance`, `snapshot` (snapshot,
 used_gib), `handover` (snapshot, saved_step, seconds, used_gib), `deleted` (volumes, snapshots), `end` (phase, reason),
@@ -47,6 +47,12 @@ class Ledger:
             identity = f"{self._fixed['instance']}-{int(moment.timestamp() * 1000):x}-{self._count}"
             line = {"time": rfc3339(moment), "event": event, "id": identity, **self._fixed, "term": self.term, **fields}
             self._pending.append(json.dumps(SECRETS.tree(line)))
+
+    def events(self) -> list[dict[str, Any]]:
+        """What the store has, and what waits for it. Raises SpothealError where the store cannot be read."""
+        with self._lock:
+            text = (self._store.get_bytes(LAYOUT.ledger) or b"").decode(errors="replace")
+            return read_events(text + "\n" + "\n".join(self._pending))
 
     def flush(self) -> bool:
         """Whether the store has everything now."""

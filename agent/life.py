@@ -47,8 +47,11 @@ from spotheal.agent.liveness import (
 )
 from spotheal.agent.logs import Logs
 from spotheal.agent.look_back import LookBack
+from spotheal.agent.messages import interruption_message
 from spotheal.agent.metadata import Metadata
+from spotheal.agent.money import Money, used_gib
 from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, Phase
+from spotheal.agent.notify import SECONDS_MAX, Message, topic_region
 from spotheal.agent.paths import Paths
 from spotheal.agent.repo import checkout
 from spotheal.agent.rescue import Rescue
@@ -80,6 +83,7 @@ class World:
     ec2: Any  # boto3 clients
     s3: Any
     scheduler: Any = None  # where the run has an on-demand rescue
+    sns: Any = None  # where [notify] names a topic
     asked_to_stop: threading.Event = field(default_factory=threading.Event)  # SIGTERM
     manager: Notifier = field(default_factory=Notifier)  # systemd, or nobody
 
@@ -91,7 +95,9 @@ class World:
         rescued = seconds(config.job.fleet.on_demand_after)
         scheduler = aws.client("scheduler", config.region) if rescued else None
         logs = Logs(paths.logs, console=Path("/dev/console") if paths.is_whole_machine else None)
-        return cls(clock, paths, Host(), Metadata(clock=clock), logs, ec2, s3, scheduler, manager=manager)
+        topic = config.job.notify.sns
+        sns = aws.client("sns", topic_region(topic) or config.region) if topic else None
+        return cls(clock, paths, Host(), Metadata(clock=clock), logs, ec2, s3, scheduler, sns, manager=manager)
 
 
 def ends_the_run(stage: Callable[P, End]) -> Callable[P, End]:
@@ -138,7 +144,8 @@ class Life:
         except Fatal as error:  # an end like any other, so that the fleet is cancelled and does not try for ever
             self._launch, self._refused = Launch(self._store, self._here, {"starts": 1}), error
         self._ledger = Ledger(self._store, self._clock, self._here.instance, self._here.zone)
-        self._ledger.note("boot", instance_type=self._here.instance_type)
+        self._money = Money.of(config, world, self._store, self._cloud, self._ledger, self._here)
+        self._ledger.note("boot", instance_type=self._here.instance_type, **self._money.boot_fields(world.paths))
         self._status = Status(
             self._store,
             self._clock,
@@ -162,6 +169,7 @@ class Life:
         self._trainer: TrainerStage | None = None
         self._context: Context = self._healing()
         self._saved_step: int | None = None
+        self._used_gib: int | None = None
         self._over = False  # the store says how the run ended
         self.leaving = False
         self.exit_code = ExitCode.OK  # of a life that leaves
@@ -186,6 +194,7 @@ class Life:
         self._beside("heartbeat", lambda: self._status.beat(self._closing, self._beat))
         if self._world.manager.is_there:
             self._beside("liveness", lambda: self._liveness.watch(self._closing, self._status.in_words))
+        self._beside("prices", lambda: self._money.prices.watch(self._closing))
         self._beside("shutdown", self._watch_shutdown)
         return self
 
@@ -235,13 +244,35 @@ class Life:
         if (trainer := self._trainer) is not None:
             trainer.notify(interruption)
         self._launch.note(outcome="interrupted")
-        self._ledger.add("notice", action=notice.action, deadline=rfc3339(notice.deadline))
+        ends = rfc3339(self._clock.now() + timedelta(seconds=interruption.ends_at - self._clock.monotonic()))
+        self._ledger.add("notice", action=notice.action, deadline=rfc3339(notice.deadline), ends=ends)
         self._status.notice(notice)
+        if notice.action != "shutdown":
+            here = self._here
+            self._tell(interruption_message(here.instance, here.zone, notice.action, ends, self._saved_step_now()))
 
     def _on_rebalance(self) -> None:
         self._ledger.add("rebalance")
         if (trainer := self._trainer) is not None:
             trainer.rebalance(self._stop)
+
+    def _saved_step_now(self) -> int | None:
+        trainer = self._trainer
+        return self._saved_step if trainer is None else trainer.saved_step
+
+    def _tell(self, message: Message, wait_seconds: float = 0.0) -> None:
+        """In a thread of its own: nobody who is told can hold the run up."""
+        if not self._money.messenger.is_there:
+            return
+        done = threading.Event()
+
+        def tell() -> None:
+            self._money.messenger.tell(message)
+            done.set()
+
+        self._beside("tell", tell)
+        if wait_seconds:
+            self._clock.sleep(wait_seconds, until=done)
 
     # ----------------------------------------------------------------------------------------------------- the stages
     def look_back(self) -> None:
@@ -249,7 +280,9 @@ class Life:
         if self._refused is not None:
             raise self._refused
         here = self._here.instance
-        found = LookBack(self._store, self._cloud, self._launch, here, self._clock, self._stop, self._log).find_end()
+        known = self._money.note_predecessor
+        back = LookBack(self._store, self._cloud, self._launch, here, self._clock, self._stop, self._log, known)
+        found = back.find_end()
         if found is not None:
             end, self._over = found
             raise RunOver(end)
@@ -284,7 +317,9 @@ class Life:
             self._warmup.newest_checkpoint(self._folders.checkpoints)
         self._world.logs.use_volume(self._folders.logs, self._here.instance)
         self._status.note(volume=found.volume)
-        self._ledger.note("volume", volume=found.volume, moved_from=found.moved_from, device=found.device)
+        disk = self._config.job.volume
+        asked = {"size_gib": disk.size_gib, "type": disk.type}
+        self._ledger.note("volume", volume=found.volume, moved_from=found.moved_from, device=found.device, **asked)
 
     def _healing(self) -> Context:
         job = self._config.job
@@ -329,9 +364,11 @@ class Life:
     def run_trainer(self) -> Trained:
         """The trainer, attempt by attempt, until it is done, has failed, or must go."""
         assert self._interpreter is not None and self._held is not None  # the stages before
+        limits, curves = self._money.limits(self._tell), self._money.curves(self._folders.metrics_file)
         around = Instruments(
-            self._clock, self._world.logs, self._ledger, self._status, self._launch, self._context, self._held
-        )
+            self._clock, self._world.logs, self._ledger, self._status, self._launch, self._context, self._held,
+            limits, curves,
+        )  # fmt: skip
         self._trainer = TrainerStage(self._config, self._folders, self._interpreter.path, self._account, around)
         interruption = self._watcher.interruption
         if interruption is not None:  # it came between the last look and here
@@ -344,6 +381,7 @@ class Life:
             return self._trainer.run()
         finally:
             self._saved_step, self._trainer = self._trainer.saved_step, None
+            self._used_gib = used_gib(self._mount_point)
 
     # --------------------------------------------------------------------------------------------- the ways to leave
     def hand_over(self) -> None:
@@ -385,7 +423,8 @@ class Life:
         took = round(self._clock.monotonic() - self._handed_over_at, 1)
         done = {"snapshot": result.snapshot or None, "unmounted": result.unmounted, "detached": result.detached}
         self._log.info("handed over", **done, seconds=took, faults=result.faults or None)
-        self._ledger.add("handover", **done, saved_step=self._saved_step, seconds=took, faults=result.faults)
+        more = {"used_gib": self._used_gib, "faults": result.faults}
+        self._ledger.add("handover", **done, saved_step=self._saved_step, seconds=took, **more)
         self._status.update(phase=Phase.INTERRUPTED, reason=f"notice: {result.interruption.notice.action}")
         self._status.leave()
         self._world.logs.ship(self._store, self._here.instance)
@@ -418,10 +457,13 @@ class Life:
             self._over = True
             self._launch.note(outcome="ended", reason="" if end.phase is Phase.DONE else end.reason)
         self._log.info("the run is over", phase=end.phase.value, reason=end.reason)
+        if self._money.messenger.is_there:
+            self._tell(self._money.end_message(end, self._status.document()), SECONDS_MAX)
         keep = seconds(self._config.job.job.keep_on_failure)
         if end.phase not in (Phase.DONE, Phase.CANCELLED) and keep and not known:
             self._log.warning("this instance stays up for debugging", minutes=keep / 60)
             self._clock.sleep(keep, until=self._stop)
+            self._ledger.add("leaving")
         self._let_go()
         self._world.logs.ship(self._store, self._here.instance)
         self._rescue.drop()

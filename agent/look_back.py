@@ -37,10 +37,12 @@ class LookBack:
     clock: Clock
     stop: Stop
     log: Any
+    on_status: Callable[[Mapping[str, Any]], None] = lambda status: None
 
     def find_end(self) -> tuple[End, bool] | None:
         """The end of the run, and whether it is recorded already; None where the run goes on."""
         status = self._patiently(self.store.read_status) or {}
+        self.on_status(status)
         phase = str(status.get("phase", ""))
         if phase in {end.value for end in Phase if end.is_end}:
             return End(Phase(phase), str(status.get("reason", ""))), True

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from spotheal.agent.clock import Clock, SystemClock, parse_rfc3339
+from spotheal.agent.clock import Clock, SystemClock, parse_rfc3339, rfc3339
 from spotheal.agent.errors import ConfigError, PermissionDenied, Retryable, SpothealError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ TRIES = 3
 BODY_BYTES_MAX = 16 * 1024
 
 IDENTITY = "/latest/dynamic/instance-identity/document"
+LIFECYCLE = "/latest/meta-data/instance-life-cycle"
 SPOT_ACTION = "/latest/meta-data/spot/instance-action"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
@@ -58,6 +59,7 @@ class Identity:
     instance_type: str
     account: str
     image: str
+    launched: str = ""  # RFC 3339; "" where the document does not say it
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,14 @@ class Metadata:
                     progress(f"waiting for IMDS ({waited:.0f} s of at most {wait_seconds_max:.0f} s): {fault.message}")
                 self._clock.sleep(pause)
                 pause = min(pause * 2, 15.0)
+
+    def lifecycle(self) -> str:
+        """`spot` or `on-demand`; "" where the service does not say. Never raises."""
+        try:
+            said = (self.get(LIFECYCLE) or "").strip()
+        except SpothealError:
+            return ""
+        return "on-demand" if said == "normal" else said if said in ("spot", "on-demand") else ""
 
     def spot_action(self) -> SpotAction | Answer:
         """The interruption notice. Never raises."""
@@ -245,7 +255,11 @@ def _identity(text: str) -> Identity:
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
             raise Retryable(f"the identity document's {key} is {value!r}")
         values[name] = value
-    return Identity(**values)
+    try:
+        launched = rfc3339(parse_rfc3339(str(body.get("pendingTime"))))
+    except (ValueError, OverflowError):
+        launched = ""
+    return Identity(**values, launched=launched)
 
 
 def _spot_action(text: str) -> SpotAction:

@@ -124,7 +124,8 @@ def _part(name: str, events: list[Event], document: Event, known: Known, first: 
         start = known.launched
     if start is None:
         return None
-    lifecycle = str(boot.get("lifecycle") or document.get("lifecycle") or known.lifecycle or "spot")
+    told = next((event["lifecycle"] for event in events if event.get("lifecycle")), None)
+    lifecycle = str(told or document.get("lifecycle") or known.lifecycle or "spot")
     return _Part(
         instance=name,
         instance_type=str(boot.get("instance_type") or document.get("instance_type") or known.instance_type),
@@ -180,7 +181,7 @@ def _last_notice(events: Iterable[Event]) -> tuple[str, datetime] | None:
 def _samples(part: _Part) -> Prices:
     found: Prices = []
     for event in part.events:
-        if event["event"] == "price" and not event.get("bound"):
+        if event["event"] == "price":
             moment, price = moment_of(event.get("since") or event.get("time")), dollars(event.get("dollars_per_hour"))
             if moment is not None and price is not None:
                 found.append((max(moment, part.start), price))
@@ -200,8 +201,7 @@ def _prices(part: _Part, own: Prices, alike: Prices, history: History) -> tuple[
         return [(part.start, nearest[1])], "spot"
     elif (part.instance_type, part.zone) in history.spot_then:
         return [(part.start, history.spot_then[part.instance_type, part.zone])], "at-request"
-    bounds = [dollars(event.get("dollars_per_hour")) for event in part.events if event["event"] == "price"]
-    bound = next((one for one in (*bounds, history.maximum, history.listed.get(part.instance_type)) if one), None)
+    bound = history.maximum or history.listed.get(part.instance_type)
     return ([], "unknown") if bound is None else ([(part.start, bound)], "bound")
 
 

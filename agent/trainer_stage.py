@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from spotheal.agent.account import Account
-from spotheal.agent.clock import Clock, Stop, parse_rfc3339
+from spotheal.agent.clock import Clock, Stop
 from spotheal.agent.config import InstanceConfig, seconds
 from spotheal.agent.contract import Progress
+from spotheal.agent.curves import Curves
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.finish import Trained
 from spotheal.agent.folders import Folders
 from spotheal.agent.interruption import Interruption
 from spotheal.agent.launch import Launch
 from spotheal.agent.ledger import Ledger
+from spotheal.agent.limits import Limits
 from spotheal.agent.logs import Logs
 from spotheal.agent.memory import RunMemory
+from spotheal.agent.money import used_gib
 from spotheal.agent.status import Status
 from spotheal.agent.supervisor import Hooks, Supervisor
 from spotheal.agent.trainer_files import mark_of
@@ -47,6 +50,8 @@ class Instruments:
     launch: Launch
     context: Context
     held: Held
+    limits: Limits
+    curves: Curves
 
 
 class TrainerStage:
@@ -85,11 +90,16 @@ class TrainerStage:
 
     def run(self) -> Trained:
         """The trainer, attempt by attempt, until it is done, has failed, or must go."""
+        if self._around.limits.any:
+            reason, _ = self._around.limits.look()
+            if reason:  # reached before: what the trainer would do now is not paid for
+                self._supervisor.stop_for_limit(reason)
         self._start_timers()
         try:
             ended = self._supervisor.run()
         finally:
             self._over.set()
+        self._ship_curves(waiting=ended.kind != "interrupted")
         self.saved_step = ended.saved_step
         self._remember(attempt=ended.attempts, best_step=self._supervisor.best_step, failures=ended.failures)
         self.look()
@@ -123,12 +133,16 @@ class TrainerStage:
         try:
             found = create_base(self._around.context, self._around.held, self.saved_step)
             self._log.info("took a base snapshot", snapshot=found)
+            if found:
+                mounted = self._folders.checkpoints.parent
+                self._around.ledger.note("snapshot", snapshot=found, used_gib=used_gib(mounted))
         except SpothealError as error:
             self._log.warning("no base snapshot", error=str(error))
 
     def look(self) -> None:
         """What a heartbeat does: surplus again, and growth of the checkpoint folder where no progress is reported."""
         self._heed_stop()
+        self._around.curves.ship_when_due()
         if self._acknowledged:
             if self._clock.monotonic() - self._cleaned >= RETENTION_SECONDS:
                 self._cleaned = self._clock.monotonic()
@@ -140,17 +154,19 @@ class TrainerStage:
 
     # ---------------------------------------------------------------------------------------------------------- timers
     def _start_timers(self) -> None:
-        limits, requested = self._config.job.limits, self._config.requested_at
-        if limits.hours and requested:
-            gone = (self._clock.now() - parse_rfc3339(requested)).total_seconds()
-            self._beside("limit", lambda: self._stop_at_limit(max(0.0, limits.hours * 3600 - gone)))
+        if self._around.limits.any:
+            self._beside("limit", lambda: self._around.limits.watch(self._over, self._supervisor.stop_for_limit))
         every = seconds(self._config.job.volume.snapshot_every)
         if every:
             self._beside("base-snapshots", lambda: self._base_snapshots(every))
 
-    def _stop_at_limit(self, left: float) -> None:
-        if not self._clock.sleep(left, until=self._over):
-            self._supervisor.stop_for_limit(f"limits.hours = {self._config.job.limits.hours:g} is reached")
+    def _ship_curves(self, waiting: bool) -> None:
+        """Read before the volume goes; at an interruption the store must not keep the handover waiting."""
+        found = self._around.curves.read()
+        if waiting:
+            self._around.curves.put(found)
+        elif found:
+            self._beside("curves", lambda: self._around.curves.put(found))
 
     def _base_snapshots(self, every: float) -> None:
         while not self._clock.sleep(every, until=self._over):
@@ -167,6 +183,7 @@ class TrainerStage:
 
     def _on_progress(self, progress: Progress) -> None:
         self._around.status.progress(progress)
+        self._around.curves.note(progress)
         self._heed_stop()
         saved = progress.saved.step if progress.saved else None
         if saved is not None and saved != self.saved_step:
@@ -205,6 +222,8 @@ class TrainerStage:
             gone = clean_up(self._around.context, self._around.held, acknowledged_step=step)
             if gone.volumes or gone.snapshots:
                 self._log.info("deleted what is superseded", volumes=gone.volumes, snapshots=gone.snapshots)
+                names = {"volumes": list(gone.volumes), "snapshots": list(gone.snapshots)}
+                self._around.ledger.note("deleted", **names)
         except SpothealError as error:
             self._log.warning("superseded volumes and snapshots are left", error=str(error))
 

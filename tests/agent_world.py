@@ -86,6 +86,9 @@ class ToldMetadata(Metadata):
     def identity(self, wait_seconds_max: float = 0, progress: Any = None) -> Identity:
         return self.who
 
+    def lifecycle(self) -> str:
+        return "spot"
+
     def spot_action(self) -> SpotAction | Answer:
         return self.action
 

@@ -409,6 +409,9 @@ class SimulatedMetadata:
     def identity(self, progress: Callable[[str], None] | None = None) -> Identity:
         return Identity(self.machine.id, self.machine.zone, "us-west-2", "g5.xlarge", "123456789012", "ami-1")
 
+    def lifecycle(self) -> str:
+        return "spot"
+
     def has_something(self) -> bool:
         return self.spot_action() is not NOTHING or self.rebalance() is not NOTHING
 

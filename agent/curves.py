@@ -1,0 +1,147 @@
+"""What the report's curves are drawn from, shipped to the store: the trainer's metrics file, and progress by the clock.
+
+The metrics file is cumulative (it lies on the volume and outlives machines), so it is put whole each time; progress is
+this instance's own. Both are bounded: of more than that every second line is left out, again and again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+from spotheal.agent.clock import Clock, rfc3339
+from spotheal.agent.contract import Progress
+from spotheal.agent.errors import SpothealError
+from spotheal.agent.names import LAYOUT
+from spotheal.agent.store import Store
+
+SHIP_SECONDS = 300.0
+SAMPLE_SECONDS = 10.0
+SAMPLES_MAX = 2000
+METRICS_BYTES_MAX = 4 << 20  # of what is shipped
+_READ_BYTES_MAX = 64 << 20  # of a larger file only the end is read
+_EXTRA_MAX = 12  # figures of the trainer's own in a sample
+
+
+class Curves:
+    """Safe to use from any thread. `name`: the instance, whose samples of earlier starts are kept."""
+
+    def __init__(self, store: Store, clock: Clock, name: str, metrics_file: Path) -> None:
+        self._store, self._clock, self._name, self._file = store, clock, name, metrics_file
+        self._lock = threading.Lock()
+        self._samples: list[str] = []
+        self._every = SAMPLE_SECONDS
+        self._sampled = self._shipped = float("-inf")
+        self._saved: int | None = None
+        self._mark: tuple[int, int] | None = None  # of the metrics file that the store has
+        self._stored = 0  # how many samples it has
+        self._read = False
+
+    def note(self, progress: Progress) -> None:
+        """A sample, when the last one is long enough ago or a checkpoint has become durable since."""
+        now = self._clock.monotonic()
+        saved = progress.saved.step if progress.saved else None
+        with self._lock:
+            if now - self._sampled < self._every and saved == self._saved:
+                return
+            self._sampled, self._saved = now, saved
+            self._samples.append(json.dumps(self._line(progress, saved)))
+            if len(self._samples) > SAMPLES_MAX:
+                self._samples, self._stored = self._samples[::2], -1
+                self._every *= 2
+
+    def _line(self, progress: Progress, saved: int | None) -> dict[str, Any]:
+        figures = {"loss": progress.loss, "samples_per_second": progress.samples_per_second}
+        extra = dict(list(progress.extra.items())[:_EXTRA_MAX])
+        line = {"time": rfc3339(self._clock.now()), "step": progress.step, "saved": saved, **figures, **extra}
+        return {key[:64]: value for key, value in line.items() if value is not None}
+
+    def ship_when_due(self) -> None:
+        if self._clock.monotonic() - self._shipped >= SHIP_SECONDS:
+            self.ship()
+
+    def ship(self) -> bool:
+        """Put what is new; False where the store could not be reached (the next call tries again)."""
+        return self.put(self.read())
+
+    def read(self) -> list[tuple[str, bytes]]:
+        """What would be put, read now: the volume may be gone a moment later."""
+        with self._lock:
+            self._shipped = self._clock.monotonic()
+            found: list[tuple[str, bytes]] = []
+            if self._samples and len(self._samples) != self._stored:
+                found.append((LAYOUT.progress(self._name), "".join(f"{one}\n" for one in self._samples).encode()))
+            mark, body = _metrics(self._file, self._mark)
+            if body:
+                self._mark = mark
+                found.append((LAYOUT.metrics, body))
+            return found
+
+    def put(self, found: list[tuple[str, bytes]]) -> bool:
+        try:
+            for key, body in found:
+                self._store.put_bytes(key, self._with_earlier(key, body), "text/plain; charset=utf-8")
+        except SpothealError:
+            with self._lock:
+                self._mark = None
+            return False
+        with self._lock:
+            for key, body in found:
+                if key != LAYOUT.metrics:
+                    self._stored = body.count(b"\n")
+        return True
+
+    def _with_earlier(self, key: str, body: bytes) -> bytes:
+        """Samples of an earlier start of the agent on this instance stay, before ours."""
+        if key == LAYOUT.metrics:
+            return body
+        if not self._read:
+            self._before = self._store.get_bytes(key) or b""
+            self._read = True
+        return thinned(self._before, METRICS_BYTES_MAX) + body
+
+    _before = b""
+
+
+def _metrics(path: Path, known: tuple[int, int] | None) -> tuple[tuple[int, int] | None, bytes]:
+    """The file's lines, thinned to `METRICS_BYTES_MAX`, and its mark; nothing where it is as `known` or unreadable."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return known, b""
+    with open(descriptor, "rb") as file:
+        try:
+            status = os.fstat(file.fileno())
+            mark = (status.st_size, status.st_mtime_ns)
+            if not stat.S_ISREG(status.st_mode) or mark == known or not status.st_size:
+                return known, b""
+            if status.st_size > _READ_BYTES_MAX:
+                file.seek(-_READ_BYTES_MAX, os.SEEK_END)
+                file.readline()
+            return mark, thinned(file.read(_READ_BYTES_MAX), METRICS_BYTES_MAX)
+        except OSError:
+            return known, b""
+
+
+def thinned(body: bytes, bytes_max: int) -> bytes:
+    """Whole lines only. Too many: every second, and so on; lines that close an epoch are the last to go."""
+    body = body[: body.rfind(b"\n") + 1]
+    if len(body) <= bytes_max:
+        return body
+    lines = body.splitlines(keepends=True)
+    closing = [b'"closes"' in line for line in lines]
+    kept_closings = sum(len(line) for line, closes in zip(lines, closing, strict=True) if closes) <= bytes_max // 2
+    every = 2
+    while True:
+        found = [
+            line
+            for index, (line, closes) in enumerate(zip(lines, closing, strict=True))
+            if (closes and kept_closings) or index % every == 0
+        ]
+        if sum(map(len, found)) <= bytes_max or every > len(lines):
+            return b"".join(found) if sum(map(len, found)) <= bytes_max else b""
+        every *= 2

@@ -1,0 +1,124 @@
+"""What a life needs of prices, limits and messages, made in one place from its configuration."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Protocol
+
+from spotheal.agent.budget import Budget, Cloud, Prices, Source
+from spotheal.agent.clock import Clock
+from spotheal.agent.config import InstanceConfig
+from spotheal.agent.curves import Curves
+from spotheal.agent.errors import SpothealError
+from spotheal.agent.finish import End
+from spotheal.agent.history import Disk
+from spotheal.agent.ledger import Ledger
+from spotheal.agent.limits import Limits
+from spotheal.agent.logs import Logs
+from spotheal.agent.messages import end_message
+from spotheal.agent.metadata import Identity
+from spotheal.agent.notify import Message, Messenger
+from spotheal.agent.paths import Paths
+from spotheal.agent.store import Store
+
+
+class World(Protocol):
+    """What of `life.World` this needs."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def logs(self) -> Logs: ...
+
+    @property
+    def metadata(self) -> Source: ...
+
+    @property
+    def sns(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Money:
+    """Of one life on one instance."""
+
+    config: InstanceConfig
+    prices: Prices
+    budget: Budget
+    messenger: Messenger
+    ledger: Ledger
+    store: Store
+    here: Identity
+    clock: Clock
+    log: Any
+
+    @classmethod
+    def of(
+        cls, config: InstanceConfig, world: World, store: Store, cloud: Cloud, ledger: Ledger, here: Identity
+    ) -> Money:
+        clock, log, job = world.clock, world.logs.log, config.job
+        disk = Disk(job.volume.size_gib, job.volume.type)
+        limit = Decimal(str(job.limits.dollars))
+        return cls(
+            config=config,
+            prices=Prices(cloud, world.metadata, store, ledger, here, clock, log),
+            budget=Budget(limit, store, ledger, here, clock, log, config.requested_at, disk),
+            messenger=Messenger(
+                job.notify,
+                store,
+                clock,
+                log,
+                {"job": job.job.name, "run": config.run, "store": str(config.store)},
+                world.sns,
+            ),
+            ledger=ledger,
+            store=store,
+            here=here,
+            clock=clock,
+            log=log,
+        )
+
+    def boot_fields(self, paths: Paths) -> dict[str, Any]:
+        """What the boot's event says beside the type: since when it costs, and its root disk, which costs too."""
+        root = _gib(Path("/"), "total") if paths.is_whole_machine else None
+        return {"launched": self.here.launched or None, "root_gib": root}
+
+    def note_predecessor(self, status: Mapping[str, Any]) -> None:
+        """Until when the one before was heard of, and how far it was: it may have died without a word."""
+        before, heard = str(status.get("instance") or ""), status.get("heartbeat")
+        if before and before != self.here.instance and heard:
+            step = (status.get("progress") or {}).get("step")
+            self.ledger.note("predecessor", predecessor=before, heard=heard, last_step=step)
+
+    def limits(self, tell: Callable[[Message], None]) -> Limits:
+        limits = self.config.job.limits
+        return Limits(limits.hours, limits.dollars, self.config.requested_at, self.budget, self.clock, self.log, tell)
+
+    def curves(self, metrics_file: Path) -> Curves:
+        return Curves(self.store, self.clock, self.here.instance, metrics_file)
+
+    def end_message(self, end: End, status: Mapping[str, Any]) -> Message:
+        facts = {"job": self.config.job.job.name, "step": (status.get("progress") or {}).get("step")}
+        try:
+            spent, _ = self.budget.spent()
+            cost = f"about ${spent:.2f} since the request"
+        except SpothealError:
+            cost = ""
+        return end_message(end, self.config.requested_at, facts, cost)
+
+
+def used_gib(folder: Path) -> int | None:
+    """GiB that are used on the volume mounted there, rounded up; None where none is."""
+    return _gib(folder, "used") if os.path.ismount(folder) else None
+
+
+def _gib(folder: Path, what: str) -> int | None:
+    try:
+        return -(-int(getattr(shutil.disk_usage(folder), what)) // (1 << 30))
+    except OSError:
+        return None
