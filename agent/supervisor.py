@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import contract
+from spotheal.agent import contract, idle_gpus
 from spotheal.agent.account import Account
 from spotheal.agent.attempts import AttemptEnd, Done, GiveUp, StartAgain, Stopped, Tally, decide
 from spotheal.agent.clock import Clock
@@ -35,6 +36,7 @@ from spotheal.agent.trainer_files import (
 )
 from spotheal.agent.trainer_hooks import Ended, Hooks, Kind, Teller
 from spotheal.agent.watch import Request, Timing, Watch
+from spotheal.agent.world import World, gpu_count, last_words, visible, world_of
 
 __all__ = ["Ended", "Folders", "Hooks", "Supervisor", "Timing"]
 
@@ -175,17 +177,24 @@ class Supervisor:
         self._began = self._clock.now().timestamp()
         self._tail.clear()
         found = progress_of(self._folders.progress_file)
-        program = self._start()
+        world, program = self._start()
         watch = Watch(self, program, self._folders, self._clock, self._timing, written=found[1] if found else 0)
+        over = threading.Event()
+        if world.gpus > 1:
+            idle_gpus.start(world.gpus, lambda: watch.gained, self._on_idle_gpus, self._clock, over)
         try:
             watch.until_end()
         finally:
+            over.set()
             left = program.end_all(self._clock)
             if left:
                 self.log.error("processes of the trainer cannot be killed", processes=left)
                 self.event("unkillable", processes=left)
         watch.look()
         watch.tell_started()
+        if program.exit_code and not watch.asked:
+            for line in last_words(world.logs):
+                self._line(line)
         self.warn_of_empty_checkpoints()
         gained = watch.gained if self._reports else bool(mark_of(self._kept()) - before)
         asked = watch.asked
@@ -204,7 +213,31 @@ class Supervisor:
                 self.log.info("dropped metrics of steps that are done again", lines=dropped, after=saved.step)
         return mark_of(self._kept())
 
-    def _start(self) -> ForeignProgram:
+    def _on_idle_gpus(self, what: str) -> None:
+        self.event("gpus-idle", what=what)
+        if self._config.job.job.nproc_per_node == 1:
+            self.log.warning(what)
+            return
+        notice = Notice("shutdown", self._clock.now() + timedelta(seconds=_LIMIT_SECONDS))
+        self._ask(Request("failed", notice, self._clock.monotonic() + _LIMIT_SECONDS, what))
+
+    def _world(self, argv: list[str], directory: Path, environment: Mapping[str, str]) -> World:
+        """The ranks of this attempt, said in the log. SetupFailed where they are not what was asked for."""
+        world = world_of(
+            self._config.job.job.nproc_per_node,
+            argv,
+            gpus=visible(gpu_count(), environment),
+            directory=directory,
+            interpreter=self._interpreter,
+            logs=self._folders.logs / "ranks" / f"attempt-{self.attempt}",
+        )
+        if world.says:
+            self.log.info(world.says, others=str(world.logs) if world.logs else None)
+        if world.warns:
+            self.log.warning(world.warns)
+        return world
+
+    def _start(self) -> tuple[World, ForeignProgram]:
         job = self._config.job.job
         command = job.resume_command if self.attempt > 1 and job.resume_command else job.command
         environment = trainer_environment(
@@ -216,10 +249,11 @@ class Supervisor:
             raise SetupFailed(
                 f"the repository has no folder {job.directory!r}", next_step="correct `directory` in job.toml"
             )
+        world = self._world(argv, directory, environment)
         self.log.info("starting the trainer", attempt=self.attempt, command=argv, directory=str(directory))
         try:
-            return ForeignProgram(
-                argv,
+            return world, ForeignProgram(
+                world.argv,
                 directory=directory,
                 environment=environment,
                 account=self._account,

@@ -29,7 +29,7 @@ class Timing:
 class Request:
     """Why and by when the trainer must end; `until` on the monotonic clock."""
 
-    kind: Literal["interrupted", "limit", "cancelled"]
+    kind: Literal["interrupted", "limit", "cancelled", "failed"]
     notice: Notice
     until: float
     reason: str

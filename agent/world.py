@@ -1,0 +1,144 @@
+"""How many ranks of the trainer this machine runs, and the command that starts them: torchrun around the job's own.
+
+What is asked (`nproc_per_node`), what the machine has (nvidia-smi) and what the command says for itself must agree:
+a GPU that nobody uses, and ranks that do not know of each other, cost as much as training and are not seen in any log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spotheal.agent import programs
+from spotheal.agent.errors import Fatal, Retryable, SetupFailed
+from spotheal.agent.launchers import RANKS_MODULE, launches, processes_asked
+
+NVIDIA_SMI_SECONDS_MAX = 60.0  # a driver that has just been loaded initializes every GPU at the first call
+_QUERY = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+_NEXT = 'correct `nproc_per_node` in job.toml: a number, or "gpu" for one process a GPU'
+
+
+@dataclass(frozen=True)
+class World:
+    """`argv` starts all ranks of this machine. `says` goes to the log; `warns` too, where something looks wrong.
+
+    `logs` is the folder in which torchrun puts the output of all ranks but the first; None without ranks of ours.
+    """
+
+    argv: tuple[str, ...]
+    says: str = ""
+    warns: str = ""
+    logs: Path | None = None
+    gpus: int = 0  # that the trainer is to use
+
+
+def gpu_count() -> int:
+    """The GPUs that nvidia-smi lists; 0 where there is no such program, or no driver it can speak with.
+
+    Retryable where it hangs.
+    """
+    try:
+        found = programs.run(_QUERY, seconds_max=NVIDIA_SMI_SECONDS_MAX)
+    except Retryable:
+        raise
+    except Fatal:
+        return 0
+    lines = [line.strip() for line in found.out.splitlines()]
+    return sum(line.isdigit() for line in lines) if found.code == 0 else 0
+
+
+def visible(gpus: int, environment: Mapping[str, str]) -> int:
+    """How many of `gpus` the job leaves itself with CUDA_VISIBLE_DEVICES."""
+    said = environment.get("CUDA_VISIBLE_DEVICES")
+    if said is None or not gpus:
+        return gpus
+    named = [word.strip() for word in said.split(",")]
+    return min(gpus, len([word for word in named if word and word != "-1"]))
+
+
+def world_of(
+    asked: int | str,
+    command: Sequence[str],
+    *,
+    gpus: int,
+    directory: Path,
+    interpreter: Path,
+    logs: Path,
+    machines: int = 1,
+) -> World:
+    """The world of a job with `nproc_per_node = asked` on a machine with `gpus`. SetupFailed where they do not agree.
+
+    `command` is the job's, ready to be run; `logs` a folder of this attempt's own.
+    """
+    argv = tuple(command)
+    if launches(argv, directory):
+        return _launched_by_itself(asked, argv, gpus)
+    if asked == 1:
+        idle = f'{gpus - 1} of {gpus} GPUs may stay idle: nproc_per_node = "gpu" in job.toml starts a rank on each'
+        return World(argv, warns=idle if gpus > 1 else "", gpus=gpus)
+    count = gpus if asked == "gpu" else int(asked)
+    if count == 0:
+        raise SetupFailed('nproc_per_node = "gpu", but nvidia-smi shows no GPU on this machine', next_step=_NEXT)
+    if gpus and count != gpus:
+        what = f"{gpus - count} would stay idle" if count < gpus else "two ranks cannot share one"
+        raise SetupFailed(
+            f"nproc_per_node = {count}, but this machine has {gpus} GPUs: {what}",
+            next_step=_NEXT + "; CUDA_VISIBLE_DEVICES in [environment] leaves GPUs out on purpose",
+        )
+    torchrun = [str(interpreter), "-m", RANKS_MODULE, "--standalone", f"--nproc_per_node={count}", "--max_restarts=0"]
+    if count > 1:  # both outputs of all ranks but the first go to files
+        torchrun += [f"--log_dir={logs}", "--redirects=" + ",".join(f"{rank}:3" for rank in range(1, count))]
+    return World((*torchrun, "--no_python", *argv), says=describe(count, machines, gpus), logs=logs, gpus=gpus)
+
+
+def describe(processes: int, machines: int, gpus: int) -> str:
+    """`world 8 = 2 machines x 4 GPUs`."""
+    each = "GPU" if gpus else "process"
+    return f"world {processes * machines} = {_some(machines, 'machine')} x {_some(processes, each)}"
+
+
+def last_words(logs: Path | None, lines_max: int = 15) -> list[str]:
+    """The end of what the ranks that were not in the log said, of at most two that failed: why they ended."""
+    found: list[str] = []
+    paths = sorted(logs.glob("*/attempt_*/*/stderr.log")) if logs is not None and logs.is_dir() else []
+    tails = [(path.parent.name, _tail(path, lines_max)) for path in paths]
+    failed = [tail for tail in tails if any("Error" in line or "error" in line for line in tail[1])]
+    for rank, lines in failed[:2]:
+        found += [f"rank {rank} | {line}" for line in lines]
+    return found
+
+
+def _launched_by_itself(asked: int | str, argv: tuple[str, ...], gpus: int) -> World:
+    said = processes_asked(argv)
+    number = int(said) if said is not None and said.isdigit() else None
+    if asked != 1 and number is not None and number != (gpus if asked == "gpu" else asked):
+        raise SetupFailed(
+            f"nproc_per_node = {asked!r}, but the command starts {number} processes by itself",
+            next_step="leave `nproc_per_node` out, or the launcher out of `command`: then it is added",
+        )
+    idle = gpus - (number or gpus)
+    return World(
+        argv,
+        gpus=gpus,
+        says="the command launches its ranks itself" + (f": {said} on this machine" if said else ""),
+        warns=f"{idle} of {gpus} GPUs stay idle: the command starts {number} processes" if idle > 0 else "",
+    )
+
+
+def _tail(path: Path, lines_max: int) -> list[str]:
+    """The trainer's own file: a link in its place is not followed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - (16 << 10)))
+            lines = file.read(16 << 10).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    return lines[-lines_max:]
+
+
+def _some(count: int, what: str) -> str:
+    plural = what + ("es" if what.endswith("s") else "s")
+    return f"{count} {what if count == 1 else plural}"

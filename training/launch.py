@@ -1,0 +1,37 @@
+"""torchrun, whose end says what the ranks' ends meant: 75 where they saved and stopped, not the 1 of every failure.
+
+    python -m spotheal.training.launch --standalone --nproc_per_node=4 --no_python python train.py
+
+Options are torchrun's. The agent puts it in front of a command where job.toml asks for several processes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from spotheal.agent.contract import EXIT_SAVED_AND_STOPPED
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 where every rank ended with 0; 75 where one ended with 75 and none failed before; else 1."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun sets the same, and prints six lines about it
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    try:
+        torchrun(list(sys.argv[1:] if arguments is None else arguments))
+    except ChildFailedError as ended:
+        # torchrun ends the others when the first one ends, so what counts is how that one did.
+        rank, first = ended.get_first_failure()
+        if first.exitcode == EXIT_SAVED_AND_STOPPED:
+            return EXIT_SAVED_AND_STOPPED
+        how = f"signal {-first.exitcode}" if first.exitcode < 0 else f"exit code {first.exitcode}"
+        print(f"error: rank {rank} ended with {how}; the other ranks were ended with it", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
