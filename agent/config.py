@@ -14,10 +14,12 @@ from typing import Any
 
 from spotheal.agent.errors import ConfigError
 from spotheal.agent.names import JOB_NAME, StoreUrl
+from spotheal.agent.secret_reference import SecretReference
 
 INSTANCE_SCHEMA_VERSION = 1
 ENTRIES_MAX = 10_000  # of a sweep
 REQUIRED: Any = object()
+POLICY_CHARACTERS_MAX = 2048
 _DURATION = re.compile(r"(\d+)\s*(s|m|h|d)")
 _DURATION_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -120,6 +122,34 @@ def _gpus(value: Any) -> str:
     return "" if value == "gpu" else _integer(1, 64)(value) and 'must be a whole number from 1 to 64, or "gpu"'
 
 
+def _reference(value: Any) -> str:
+    if _text(value) or not value:
+        return _text(value)
+    try:
+        SecretReference.parse(value)
+    except ValueError as fault:
+        return str(fault)
+    return ""
+
+
+def _policy(value: Any) -> str:
+    """A file's name in job.toml; on an instance the document itself."""
+    if _text(value) or not value.startswith("{"):
+        return _text(value)
+    return policy_fault(value)
+
+
+def policy_fault(text: str) -> str:
+    """What is wrong with a session policy, "" where nothing is. AWS takes 2,048 characters of one."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return "is no JSON"
+    if not isinstance(document, dict) or not isinstance(document.get("Statement"), list | dict):
+        return "is no IAM policy: a JSON object with Version and Statement"
+    return "" if len(text) <= POLICY_CHARACTERS_MAX else f"is longer than {POLICY_CHARACTERS_MAX} characters"
+
+
 @dataclass(frozen=True)
 class Key:
     """One key of job.toml. Where `ready` is False only the default is accepted: better refused than ignored."""
@@ -156,6 +186,13 @@ KEYS: tuple[Key, ...] = (
         [],
         _argvs,
         "commands run first, once per revision, setup and interpreter, in an environment of their own on the volume",
+    ),
+    Key(
+        "job",
+        "repository_secret",
+        "",
+        _reference,
+        "where a token (https) or a private key (ssh) for the repository lies: ssm:/path or secretsmanager:id",
     ),
     Key("job", "directory", "", _inside, "folder of the clone in which everything runs"),
     Key(
@@ -226,16 +263,16 @@ KEYS: tuple[Key, ...] = (
         "mode",
         "on",
         _one_of("on", "imds", "off"),
-        '"on", "imds": a user of its own is made for the trainer (no cage around it yet); "off": none is made',
+        '"on": the trainer in a sandbox, without a way to the instance\'s role; "imds": with one; "off": no cage',
     ),
     Key(
         "cage",
         "user",
         "spotheal-trainer",
         _matching(r"[a-z_][a-z0-9_-]{0,31}", "a user name"),
-        "the user the trainer runs as, where it exists",
+        "the cage's own user, made where it is not there; with the cage off, whom the trainer runs as",
     ),
-    Key("cage", "trainer_policy", "", _text, "policy file of a narrow role for the caged trainer", ready=False),
+    Key("cage", "trainer_policy", "", _policy, "policy file of a narrow role for the caged trainer"),
     Key("store", "url", "", _store, "s3://bucket/prefix; default: bucket spotheal-<account>-<region>"),
     Key("store", "results", "", _store, "where results go; default: the store", ready=False),
     Key("notify", "webhook", "", _matching(r"(https?://\S+)?", "an http(s) URL"), "POSTed at every end", ready=False),
@@ -257,6 +294,7 @@ class JobTable:
     command: tuple[str, ...]
     resume_command: tuple[str, ...]
     setup: tuple[tuple[str, ...], ...]
+    repository_secret: str
     directory: str
     region: str
     python: str
@@ -374,8 +412,8 @@ def parse_job(document: Mapping[str, Any], *, source: str = "job.toml") -> JobCo
                 faults.append(f"[{table}] {key.name}: {fault}")
     for table in FREE_TABLES:
         faults += _free_faults(table, document.get(table, {}))
-    if not faults and not document["job"]["command"]:
-        faults.append("[job] command: must name a program")
+    if not faults:
+        faults += _faults_between(values, document)
     if faults:
         raise ConfigError(
             "\n".join(f"{source}: {fault}" for fault in faults),
@@ -386,6 +424,18 @@ def parse_job(document: Mapping[str, Any], *, source: str = "job.toml") -> JobCo
     }
     free: dict[str, Any] = {name: dict(document.get(name, {})) for name in FREE_TABLES}
     return JobConfig(**tables, **free)
+
+
+def _faults_between(values: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]) -> list[str]:
+    """What is wrong only beside another key."""
+    job, cage = values["job"], values["cage"]
+    faults = [] if job["command"] else ["[job] command: must name a program"]
+    if job["repository_secret"] and not re.match(r"https://|ssh://|[^/]+:", job["repository"]):
+        faults.append("[job] repository_secret: is for a repository with an https or ssh address")
+    if cage["trainer_policy"] and cage["mode"] != "on":
+        faults.append('[cage] trainer_policy: needs mode = "on": without the relay the trainer has no role of its own')
+    both = sorted(set(document.get("environment", {})) & set(document.get("secrets", {})))
+    return faults + [f"[secrets] {name}: stands in [environment] too" for name in both]
 
 
 def _value(key: Key, given: Mapping[str, Any]) -> tuple[Any, str]:
@@ -409,8 +459,8 @@ def _free_faults(table: str, given: Any) -> list[str]:
             faults.append(f"[{table}] {name}: names that begin with SPOTHEAL_ are the agent's")
         elif not isinstance(value, str) or "\0" in value:
             faults.append(f"[{table}] {name}: must be a string")
-        elif table == "secrets":
-            faults.append("[secrets] is not supported by this version; leave it out")
+        elif table == "secrets" and (fault := _reference(value) or ("" if value else "must not be empty")):
+            faults.append(f"[secrets] {name}: {fault}")
     return faults
 
 

@@ -88,6 +88,25 @@ class StoreLayout:
     launches = "launches/"  # launches/<instance>.json, put before anything can fail
     terms = "terms/"
 
+    # of a sweep, whose runs have prefixes of their own below its own
+    sweep = "sweep.json"  # {"entries": [parameters, …], "source"}
+    queue = "queue/"
+    first_volume = "volume.json"  # of one run of a sweep: where its volume is made, and its id
+
+    @staticmethod
+    def queue_claim(entry: int, number: int) -> str:
+        """`queue/<entry>.<n>`: an instance works on the entry, the n-th that does; put with `If-None-Match: *`."""
+        return f"queue/{entry:05d}.{number:04d}"
+
+    @staticmethod
+    def queue_ended(entry: int, done: bool) -> str:
+        return f"queue/{entry:05d}.{'done' if done else 'failed'}"
+
+    @staticmethod
+    def entry(index: int) -> str:
+        """Prefix of one run of a sweep: everything else of this layout is below it."""
+        return f"entries/{index:05d}"
+
     @staticmethod
     def term(number: int) -> str:
         """`terms/<n>`: a claim, put with `If-None-Match: *`."""
@@ -158,6 +177,14 @@ class StoreUrl:
 
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}" if self.prefix else f"s3://{self.bucket}"
+
+
+TRAINER_ROLE = "spotheal-trainer"  # what a caged trainer with a `cage.trainer_policy` acts as
+
+
+def partition_of(region: str) -> str:
+    """The first word of a region's ARNs after `arn:`."""
+    return "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
 
 
 # --------------------------------------------------------------------------------------------------------------- ends

@@ -26,6 +26,7 @@ EXAMPLES: dict[tuple[str, str], tuple[Any, list[Any]]] = {
     ("job", "command"): (["./run", "--lr", "0.1 ; rm"], ["python train.py", [1], [], ["a\0"], None]),
     ("job", "resume_command"): (["python", "resume.py"], ["x", [1]]),
     ("job", "setup"): ([["make", "data"]], [["make"], [[]], "x", [[1]]]),
+    ("job", "repository_secret"): ("ssm:/git", ["git", "ssm:", 1, "s3://x"]),
     ("job", "directory"): ("sub/dir", ["/etc", "../x", "a/../../b", 1]),
     ("job", "region"): ("us-west-2", ["us west", "US-WEST-2", "moon", 1]),
     ("job", "python"): ("/opt/python", [1, "a\nb"]),
@@ -146,9 +147,36 @@ def test_an_unknown_key_is_told_with_the_legal_ones() -> None:
     assert fault == "job.toml: [cage] mod: no such key; there are mode, user, trainer_policy"
 
 
-def test_secrets_are_refused_until_they_are_ready() -> None:
-    (fault,) = faults({**LEAST, "secrets": {"TOKEN": "ssm:/x"}})
-    assert "not supported by this version" in fault
+@pytest.mark.parametrize(
+    "reference",
+    ["ssm:/spotheal/j/TOKEN", "ssm:plain", "ssm:/a/b:3", "secretsmanager:team/token", "secretsmanager:team/token#key",
+     "secretsmanager:arn:aws:secretsmanager:us-west-2:123456789012:secret:x-AbCdEf#a"],
+)  # fmt: skip
+def test_a_secret_names_where_it_lies(reference: str) -> None:
+    assert parse_job({**LEAST, "secrets": {"TOKEN": reference}}).secrets == {"TOKEN": reference}
+
+
+@pytest.mark.parametrize("value", ["", "hunter2", "ssm:", "ssm:/a b", "ssm:/a//b", "ssm:/a;id", "vault:x", "ssm:/#", 1])
+def test_a_secret_that_is_no_reference_is_refused_and_not_repeated(value: Any) -> None:
+    (fault,) = faults({**LEAST, "secrets": {"TOKEN": value}})
+    assert fault.startswith("job.toml: [secrets] TOKEN: must")
+    assert "hunter2" not in fault
+
+
+def test_what_contradicts_another_key_is_refused() -> None:
+    assert "stands in [environment] too" in faults({**LEAST, "environment": {"A": "1"}, "secrets": {"A": "ssm:/a"}})[0]
+    policy = job("cage", "trainer_policy", "policy.json")
+    assert parse_job(policy).cage.trainer_policy == "policy.json"
+    for mode in ("imds", "off"):
+        assert 'needs mode = "on"' in faults({**policy, "cage": {"trainer_policy": "p.json", "mode": mode}})[0]
+    here = job("job", "repository_secret", "ssm:/x")
+    assert "https or ssh" in faults({**here, "job": {**here["job"], "repository": "."}})[0]
+
+
+def test_on_an_instance_the_policy_is_the_document_itself() -> None:
+    assert parse_job(job("cage", "trainer_policy", '{"Statement": []}')).cage.trainer_policy == '{"Statement": []}'
+    for bad in ("{", '{"Version": "2012-10-17"}', '{"Statement": ["' + "x" * 2048 + '"]}'):
+        assert faults(job("cage", "trainer_policy", bad))
 
 
 def test_control_characters_are_in_no_text() -> None:

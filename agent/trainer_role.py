@@ -1,0 +1,86 @@
+"""The trainer's own narrow role (`cage.trainer_policy`), as the metadata service gives a role's credentials.
+
+The agent takes the role `spotheal-trainer` of the account with the job's policy as session policy: the trainer may do
+what both allow, and never what the instance may. A session lasts an hour (AWS's limit where one role takes another) and
+is taken anew ten minutes before its end.
+Source: STS API, AssumeRole; EC2 User Guide, "Retrieve security credentials from instance metadata".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.clock import Clock, rfc3339
+from spotheal.agent.errors import Fatal, NoCredentials, SetupFailed
+from spotheal.agent.names import TRAINER_ROLE, partition_of
+from spotheal.agent.redaction import SECRETS
+
+SESSION_SECONDS = 3600
+EARLY_SECONDS = 600.0
+
+
+@dataclass
+class TrainerRole:
+    """`credentials` from any thread. `sts` is a boto3 client."""
+
+    sts: Any
+    clock: Clock
+    account: str
+    region: str
+    instance: str
+    policy: str
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _document: str = ""
+    _until: datetime | None = None
+
+    @property
+    def arn(self) -> str:
+        return f"arn:{partition_of(self.region)}:iam::{self.account}:role/{TRAINER_ROLE}"
+
+    def check(self) -> None:
+        """SetupFailed where the role cannot be taken: better now than in the middle of the training."""
+        try:
+            self.credentials()
+        except NoCredentials:
+            raise
+        except Fatal as error:
+            raise SetupFailed(
+                f"the trainer's role cannot be taken: {error.message}",
+                next_step=f"make the role {TRAINER_ROLE} and let the instance's role take it (`python -m spotheal.iam"
+                " trainer-trust`, `instance-role`); or leave out `[cage] trainer_policy`",
+                code=error.code,
+            ) from error
+
+    def credentials(self) -> str:
+        """The JSON document of the metadata service; SpothealError where there is none to be had."""
+        with self._lock:
+            now = self.clock.now()
+            if self._until is None or now >= self._until - timedelta(seconds=EARLY_SECONDS):
+                self._take(now)
+            return self._document
+
+    def _take(self, now: datetime) -> None:
+        with translated(f"take the role {TRAINER_ROLE}"):
+            given = self.sts.assume_role(
+                RoleArn=self.arn,
+                RoleSessionName=re.sub(r"[^\w+=,.@-]", "-", f"trainer-{self.instance}")[:64],
+                DurationSeconds=SESSION_SECONDS,
+                Policy=self.policy,
+            )["Credentials"]
+        SECRETS.learn([given["SecretAccessKey"], given["SessionToken"]])
+        self._until = given["Expiration"]
+        self._document = json.dumps({
+            "Code": "Success",
+            "LastUpdated": rfc3339(now),
+            "Type": "AWS-HMAC",
+            "AccessKeyId": given["AccessKeyId"],
+            "SecretAccessKey": given["SecretAccessKey"],
+            "Token": given["SessionToken"],
+            "Expiration": rfc3339(given["Expiration"]),
+        })
