@@ -156,7 +156,12 @@ def _record(store: Store, ready: Ready, clock: Clock) -> None:
 
 
 def _write_fleet(store: Store, ready: Ready, *, fleet: str, request: dict[str, Any] | None, volume: str) -> None:
+    """With the prices of the day: instances cannot ask for list prices, and the receipt compares with them."""
+    prices = [vars(price) for price in ready.plan.prices]
+    if not prices:  # a request that goes on asks for none
+        prices = (store.get_json(LAYOUT.fleet_document) or {}).get("prices", [])
     store.put_json(LAYOUT.fleet_document, {
+        "prices": prices,
         "schema_version": 1, "fleet_id": fleet or None, "engine": ready.instance.job.fleet.engine,
         "requested_at": ready.plan.requested_at, "generation": ready.plan.generation, "previous": list(ready.previous),
         "volume_id": volume or None, "request": request,
