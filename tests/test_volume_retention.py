@@ -82,10 +82,33 @@ def test_a_superseded_volume_is_taken_from_an_instance_that_is_stopped(instance,
     )
     claim = SimpleNamespace(number=9, instance="i-me")
     store = SimpleNamespace(highest_term=lambda: claim)
-    ctx = SimpleNamespace(ec2=ec2, store=store, desired=SimpleNamespace(run="r1", instance="i-me"))
+    memory = SimpleNamespace(states={}, deleted=set(), snapshot=None)
+    ctx = SimpleNamespace(ec2=ec2, store=store, desired=SimpleNamespace(run="r1", instance="i-me"), memory=memory)
     assert Surplus((), ()) == clean_up(ctx, HELD, acknowledged_step=1)
     assert detached == calls
     calls.clear()
     ctx.desired.instance = claim.instance = "i-0x"  # ourselves, who run, and have vol-09 mounted
     clean_up(ctx, HELD, acknowledged_step=1)
     assert [("vol-01", "i-0x", attachment == "detaching")] == calls
+
+
+def test_what_this_life_has_superseded_goes_though_no_describe_shows_it_so():
+    """The run may end before one does, and then nobody looks again."""
+    deleted = []
+    ec2 = SimpleNamespace(
+        volumes_of_run=lambda run: (volume("vol-01", "current", 8), volume("vol-09", "moving", 9, attached=True)),
+        snapshots_of_run=lambda run: (snapshot(6), snapshot(7)),  # not the one that this life has taken
+        delete_volume=deleted.append,
+        delete_snapshot=deleted.append,
+    )
+    claim = SimpleNamespace(number=9, instance="i-me")
+    states = {"vol-01": "superseded", "vol-02": "superseded", "vol-09": "current"}
+    ctx = SimpleNamespace(
+        ec2=ec2,
+        store=SimpleNamespace(highest_term=lambda: claim),
+        desired=SimpleNamespace(run="r1", instance="i-me"),
+        memory=SimpleNamespace(states=states, deleted=set(), snapshot="snap-08"),
+    )
+    assert Surplus(("vol-01", "vol-02"), ("snap-06",)) == clean_up(ctx, HELD, acknowledged_step=1)
+    assert ["vol-01", "vol-02", "snap-06"] == deleted
+    assert Surplus((), ("snap-06",)) == clean_up(ctx, HELD, acknowledged_step=1)

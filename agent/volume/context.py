@@ -69,6 +69,7 @@ class Memory:
     handover: str = ""  # the snapshot that was asked for at the end of the term
     releasing: bool = False  # the store is being told that the term is released
     rejected: set[str] = field(default_factory=set)  # snapshots
+    deleted: set[str] = field(default_factory=set)  # volumes, by ourselves
     completed: set[str] = field(default_factory=set)  # snapshots that a describe has shown as completed
     paces: dict[str, Pace] = field(default_factory=dict)  # by snapshot
     saved: dict[int, int] = field(default_factory=dict)  # term -> the last step its writer said it had saved

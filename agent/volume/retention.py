@@ -22,8 +22,10 @@ class Surplus:
     snapshots: tuple[str, ...]
 
 
-def surplus(held: Writer, volumes: tuple[Volume, ...], snapshots: tuple[Snapshot, ...]) -> Surplus:
-    """What can go, seen by the holder of the last term. Pure.
+def surplus(
+    held: Writer, volumes: tuple[Volume, ...], snapshots: tuple[Snapshot, ...], kept: int = SNAPSHOTS_KEPT
+) -> Surplus:
+    """What can go, seen by the holder of the last term. Pure. `kept`: less where a newer snapshot is known of.
 
     Volumes: superseded ones, and copies of earlier terms that were never finished; never one that is attached.
     Snapshots: ours by purpose, all but the newest two; a pending one is left to complete.
@@ -35,7 +37,7 @@ def surplus(held: Writer, volumes: tuple[Volume, ...], snapshots: tuple[Snapshot
     newest_first = sorted(
         (s for s in ours if s.state != "error"), key=lambda s: (term_of(s), s.started, s.id), reverse=True
     )
-    done = [s for s in newest_first[SNAPSHOTS_KEPT:] if s.state == "completed"]
+    done = [s for s in newest_first[kept:] if s.state == "completed"]
     return Surplus(tuple(sorted(old)), tuple(sorted(s.id for s in (*failed, *done))))
 
 
@@ -63,6 +65,14 @@ def _free_stranded(ctx: Context, held: Writer, volumes: tuple[Volume, ...]) -> N
             ctx.ec2.detach(volume, instance, force=state == "detaching")
 
 
+def _superseded_by_us(ctx: Context, held: Writer, seen: tuple[Volume, ...]) -> list[str]:
+    """Volumes that this life has superseded, and that describes show as something else, or not at all, for a while. A
+    run that ends within that while has no later look. One that is attached is left to `_free_stranded`."""
+    attached = {volume.id for volume in seen if volume.attachments}
+    ours = [volume for volume, state in ctx.memory.states.items() if state == VolumeState.SUPERSEDED.value]
+    return [v for v in ours if v != held.volume and v not in attached | ctx.memory.deleted]
+
+
 def clean_up(ctx: Context, held: Writer, *, acknowledged_step: int | None) -> Surplus:
     """Delete the surplus and return what was deleted; nothing where this term has acknowledged no checkpoint.
 
@@ -74,11 +84,14 @@ def clean_up(ctx: Context, held: Writer, *, acknowledged_step: int | None) -> Su
     if highest is None or highest.number != held.term or highest.instance != ctx.desired.instance:
         return Surplus((), ())
     seen = ctx.ec2.volumes_of_run(ctx.desired.run)
-    found = surplus(held, seen, ctx.ec2.snapshots_of_run(ctx.desired.run))
+    listed = ctx.ec2.snapshots_of_run(ctx.desired.run)
+    unlisted = ctx.memory.snapshot if ctx.memory.snapshot not in {one.id for one in listed} else None
+    found = surplus(held, seen, listed, kept=SNAPSHOTS_KEPT - (1 if unlisted else 0))
     volumes, snapshots = [], []
-    for volume in found.volumes:
+    for volume in sorted({*found.volumes, *_superseded_by_us(ctx, held, seen)}):
         try:
             ctx.ec2.delete_volume(volume)
+            ctx.memory.deleted.add(volume)
             volumes.append(volume)
         except (Conflict, Retryable) as error:
             ctx.log.warning("a superseded volume is not deleted yet", volume=volume, error=error.message)

@@ -77,7 +77,7 @@ def tell(seed: int) -> Told:
             raise Broken(f"the run has not come to its end in {SETTLE_SECONDS / 3600:.0f} hours")
         trained = region.acknowledged_at - max(region.training_since, quiet_since)
         phase = str(region.documents("status.json")[0]["phase"])
-        leaves_nothing_behind(region, cleaned=trained > 2 * RETENTION_SECONDS)
+        leaves_nothing_behind(region, looked=trained > 0, cleaned=trained > 2 * RETENTION_SECONDS)
         return Told(seed, phase, len(region.calls), region.time.seconds / 3600, len(region.machines))
 
 
@@ -119,17 +119,18 @@ def _befall(region: LifeRegion, dice: random.Random, machine: Machine) -> None:
         region.time.at(dice.choice([5.0, 30.0, 100.0]), lambda: region.withdraw(machine))
 
 
-def leaves_nothing_behind(region: LifeRegion, cleaned: bool = False) -> None:
-    """I4 and I1 of a run that is over. `cleaned`: its last writer had the time to delete what describes showed late."""
+def leaves_nothing_behind(region: LifeRegion, looked: bool = False, cleaned: bool = False) -> None:
+    """I4 and I1 of a run that is over. `looked`: its last writer has gained a checkpoint, so it has cleaned up once;
+    `cleaned`: it had the time to do it again, which frees what is attached to a stopped machine."""
     volumes = [volume for volume in region.rules.volumes() if volume.tags.get(TAG_RUN) == RUN]
     snapshots = [snapshot for snapshot in region.rules.snapshots() if snapshot.tags.get(TAG_RUN) == RUN]
     kept = [volume for volume in volumes if volume.tags.get(TAG_STATE) in ("current", "done", "new")]
-    left = kept if not cleaned else volumes
+    left = volumes if cleaned else [one for one in volumes if one in kept or (looked and one.attachment is None)]
     if region.acknowledged and len(left) != 1:
         raise Broken(f"left behind: {[(volume.id, dict(volume.tags)) for volume in volumes]}")
     if region.acknowledged and max(region.disks[kept[0].id].steps, default=0) < region.acknowledged:
         raise Broken(f"{kept[0].id} ends before the acknowledged step {region.acknowledged}")
-    if cleaned and len(snapshots) > SNAPSHOTS_KEPT:
+    if looked and sum(one.state != "pending" for one in snapshots) > SNAPSHOTS_KEPT:
         raise Broken(f"left behind: {[(one.id, one.state, dict(one.tags)) for one in snapshots]}")
 
 

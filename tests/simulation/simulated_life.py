@@ -213,6 +213,10 @@ class LifeRegion(Region):
         """Of EC2 and S3, as this machine has them."""
         return InMemoryEc2(self.rules, machine.id), HangingS3(self)
 
+    def live(self, world: life.World) -> int:
+        """What the agent's process does; its exit code."""
+        return int(run.run(CONFIG, world))
+
     def _process(self, machine: Machine) -> None:
         """One process of the agent, from its start to its exit code."""
         ec2, s3 = self.clients(machine)
@@ -228,7 +232,7 @@ class LifeRegion(Region):
             asked_to_stop=machine.asked_to_stop,  # type: ignore[arg-type]
         )
         try:
-            code = int(run.run(CONFIG, world))
+            code = self.live(world)
         except SpothealError as error:
             log.error("the agent ends", why=str(error))
             code = 1
@@ -434,6 +438,9 @@ class SimulatedPaths:
 class SimulatedLogs:
     def __init__(self, log: Quiet) -> None:
         self.log = log
+
+    def anew(self) -> SimulatedLogs:
+        return self
 
     def bind(self, **fields: object) -> None: ...
 
