@@ -255,9 +255,7 @@ KEYS: tuple[Key, ...] = (
     Key("fleet", "public_key", "", _text, "file with the public key that `request` imports as the fleet's KeyName"),
     Key("limits", "failures", 3, _integer(1, 100), "failures without a step gained between them that end the run"),
     Key("limits", "hours", 0, _amount, "hours of the run after which it saves and ends; 0 = none"),
-    Key(
-        "limits", "dollars", 0, _amount, "dollars of instance time after which it saves and ends; 0 = none"
-    ),
+    Key("limits", "dollars", 0, _amount, "dollars since the request after which it saves and ends; 0 = none"),
     Key(
         "cage",
         "mode",
@@ -275,8 +273,20 @@ KEYS: tuple[Key, ...] = (
     Key("cage", "trainer_policy", "", _policy, "policy file of a narrow role for the caged trainer"),
     Key("store", "url", "", _store, "s3://bucket/prefix; default: bucket spotheal-<account>-<region>"),
     Key("store", "results", "", _store, "where results go; default: the store", ready=False),
-    Key("notify", "webhook", "", _matching(r"(https?://\S+)?", "an http(s) URL"), "POSTed at every end", ready=False),
-    Key("notify", "sns", "", _matching(r"(arn:\S+)?", "a topic ARN"), "told at every end", ready=False),
+    Key(
+        "notify",
+        "webhook",
+        "",
+        _matching(r"(https?://\S+)?", "an http(s) URL"),
+        "POSTed JSON with `text` (Slack, Mattermost, Discord's /slack) at ends, interruptions and 80 % of a limit",
+    ),
+    Key(
+        "notify",
+        "sns",
+        "",
+        _matching(r"(arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256})?", "the ARN of an SNS topic"),
+        "the same as text to this topic",
+    ),
 )
 FREE_TABLES = {
     "environment": 'NAME = "value": environment of the trainer',

@@ -57,7 +57,7 @@ EXAMPLES: dict[tuple[str, str], tuple[Any, list[Any]]] = {
     ("store", "url"): ("s3://bucket/prefix", ["bucket", "https://b", "s3://B", 1]),
     ("store", "results"): ("s3://bucket/results", ["results"]),
     ("notify", "webhook"): ("https://example.org/hook", ["ftp://x", "javascript:x", 1]),
-    ("notify", "sns"): ("arn:aws:sns:us-west-2:1:x", ["topic"]),
+    ("notify", "sns"): ("arn:aws:sns:us-west-2:123456789012:x", ["topic", "arn:aws:s3:::x"]),
 }
 
 
