@@ -30,6 +30,7 @@ def _run(config: InstanceConfig) -> int:
     # Imported here so that a wrong configuration is named at once, without boto3's third of a second.
     from spotheal.agent.life import World
     from spotheal.agent.run import run
+    from spotheal.agent.sweep.worker import run_sweep
 
     world = World.real(config)
     world.logs.bind(job=config.job.job.name, run=config.run)
@@ -41,7 +42,7 @@ def _run(config: InstanceConfig) -> int:
     signal.signal(signal.SIGTERM, terminated)
     signal.signal(signal.SIGINT, terminated)
     try:
-        return run(config, world)
+        return run_sweep(config, world) if config.entries else run(config, world)
     except SpothealError as error:
         world.logs.log.error(error.message, next=error.next_step or None, code=error.code or None)
         return error.exit_code

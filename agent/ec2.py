@@ -292,6 +292,20 @@ class Ec2:
             kind = Fatal if code.endswith(("DoesNotExist", "Malformed")) else Retryable
             raise kind(f"could not cancel {fleet}: {said or code}", code=code)
 
+    def set_capacity(self, fleet: str, instances: int) -> None:
+        """How many instances the fleet keeps from now on; ends none that it has more."""
+        with translated(f"set {fleet} to {instances} instances"):
+            if fleet.startswith("sfr-"):
+                self._ec2.modify_spot_fleet_request(
+                    SpotFleetRequestId=fleet, TargetCapacity=instances, ExcessCapacityTerminationPolicy="noTermination"
+                )
+            else:
+                self._ec2.modify_fleet(
+                    FleetId=fleet,
+                    ExcessCapacityTerminationPolicy="no-termination",
+                    TargetCapacitySpecification={"TotalTargetCapacity": instances},
+                )
+
     # --------------------------------------------------------------------------------------------------------- inside
     def _volumes(self, filters: list[dict[str, Any]], what: str) -> tuple[Volume, ...]:
         items = self._pages("describe_volumes", "Volumes", filters, what)

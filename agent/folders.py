@@ -60,6 +60,11 @@ class Folders:
         return self.run_dir / "trainer" / "progress.json"
 
     @property
+    def params_file(self) -> Path:
+        """Written by the agent, read by the trainer of a sweep's run."""
+        return self.run_dir / "params.json"
+
+    @property
     def metrics_file(self) -> Path:
         """On the volume: the curves of a run outlive its machines."""
         return self.logs / "metrics.jsonl"

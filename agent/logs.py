@@ -40,6 +40,7 @@ class Logs:
 
     def __init__(self, folder: Path, *, stderr: IO[str] | None = None, console: Path | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self._stderr = stderr or sys.stderr
         self._journal = is_journal(self._stderr)
         self._console = console if self._journal else None
@@ -63,6 +64,12 @@ class Logs:
             cache_logger_on_first_use=False,
         )
         self.log: Any = structlog.get_logger()
+
+    def anew(self) -> Logs:
+        """The same sinks for another run on this machine: its copies in the store begin at nothing."""
+        made = Logs(self._folder, stderr=self._stderr, console=self._console)
+        made.bind(**self._context)
+        return made
 
     def bind(self, **fields: Any) -> None:
         """Set fields that every later line carries, from whichever thread it comes."""

@@ -8,12 +8,13 @@ from spotheal.agent.finish import End, decide_end
 from spotheal.agent.life import Life, World, ends_the_run
 
 
-def run(config: InstanceConfig, world: World) -> ExitCode:
-    """Live until the run is over or this machine goes away.
+def run(config: InstanceConfig, world: World, kind: type[Life] | None = None) -> ExitCode:
+    """Live until the run is over or this machine goes away. `kind`: a life that ends otherwise, as that of a sweep's
+    run does.
 
     Returns OK where the agent must not be started again, another code or SpothealError where another start may help.
     """
-    with Life(config, world) as life:  # metadata: who am I; launch: counted before anything else can fail
+    with (kind or Life)(config, world) as life:  # metadata: who am I; launch: counted before anything else can fail
         while True:
             try:
                 life.finish(train(life))  # finish: results, reason, fleet cancelled

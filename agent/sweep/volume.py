@@ -1,0 +1,58 @@
+"""The volume of one run of a sweep: made when the run is taken, deleted when its results are stored."""
+
+from __future__ import annotations
+
+from spotheal.agent.clock import Clock
+from spotheal.agent.config import InstanceConfig
+from spotheal.agent.ec2 import Ec2
+from spotheal.agent.errors import Retryable, SpothealError
+from spotheal.agent.names import LAYOUT
+from spotheal.agent.store import Store
+from spotheal.agent.volume.first import first_volume
+
+DELETE_SECONDS_MAX = 300.0
+_LOOK_SECONDS = 5.0
+
+
+def make(cloud: Ec2, store: Store, config: InstanceConfig, zone: str) -> None:
+    """Make the run's volume unless it was made before. `store` is the run's own prefix.
+
+    The zone and so the client token are settled in the store first: whoever goes on after a crash makes the same call,
+    and AWS answers with the same volume. Once its id is stored it is never made again, whatever the describes say.
+    """
+    if cloud.volumes_of_run(config.run):
+        return
+    settled = store.claim(LAYOUT.first_volume, {"zone": zone, "volume": None}, lambda _: False)
+    if settled.get("volume"):
+        return
+    spec = first_volume(config.job, config.run, str(settled["zone"]))
+    volume = cloud.create_volume(spec)
+    store.put_json(LAYOUT.first_volume, {**settled, "volume": volume.id})
+
+
+def delete(cloud: Ec2, config: InstanceConfig, instance: str, clock: Clock) -> str:
+    """Detach and delete what the run has of volumes and snapshots; returns "" or why something is left.
+
+    Also under a notice: it takes seconds, and nobody else would do it.
+    """
+    began = clock.monotonic()
+    while True:
+        try:
+            left = [one for one in cloud.volumes_of_run(config.run) if one.state not in ("deleting", "deleted")]
+            for volume in left:
+                if any(attachment.instance == instance for attachment in volume.attachments):
+                    cloud.detach(volume.id, instance)
+                elif not volume.attachments:
+                    cloud.delete_volume(volume.id)
+            if not left:
+                for snapshot in cloud.snapshots_of_run(config.run):
+                    cloud.delete_snapshot(snapshot.id)
+                return ""
+            why = f"{', '.join(one.id for one in left)} cannot be deleted yet"
+        except Retryable as error:
+            why = error.message
+        except SpothealError as error:
+            return error.message
+        if clock.monotonic() - began > DELETE_SECONDS_MAX:
+            return why
+        clock.sleep(_LOOK_SECONDS)

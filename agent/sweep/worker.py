@@ -1,0 +1,186 @@
+"""An instance of a sweep's fleet: takes a run, lives it as any instance lives its job's run, takes the next.
+
+The instance that finds every run over ends the fleet. One that finds all runs taken makes the fleet smaller by itself
+and goes, because waiting costs what training costs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+from spotheal.agent.config import InstanceConfig
+from spotheal.agent.ec2 import Ec2
+from spotheal.agent.errors import ExitCode, Fatal, Retryable
+from spotheal.agent.finish import POWER_OFF_SECONDS, End, Finishing, cancel, record
+from spotheal.agent.folders import Folders, publish
+from spotheal.agent.launch import Launch
+from spotheal.agent.ledger import Ledger
+from spotheal.agent.life import Life, World
+from spotheal.agent.names import LAYOUT, TAG_STATE, Phase, VolumeState
+from spotheal.agent.run import run
+from spotheal.agent.status import Status
+from spotheal.agent.store import Store
+from spotheal.agent.sweep import volume
+from spotheal.agent.sweep.queue import Queue, Taken
+
+IDLE_SECONDS_MAX = 300.0  # a run that is interrupted meanwhile is taken at once; after that the machine goes
+_LOOK_SECONDS = 30.0
+_RETRY_SECONDS = 5.0
+
+
+def entry_of(config: InstanceConfig, index: int) -> InstanceConfig:
+    """The configuration of one run of the sweep `config`: a run of its own, with its prefix and its volume."""
+    return replace(
+        config,
+        run=f"{config.run}{index:05d}",
+        store=config.store.below(LAYOUT.entry(index)),
+        entries=0,
+        index=index,
+    )
+
+
+class EntryLife(Life):
+    """The life of one run: its end frees the volume and leaves the machine and the fleet alone."""
+
+    def _leave_machine(self, work: Finishing, end: End) -> None:
+        if self._world.host.mounted_at(str(self._mount_point)) is not None:
+            self._log.error("the run's volume is still mounted, and so stays attached", volume=work.volume)
+            return
+        disk = self._config.job.volume
+        if end.phase is Phase.DONE and disk.delete_superseded and self._has_results():
+            left = volume.delete(self._cloud, self._config, self._here.instance, self._clock)
+            if left:
+                self._log.warning("the run's volume stays; `fleetctl clean` removes it", why=left)
+        elif self._held is not None:
+            self._cloud.detach(self._held.volume, self._here.instance)
+
+    def _has_results(self) -> bool:
+        """Whether the store has them; of an end that an earlier instance recorded, the volume's tag says it."""
+        found = self._cloud.volumes_of_run(self._config.run)
+        return self._results_stored or any(one.tags.get(TAG_STATE) == VolumeState.DONE.value for one in found)
+
+
+class Worker:
+    """One instance. `work` returns as `run.run` does."""
+
+    def __init__(self, config: InstanceConfig, world: World, live: Callable[..., ExitCode] = run) -> None:
+        self._config, self._world, self._live = config, world, live
+        self._clock, self._log = world.clock, world.logs.log
+        self._store = Store(world.s3, config.store)
+        self._cloud = Ec2(world.ec2)
+        self._here = world.metadata.identity(progress=lambda why: self._log.warning(why))
+        self._queue = Queue(self._store, config.entries, self._here.instance, world.clock)
+        self._idle_since: float | None = None
+
+    def work(self) -> ExitCode:
+        """Until every run is over, or this machine goes away."""
+        launch = Launch.count(self._store, self._here, self._clock)
+        launch.note(outcome="training", acknowledged=True)  # a machine that comes so far is no failed boot
+        while not self._world.asked_to_stop.is_set():
+            taken = self._take()
+            if taken.entry is not None:
+                self._idle_since = None
+                code = self._run_entry(taken.entry)
+                if not self._queue.has_ended(taken.entry):
+                    return code
+            elif not taken.left:
+                self._end_sweep()
+                return ExitCode.OK
+            elif self._has_idled():
+                self._go(taken.left)
+                return ExitCode.OK
+            else:
+                self._clock.sleep(_LOOK_SECONDS, until=self._world.asked_to_stop)
+        return ExitCode.INTERRUPTED
+
+    def _take(self) -> Taken:
+        """A store or an EC2 that is throttled is no reason to end."""
+        while True:
+            try:
+                return self._queue.take(self._cloud)
+            except Retryable as error:
+                self._log.warning("looking for a run; trying again", error=error.message)
+            if self._clock.sleep(_RETRY_SECONDS, until=self._world.asked_to_stop):
+                return Taken(None, self._config.entries)
+
+    # ---------------------------------------------------------------------------------------------------------- a run
+    def _run_entry(self, index: int) -> ExitCode:
+        config = entry_of(self._config, index)
+        store = Store(self._world.s3, config.store)
+        self._log.info("taking a run of the sweep", index=index, of=self._config.entries, run=config.run)
+        self._world.logs.bind(run=config.run)
+        try:
+            volume.make(self._cloud, store, config, self._here.zone)
+        except Fatal as error:  # a snapshot that is gone, no permission: this run ends, the others go on
+            self._queue.end(index, Phase.SETUP_FAILED, str(error))
+            return ExitCode.OK
+        self._hand_parameters(index)
+        logs = self._world.logs.anew()
+        code = self._live(config, replace(self._world, logs=logs), EntryLife)
+        status = store.read_status() or {}
+        phase = str(status.get("phase") or "")
+        if phase in {one.value for one in Phase if one.is_end}:
+            self._queue.end(index, Phase(phase), str(status.get("reason") or ""))
+        return code
+
+    def _hand_parameters(self, index: int) -> None:
+        """The entry's parameters, as JSON, where the contract says that a trainer finds them."""
+        document = self._store.get_json(LAYOUT.sweep) or {}
+        entries = document.get("entries") or []
+        if index >= len(entries):
+            raise Fatal(f"the sweep's list has no entry {index}", next_step="`fleetctl sweep run` writes it")
+        path = Folders.at(self._world.paths.root, self._config.job.volume.mount).params_file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        publish(path, json.dumps(entries[index]))
+
+    # -------------------------------------------------------------------------------------------------------- the end
+    def _has_idled(self) -> bool:
+        now = self._clock.monotonic()
+        if self._idle_since is None:
+            self._idle_since = now
+        return now - self._idle_since > IDLE_SECONDS_MAX
+
+    def _go(self, left: int) -> None:
+        """Let the fleet keep as many instances as there are runs, then end this one: the fleet does not replace it."""
+        fleet = self._cloud.fleet_of(self._here.instance)
+        self._log.info("every run is taken: this instance goes", left=left, fleet=fleet)
+        if fleet is not None:
+            self._cloud.set_capacity(fleet, left)
+        self._world.logs.ship(self._store, self._here.instance)
+        self._cloud.terminate(self._here.instance)
+        self._clock.sleep(POWER_OFF_SECONDS, until=self._world.asked_to_stop)
+
+    def _end_sweep(self) -> None:
+        """Every run is over: say so, and cancel the fleet, last. Two instances may do it at once: it is the same."""
+        entries = self._queue.look()
+        missed = [entry.index for entry in entries if entry.ended != "done"]
+        reason = f"{len(entries) - len(missed)} of {len(entries)} runs are done"
+        if missed:
+            shown = ", ".join(str(index) for index in missed[:10]) + (", …" if len(missed) > 10 else "")
+            reason += f"; the others are {shown}"
+        end = End(Phase.FAILED if missed else Phase.DONE, reason)
+        self._log.info("the sweep is over", phase=end.phase.value, reason=reason)
+        job, here = self._config.job.job.name, self._here
+        status = Status(
+            self._store, self._clock, self._log,
+            job=job, run=self._config.run, instance=here.instance, instance_type=here.instance_type, zone=here.zone,
+            revision=self._config.revision,
+        )  # fmt: skip
+        ledger = Ledger(self._store, self._clock, here.instance, here.zone)
+        work = Finishing(
+            store=self._store, cloud=self._cloud, clock=self._clock, ledger=ledger, status=status, log=self._log,
+            instance=here.instance, volume=None, results=None,
+        )  # fmt: skip
+        record(work, end)
+        self._world.logs.ship(self._store, here.instance)
+        if cancel(work, self._world.asked_to_stop):
+            self._clock.sleep(POWER_OFF_SECONDS, until=self._world.asked_to_stop)
+        if self._world.paths.is_whole_machine and not self._world.asked_to_stop.is_set():
+            self._world.host.power_off()
+
+
+def run_sweep(config: InstanceConfig, world: World) -> ExitCode:
+    """The whole way of an instance of a sweep; SpothealError where another start of the agent may help."""
+    return Worker(config, world).work()

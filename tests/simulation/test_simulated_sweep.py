@@ -1,0 +1,89 @@
+"""Sweeps: each run finishes exactly once, none starves, none is lost, and the fleet ends with the last."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from simulated_sweep import RUN, STEPS, SweepRegion, some_machine
+
+HOUR = 3600.0
+RUNS = int(os.environ.get("SPOTHEAL_SWEEP_RUNS", "60"))
+PARALLEL = max(2, RUNS // 10)
+
+
+def finish(region: SweepRegion, seconds_max: float) -> None:
+    assert region.time.run(seconds_max, region.is_over), "the sweep does not end"
+
+
+def test_every_run_finishes_exactly_once_while_instances_are_taken() -> None:
+    dice = random.Random(7)
+    with SweepRegion(entries=RUNS, seed=7, snapshot_seconds=20.0) as region:
+        region.request_sweep(PARALLEL)
+        for _ in range(RUNS // 4):
+            at = dice.uniform(150.0, 1500.0)
+            blow = dice.choice([region.interrupt, region.interrupt, region.kill])
+
+            def strike(blow: object = blow) -> None:
+                machine = some_machine(region, dice)
+                if machine is not None:
+                    blow(machine)  # type: ignore[operator]
+
+            region.time.at(at, strike)
+        finish(region, 24 * HOUR)
+        assert region.ended() == dict.fromkeys(range(RUNS), "done")
+        assert set(region.steps_of.values()) == {STEPS}
+        assert region.status_of_sweep()["phase"] == "done"
+        assert region.volumes_left() == []
+        assert region.is_over()
+
+
+def test_a_run_that_fails_ends_alone_and_the_sweep_names_it() -> None:
+    with SweepRegion(entries=6, failing=frozenset({2}), seed=1) as region:
+        region.request_sweep(2)
+        finish(region, 12 * HOUR)
+        assert region.ended() == {**dict.fromkeys(range(6), "done"), 2: "failed"}
+        status = region.status_of_sweep()
+        assert status["phase"] == "failed"
+        assert status["reason"] == "5 of 6 runs are done; the others are 2"
+        assert [region.run_of(volume) for volume in region.volumes_left()] == [f"{RUN}00002"], "its checkpoints stay"
+
+
+def test_an_interrupted_run_goes_on_before_a_new_one_starts() -> None:
+    with SweepRegion(entries=12, seed=3, snapshot_seconds=0.0) as region:
+        region.request_sweep(2)
+        region.time.at(120.0, lambda: region.kill(next(iter(region.machines.values()))))
+        finish(region, 12 * HOUR)
+        order = [entry for _, entry in region.begun]
+        lost = next(entry for entry in order if order.count(entry) > 1)
+        resumed = max(position for position, entry in enumerate(order) if entry == lost)
+        assert resumed < len(order) - 3, "it went on while new ones were still to start"
+        assert set(region.ended().values()) == {"done"}
+
+
+def test_instances_that_find_every_run_taken_go_and_are_not_replaced() -> None:
+    with SweepRegion(entries=2, seed=5) as region:
+        region.request_sweep(6)
+        finish(region, 12 * HOUR)
+        assert set(region.ended().values()) == {"done"}
+        assert len(region.machines) == 6
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sweep_survives_a_cruel_cloud(seed: int) -> None:
+    dice = random.Random(seed)
+    with SweepRegion(entries=10, seed=seed, snapshot_seconds=90.0) as region:
+        region.faults.throttle, region.faults.stale_seconds_max = 0.1, 20.0
+        region.request_sweep(3)
+        for _ in range(6):
+            region.time.at(dice.uniform(100.0, 1500.0), lambda: _strike(region, dice))
+        finish(region, 48 * HOUR)
+        assert region.ended() == dict.fromkeys(range(10), "done")
+        assert region.is_over()
+
+
+def _strike(region: SweepRegion, dice: random.Random) -> None:
+    machine = some_machine(region, dice)
+    if machine is not None:
+        dice.choice([region.interrupt, region.kill, region.kill_agent, region.break_down])(machine)
