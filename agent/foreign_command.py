@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from spotheal.agent.account import Account
@@ -36,11 +36,15 @@ class Finished:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What every foreign command of a boot shares. `stop` cuts any of them short, with `Interrupted`."""
+    """What every foreign command of a boot shares. `stop` cuts any of them short, with `Interrupted`.
+
+    `environment` is given to whatever a user's code runs in, beside the contract's: where the metadata service is.
+    """
 
     account: Account | None
     clock: Clock
     stop: Stop
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_command(

@@ -28,8 +28,8 @@ class Fault:
 
 
 _ACCESS = (
-    "give the instance access: a public repository, a deploy key or credential helper in the AMI, "
-    'or repository = "." which carries the commit in the store'
+    "give the instance access: `[job] repository_secret` names a token or a deploy key (`fleetctl secret put`), "
+    'or repository = "." carries the commit in the store'
 )
 _NETWORK = re.compile(
     r"could not resolve (?:host|hostname|proxy)|name or service not known|temporary failure in name resolution|"

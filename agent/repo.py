@@ -16,6 +16,7 @@ from spotheal.agent.config import InstanceConfig
 from spotheal.agent.errors import NotFound, Retryable, SetupFailed
 from spotheal.agent.folders import publish
 from spotheal.agent.foreign_command import Finished, Surroundings, back_off, run_command
+from spotheal.agent.git_access import SSH, GitAccess, access
 from spotheal.agent.git_faults import Cause, Fault, classify, redacted, refusal, without_credentials
 from spotheal.agent.names import LAYOUT
 from spotheal.agent.trainer_environment import base_environment
@@ -31,8 +32,6 @@ _OPTIONS = (
     # A connection that delivers less than 1 kB/s for a minute is dead.
     "-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60",
 )  # fmt: skip
-# A fresh machine knows no host key: the first one seen is taken, a changed one refused. Never ask: nobody is there.
-_SSH = "ssh -o BatchMode=yes -o ConnectTimeout=20 -o StrictHostKeyChecking=accept-new"
 
 
 class Download(Protocol):
@@ -51,9 +50,12 @@ def checkout(
     account: Account | None = None,
     stop: Stop | None = None,
     network_seconds_max: float = NETWORK_SECONDS_MAX,
+    secret: str = "",
+    private: Path | None = None,
 ) -> Path:
     """Clone `config`'s repository at its commit into `target`, once a boot; what is right already is left alone.
 
+    `secret`: a token or `user:password` for https, a private key for ssh; it lies below `private` while git runs.
     Raises SetupFailed where trying again cannot help (access, no such repository or commit), Retryable where the
     network was down for `network_seconds_max`, Interrupted at `stop`.
     """
@@ -62,7 +64,21 @@ def checkout(
     if why:
         raise SetupFailed(f"the repository {redacted(job.repository)!r} {why}", next_step="correct it in job.toml")
     where = Surroundings(account, clock, stop or never())
-    git = _Git(where, target, account, job.repository, log)
+    with access(secret, job.repository, private or target.parent / "private", account) as settings:
+        return _clone(config, target, where, log, store, network_seconds_max, settings)
+
+
+def _clone(
+    config: InstanceConfig,
+    target: Path,
+    where: Surroundings,
+    log: Any,
+    store: Download | None,
+    network_seconds_max: float,
+    settings: GitAccess,
+) -> Path:
+    job, account = config.job.job, where.account
+    git = _Git(where, target, job.repository, log, settings)
     wanted = {
         "revision": config.revision,
         "repository": without_credentials(job.repository),
@@ -206,19 +222,19 @@ class _Retry:
 class _Git:
     """git in one clone, as the trainer's user: argv only, no prompts, English messages, no credentials in an argv."""
 
-    def __init__(self, where: Surroundings, target: Path, account: Account | None, repository: str, log: Any) -> None:
-        self._where, self._target, self._log = where, target, log
+    def __init__(self, where: Surroundings, target: Path, repository: str, log: Any, access: GitAccess) -> None:
+        self._where, self._target, self._log, self._access = where, target, log, access
         self._repository = repository
         self.shown = redacted(repository)
         own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        self._environment = base_environment(own, account, target.parent / "home")
+        self._environment = base_environment(own, where.account, target.parent / "home")
         local = ("://" not in repository and ":" not in repository.partition("/")[0]) or repository.startswith("file:")
         self._environment |= {
             "LC_ALL": "C",
             "GIT_TERMINAL_PROMPT": "0",
             "GIT_ASKPASS": "",
             "SSH_ASKPASS": "",
-            "GIT_SSH_COMMAND": os.environ.get("GIT_SSH_COMMAND", _SSH),
+            "GIT_SSH_COMMAND": access.ssh or os.environ.get("GIT_SSH_COMMAND", SSH),
             # Also for submodules, whose URLs the repository chooses: files only where it is a local one itself.
             "GIT_ALLOW_PROTOCOL": "https:http:ssh:git" + (":file" if local else ""),
             "GIT_PROTOCOL_FROM_USER": "1",
@@ -241,7 +257,7 @@ class _Git:
     def run(self, *arguments: str) -> Finished:
         try:
             return run_command(
-                ["git", *_OPTIONS, *arguments],
+                ["git", *_OPTIONS, *self._access.options, *arguments],
                 self._where,
                 directory=self._target,
                 environment=self._environment,

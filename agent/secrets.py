@@ -60,11 +60,10 @@ class Vault:
             except NoCredentials:
                 raise
             except (Retryable, PermissionDenied) as error:
-                denied = isinstance(error, PermissionDenied)
                 tries += 1
-                limit = REFUSED_SECONDS_MAX if denied else NETWORK_SECONDS_MAX
+                limit = REFUSED_SECONDS_MAX if isinstance(error, PermissionDenied) else NETWORK_SECONDS_MAX
                 if self.clock.monotonic() - began + back_off(tries) > limit:
-                    if denied:
+                    if isinstance(error, PermissionDenied):
                         raise _not_allowed(references, error) from error
                     raise
                 self.log.warning("secrets cannot be fetched; trying again", error=error.message, after=back_off(tries))

@@ -61,7 +61,7 @@ def prepare(
             return found
     log.info("making the environment of `setup`", path=str(place), base=str(interpreter.path))
     made = _make(place, interpreter, folders, where)
-    environment = trainer_environment(config, folders, made.path, os.environ, where.account, 1)
+    environment = trainer_environment(config, folders, made.path, os.environ, where.account, 1, where.environment)
     for command in setup:
         _run(command, made.path, config, folders, environment, where, log, network_seconds_max)
     publish(place / _COMPLETE, json.dumps({"setup": setup, "revision": config.revision, "base": made.version}))

@@ -62,6 +62,7 @@ class Supervisor:
         *,
         interpreter: Path,
         account: Account | None = None,
+        given: Mapping[str, str] | None = None,
         first_attempt: int = 1,
         best_step: int | None = None,
         saved_step: int | None = None,
@@ -71,6 +72,7 @@ class Supervisor:
     ) -> None:
         self._config, self._folders, self._clock, self.log = config, folders, clock, log
         self._interpreter, self._account = interpreter, account
+        self._given = dict(given or {})  # beside the contract: secrets among it
         self._hooks, self._timing = hooks or Hooks(), timing or Timing()
         self._teller = Teller(self._hooks, log)
         self.attempt = first_attempt - 1
@@ -241,7 +243,7 @@ class Supervisor:
         job = self._config.job.job
         command = job.resume_command if self.attempt > 1 and job.resume_command else job.command
         environment = trainer_environment(
-            self._config, self._folders, self._interpreter, os.environ, self._account, self.attempt
+            self._config, self._folders, self._interpreter, os.environ, self._account, self.attempt, self._given
         )
         argv = expand(command, environment, self._interpreter)
         directory = self._folders.clone / job.directory

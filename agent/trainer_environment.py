@@ -54,12 +54,14 @@ def trainer_environment(
     own: Mapping[str, str],
     account: Account | None,
     attempt: int,
+    given: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The whole environment of a trainer (and of `setup`): the contract's variables over [environment] over `own`."""
+    """The whole environment of a trainer (and of `setup`): the contract's variables over `given` (the trainer's
+    secrets, the cage's metadata service) over [environment] over `own`."""
     found = base_environment(own, account, folders.home)
     found.setdefault("AWS_REGION", config.region)
     found.setdefault("PYTHONUNBUFFERED", "1")  # through a pipe, Python would keep back the last lines before a kill
-    found |= config.job.environment
+    found |= {**config.job.environment, **(given or {})}
     found |= {
         contract.JOB: config.job.job.name,
         contract.RUN: config.run,
@@ -74,6 +76,9 @@ def trainer_environment(
         contract.METRICS_FILE: str(folders.metrics_file),
     }
     index = own.get(contract.INDEX) or own.get(contract.BATCH_INDEX)
+    if config.index is not None:
+        index = str(config.index)
+        found[contract.PARAMS_FILE] = str(folders.params_file)
     if index is not None:
         found |= {contract.INDEX: index, contract.BATCH_INDEX: index}
     shims = make_shims(folders.run_dir / "bin", interpreter)

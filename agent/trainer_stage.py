@@ -6,7 +6,7 @@ The supervisor runs the trainer; this module tells the world how far it is and a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,13 @@ class TrainerStage:
     """One stay of the trainer on this instance. `notify`, `rebalance`, `look` and `stop` from any thread."""
 
     def __init__(
-        self, config: InstanceConfig, folders: Folders, interpreter: Path, account: Account | None, around: Instruments
+        self,
+        config: InstanceConfig,
+        folders: Folders,
+        interpreter: Path,
+        account: Account | None,
+        around: Instruments,
+        given: Mapping[str, str] | None = None,
     ) -> None:
         self._config, self._folders, self._around = config, folders, around
         self._log, self._clock = around.logs.log, around.clock
@@ -76,6 +82,7 @@ class TrainerStage:
             self._log,
             interpreter=interpreter,
             account=account,
+            given=given,
             first_attempt=self._memory.attempt + 1,
             best_step=self._memory.best_step,
             saved_step=self.saved_step,

@@ -1,0 +1,107 @@
+"""What one life of the agent does before anything foreign runs: the cage, the secrets, and the code at its commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spotheal.agent.account import Account
+from spotheal.agent.cage import Cage, enclose
+from spotheal.agent.clock import Clock, Stop
+from spotheal.agent.config import InstanceConfig
+from spotheal.agent.folders import Folders
+from spotheal.agent.foreign_command import Surroundings
+from spotheal.agent.metadata import Identity, Metadata
+from spotheal.agent.paths import Paths
+from spotheal.agent.repo import Download, checkout
+from spotheal.agent.secrets import REPOSITORY, Vault
+from spotheal.agent.trainer_role import TrainerRole
+
+
+@dataclass
+class Confinement:
+    """`client(service)` gives a boto3 client. `enter`, then `fetch_code` in any thread; `leave` at the end, again is
+    harmless."""
+
+    config: InstanceConfig
+    paths: Paths
+    folders: Folders
+    here: Identity
+    metadata: Metadata
+    clock: Clock
+    stop: Stop
+    log: Any
+    client: Callable[[str], Any]
+    _cage: Cage | None = None
+    _secrets: dict[str, str] = field(default_factory=dict)
+
+    def enter(self) -> None:
+        """Make the cage. Raises SetupFailed where it cannot be had."""
+        if self._cage is not None:
+            return
+        policy = self.config.job.cage.trainer_policy
+        role = None
+        if policy:
+            here = self.here
+            role = TrainerRole(self.client("sts"), self.clock, here.account, here.region, here.instance, policy)
+            role.check()
+        # A client of its own: however the relay is kept busy, the watch for notices does not wait for it.
+        asks = Metadata(self.metadata.endpoint, self.clock)
+        self._cage = enclose(
+            self.config,
+            self.paths,
+            self.folders,
+            self.clock,
+            self.log,
+            ask=asks.get,
+            credentials=None if role is None else role.credentials,
+            endpoint=self.metadata.endpoint,
+        )
+
+    @property
+    def account(self) -> Account | None:
+        return None if self._cage is None else self._cage.account
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """For whatever runs in the cage."""
+        return {} if self._cage is None else self._cage.environment
+
+    @property
+    def trainers(self) -> Mapping[str, str]:
+        """For the trainer alone: [secrets] too."""
+        return {**self.environment, **self._secrets}
+
+    def surroundings(self) -> Surroundings:
+        return Surroundings(self.account, self.clock, self.stop, self.environment)
+
+    def fetch_code(self, store: Download) -> Path:
+        """The secrets, then the clone; faults as of `Vault.fetch` and `checkout`."""
+        job = self.config.job
+        wanted = dict(job.secrets) | ({REPOSITORY: job.job.repository_secret} if job.job.repository_secret else {})
+        found = Vault(self.client, self.clock, self.stop, self.log).fetch(wanted)
+        secret = found.pop(REPOSITORY, "")
+        self._secrets = found
+        return checkout(
+            self.config,
+            self.folders.clone,
+            clock=self.clock,
+            log=self.log,
+            store=store,
+            account=self.account,
+            stop=self.stop,
+            secret=secret,
+            private=self.folders.run_dir,
+        )
+
+    def end_processes(self) -> None:
+        """Before the volume is let go: nothing foreign is left."""
+        if self._cage is not None:
+            self._cage.end_processes(self.clock)
+
+    def leave(self) -> None:
+        cage, self._cage = self._cage, None
+        if cage is not None:
+            cage.leave(self.clock)
