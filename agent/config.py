@@ -440,7 +440,7 @@ def _faults_between(values: Mapping[str, Mapping[str, Any]], document: Mapping[s
     """What is wrong only beside another key."""
     job, cage = values["job"], values["cage"]
     faults = [] if job["command"] else ["[job] command: must name a program"]
-    if job["repository_secret"] and not re.match(r"https://|ssh://|[^/]+:", job["repository"]):
+    if job["repository_secret"] and not re.match(r"https://|ssh://|[\w.@-]+:(?!//)", job["repository"]):
         faults.append("[job] repository_secret: is for a repository with an https or ssh address")
     if cage["trainer_policy"] and cage["mode"] != "on":
         faults.append('[cage] trainer_policy: needs mode = "on": without the relay the trainer has no role of its own')
