@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any, ParamSpec
 
 from spotheal.agent import aws
-from spotheal.agent.account import trainer_account
 from spotheal.agent.clock import Clock, SystemClock, rfc3339
 from spotheal.agent.config import InstanceConfig, seconds
+from spotheal.agent.confinement import Confinement
 from spotheal.agent.ec2 import Ec2
 from spotheal.agent.errors import ExitCode, Fatal, Interrupted, NoCredentials, SpothealError
 from spotheal.agent.finish import (
@@ -31,7 +31,6 @@ from spotheal.agent.finish import (
     store_results,
 )
 from spotheal.agent.folders import Folders
-from spotheal.agent.foreign_command import Surroundings
 from spotheal.agent.handover import HandoverResult, Steps, hand_over
 from spotheal.agent.host import Host
 from spotheal.agent.interpreter import Interpreter, find_interpreter
@@ -53,7 +52,6 @@ from spotheal.agent.money import Money, used_gib
 from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, Phase
 from spotheal.agent.notify import SECONDS_MAX, Message, topic_region
 from spotheal.agent.paths import Paths
-from spotheal.agent.repo import checkout
 from spotheal.agent.rescue import Rescue
 from spotheal.agent.setup_commands import prepare as run_setup
 from spotheal.agent.status import Status
@@ -86,6 +84,7 @@ class World:
     sns: Any = None  # where [notify] names a topic
     asked_to_stop: threading.Event = field(default_factory=threading.Event)  # SIGTERM
     manager: Notifier = field(default_factory=Notifier)  # systemd, or nobody
+    client: Callable[[str], Any] | None = None  # of ssm, secretsmanager and sts; None: boto3's
 
     @classmethod
     def real(cls, config: InstanceConfig) -> World:
@@ -163,7 +162,10 @@ class Life:
         self._mount_point = world.paths.mount_point(config.job.volume.mount)
         self._folders = Folders.at(world.paths.root, config.job.volume.mount)
         self._warmup = Warmup(self._log)
-        self._account = trainer_account(config.job.cage.user)
+        self._confinement = Confinement(
+            config, world.paths, self._folders, self._here, world.metadata, self._clock, self._stop, self._log,
+            world.client or (lambda service: aws.client(service, config.region)),
+        )  # fmt: skip
         self._interpreter: Interpreter | None = None
         self._held: Held | None = None
         self._trainer: TrainerStage | None = None
@@ -210,6 +212,8 @@ class Life:
         self._ledger.flush()
         self._world.logs.ship(self._store, self._here.instance)
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._stop.set()  # a clone that goes on would outlive its cage
+        self._confinement.leave()
 
     def _beside(self, name: str, work: Callable[[], object]) -> None:
         thread = threading.Thread(target=work, name=name, daemon=True)
@@ -290,16 +294,8 @@ class Life:
     def start_clone(self) -> Future[Path]:
         """What needs no volume begins while it is healed: the clone, and reading what `import torch` will read."""
         self._warmup.libraries_of_torch(self._config.job.job.python)
-        return self._pool.submit(
-            checkout,
-            self._config,
-            self._folders.clone,
-            clock=self._clock,
-            log=self._log,
-            store=self._store,
-            account=self._account,
-            stop=self._stop,
-        )
+        self._confinement.enter()
+        return self._pool.submit(self._confinement.fetch_code, self._store)
 
     def heal_volume(self) -> None:
         """The job's volume, mounted here under a term of ours."""
@@ -355,9 +351,9 @@ class Life:
     def prepare(self, clone: Future[Path]) -> None:
         """The code at its revision, its environment, and the paths it keeps on the volume."""
         clone.result()
-        self._folders.make(self._account)
-        link_kept(self._folders.clone, self._config.job.job.keep, self._folders.keep, self._account)
-        where = Surroundings(self._account, self._clock, self._stop)
+        where = self._confinement.surroundings()
+        self._folders.make(where.account)
+        link_kept(self._folders.clone, self._config.job.job.keep, self._folders.keep, where.account)
         interpreter = find_interpreter(self._config, self._folders, where, self._log)
         self._interpreter = run_setup(self._config, self._folders, interpreter, where, self._log)
 
@@ -369,7 +365,8 @@ class Life:
             self._clock, self._world.logs, self._ledger, self._status, self._launch, self._context, self._held,
             limits, curves,
         )  # fmt: skip
-        self._trainer = TrainerStage(self._config, self._folders, self._interpreter.path, self._account, around)
+        cage, python = self._confinement, self._interpreter.path
+        self._trainer = TrainerStage(self._config, self._folders, python, cage.account, around, cage.trainers)
         interruption = self._watcher.interruption
         if interruption is not None:  # it came between the last look and here
             self._trainer.notify(interruption)
@@ -395,7 +392,7 @@ class Life:
             raise Interrupted("stopped without an interruption")
         held = self._held
         steps = Steps(
-            end_trainer=lambda until: None,  # the supervisor has returned: no process of the trainer is left
+            end_trainer=lambda until: self._confinement.end_processes(),  # the trainer has ended; so does what hid
             leave_volume=self._world.logs.leave_volume,
             create_handover=lambda: "" if held is None else create_handover(self._context, held, self._saved_step),
             detach=lambda: None if held is None else detach(self._context, held),
@@ -431,6 +428,7 @@ class Life:
 
     def _step_aside(self) -> None:
         """Another instance may be writing: touch nothing but the mount."""
+        self._confinement.end_processes()
         self._world.logs.leave_volume()
         leave(self._context)
 
@@ -476,6 +474,7 @@ class Life:
     def _let_go(self) -> None:
         """Unmount, so that nothing is in the page cache when the machine ends."""
         self._warmup.end()
+        self._confinement.end_processes()
         self._world.logs.leave_volume()
         if self._held is None:
             return
