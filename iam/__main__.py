@@ -12,7 +12,8 @@ from spotheal.iam import policies
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m spotheal.iam", description="Print an IAM document as JSON.")
-    names = ("instance-role", "instance-trust", "fleet-role", "fleet-trust", "operator", "administrator")
+    names = ("instance-role", "instance-trust", "fleet-role", "fleet-trust", "operator", "administrator",
+             "trainer-trust")  # fmt: skip
     parser.add_argument("document", choices=names)
     parser.add_argument("--account", required=True, help="12 digits")
     parser.add_argument("--region", required=True)
@@ -22,6 +23,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fleet-role", default=policies.Scope.fleet_role, metavar="NAME", help="default: %(default)s")
     parser.add_argument("--kms-key", default="", metavar="ARN", help="customer key that volumes are encrypted with")
     parser.add_argument("--topic", default="", metavar="ARN", help="SNS topic of [notify] (default: spotheal*)")
+    parser.add_argument("--job", default="", help="whose secrets below /spotheal may be read (default: any job's)")
+    parser.add_argument("--secret", action="append", default=[], metavar="REFERENCE", help="one that lies elsewhere")
     parser.add_argument("--no-delete", action="store_true", help="leave deleting old volumes and snapshots to people")
     given = parser.parse_args(arguments)
     try:
@@ -30,13 +33,14 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--store: {error}")
     scope = policies.Scope(
         given.account, given.region, store, given.run, given.instance_role, given.fleet_role,
-        topic=given.topic, kms_key=given.kms_key,
+        topic=given.topic, kms_key=given.kms_key, job=given.job, secrets=tuple(given.secret),
     )  # fmt: skip
     document = {
         "instance-role": lambda: policies.instance_role(scope, may_delete=not given.no_delete),
         "instance-trust": lambda: policies.trust("ec2.amazonaws.com"),
         "fleet-role": lambda: policies.fleet_role(scope),
         "fleet-trust": lambda: policies.trust("spotfleet.amazonaws.com"),
+        "trainer-trust": lambda: policies.trainer_trust(scope),
         "operator": lambda: policies.operator(scope),
         "administrator": lambda: policies.administrator(scope),
     }[given.document]()

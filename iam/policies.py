@@ -18,10 +18,13 @@ from spotheal.agent.names import (
     TAG_SAVED_STEP,
     TAG_STATE,
     TAG_TERM,
+    TRAINER_ROLE,
     StoreUrl,
     VolumeState,
+    partition_of,
     rescue_schedule,
 )
+from spotheal.agent.secret_reference import SecretReference
 from spotheal.iam.calls import CALLS, On, Who
 
 Document = dict[str, Any]
@@ -41,13 +44,13 @@ class Scope:
     fleet_role: str = "aws-ec2-spot-fleet-tagging-role"  # as the EC2 console names AWS's own
     rescue_role: str = "spotheal-rescue"
     topic: str = ""  # ARN of the SNS topic of [notify]; default: those of the account whose name begins with spotheal
+    job: str = ""  # whose secrets; empty: any job's below /spotheal
+    secrets: tuple[str, ...] = ()  # references of job.toml that lie elsewhere
     kms_key: str = ""  # ARN of a customer key that volumes are encrypted with
 
     @property
     def partition(self) -> str:
-        return (
-            "aws-cn" if self.region.startswith("cn-") else "aws-us-gov" if self.region.startswith("us-gov-") else "aws"
-        )
+        return partition_of(self.region)
 
     def ec2(self, kind: str) -> str:
         """ARN of every resource of that kind; snapshots belong to no account in their ARN."""
@@ -72,6 +75,23 @@ class Scope:
         name = rescue_schedule(self.run or "*")
         return f"arn:{self.partition}:scheduler:{self.region}:{self.account}:schedule/default/{name}"
 
+    @property
+    def secret_arns(self) -> list[str]:
+        """Secrets Manager puts a dash and six characters behind a name."""
+        below = f"spotheal/{self.job or '*'}/*"
+        ssm = f"arn:{self.partition}:ssm:{self.region}:{self.account}:parameter"
+        manager = f"arn:{self.partition}:secretsmanager:{self.region}:{self.account}:secret"
+        found = [f"{ssm}/{below}", f"{manager}:{below}"]
+        for text in self.secrets:
+            one = SecretReference.parse(text)
+            if one.id.startswith("arn:"):
+                found.append(one.id)
+            elif one.service == "ssm":
+                found.append(f"{ssm}/{one.id.lstrip('/').partition(':')[0]}")
+            else:
+                found.append(f"{manager}:{one.id}-??????")
+        return found
+
     def role(self, name: str) -> str:
         return f"arn:{self.partition}:iam::{self.account}:role/{name}"
 
@@ -94,6 +114,8 @@ def instance_role(scope: Scope, *, may_delete: bool = True) -> Document:
         *_store(scope, Who.INSTANCE),
         *_rescue(scope, Who.INSTANCE),
         _statement("Tell", _actions(Who.INSTANCE, On.TOPIC), scope.topics),
+        _statement("Secrets", _actions(Who.INSTANCE, On.SECRETS), scope.secret_arns),
+        _statement("TrainersRole", _actions(Who.INSTANCE, On.TRAINER), scope.role(TRAINER_ROLE)),
         *_key(scope),
     ]
     return _document([*statements, *_deleting(scope)] if may_delete else statements)
@@ -112,6 +134,7 @@ def operator(scope: Scope) -> Document:
                                                           "RequestSpotFleet"]}}),
         *_store(scope, Who.OPERATOR),
         *_rescue(scope, Who.OPERATOR),
+        _statement("Secrets", _actions(Who.OPERATOR, On.SECRETS), scope.secret_arns),
         _statement("Bucket", _actions(Who.OPERATOR, On.BUCKET), scope.bucket),
         *_key(scope),
         _statement("LookAtRoles", _actions(Who.OPERATOR, On.ROLES), _roles(scope)),
@@ -155,6 +178,13 @@ def rescue_role(scope: Scope) -> Document:
         _statement("Rescue", modify, fleets, scope.tagged("aws:ResourceTag")),
         _statement("ItsTemplates", modify, [scope.ec2("launch-template")]),
     ])  # fmt: skip
+
+
+def trainer_trust(scope: Scope) -> Document:
+    """Who may take the role of a caged trainer: the instance's role. What it may do is the account's to say; a job's
+    `cage.trainer_policy` only narrows it."""
+    taken_by = {"AWS": scope.role(scope.instance_role)}
+    return _document([{"Effect": "Allow", "Principal": taken_by, "Action": "sts:AssumeRole"}])
 
 
 def trust(service: str) -> Document:

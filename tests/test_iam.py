@@ -25,7 +25,7 @@ AGENT = Path(spotheal.agent.ec2.__file__).resolve().parent
 FLEET = Path(spotheal.fleet.__file__).resolve().parent
 SCOPE = policies.Scope("123456789012", "us-west-2", StoreUrl("bucket", "team"), run="01J0")
 SERVICES = ("service-quotas", "ec2", "s3", "sts", "ssm", "iam", "pricing", "sns", "secretsmanager", "scheduler")
-CALL_AWS = ("ec2.py", "store.py", "rescue.py")
+CALL_AWS = ("ec2.py", "store.py", "rescue.py", "secrets.py", "trainer_role.py")
 # boto3's own, which stand for several operations; and words of our own classes that are API operations by chance.
 TRANSFERS = {"download_file": "s3:DownloadFile", "upload_fileobj": "s3:UploadFileobj"}
 BY_CHANCE = {"publish"}
