@@ -25,6 +25,8 @@ class On(Enum):
     TAGS = "tags: while creating, else a closed list of keys on resources of the run"
     TOPIC = "the SNS topic that is told of the run"
     SCHEDULE = "the schedule of the run's on-demand rescue"
+    SECRETS = "secrets below the job's path, and those that are named"
+    TRAINER = "the role of a caged trainer"
     OBJECTS = "objects below the store's prefix"
     LISTING = "the list of what is below the store's prefix"
     BUCKET = "the store's bucket itself"
@@ -79,6 +81,16 @@ CALLS: tuple[Call, ...] = (
     Call("s3:DeleteObject", On.OBJECTS, _BOTH),
     Call("s3:ListBucket", On.LISTING, _I, operations=("ListObjectsV2",)),
     Call("s3:ListBucket", On.LISTING, _O, operations=("ListObjectsV2", "HeadBucket")),
+    Call("ssm:GetParameters", On.SECRETS, _I),
+    Call("secretsmanager:GetSecretValue", On.SECRETS, _I),
+    Call("sts:AssumeRole", On.TRAINER, _I),
+    Call("ssm:PutParameter", On.SECRETS, _O),
+    Call("ssm:DeleteParameter", On.SECRETS, _O),
+    Call("ssm:GetParametersByPath", On.SECRETS, _O),
+    Call("secretsmanager:CreateSecret", On.SECRETS, _O),
+    Call("secretsmanager:PutSecretValue", On.SECRETS, _O),
+    Call("secretsmanager:DeleteSecret", On.SECRETS, _O),
+    Call("secretsmanager:ListSecrets", On.ANYTHING, _O),
     Call("sts:GetCallerIdentity", On.ANYTHING, _O),
     Call("pricing:GetProducts", On.ANYTHING, _O),
     Call("ec2:DescribeAvailabilityZones", On.ANYTHING, _O),
