@@ -20,6 +20,7 @@ SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ("init", "Write spot_fleet_config.json and job.toml for a job, every choice explained."),
         ("validate", "Check both files of a request; calls no AWS."),
         ("request", "Start a job; one that runs already is shown."),
+        ("secret", "Tokens and keys that only the trainer gets: put, list, delete."),
     )),
     ("Look", (
         ("status", "Where a job is: fleet, instances, volumes, progress."),
