@@ -29,10 +29,11 @@ MAY_IMPORT = {
                  "spotheal.agent.errors"),
     "fleet": ("spotheal.fleet", "spotheal.agent.names", "spotheal.agent.contract", "spotheal.agent.ec2",
               "spotheal.agent.store", "spotheal.agent.errors", "spotheal.agent.config", "spotheal.agent.aws",
-              "spotheal.agent.clock", "spotheal.agent.ledger", "spotheal.agent.history", "spotheal.agent.stays",
+              "spotheal.agent.clock", "spotheal.agent.ledger", "spotheal.agent.secret_reference",
+              "spotheal.agent.redaction", "spotheal.agent.history", "spotheal.agent.stays",
               "spotheal.agent.billing", "spotheal.userdata", "spotheal.iam"),
     "userdata": ("spotheal.userdata",),
-    "iam": ("spotheal.iam", "spotheal.agent.names"),
+    "iam": ("spotheal.iam", "spotheal.agent.names", "spotheal.agent.secret_reference"),
 }  # fmt: skip
 LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
