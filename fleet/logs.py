@@ -1,23 +1,30 @@
 """The logs of all instances of a run, from the store: those that are gone read like those that live.
 
-What an instance wrote reaches the store every minute and at a notice; `tail -f` over ssh is for those who cannot wait.
+What an instance wrote reaches the store every minute and at a notice; `follow` has the lines that are younger.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from spotheal.agent.clock import Clock
+from spotheal.agent.clock import Clock, parse_rfc3339
 from spotheal.agent.errors import NotFound, Retryable
 from spotheal.agent.ledger import read_events
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet import runs
 
 POLL_SECONDS = 5.0
+LIVE_SECONDS = 0.2  # how often lines are taken from a stream that is open
+QUIET_LOOKS = 2  # after the end, so often without a new line
+FRESH_SECONDS = 90.0
+_ENDS = frozenset(phase.value for phase in Phase if phase.is_end)
+_TRAINER = "trainer | "
+_AGENT_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [a-z]+ +.*?(?=  |$)")
 _KEY = re.compile(r"logs/(?P<instance>i-[0-9a-f]+)/(?P<source>agent|trainer)\.(?P<number>\d+)\.(?:jsonl|log)")
 _HIDDEN = {"timestamp", "level", "event", "job", "run", "instance", "zone", "term", "attempt"}
 
@@ -75,40 +82,148 @@ def segments(run: runs.Run, instance: str = "") -> list[Segment]:
 
 
 class Reader:
-    """Reads on where it stopped. A line is given when it is whole."""
+    """Lines of the store that were not given yet. A line is given when it is whole, and once.
+
+    Lines that came another way (`stream`) are told from new ones by what they say, counted: what a stream gave twice
+    and the store holds three times is given once more. So the order of the two ways does not matter.
+    """
 
     def __init__(self, run: runs.Run, *, instance: str = "", source: str = "") -> None:
         self._run, self._instance, self._source = run, instance, source
-        self._read: dict[str, int] = {}  # bytes given so far, by key
+        self._bodies: dict[str, tuple[int, list[str]]] = {}  # by key: the size that was read, and its lines
+        self._given: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        self._streams: dict[str, Counter[tuple[str, str]]] = {}
 
-    def new_lines(self) -> Iterator[Line]:
+    def new_lines(self, but_of: str = "") -> Iterator[Line]:
+        """What the store has and was not given; `but_of` names the instance that another way is followed for."""
+        changed, lines = set[tuple[str, str]](), dict[tuple[str, str], list[str]]()
         for segment in segments(self._run, self._instance):
-            if self._source not in ("", segment.source) or segment.size <= self._read.get(segment.key, 0):
+            place = (segment.instance, segment.source)
+            if segment.instance == but_of or self._source not in ("", segment.source):
                 continue
-            body = self._run.store.get_bytes(segment.key) or b""
-            start = self._read.get(segment.key, 0)
-            end = body.rfind(b"\n") + 1
-            self._read[segment.key] = max(start, end)
-            for raw in body[start:end].splitlines():
-                text = raw.decode(errors="replace")
-                yield Line(segment.instance, segment.source, _plain(text) if segment.source == "agent" else text)
+            size, held = self._bodies.get(segment.key, (-1, []))
+            if segment.size != size:
+                held = self._read(segment)
+                self._bodies[segment.key] = (segment.size, held)
+                changed.add(place)
+            lines.setdefault(place, []).extend(held)
+        for place, found in lines.items():
+            if place in changed:
+                yield from self._missing(*place, found)
+
+    def stream(self, instance: str) -> None:
+        """A stream of this instance's log begins, from its first line."""
+        self._streams[instance] = Counter()
+
+    def of_stream(self, instance: str, text: str) -> Line | None:
+        """A line of the instance's own log, where it was not given before."""
+        source, said = ("trainer", text[len(_TRAINER) :]) if text.startswith(_TRAINER) else ("agent", text)
+        if self._source not in ("", source):
+            return None
+        key = _identity(source, said)
+        seen = self._streams[instance]
+        seen[source, key] += 1
+        given = self._given[instance, source]
+        if seen[source, key] <= given[key]:
+            return None
+        given[key] = seen[source, key]
+        return Line(instance, source, said)
+
+    def _missing(self, instance: str, source: str, lines: list[str]) -> Iterator[Line]:
+        seen, given = Counter[str](), self._given[instance, source]
+        for text in lines:
+            key = _identity(source, text)
+            seen[key] += 1
+            if seen[key] > given[key]:
+                given[key] = seen[key]
+                yield Line(instance, source, text)
+
+    def _read(self, segment: Segment) -> list[str]:
+        body = self._run.store.get_bytes(segment.key) or b""
+        whole = body[: body.rfind(b"\n") + 1].decode(errors="replace").split("\n")[:-1]
+        if segment.source == "trainer":
+            return whole
+        return [line for text in whole for line in _plain(text).split("\n")]
 
     def follow(self, clock: Clock) -> Iterator[Line]:
         """Lines as they reach the store, across replacements, until the run has ended and all was given."""
-        while True:
-            try:
-                ended = has_ended(self._run)
-                yield from self.new_lines()
-                if ended:
-                    return
-            except Retryable:  # the network was gone for a moment: what was missed comes with the next look
-                pass
-            clock.sleep(POLL_SECONDS)
+        yield from Follower(self._run, self, clock).lines()
 
 
-def has_ended(run: runs.Run) -> bool:
-    phase = (run.store.read_status() or {}).get("phase")
-    return any(phase == one.value for one in Phase if one.is_end)
+class Live(Protocol):
+    """Another way to an instance's lines than the store: `fleet.follow` has ssh's."""
+
+    def look(self) -> None:
+        """Open, close or change what is followed; asked every few seconds."""
+
+    def instance(self) -> str:
+        """Whose lines come this way, "" for nobody's."""
+
+    def take(self) -> Iterator[Line]: ...
+
+    def close(self) -> None: ...
+
+
+class Follower:
+    """All lines of a run as they come, over ssh where it leads somewhere, from the store else; to the run's end."""
+
+    def __init__(self, run: runs.Run, reader: Reader, clock: Clock, live: Live | None = None) -> None:
+        self._run, self._reader, self._clock, self._live = run, reader, clock, live
+
+    def lines(self) -> Iterator[Line]:
+        quiet = 0
+        try:
+            while quiet < QUIET_LOOKS:
+                given, over = 0, False
+                try:
+                    status = self._run.store.read_status() or {}
+                    over = status.get("phase") in _ENDS
+                    if self._live is not None:
+                        self._live.look()
+                    for line in self._once():
+                        given += 1
+                        yield line
+                    if over and not self._is_fresh(status):
+                        break
+                except Retryable:  # the network was gone for a moment: what was missed comes with the next look
+                    over = False
+                quiet = quiet + 1 if over and not given else 0
+                yield from self._until_next_look()
+        finally:
+            if self._live is not None:
+                self._live.close()
+        yield from self._reader.new_lines()
+
+    def _once(self) -> Iterator[Line]:
+        yield from self._taken()
+        yield from self._reader.new_lines("" if self._live is None else self._live.instance())
+
+    def _is_fresh(self, status: Mapping[str, Any]) -> bool:
+        """Whether the run ended a moment ago: its instance stores its last lines after it has recorded the end."""
+        try:
+            heard = parse_rfc3339(str(status.get("heartbeat")))
+        except ValueError:
+            return False
+        return (self._clock.now() - heard).total_seconds() < FRESH_SECONDS
+
+    def _taken(self) -> Iterator[Line]:
+        if self._live is not None:
+            yield from self._live.take()
+
+    def _until_next_look(self) -> Iterator[Line]:
+        if self._live is None or not self._live.instance():
+            self._clock.sleep(POLL_SECONDS)
+            return
+        until = self._clock.monotonic() + POLL_SECONDS
+        while self._clock.monotonic() < until and self._live.instance():
+            self._clock.sleep(LIVE_SECONDS)
+            yield from self._live.take()
+
+
+def _identity(source: str, text: str) -> str:
+    """What tells a line from others: of an agent's line its time and words, for its fields may be written otherwise."""
+    match = _AGENT_LINE.match(text) if source == "agent" else None
+    return match.group() if match else text
 
 
 def _plain(line: str) -> str:

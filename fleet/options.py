@@ -40,6 +40,12 @@ JobFile = Annotated[
     Path | None, typer.Option("--job", metavar="FILE", help="The job's file; else job.toml beside the fleet's file.")
 ]
 RunOption = Annotated[str, typer.Option("--run", metavar="ID", help="A run of the job by its id; else the newest.")]
+SshUser = Annotated[
+    str, typer.Option("--user", metavar="NAME", help="Login on the instance; else what its image is known to have.")
+]
+SshIdentity = Annotated[
+    Path | None, typer.Option("--identity", "-i", metavar="FILE", help="A private key to try, too: your key pair's.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 

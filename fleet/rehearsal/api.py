@@ -54,6 +54,7 @@ class Endpoint:
         self.rulebook = rulebook
         self.store_faults = Faults()
         self.forwarded: list[Call] = []
+        self.send_key: Callable[[str, str], bool] = lambda instance, key: False  # the cloud's machines may take it
         self.control: Callable[[str, dict[str, str]], dict[str, Any]] | None = None  # orders below /_cloud/
         self.schedules = Schedules(rulebook)
         self._conditional = threading.Lock()
@@ -112,7 +113,11 @@ class Endpoint:
             return self._s3(environ, start_response, key)
         elif action == "GetCallerIdentity" and (caller := self.rulebook.caller_of(key)):
             return _send(start_response, 200, self._identity(caller))
-        if (target := environ.get("HTTP_X_AMZ_TARGET", "")) and (answered := self._account(environ, target)):
+        target = environ.get("HTTP_X_AMZ_TARGET", "")
+        if target == "AWSEC2InstanceConnectService.SendSSHPublicKey":
+            status, document = self._send_ssh_key(environ)
+            return _send(start_response, status, json.dumps(document).encode())
+        if target and (answered := self._account(environ, target)):
             return _send(start_response, answered[0], json.dumps(answered[1]).encode())
         if service == "scheduler":
             body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
@@ -123,6 +128,27 @@ class Endpoint:
         if service and service not in _KNOWN_SERVICES:  # moto would print and raise
             return _send(start_response, 400, b'{"__type": "UnknownOperationException", "message": "not rehearsed"}')
         return self._forward(environ, start_response, f"{service}:{action or environ['REQUEST_METHOD']}", key)
+
+    def _send_ssh_key(self, environ: Environ) -> tuple[int, dict[str, Any]]:
+        """As the EC2 Instance Connect API answers it."""
+        given = json.loads(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)) or b"{}")
+        found = self.rulebook.instance(str(given.get("InstanceId")))
+        key = str(given.get("SSHPublicKey", "")).strip()
+        if found is None:
+            return 400, {"__type": "EC2InstanceNotFoundException", "Message": "The instance could not be found."}
+        if found.state != "running":
+            said = f"The instance is in the state {found.state}."
+            return 400, {"__type": "EC2InstanceStateInvalidException", "Message": said}
+        if not re.fullmatch(r"(ssh-(rsa|ed25519)) [A-Za-z0-9+/=]+( [^\n]*)?", key) or not given.get("InstanceOSUser"):
+            return 400, {"__type": "InvalidArgsException", "Message": "One of the parameters is not valid."}
+        if not self.send_key(found.id, key):
+            return 500, {"__type": "EC2InstanceUnavailableException", "Message": "The instance does not answer."}
+        return 200, {"RequestId": str(uuid.uuid4()), "Success": True}
+
+    def public_key(self, key_pair: str) -> str:
+        """The public key of a key pair of the account, "" where there is none."""
+        pairs = ec2_backends[self.rulebook.account][self.rulebook.region].key_pairs
+        return str(pairs[key_pair].public_key).strip() if key_pair in pairs else ""
 
     def _account(self, environ: Environ, target: str) -> tuple[int, dict[str, Any]] | None:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))

@@ -14,9 +14,11 @@ from pathlib import Path
 
 from spotheal.agent.clock import SystemClock
 from spotheal.fleet.rehearsal.api import Endpoint
+from spotheal.fleet.rehearsal.instances import addresses
 from spotheal.fleet.rehearsal.machines import Launch, Machine, Machines
 from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
 from spotheal.fleet.rehearsal.scenario import Fault, Interrupt, Kill, NextZone, NoCapacity, Rebalance, Throttle
+from spotheal.fleet.rehearsal.sshd import Shells
 from spotheal.fleet.rehearsal.volumes import Volumes
 from spotheal.fleet.rehearsal.world import Instance
 
@@ -46,6 +48,7 @@ class Cloud:
     ) -> None:
         self.volumes = Volumes(folder)
         self.rules = Rulebook(SystemClock(), region, zones, ACCOUNT, latencies, seed)
+        self.shells = Shells(folder)
         self.machines = Machines(folder / "instances", BOOT_SECONDS, self._on_end, make_machine)
         self.launched_at: dict[str, float] = {}  # monotonic
         self.killed: set[str] = set()
@@ -54,6 +57,7 @@ class Cloud:
         self._closing = threading.Event()
         self._hook()
         self.endpoint = Endpoint(self.rules)
+        self.endpoint.send_key = self.shells.allow
         self._clock = threading.Thread(target=self._tick, name="time of the rehearsal", daemon=True)
         self._clock.start()
 
@@ -65,6 +69,7 @@ class Cloud:
 
     def close(self) -> None:
         self._closing.set()
+        self.shells.close()
         self.machines.close()
         self._clock.join(5)
         self.endpoint.close()
@@ -141,7 +146,17 @@ class Cloud:
             return
         self.launched_at[instance] = time.monotonic()
         machine = self.machines.launch(self._launch(found))
+        later = threading.Timer(BOOT_SECONDS, self._start_shell, (found, machine))
+        later.daemon = True
+        later.start()
         self.rules.consoles[instance] = lambda: _text(machine.folder / "console.log")
+
+    def _start_shell(self, instance: Instance, machine: Machine) -> None:
+        if self._closing.is_set() or machine.ended_at is not None:
+            return
+        _, address = addresses(instance)
+        key = self.endpoint.public_key(str(instance.spec.get("KeyName") or ""))
+        self.shells.start(instance.id, machine.folder, address, machine.environment(), key)
 
     def _launch(self, instance: Instance) -> Launch:
         environment = {
@@ -162,10 +177,12 @@ class Cloud:
             threading.Thread(target=machine.shut_down, args=(seconds,), daemon=True).start()
 
     def _on_terminate(self, instance: str) -> None:
+        self.shells.end(instance)
         self._with(instance, lambda machine: machine.end())
 
     def _on_end(self, machine: Machine) -> None:
         """A machine that switched itself off, or whose processes somebody killed: EC2 notices."""
+        self.shells.end(machine.launch.instance)
         found = self.rules.instance(machine.launch.instance)
         if not self._closing.is_set() and found is not None and found.state in ("pending", "running"):
             self.rules.powered_off(machine.launch.instance)

@@ -283,7 +283,7 @@ def _health(one: Item) -> Item:
 # --------------------------------------------------------------------------------------------------- shaped as by boto3
 def item(world: World, instance: Instance) -> Item:
     live = instance.state != "terminated"
-    address = f"10.0.{zlib.crc32(instance.id.encode()) % 250}.{zlib.crc32(instance.id[::-1].encode()) % 250 + 4}"
+    address, public = addresses(instance)
     shaped: Item = {
         "InstanceId": instance.id,
         "ImageId": instance.image,
@@ -293,7 +293,7 @@ def item(world: World, instance: Instance) -> Item:
         "Placement": {"AvailabilityZone": instance.zone, "Tenancy": "default"},
         "PrivateIpAddress": address if live else "",
         "PrivateDnsName": f"ip-{address.replace('.', '-')}.{world.region}.compute.internal" if live else "",
-        **({"PublicIpAddress": f"192.0.2.{address.rpartition('.')[2]}"} if instance.state == "running" else {}),
+        **({"PublicIpAddress": public} if instance.state == "running" else {}),
         "Architecture": "x86_64",
         "RootDeviceName": ROOT_DEVICE,
         "RootDeviceType": "ebs",
@@ -316,6 +316,12 @@ def item(world: World, instance: Instance) -> Item:
         shaped["StateReason"] = {"Code": instance.reason[0], "Message": instance.reason[1]}
     shaped["StateTransitionReason"] = _transition(instance)
     return shaped
+
+
+def addresses(instance: Instance) -> tuple[str, str]:
+    """Private and public; no packet can reach either (RFC 5737), see `sshd`."""
+    last = zlib.crc32(instance.id[::-1].encode()) % 250 + 4
+    return f"10.0.{zlib.crc32(instance.id.encode()) % 250}.{last}", f"192.0.2.{last}"
 
 
 def _transition(instance: Instance) -> str:

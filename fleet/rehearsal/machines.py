@@ -76,7 +76,7 @@ class Machine:
                 stdout=subprocess.DEVNULL,
                 stderr=(self.folder / "init.log").open("wb"),
                 cwd=self.root,
-                env=self._environment(),
+                env=self.environment(),
                 start_new_session=True,
             )
         threading.Thread(target=self._await_end, name=f"end of {self.launch.instance}", daemon=True).start()
@@ -174,7 +174,7 @@ class Machine:
             _signal(marked, signal.SIGKILL)
             time.sleep(0.02)
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         python = str(Path(getattr(sys, "_base_executable", sys.executable)).parent)
         return {
             "PATH": f"{self.folder / 'bin'}:{python}:{_SYSTEM_PATH}",

@@ -34,7 +34,7 @@ _PATH = "/_cloud/"
 _UNSET = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN")
 
 
-def environment(endpoint: str, region: str) -> dict[str, str]:
+def environment(endpoint: str, region: str, ssh_config: Path | None = None) -> dict[str, str]:
     """What a client of the local cloud has in its environment."""
     hosts = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1"]))
     return {
@@ -48,12 +48,13 @@ def environment(endpoint: str, region: str) -> dict[str, str]:
         "AWS_EC2_METADATA_DISABLED": "true",
         "NO_PROXY": hosts,
         "no_proxy": hosts,
+        **({"SPOTHEAL_SSH_CONFIG": str(ssh_config)} if ssh_config else {}),
     }
 
 
-def shell_lines(endpoint: str, region: str) -> str:
+def shell_lines(endpoint: str, region: str, ssh_config: Path | None = None) -> str:
     """For `eval`: the environment, and what would be stronger than it taken away."""
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in environment(endpoint, region).items()]
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in environment(endpoint, region, ssh_config).items()]
     return "\n".join([f"unset {' '.join(_UNSET)}", *lines]) + "\n"
 
 
@@ -70,6 +71,7 @@ def serving(region: str, folder: Path | None = None, seed: int = 0, strict: bool
     try:
         with Cloud(place.resolve(), region, zones, seed, more) as cloud:
             cloud.endpoint.account.strict = strict
+            cloud.shells.is_on = True
             cloud.endpoint.control = lambda order, given: obey(cloud, order, given)
             yield cloud
     finally:

@@ -65,7 +65,7 @@ def cloud(
     out = sys.stdout
 
     def ready(up: Cloud) -> None:
-        lines = serve.shell_lines(up.url, where)
+        lines = serve.shell_lines(up.url, where, up.shells.config)
         if env is not None:
             beside = env.with_name(f".{env.name}.part")
             beside.write_text(lines, encoding="utf-8")

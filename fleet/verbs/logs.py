@@ -8,7 +8,17 @@ import typer
 
 from spotheal.agent.errors import ConfigError
 from spotheal.fleet.console import is_json, open_session, say, verb
-from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, sources
+from spotheal.fleet.options import (
+    JobArgument,
+    JobFile,
+    Output,
+    Profile,
+    Region,
+    RunOption,
+    SshIdentity,
+    SshUser,
+    sources,
+)
 
 EXAMPLE = "fleetctl logs -f resnet50"
 
@@ -26,6 +36,9 @@ def logs(
     source: Annotated[
         str, typer.Option("--source", metavar="agent|trainer", help="Only of this one.", autocompletion=sources)
     ] = "",
+    store: Annotated[bool, typer.Option("--store", help="With -f: only what the store has; no ssh.")] = False,
+    user: SshUser = "",
+    identity: SshIdentity = None,
     job_file: JobFile = None,
     run: RunOption = "",
     region: Region = "",
@@ -34,7 +47,8 @@ def logs(
 ) -> None:
     """What agent and trainer said, on all instances of a run.
 
-    Those that are gone included: instances store their logs every minute, and at a notice.
+    Those that are gone included: instances store their logs every minute, and at a notice. With -f the lines of the
+    instance that lives come over your own ssh, as they are written.
     """
     import json
 
@@ -48,10 +62,16 @@ def logs(
         raise ConfigError(f"--source {source!r} is neither agent nor trainer", next_step="leave it out for both")
     if attempt is not None and instance:
         raise ConfigError("--attempt and --instance exclude each other", next_step="give one of them")
-    _, found = find(open_session(region, profile), job, job_file, run)
-    reader = reading.Reader(found, instance=reading.select(found, attempt=attempt, instance=instance), source=source)
+    session, found = find(open_session(region, profile), job, job_file, run)
+    chosen = reading.select(found, attempt=attempt, instance=instance)
+    reader = reading.Reader(found, instance=chosen, source=source)
+    live = None
+    if follow and not store:
+        from spotheal.fleet.follow import OverSsh
+
+        live = OverSsh(session, found, reader, SystemClock(), say, only=chosen, user=user, identity=identity)
     shown = ""
-    for line in reader.follow(SystemClock()) if follow else reader.new_lines():
+    for line in reading.Follower(found, reader, SystemClock(), live).lines() if follow else reader.new_lines():
         if as_json:
             print(json.dumps({"schema_version": 1, **vars(line)}), flush=follow)
             continue

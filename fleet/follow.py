@@ -1,0 +1,99 @@
+"""`logs -f` over ssh: the log of the instance that is the job's now, whichever that is, as it is written.
+
+What cannot be reached is said once an instance; its lines then come from the store, up to a minute late.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from spotheal.agent.clock import Clock
+from spotheal.agent.errors import Retryable, SpothealError
+from spotheal.fleet import runs, ssh
+from spotheal.fleet.logs import Line, Reader
+from spotheal.fleet.session import Session
+from spotheal.fleet.tail import Tail
+
+TRIES_MAX = 4
+RETRY_SECONDS, SELDOM_SECONDS = 10.0, 60.0  # at first it may be booting; later somebody may open a group
+
+
+class OverSsh:
+    """`logs.Live` by the user's ssh. `only` an instance, or whichever is the job's."""
+
+    def __init__(
+        self, session: Session, run: runs.Run, reader: Reader, clock: Clock, say: Callable[[str], None], *,
+        only: str = "", user: str = "", identity: Path | None = None,
+    ) -> None:  # fmt: skip
+        self._session, self._run, self._reader, self._clock, self._say = session, run, reader, clock, say
+        self._only, self._user, self._identity = only, user, identity
+        self._tail: Tail | None = None
+        self._connection: ssh.Connection | None = None
+        self._tries: Counter[str] = Counter()
+        self._again_at = float("-inf")
+
+    def look(self) -> None:
+        up = [host for host in ssh.hosts(self._session, self._run) if host.state == "running" and host.address]
+        if self._only:
+            up = [host for host in up if host.instance == self._only]
+        if self._tail is not None and self._tail.instance not in {host.instance for host in up}:
+            self.close()  # replaced; what it said last was stored at its notice
+        if self._tail is not None and not self._tail.is_open:
+            self._lost(self._tail)
+        if self._tail is not None or not up or self._clock.monotonic() < self._again_at:
+            return
+        host = up[0]
+        self._open(host)
+
+    def instance(self) -> str:
+        return self._tail.instance if self._tail is not None and self._tail.is_open and self._tail.has_spoken else ""
+
+    def take(self) -> Iterator[Line]:
+        if self._tail is not None:
+            for text in self._tail.lines():
+                line = self._reader.of_stream(self._tail.instance, text)
+                if line is not None:
+                    yield line
+
+    def close(self) -> None:
+        if self._tail is not None:
+            self._tail.close()
+        if self._connection is not None:
+            self._connection.__exit__(None, None, None)
+        self._tail = self._connection = None
+
+    def _open(self, host: ssh.Host) -> None:
+        self._tries[host.instance] += 1
+        often = self._tries[host.instance] < TRIES_MAX
+        self._again_at = self._clock.monotonic() + (RETRY_SECONDS if often else SELDOM_SECONDS)
+        first = self._tries[host.instance] == 1
+        connection = ssh.Connection(
+            self._session, host, self._say if first else _nobody, user=self._user, identity=self._identity
+        )
+        try:
+            self._connection = connection.__enter__()
+            self._reader.stream(host.instance)
+            self._tail = Tail(connection)
+        except (SpothealError, OSError) as error:
+            self._tries[host.instance] = TRIES_MAX + 1
+            why = getattr(error, "message", error)
+            self._say(f"note: no ssh to {host.instance}: {why}; its lines come from the store, up to a minute late")
+            self.close()
+
+    def _lost(self, tail: Tail) -> None:
+        """It ended by itself: the machine went, or ssh never came in."""
+        assert self._connection is not None
+        if tail.has_spoken:
+            self._tries[tail.instance] = 0
+        elif self._tries[tail.instance] == TRIES_MAX:
+            refusal = self._connection.refusal(tail.said)
+            self._say(f"note: {refusal.message}; its lines come from the store, up to a minute late")
+            if not isinstance(refusal, Retryable) and refusal.next_step:
+                self._say(f"  next: {refusal.next_step}")
+        self.close()
+
+
+def _nobody(_: str) -> None:
+    return None

@@ -1,0 +1,244 @@
+"""The user's own ssh, led to a job's instance: a key for a minute by EC2 Instance Connect, the host's key as the
+console says it, and the user that the image is known to have.
+
+The user's ssh configuration comes first and wins (`Include`): a bastion (`Host 10.* / ProxyJump …`), another user or
+port stay what they are there. SPOTHEAL_SSH_CONFIG names another file than ~/.ssh/config.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.errors import ConfigError, NotFound, PermissionDenied, Retryable, SpothealError
+from spotheal.agent.names import TAG_RUN
+from spotheal.fleet import runs
+from spotheal.fleet.session import Session
+
+CONNECT_SECONDS = 10
+_KEYS = re.compile(r"-----BEGIN SSH HOST KEY KEYS-----(.*?)-----END SSH HOST KEY KEYS-----", re.DOTALL)
+_KEY_LINE = re.compile(r"((?:ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/=]+)")
+_USERS = (("ubuntu", "ubuntu"), ("debian", "admin"), ("amazon linux", "ec2-user"), ("amzn", "ec2-user"),
+          ("al2023", "ec2-user"), ("al2", "ec2-user"), ("suse", "ec2-user"), ("rhel", "ec2-user"),
+          ("rocky", "rocky"), ("centos", "centos"), ("fedora", "fedora"))  # fmt: skip
+_PRIVATE = "it has no public address, and there is no way to its private one from here"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Host:
+    """An instance of the run that is up. `address`: public, else private; "" while it has none."""
+
+    instance: str
+    state: str
+    zone: str
+    address: str
+    is_public: bool
+    image: str
+    key_name: str
+    groups: tuple[str, ...]
+    launched: datetime
+
+
+def hosts(session: Session, run: runs.Run) -> tuple[Host, ...]:
+    """Those that are pending or running, newest first."""
+    filters = [{"Name": f"tag:{TAG_RUN}", "Values": [run.id]},
+               {"Name": "instance-state-name", "Values": ["pending", "running"]}]  # fmt: skip
+    found = []
+    with translated(f"list the instances of run {run.id}"):
+        for page in session.client("ec2").get_paginator("describe_instances").paginate(Filters=filters):
+            found += [_host(item) for reservation in page["Reservations"] for item in reservation["Instances"]]
+    return tuple(sorted(found, key=lambda host: host.launched, reverse=True))
+
+
+def writer(session: Session, run: runs.Run) -> Host | None:
+    """The instance that is the job's now: the one that writes its status where it lives, else the newest that is up."""
+    up = [host for host in hosts(session, run) if host.state == "running" and host.address]
+    named = str((run.store.read_status() or {}).get("instance") or "")
+    return next((host for host in up if host.instance == named), up[0] if up else None)
+
+
+def _host(item: dict[str, Any]) -> Host:
+    public = str(item.get("PublicIpAddress") or "")
+    return Host(
+        instance=str(item["InstanceId"]),
+        state=str(item["State"]["Name"]),
+        zone=str(item["Placement"]["AvailabilityZone"]),
+        address=public or str(item.get("PrivateIpAddress") or ""),
+        is_public=bool(public),
+        image=str(item.get("ImageId") or ""),
+        key_name=str(item.get("KeyName") or ""),
+        groups=tuple(str(group.get("GroupId")) for group in item.get("SecurityGroups") or []),
+        launched=item["LaunchTime"],
+    )
+
+
+def user_of(image_name: str) -> str:
+    """The login that an image of this name has; ubuntu where the name says nothing."""
+    name = image_name.lower()
+    found = [(name.rfind(word), user) for word, user in _USERS if word in name]
+    return max(found)[1] if found else "ubuntu"
+
+
+class Connection:
+    """How ssh is called for one instance; a context, whose files (a key of a minute among them) end with it."""
+
+    def __init__(self, session: Session, host: Host, say: Say, *, user: str = "", identity: Path | None = None) -> None:
+        self.host, self._session, self._say = host, session, say
+        self._wanted_user, self._identity = user, identity
+        self._pushed: bool | None = None
+
+    def __enter__(self) -> Connection:
+        for program in ("ssh", "ssh-keygen"):
+            if shutil.which(program) is None:
+                raise ConfigError(f"there is no program {program!r} here", next_step="install OpenSSH's client")
+        self._folder = Path(tempfile.mkdtemp(prefix="spotheal-ssh-"))
+        self._key, self._config = self._folder / "key", self._folder / "config"
+        made = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "fleetctl", "-f", str(self._key)]
+        subprocess.run(made, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+        self._known_hosts, self._knows_key = self._learn_host_key()
+        self._write_config()
+        self.user = self._effective_user()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def argv(self, command: Iterable[str] = (), options: Iterable[str] = ()) -> list[str]:
+        """The key is pushed anew: it is good for a minute."""
+        self._push_key()
+        return ["ssh", "-F", str(self._config), *options, self.host.address, *command]
+
+    # ------------------------------------------------------------------------------------------------------ the files
+    def _write_config(self) -> None:
+        """ssh takes the first value that it finds, so the user's own configuration comes first."""
+        own = os.environ.get("SPOTHEAL_SSH_CONFIG") or str(Path.home() / ".ssh" / "config")
+        keys = [f'  IdentityFile "{key}"' for key in (self._identity, self._key) if key]
+        user = [f"  User {self._wanted_user}"] if self._wanted_user else []
+        lines = [
+            *(["Host *", *user] if user else []),
+            f'Include "{own}"',
+            "Host *",
+            *([] if user else [f"  User {user_of(self._image_name())}"]),
+            *keys,
+            f"  HostKeyAlias {self.host.instance}",
+            f'  UserKnownHostsFile "{self._known_hosts}"',
+            "  GlobalKnownHostsFile /dev/null",
+            f"  StrictHostKeyChecking {'yes' if self._knows_key else 'accept-new'}",
+            "  UpdateHostKeys no",
+            f"  ConnectTimeout {CONNECT_SECONDS}",
+            "  ServerAliveInterval 10",
+            "  ServerAliveCountMax 3",
+            "  LogLevel ERROR",
+        ]
+        self._config.write_text("\n".join(lines) + "\n")
+
+    def _learn_host_key(self) -> tuple[Path, bool]:
+        """The file that knows the host, and whether a key of it is known: then no other is taken."""
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spotheal" / "known_hosts"
+        try:
+            cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:
+            cache = self._folder
+        file = cache / self.host.instance
+        if file.exists() and file.stat().st_size:
+            return file, True
+        keys = self._console_keys()
+        if keys:
+            file.write_text("".join(f"{self.host.instance} {key}\n" for key in keys))
+        return file, bool(keys)
+
+    def _console_keys(self) -> list[str]:
+        """cloud-init prints the host's keys; the console is there some minutes after the start."""
+        try:
+            with translated(f"read the console of {self.host.instance}"):
+                answer = self._session.client("ec2").get_console_output(InstanceId=self.host.instance)
+        except SpothealError:
+            return []
+        blocks = _KEYS.findall(str(answer.get("Output") or ""))
+        return _KEY_LINE.findall(blocks[-1]) if blocks else []
+
+    def _image_name(self) -> str:
+        try:
+            with translated(f"describe {self.host.image}"):
+                images = self._session.client("ec2").describe_images(ImageIds=[self.host.image]).get("Images", [])
+        except SpothealError:
+            return ""
+        return f"{images[0].get('Name', '')} {images[0].get('Description', '')}" if images else ""
+
+    def _effective_user(self) -> str:
+        """With the user's own configuration in force: the key must be pushed for whoever logs in."""
+        return self._in_force().get("user", "ubuntu")
+
+    def _in_force(self) -> dict[str, str]:
+        """ssh's own reading of the whole configuration."""
+        asked = subprocess.run(
+            ["ssh", "-F", str(self._config), "-G", self.host.address],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        )  # fmt: skip
+        if asked.returncode != 0:
+            said = asked.stderr.strip()
+            raise ConfigError(f"ssh refuses its configuration: {said}", next_step="correct ~/.ssh/config")
+        return dict(line.split(" ", 1) for line in asked.stdout.splitlines() if " " in line)
+
+    def _push_key(self) -> None:
+        try:
+            with translated(f"send a key to {self.host.instance} (EC2 Instance Connect)"):
+                self._session.client("ec2-instance-connect").send_ssh_public_key(
+                    InstanceId=self.host.instance,
+                    InstanceOSUser=self.user,
+                    SSHPublicKey=self._key.with_suffix(".pub").read_text(),
+                    AvailabilityZone=self.host.zone,
+                )
+            self._pushed = True
+        except SpothealError as error:
+            if self._pushed is None:
+                own = f"the key pair {self.host.key_name} or " if self.host.key_name else ""
+                self._say(f"note: {error.message}; {own}your own keys are tried")
+            self._pushed = False
+
+    # ------------------------------------------------------------------------------------------------------ what failed
+    def refusal(self, said: str = "") -> SpothealError:
+        """Why ssh could not connect: asked of the port itself, for ssh ends with 255 in every case."""
+        host = self.host
+        name = f"{host.instance} ({host.address})"
+        if "host key" in said.lower():
+            return PermissionDenied(
+                f"{name} shows another host key than its console does: {said}",
+                next_step=f"somebody may be in between; if not, remove {self._known_hosts}",
+            )
+        try:
+            with socket.create_connection(self._place(), timeout=CONNECT_SECONDS / 2):
+                pass
+        except ConnectionRefusedError:
+            return Retryable(f"{name} takes no SSH yet", next_step="it may be booting: the same command in a minute")
+        except OSError:
+            groups = " ".join(host.groups) or "SECURITY_GROUP"
+            closed = "its security group lets no SSH from this address in"
+            return NotFound(
+                f"{name} does not answer on port 22; most likely {closed if host.is_public else _PRIVATE}",
+                next_step=f"`aws ec2 authorize-security-group-ingress --group-id {groups} --protocol tcp --port 22 "
+                "--cidr YOUR_ADDRESS/32`, or a ProxyJump in ~/.ssh/config",
+            )
+        return PermissionDenied(
+            f"{name} refuses the login of {self.user}" + (f": {said}" if said else ""),
+            next_step="--user for another login, --identity for your key pair's private key",
+        )
+
+    def _place(self) -> tuple[str, int]:
+        """Where ssh goes, by the configuration in force."""
+        found = self._in_force()
+        return found.get("hostname", self.host.address), int(found.get("port", "22"))
