@@ -32,9 +32,9 @@ def cost_rows(plan: Plan) -> list[tuple[str, str]]:
     found = costs(plan)
     rows = []
     if plan.prices:
-        listed = f", {_range(found['on_demand_hour_min'], found['on_demand_hour_max'])} on demand"
+        listed = _range(found["on_demand_hour_min"], found["on_demand_hour_max"])
         rows.append(("costs", f"{_range(found['hour_min'], found['hour_max'])} an hour on spot"
-                     + (listed if found["on_demand_hour_min"] else "")
+                     + (f", {listed} on demand" if listed else "")
                      + f", and ${found['address_hour']:.3f} for a public address"))  # fmt: skip
     limits = [f"{plan.limit_hours:g} hours" if plan.limit_hours else "",
               f"${plan.limit_dollars:g}" if plan.limit_dollars else ""]  # fmt: skip
@@ -46,7 +46,10 @@ def cost_rows(plan: Plan) -> list[tuple[str, str]]:
     return rows
 
 
-def _range(low: float, high: float) -> str:
+def _range(low: float | None, high: float | None) -> str:
+    """ "" where AWS told no price."""
+    if low is None or high is None:
+        return ""
     return f"${low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"${low:.2f} to ${high:.2f}"
 
 

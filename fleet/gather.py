@@ -8,7 +8,7 @@ from typing import Any
 
 from spotheal.agent.aws import translated
 from spotheal.agent.clock import Clock, rfc3339
-from spotheal.agent.config import InstanceConfig, JobConfig
+from spotheal.agent.config import InstanceConfig, JobConfig, seconds
 from spotheal.agent.errors import ConfigError, Conflict, NotFound, PermissionDenied
 from spotheal.agent.names import LAYOUT, StoreUrl, default_bucket, new_run_id
 from spotheal.fleet import plan, repository, request, runs, template, userdata
@@ -117,7 +117,7 @@ def make_plan(
     prices: tuple[plan.Price, ...] = ()
     steps: list[plan.Step]
     if isinstance(way, plan.Continue) and way.existing.pending:
-        steps = _pending_steps(session, way.existing)
+        steps = _pending_steps(session, way.existing, job)
         notes.append("an earlier attempt was interrupted while it sent the request; exactly that request is sent again")
         if steps[-1] != plan.SendFleet(built.fleet):
             notes.append(
@@ -126,17 +126,17 @@ def make_plan(
     elif offline:
         notes += _offline_notes(wanted.fleet)
         volume = plan.decide_volume(job, run, (*zones, f"{session.region}a")[0], (), (), resumed=False)
-        steps = _steps(store, wheels, source, volume, built, bucket_missing=True)
+        steps = _steps(store, wheels, source, volume, built, job, bucket_missing=True)
     else:
-        zones = _zones(session, wanted.fleet)
+        zones = zones_of(session, wanted.fleet)
         prices = spot_prices(session, wanted.fleet.instance_types, zones, clock)
         volume = _volume_step(session, job, run, plan.cheapest_zone(zones, prices), isinstance(way, plan.Resume))
         if isinstance(volume, plan.AdoptVolume) and volume.volume.size_gib != job.volume.size_gib:
             notes.append(
                 f"{volume.volume.id} keeps its {volume.volume.size_gib} GiB; job.toml says {job.volume.size_gib}"
             )
-        missing = not _bucket_exists(session, store.bucket)
-        steps = [*found.steps, *_steps(store, wheels, source, volume, built, bucket_missing=missing)]
+        missing = not bucket_exists(session, store.bucket)
+        steps = [*found.steps, *_steps(store, wheels, source, volume, built, job, bucket_missing=missing)]
     whole = plan.Plan(
         job=job.job.name, run=run, generation=generation, requested_at=requested_at,
         account=PLACEHOLDER_ACCOUNT if offline else session.account, region=session.region, store=store,
@@ -169,16 +169,22 @@ def _steps(
     source: repository.Source,
     volume: plan.Step,
     built: request.Request,
+    job: JobConfig,
     *,
     bucket_missing: bool,
 ) -> list[plan.Step]:
     steps: list[plan.Step] = [plan.CreateBucket(store.bucket)] if bucket_missing else []
     steps += [plan.RecordRun(str(store)), plan.UploadWheels(len(wheels.wheels), wheels.size)]
     steps += [plan.UploadBundle(source.commit)] if source.bundle else []
-    return [*steps, volume, *(plan.CreateTemplate(one) for one in built.templates), plan.SendFleet(built.fleet)]
+    templates = [plan.CreateTemplate(one) for one in built.templates]
+    return [*steps, volume, *templates, *_rescue(job), plan.SendFleet(built.fleet)]
 
 
-def _pending_steps(session: Session, existing: plan.Existing) -> list[plan.Step]:
+def _rescue(job: JobConfig) -> list[plan.Step]:
+    return [plan.ArmRescue(job.fleet.on_demand_after, job.limits.dollars)] if seconds(job.fleet.on_demand_after) else []
+
+
+def _pending_steps(session: Session, existing: plan.Existing, job: JobConfig) -> list[plan.Step]:
     """Everything up to the request was done; its fleet may be at work, so nothing it uses may be touched."""
     volume = session.ec2.volume(existing.volume)
     if volume is None or existing.request is None:
@@ -186,7 +192,7 @@ def _pending_steps(session: Session, existing: plan.Existing) -> list[plan.Step]
             f"the volume of run {existing.run}, {existing.volume}, is not to be seen",
             next_step="wait a minute and try again",
         )
-    return [plan.KeepVolume(volume), plan.SendFleet(existing.request)]
+    return [plan.KeepVolume(volume), *_rescue(job), plan.SendFleet(existing.request)]
 
 
 def _volume_step(
@@ -227,12 +233,19 @@ def _identity(
     return way.existing.run, way.existing.generation + 1, now, (*previous, way.existing.fleet)
 
 
-def _zones(session: Session, fleet: FleetConfig) -> tuple[str, ...]:
+def zones_of(session: Session, fleet: FleetConfig) -> tuple[str, ...]:
     zones = list(fleet.zones)
     client = session.client("ec2")
     if fleet.subnets:
-        with translated(f"describe {', '.join(fleet.subnets)}"):
-            answer = client.describe_subnets(SubnetIds=list(fleet.subnets))
+        try:
+            with translated(f"describe {', '.join(fleet.subnets)}"):
+                answer = client.describe_subnets(SubnetIds=list(fleet.subnets))
+        except NotFound as error:
+            error.next_step = (
+                f"is this the account and region that {fleet.source} was written for ({session.account}, "
+                f"{session.region})? `fleetctl init --force` writes it anew"
+            )
+            raise
         zones += [subnet["AvailabilityZone"] for subnet in answer["Subnets"]]
     if not zones:
         with translated("list the availability zones"):
@@ -241,7 +254,7 @@ def _zones(session: Session, fleet: FleetConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(zones))
 
 
-def _bucket_exists(session: Session, bucket: str) -> bool:
+def bucket_exists(session: Session, bucket: str) -> bool:
     try:
         with translated(f"look for bucket {bucket}"):
             session.client("s3").head_bucket(Bucket=bucket)

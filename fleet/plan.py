@@ -20,8 +20,8 @@ from spotheal.agent.names import (
     Phase,
     StoreUrl,
     VolumeState,
-    volume_token,
 )
+from spotheal.agent.volume.first import first_volume
 from spotheal.fleet.account.prerequisites import Step as AccountStep
 from spotheal.fleet.request import call_of
 
@@ -187,6 +187,17 @@ class CreateTemplate:
 
 
 @dataclass(frozen=True)
+class ArmRescue:
+    """`[fleet] on_demand_after`; the schedule itself names the fleet, and is made when that has been requested."""
+
+    after: str
+    dollars: float
+
+    def says(self) -> str:
+        return f"after {self.after} without spot capacity: one on-demand instance, within the job's ${self.dollars:g}"
+
+
+@dataclass(frozen=True)
 class SendFleet:
     arguments: dict[str, Any]
 
@@ -208,6 +219,7 @@ Step = (
     | AdoptVolume
     | KeepVolume
     | CreateTemplate
+    | ArmRescue
     | SendFleet
 )
 
@@ -244,21 +256,11 @@ def decide_volume(
                 next_step=f"`aws ec2 detach-volume --volume-id {volume.id}` after unmounting it there, "
                 "or set another [volume] name in job.toml for a new one",
             )
-        return AdoptVolume(volume, {**tags, TAG_STATE: VolumeState.CURRENT.value})
-    snapshot = job.volume.snapshot
-    # Only a volume that was made empty is `new`: nothing else is ever formatted.
-    state = VolumeState.CURRENT if snapshot else VolumeState.NEW
-    spec = VolumeSpec(
-        zone=zone,
-        size_gib=job.volume.size_gib,
-        type=job.volume.type,
-        snapshot=snapshot or None,
-        tags={**tags, TAG_STATE: state.value, TAG_NAME: job.volume.name},
-        encrypted=not snapshot,
-        initialization_rate=job.volume.initialization_rate if snapshot else 0,
-        token=volume_token(run, 0, zone, snapshot, 1),
-    )
-    return CreateVolume(spec)
+        # Blank ones, of `fleetctl volume create`, stay new: nothing else is ever formatted.
+        is_new = volume.tags.get(TAG_STATE) == VolumeState.NEW.value and not volume.snapshot
+        state = VolumeState.NEW if is_new else VolumeState.CURRENT
+        return AdoptVolume(volume, {**tags, TAG_STATE: state.value})
+    return CreateVolume(first_volume(job, run, zone))
 
 
 def _rank(volume: Volume) -> tuple[bool, int]:

@@ -17,15 +17,16 @@ from typing import Any
 
 from spotheal.agent.aws import translated
 from spotheal.agent.clock import Clock, parse_rfc3339, rfc3339
+from spotheal.agent.config import seconds
 from spotheal.agent.ec2 import TokenUsed
 from spotheal.agent.errors import Conflict, Retryable, SpothealError
 from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase, StoreUrl
 from spotheal.agent.store import Store
-from spotheal.fleet import engine, plan, repository
-from spotheal.fleet.account import prerequisites
+from spotheal.fleet import engine, plan, repository, rescue
+from spotheal.fleet.account import prerequisites, roles
 from spotheal.fleet.account.prerequisites import CreateSecurityGroup, ImportKey, OpenSsh, filled
 from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole
-from spotheal.fleet.gather import Ready
+from spotheal.fleet.gather import Ready, bucket_exists
 from spotheal.fleet.session import Session
 
 Say = Callable[[str], None]
@@ -66,6 +67,8 @@ def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[st
                 done["volume_id"] = volume.id
             case plan.CreateTemplate(arguments):
                 _create_template(session, filled(arguments, made))
+            case plan.ArmRescue():
+                rescue.ensure_role(session.client("iam"), roles.scope(session, ready.plan.store))
             case plan.SendFleet(arguments):
                 _await_roles(usable_at - clock.monotonic(), clock, say)
                 done["fleet_id"] = _send(session, store, ready, filled(arguments, made), done["volume_id"], clock)
@@ -76,6 +79,11 @@ def _await_roles(seconds: float, clock: Clock, say: Say) -> None:
     if seconds > 0:
         say(f"waiting {seconds:.0f} s until the new roles are known everywhere")
         clock.sleep(seconds)
+
+
+def ensure_bucket(session: Session, bucket: str) -> None:
+    if not bucket_exists(session, bucket):
+        _create_bucket(session, bucket)
 
 
 def _create_bucket(session: Session, bucket: str) -> None:
@@ -223,6 +231,10 @@ def _send(session: Session, store: Store, ready: Ready, arguments: dict[str, Any
         if not isinstance(error, Retryable):  # AWS said no: nothing is on its way, and a corrected one may follow
             _write_fleet(store, ready, fleet="", request=None, volume=volume)
         raise
+    job = ready.instance.job
+    if seconds(job.fleet.on_demand_after):  # before the fleet is recorded: interrupted here, the same request arms it
+        wanted = rescue.schedule(job, ready.plan.run, fleet, roles.scope(session, ready.plan.store), clock)
+        rescue.arm(session.client("scheduler"), wanted, clock)
     _write_fleet(store, ready, fleet=fleet, request=arguments, volume=volume)
     return fleet
 

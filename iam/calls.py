@@ -65,6 +65,8 @@ CALLS: tuple[Call, ...] = (
     Call("ec2:TerminateInstances", On.RUN, _BOTH, ("instance",)),
     Call("ec2:CancelSpotFleetRequests", On.RUN, _BOTH, ("spot-fleet-request",)),
     Call("ec2:DeleteFleets", On.RUN, _BOTH, ("fleet",)),
+    Call("ec2:ModifySpotFleetRequest", On.RUN, _I, ("spot-fleet-request",)),
+    Call("ec2:ModifyFleet", On.RUN, _I, ("fleet",)),
     Call("ec2:CreateVolume", On.NEW, _BOTH, ("volume", "snapshot")),
     Call("ec2:CreateSnapshot", On.NEW, _I, ("snapshot", "volume")),
     Call("ec2:CreateTags", On.TAGS, _BOTH, ("volume", "snapshot", "instance")),
@@ -105,6 +107,7 @@ CALLS: tuple[Call, ...] = (
     Call("ec2:RequestSpotFleet", On.ANYTHING, _O),
     Call("ec2:CreateFleet", On.ANYTHING, _O),
     Call("ec2:RunInstances", On.ANYTHING, _O, operations=("RequestSpotFleet", "CreateFleet")),  # AWS asks for both
+    Call("ec2:AttachVolume", On.ANYTHING, _O),  # to the instance that fills it, which carries no run's tag
     Call("ec2:DescribeInstanceTypes", On.ANYTHING, _O),
     Call("ec2:DescribeInstanceTypeOfferings", On.ANYTHING, _O),
     Call("ec2:DescribeVpcs", On.ANYTHING, _O),

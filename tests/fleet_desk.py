@@ -26,6 +26,7 @@ from spotheal.fleet import wheelhouse
 from spotheal.fleet.cli import app
 from spotheal.fleet.rehearsal.client import InMemoryEc2
 from spotheal.fleet.rehearsal.rulebook import Rulebook
+from spotheal.fleet.rehearsal.schedules import InMemoryScheduler, Schedules
 from spotheal.fleet.rehearsal.world import Fleet, Volume
 from spotheal.fleet.wheelhouse import Wheel, Wheelhouse
 
@@ -72,6 +73,8 @@ class Account:
         self.rules = Rulebook(self.clock)
         self.die_at, self.calls, self.changed = 0, 0, 0
         self._own = InMemoryEc2(self.rules, validate=True)
+        self.schedules = Schedules(self.rules)
+        self.scheduler = InMemoryScheduler(self.schedules)
         self._others = others
         self.rules.world.zone_of_subnet = self._zone_of_subnet
 
@@ -81,7 +84,8 @@ class Account:
         return str(found[0]["AvailabilityZone"]) if found else None
 
     def client(self, service: str, region: str, session: Any = None) -> Any:
-        return self if service == "ec2" else self._others[service]
+        own = {"ec2": self, "scheduler": self.scheduler}
+        return own.get(service) or self._others[service]
 
     def __getattr__(self, name: str) -> Any:
         if self._own.can_paginate(name) or hasattr(self._own, name):
@@ -164,7 +168,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheelhouse:
 def moto_clients() -> Iterator[dict[str, Any]]:
     """Made once: each client reads megabytes of service model."""
     with mock_aws():
-        yield {name: boto3.client(name, region_name=REGION) for name in ("ec2", "s3", "sts", "pricing")}
+        yield {name: boto3.client(name, region_name=REGION) for name in ("ec2", "s3", "sts", "pricing", "iam")}
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ PACKAGES = ("agent", "fleet", "training", "userdata", "iam")
 AGENT_THIRD_PARTY = {"boto3", "botocore", "requests", "tenacity", "structlog"}
 FLEET_THIRD_PARTY = {"botocore", "boto3", "typer", "click", "rich", "requests", "tomli"}  # tomllib is the library's own
 STDLIB_ONLY = ("agent/names.py", "agent/contract.py", "agent/clock.py", "agent/errors.py", "agent/volume/plan.py",
-               "userdata/bootstrap.py", "userdata/__init__.py", "iam/calls.py", "iam/policies.py",
+               "userdata/bootstrap.py", "userdata/prepare.py", "userdata/__init__.py", "iam/calls.py", "iam/policies.py",
                "fleet/rehearsal/programs/init.py", "fleet/rehearsal/programs/stand_in.py")  # fmt: skip
 # Modules of ours that a package may import; a name covers what is below it.
 MAY_IMPORT = {
@@ -30,8 +30,8 @@ MAY_IMPORT = {
     "fleet": ("spotheal.fleet", "spotheal.agent.names", "spotheal.agent.contract", "spotheal.agent.ec2",
               "spotheal.agent.store", "spotheal.agent.errors", "spotheal.agent.config", "spotheal.agent.aws",
               "spotheal.agent.clock", "spotheal.agent.ledger", "spotheal.agent.secret_reference",
-              "spotheal.agent.redaction", "spotheal.agent.history", "spotheal.agent.stays",
-              "spotheal.agent.billing", "spotheal.userdata", "spotheal.iam"),
+              "spotheal.agent.redaction", "spotheal.agent.volume.first", "spotheal.agent.history",
+              "spotheal.agent.stays", "spotheal.agent.billing", "spotheal.userdata", "spotheal.iam"),
     "userdata": ("spotheal.userdata",),
     "iam": ("spotheal.iam", "spotheal.agent.names", "spotheal.agent.secret_reference"),
 }  # fmt: skip

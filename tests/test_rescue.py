@@ -10,7 +10,7 @@ import boto3
 import pytest
 import structlog
 from agent_world import AgentWorld
-from fleet_desk import HandClock
+from fleet_desk import Desk, Died, HandClock, desk, moto_clients, wheels
 
 from spotheal.agent.config import JobConfig, parse_job
 from spotheal.agent.errors import ExitCode
@@ -23,6 +23,7 @@ from spotheal.fleet.rehearsal.rulebook import Rulebook
 from spotheal.fleet.rehearsal.schedules import InMemoryScheduler, Schedules
 from spotheal.iam import policies
 
+__all__ = ["desk", "moto_clients", "wheels"]
 RUN = "01J" + "0" * 23
 HOUR = 3600.0
 SCOPE = policies.Scope("123456789012", "us-west-2", StoreUrl("bucket", ""))
@@ -231,3 +232,40 @@ def test_an_instance_puts_the_rescue_off_and_the_end_of_the_run_removes_it(tmp_p
     assert updates[0] < early["ScheduleExpression"]
     with pytest.raises(Exception, match="does not exist"):
         client.get_schedule(Name=rescue_schedule(world.config.run))
+
+
+def want_rescue(desk: Desk, dollars: str = "[limits]\ndollars = 9\n") -> None:
+    path = desk.folder / "job.toml"
+    path.write_text(path.read_text() + f'[fleet]\non_demand_after = "2h"\n{dollars}')
+
+
+def test_a_request_arms_it_for_its_fleet_and_the_plan_says_so(desk: Desk) -> None:
+    want_rescue(desk)
+    said = desk.run("request", "--dry-run")
+    assert "after 2h without spot capacity: one on-demand instance, within the job's $9" in said.stderr
+    done = desk.request()
+    found = desk.account.schedules.get(rescue_schedule(done["run"]))
+    assert json.loads(found["Target"]["Input"])["SpotFleetRequestId"] == done["fleet_id"]
+    assert found["Target"]["RoleArn"] == "arn:aws:iam::123456789012:role/spotheal-rescue"
+    role = desk.account.client("iam", "").get_role_policy(RoleName="spotheal-rescue", PolicyName="rescue")
+    actions = {action for one in role["PolicyDocument"]["Statement"] for action in one["Action"]}
+    assert actions == {"ec2:ModifySpotFleetRequest", "ec2:ModifyFleet"}
+
+
+def test_a_request_that_dies_anywhere_leaves_a_fleet_that_is_armed_when_it_goes_on(desk: Desk) -> None:
+    want_rescue(desk)
+    for changes in range(1, 40):
+        desk.account.changed, desk.account.die_at = 0, changes
+        result = desk.run("request", "--yes", "--output", "json")
+        if not isinstance(result.exception, Died) and result.exit_code == ExitCode.OK:
+            break
+    (fleet,) = desk.live_fleets()
+    run = fleet.tags["spotheal:run"]
+    assert fleet.id in desk.account.schedules.get(rescue_schedule(run))["Target"]["Input"]
+
+
+def test_without_a_limit_in_dollars_it_is_refused(desk: Desk) -> None:
+    want_rescue(desk, dollars="")
+    refused = desk.run("validate")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "on_demand_after: needs [limits] dollars" in refused.output
