@@ -25,6 +25,8 @@ SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Look", (
         ("status", "Where a job is: fleet, instances, volumes, progress."),
         ("logs", "What agent and trainer said, on all instances of a run."),
+        ("ssh", "A shell on the job's instance, whichever it is now."),
+        ("results", "What a run has stored as its results: list it, fetch it."),
     )),
     ("End", (
         ("cancel", "End a run: its fleet and instances. The volume with the checkpoints stays, and so does the store."),

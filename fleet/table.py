@@ -40,5 +40,14 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def size_of(size: float) -> str:
+    """`512 B`, `3.0 MB`, `1.2 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
 def _cell(value: Any) -> str:
     return "-" if value is None or value == "" else printable(str(value))

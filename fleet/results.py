@@ -1,0 +1,238 @@
+"""A run's results in the store: listed, and fetched so that what lies here is what lies there, or is not here at all.
+
+A file is written beside its place under a name that holds its object's version, checked against size and checksum, and
+renamed: what was cut off goes on where it was, and what is partial never looks complete. Checks: the object's CRC32
+or MD5, its parts' where it was uploaded in parts; one that carries neither is checked by its size alone, which is said.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.errors import Conflict, NotFound, Retryable, SpothealError
+from spotheal.agent.names import LAYOUT
+from spotheal.fleet import runs
+
+PARALLEL = 4
+_CHUNK = 1 << 20
+_PART = 8 << 20  # boto3's size of a part
+_NAME_BYTES_MAX = 255
+Step = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+@dataclass(frozen=True)
+class Result:
+    """`name`: relative to the results, with /."""
+
+    name: str
+    size: int
+    modified: datetime
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """`checked`: crc32, md5, or size where the object carries no checksum that can be computed."""
+
+    name: str
+    path: Path
+    size: int
+    checked: str
+    was_there: bool
+
+
+class Refused(SpothealError):
+    """A key that is no path below the folder."""
+
+
+def results(run: runs.Run) -> tuple[Result, ...]:
+    """What is stored, by name; directories' own markers left out."""
+    prefix = run.store.url.below(LAYOUT.results.rstrip("/")).prefix + "/"
+    found: list[Result] = []
+    with translated(f"list the results of run {run.id}"):
+        pages = run.store.client.get_paginator("list_objects_v2").paginate(Bucket=run.store.url.bucket, Prefix=prefix)
+        for page in pages:
+            found += [
+                Result(item["Key"][len(prefix) :], int(item["Size"]), item["LastModified"])
+                for item in page.get("Contents", [])
+                if not item["Key"].endswith("/")
+            ]
+    return tuple(found)
+
+
+def chosen(found: Iterable[Result], patterns: Iterable[str]) -> tuple[Result, ...]:
+    """Those that a pattern matches (`*.pt`, `plots/*`), all without patterns; NotFound where one matches nothing."""
+    found, patterns = tuple(found), tuple(patterns)
+    if not patterns:
+        return found
+    kept = {one.name: one for pattern in patterns for one in _matching(found, pattern)}
+    return tuple(one for one in found if one.name in kept)
+
+
+def _matching(found: tuple[Result, ...], pattern: str) -> list[Result]:
+    kept = [one for one in found if PurePosixPath(one.name).match(pattern) or one.name == pattern]
+    if not kept:
+        raise NotFound(f"no result matches {pattern!r}", next_step="`fleetctl results ls` lists them")
+    return kept
+
+
+def place(folder: Path, name: str) -> Path:
+    """Where `name` lies below `folder`. Refused where it would be elsewhere (`..`, an absolute path, a link that leads
+    out), or is no name for a file."""
+    parts = name.split("/")
+    if name.startswith("/") or not name or any(part in ("", ".", "..") for part in parts):
+        raise Refused(f"{name!r} is no path below the results", next_step="it was not fetched")
+    if "\\" in name or not name.isprintable() or any(len(os.fsencode(part)) > _NAME_BYTES_MAX - 24 for part in parts):
+        raise Refused(f"{name!r} is no name for a file here", next_step="fetch it with the aws CLI under another name")
+    target, top = folder.joinpath(*parts), folder.resolve()
+    if target.is_symlink() or not target.parent.resolve().is_relative_to(top):
+        raise Refused(f"{name!r} leads out of {folder} through a link", next_step="fetch into an empty folder")
+    return target
+
+
+def fetch(
+    run: runs.Run, found: Iterable[Result], folder: Path, step: Step
+) -> Iterator[tuple[Result, Fetched | SpothealError]]:
+    """Each with what came of it, as they end; one that fails keeps no other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = tuple(found)
+    total, done, lock = sum(one.size for one in found), [0], threading.Lock()
+
+    def progress(more: int) -> None:
+        with lock:
+            done[0] += more
+            step(done[0], total)
+
+    def one(result: Result) -> tuple[Result, Fetched | SpothealError]:
+        try:
+            return result, _fetch(run, result, place(folder, result.name), progress)
+        except SpothealError as error:
+            return result, error
+        except OSError as error:
+            return result, Conflict(f"{result.name} could not be written: {error.strerror or error}")
+
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        yield from pool.map(one, found)
+
+
+def _fetch(run: runs.Run, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
+    head = _head(run, result)
+    size, etag = int(head["ContentLength"]), str(head["ETag"]).strip('"')
+    if target.is_file() and target.stat().st_size == size:
+        checked = _check(target, head)
+        if checked:
+            progress(size)
+            return Fetched(result.name, target, size, checked, was_there=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{hashlib.sha256(etag.encode()).hexdigest()[:8]}.partial")
+    _download(run, result, partial, size, etag, progress)
+    checked = _check(partial, head)
+    if not checked:
+        partial.unlink(missing_ok=True)
+        raise Retryable(f"{result.name} came damaged: its checksum is another", next_step="the same command again")
+    os.replace(partial, target)
+    return Fetched(result.name, target, size, checked, was_there=False)
+
+
+def _head(run: runs.Run, result: Result) -> dict[str, Any]:
+    with translated(f"look at {result.name}"):
+        answer: dict[str, Any] = run.store.client.head_object(
+            Bucket=run.store.url.bucket, Key=_key(run, result), ChecksumMode="ENABLED"
+        )
+        return answer
+
+
+def _download(
+    run: runs.Run, result: Result, partial: Path, size: int, etag: str, progress: Callable[[int], None]
+) -> None:
+    """From where an earlier one was cut off, of the same object; Conflict where it was replaced meanwhile."""
+    with partial.open("ab") as file:
+        there = file.tell()
+        if there > size:
+            file.truncate(0)
+            there = 0
+        progress(there)
+        if there == size:
+            return
+        with translated(f"read {result.name}"):
+            answer = run.store.client.get_object(
+                Bucket=run.store.url.bucket, Key=_key(run, result), Range=f"bytes={there}-", IfMatch=etag
+            )
+            for chunk in answer["Body"].iter_chunks(_CHUNK):
+                file.write(chunk)
+                progress(len(chunk))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _key(run: runs.Run, result: Result) -> str:
+    return run.store.url.below(LAYOUT.results.rstrip("/")).prefix + "/" + result.name
+
+
+# ---------------------------------------------------------------------------------------------------------- checksums
+def _check(path: Path, head: dict[str, Any]) -> str:
+    """How the file was found to be the object; "" where it is not."""
+    size, etag = int(head["ContentLength"]), str(head["ETag"]).strip('"')
+    if path.stat().st_size != size:
+        return ""
+    crc = str(head.get("ChecksumCRC32") or "")
+    if crc and head.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" and "-" not in crc:
+        return "crc32" if _crc32(path) == crc else ""
+    if head.get("ServerSideEncryption") in (None, "AES256"):  # a key of KMS makes the ETag no MD5
+        digest, _, parts = etag.partition("-")
+        if len(digest) == 32 and not parts:
+            return "md5" if _md5(path) == digest else ""
+        if parts.isdigit() and int(parts) and len(digest) == 32:
+            sizes = dict.fromkeys((_PART, *_part_sizes(size, int(parts))))
+            known = [part for part in sizes if -(-size // part) == int(parts)]
+            if any(_md5_of_parts(path, part) == digest for part in known):
+                return "md5"
+            if _PART in known:
+                return ""  # our own uploads have parts of this size
+    return "size"
+
+
+def _part_sizes(size: int, count: int) -> Iterator[int]:
+    """What `count` parts of one size can be: in MiB, as uploaders choose them."""
+    least = -(-size // count)
+    for mib in (1, 5, 16, 64):
+        step = mib << 20
+        yield -(-least // step) * step
+
+
+def _crc32(path: Path) -> str:
+    value = 0
+    for chunk in _chunks(path):
+        value = zlib.crc32(chunk, value)
+    return base64.b64encode(value.to_bytes(4, "big")).decode()
+
+
+def _md5(path: Path) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    for chunk in _chunks(path):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _md5_of_parts(path: Path, part: int) -> str:
+    whole = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while body := file.read(part):
+            whole.update(hashlib.md5(body, usedforsecurity=False).digest())
+    return whole.hexdigest()
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
