@@ -7,13 +7,14 @@ of a fleet; the job's file against `agent.config.KEYS`.
 from __future__ import annotations
 
 import copy
+import json
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.config import JobConfig, parse_job
+from spotheal.agent.config import JobConfig, parse_job, policy_fault
 from spotheal.agent.errors import ConfigError, NotFound
 from spotheal.fleet import ec2fleet, jsonfile, rescue
 from spotheal.fleet.checks import fleet_faults, fleet_warnings, is_walkable, placeholder_faults
@@ -159,7 +160,27 @@ def read_job(path: Path) -> JobConfig:
         raise ConfigError(f"{path} cannot be read: {fault}") from None
     except (ValueError, RecursionError):  # digits by the thousand, or brackets
         raise ConfigError(f"{path} holds a number too long, or brackets too deep, to be read") from None
-    return parse_job(document, source=str(path))
+    return _with_policy(parse_job(document, source=str(path)), path)
+
+
+def _with_policy(job: JobConfig, path: Path) -> JobConfig:
+    """`cage.trainer_policy` names a file beside job.toml; an instance gets what is in it, on one line."""
+    named = job.cage.trainer_policy
+    if not named or named.startswith("{"):
+        return job
+    file = path.parent / named
+    try:
+        text = json.dumps(json.loads(file.read_text(encoding="utf-8")), separators=(",", ":"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: [cage] trainer_policy: {file} cannot be read: {error.strerror}",
+            next_step="write an IAM policy there: what the trainer may do, of what its role spotheal-trainer may",
+        ) from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{path}: [cage] trainer_policy: {file} is no JSON") from None
+    if fault := policy_fault(text):
+        raise ConfigError(f"{path}: [cage] trainer_policy: {file} {fault}")
+    return replace(job, cage=replace(job.cage, trainer_policy=text))
 
 
 def _toml_fault(path: Path, said: str) -> str:

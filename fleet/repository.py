@@ -83,10 +83,12 @@ def resolve(config: JobConfig, folder: Path, *, ours: tuple[Path, ...] = (), all
     _refuse_address(repository, allow_paths)
     commit, ref = _remote(repository, revision, allow_paths)
     warnings = _compare_with_checkout(repository, revision, commit, ref, folder, ours)
-    if not allow_paths and (repository.startswith("ssh:") or _SCP.fullmatch(repository)):
+    by_ssh = repository.startswith("ssh:") or _SCP.fullmatch(repository)
+    if not allow_paths and by_ssh and not config.job.repository_secret:
         warnings = (
             *warnings,
-            'instances have no ssh key of yours; if the repository is private, `repository = "."` carries the commit',
+            "instances have no ssh key of yours; if the repository is private, [job] repository_secret names a deploy"
+            ' key, and `repository = "."` carries the commit without one',
         )
     return Source(repository, commit, ref, None, warnings)
 
@@ -122,7 +124,8 @@ def _refuse_address(repository: str, allow_paths: bool) -> None:
         raise ConfigError(
             "[job] repository holds a user name, password or token, which user data would show to anyone on the"
             " instance",
-            next_step='remove it from the address; `repository = "."` carries the commit of a private repository',
+            next_step="remove it from the address; `fleetctl secret put` and [job] repository_secret give it to the"
+            ' instance alone, and `repository = "."` carries the commit without any',
         )
     if repository.startswith("-") or re.match(r"[\w+-]+::", repository):
         raise ConfigError(f"[job] repository {repository!r} is no address that git may clone here", next_step=next_step)
@@ -348,7 +351,8 @@ def _git(arguments: list[str], folder: Path | None, *, allow_paths: bool = False
     if any(sign in said for sign in _PERMISSION):
         raise PermissionDenied(
             f"{remote} cannot be read: {said}",
-            next_step='try `git ls-remote` with it; `repository = "."` carries the commit of a private repository',
+            next_step="try `git ls-remote` with it here, where it is pinned; the instance clones with [job]"
+            ' repository_secret; `repository = "."` carries the commit of a private repository',
         )
     if any(sign in said for sign in _MISSING):
         raise NotFound(f"{remote} cannot be read: {said}", next_step="correct [job] repository in job.toml")

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import base64
+import re
+from collections.abc import Iterator
+from typing import Any
 
 from spotheal import userdata
 from spotheal.agent.config import InstanceConfig, JobConfig
 from spotheal.agent.errors import ConfigError
 from spotheal.agent.names import StoreUrl
+from spotheal.agent.redaction import looks_secret
 
 LIMIT_BYTES = 16_384
+_SECRET_NAME = re.compile(r"(?i)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)$")
 
 
 def render(config: InstanceConfig, manifest_sha256: str) -> str:
     """The user data as text; ConfigError that names what is too large where it is more than EC2 takes."""
+    refuse_secrets(config.job)
     document = config.to_json()
     text = userdata.render(document, manifest_sha256)
     size = len(text.encode())
@@ -24,6 +30,40 @@ def render(config: InstanceConfig, manifest_sha256: str) -> str:
             next_step="move long commands and lists of [environment] into a file of the repository",
         )
     return text
+
+
+def refuse_secrets(job: JobConfig) -> None:
+    """ConfigError that names each field of job.toml that holds what looks like a secret, and never repeats it.
+
+    User data is readable for every process of the instance that may ask the metadata service, and for everyone who may
+    describe instances.
+    """
+    found = [where for where, text in _strings(job.to_document()) if looks_secret(text)]
+    found += [f"[environment] {name}" for name, value in job.environment.items() if _is_named_secret(name, value)]
+    if found:
+        raise ConfigError(
+            "\n".join(f"{where} holds what looks like a token, a key or a password" for where in dict.fromkeys(found)),
+            next_step="user data is no place for it: `fleetctl secret put NAME` puts it where only the trainer gets it,"
+            " and [secrets] in job.toml names it",
+        )
+
+
+def _strings(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """Each string of the document and its place, `[table] key`; of the secrets the names alone stand there."""
+    if isinstance(value, str):
+        yield where, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _strings(item, f"{where} {name}" if where else f"[{name}]")
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item, where)
+
+
+def _is_named_secret(name: str, value: str) -> bool:
+    """WANDB_API_KEY and its like have values that look like any hash; their names tell."""
+    random = len(value) >= 16 and re.fullmatch(r"[A-Za-z0-9_+/=.-]+", value) and re.search(r"\d", value)
+    return bool(random and re.search(r"[A-Za-z]", value) and _SECRET_NAME.search(name) and "/" not in value[:1])
 
 
 def check_size(job: JobConfig) -> None:
