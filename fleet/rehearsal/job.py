@@ -23,6 +23,7 @@ from spotheal.agent.errors import ConfigError, NotFound
 from spotheal.fleet.config import FleetConfig, job_file_beside, parse_fleet, read_job
 
 REGION = "us-west-2"
+STAND_IN_SECRET = "rehearsal"
 _ACCOUNT = "123456789012"
 _STAND_INS = {"ACCOUNT_NUMBER": _ACCOUNT, "KEYPAIR_NAME": "rehearsal", "SECURITY_GROUP_ID": "sg-0123456789abcdef0"}
 _PLACEHOLDER = re.compile(r"<([A-Za-z_][A-Za-z0-9_ -]*)>")
@@ -126,8 +127,23 @@ def _job(job: JobConfig, job_file: Path, notes: list[str]) -> JobConfig:
     if volume.snapshot:
         notes.append(f"[volume] snapshot: {volume.snapshot} exists only in your account; the volume begins empty")
         volume = replace(volume, snapshot="")
-    cage = replace(job.cage, mode="off", user=_user())
+    if table.repository_secret:
+        notes.append("[job] repository_secret: yours is not fetched; git clones with what this machine has")
+        table = replace(table, repository_secret="")
+    if job.cage.trainer_policy:
+        notes.append("[cage] trainer_policy: the role exists only in your account; the trainer has none here")
+    cage = replace(job.cage, user=_user(), trainer_policy="")
+    job = _without_secrets(job, notes)
     return replace(job, job=table, volume=volume, cage=cage)
+
+
+def _without_secrets(job: JobConfig, notes: list[str]) -> JobConfig:
+    """Real ones have no business in a rehearsal."""
+    if not job.secrets:
+        return job
+    notes.append(f"[secrets] {', '.join(job.secrets)}: yours are not fetched; here each is {STAND_IN_SECRET!r}")
+    stand_ins = dict.fromkeys(job.secrets, STAND_IN_SECRET)
+    return replace(job, environment={**job.environment, **stand_ins}, secrets={})
 
 
 def _user() -> str:
