@@ -5,11 +5,13 @@ VENV := .venv
 READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help venv rehearse test soak mutants bench lint clean
+.PHONY: help venv rehearse test boot-test boot-vm soak mutants bench lint clean
 help:
 	@echo "make rehearse   a whole job on this machine: local cloud, spot interruptions, real training (no AWS account)"
 	@echo "make test       style, types and all tests"
 	@echo "make mutants    every safety line taken out in turn: which tests fall"
+	@echo "make boot-test  a fresh machine: Debian's cloud-init and systemd run the user data (root, Debian; a minute)"
+	@echo "make boot-vm    the same in virtual machines, with NVMe disks that are plugged in and the power button (an hour)"
 	@echo "make soak       the full figures: recovery, mutants, all crash points, 10,000 random histories"
 	@echo "make venv       only the virtual environment, .venv"
 	@echo "make clean      remove what the others made"
@@ -47,6 +49,13 @@ lint: $(READY)
 
 test: $(READY) lint
 	$(VENV)/bin/python -m pytest -n 3 --dist loadfile
+
+# Part of `make test` too, where root and the programs allow; the first time a Debian root is made.
+boot-test: $(READY)
+	$(VENV)/bin/python -m pytest -q -s tests/boot
+
+boot-vm: $(READY)
+	$(VENV)/bin/python tests/boot/boot_vm.py
 
 # What the tests are worth: every safety line taken out in turn must make one fall (tests/mutants).
 mutants: $(READY)
