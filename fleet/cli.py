@@ -20,6 +20,8 @@ SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ("init", "Write spot_fleet_config.json and job.toml for a job, every choice explained."),
         ("validate", "Check both files of a request; calls no AWS."),
         ("request", "Start a job; one that runs already is shown."),
+        ("volume", "The volumes of jobs: list, create, adopt, fill, remove."),
+        ("iam", "The policies and roles: show, create, delete."),
         ("secret", "Tokens and keys that only the trainer gets: put, list, delete."),
     )),
     ("Look", (
@@ -27,9 +29,11 @@ SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ("logs", "What agent and trainer said, on all instances of a run."),
         ("ssh", "A shell on the job's instance, whichever it is now."),
         ("results", "What a run has stored as its results: list it, fetch it."),
+        ("report", "Write a page about a run: machines, curves, cost."),
     )),
     ("End", (
         ("cancel", "End a run: its fleet and instances. The volume with the checkpoints stays, and so does the store."),
+        ("clean", "Delete what finished jobs have left, on one yes."),
     )),
     ("On this machine", (
         ("rehearse", "Run a job on this machine, interrupted; calls no AWS."),

@@ -21,6 +21,7 @@ from spotheal.fleet.options import wants_json
 if TYPE_CHECKING:
     from spotheal.fleet.session import Session
 
+_GO_ON = ("request", "prepare", "upload")  # verbs that, typed again, go on where a Ctrl-C left them
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
 
@@ -47,7 +48,7 @@ def verb(function: Verb) -> Verb:
         except SpothealError as error:
             fail(f"fleetctl: {error}", error.exit_code)
         except (KeyboardInterrupt, EOFError):
-            goes_on = "; the same command goes on where it was" if function.__name__ == "request" else ""
+            goes_on = "; the same command goes on where it was" if function.__name__ in _GO_ON else ""
             fail(f"fleetctl: interrupted{goes_on}", ExitCode.INTERRUPTED)
         except BrokenPipeError:  # `fleetctl logs | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -49,6 +49,18 @@ class Session:
             self._clients[key] = aws.client(service, region or self.region, self._boto)
         return self._clients[key]
 
+    def signed_url(self, method: str, url: StoreUrl, seconds: int) -> str:
+        """An address that may be GET or PUT without credentials, for so long (or as long as ours are good)."""
+        from botocore.config import Config
+
+        if "signing" not in self._clients:
+            own = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_S3")
+            config = Config(signature_version="s3v4", s3={"addressing_style": "path" if own else "virtual"})
+            self._clients["signing"] = self._boto.client("s3", region_name=self.region, config=config)
+        operation = {"GET": "get_object", "PUT": "put_object"}[method]
+        where = {"Bucket": url.bucket, "Key": url.prefix}
+        return str(self._clients["signing"].generate_presigned_url(operation, Params=where, ExpiresIn=seconds))
+
     @property
     def ec2(self) -> Ec2:
         return Ec2(self.client("ec2"))

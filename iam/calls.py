@@ -77,7 +77,8 @@ CALLS: tuple[Call, ...] = (
     Call("scheduler:UpdateSchedule", On.SCHEDULE, _BOTH),
     Call("scheduler:DeleteSchedule", On.SCHEDULE, _I),
     Call("scheduler:CreateSchedule", On.SCHEDULE, _O),
-    Call("s3:GetObject", On.OBJECTS, _BOTH, operations=("GetObject", "DownloadFile")),
+    Call("s3:GetObject", On.OBJECTS, _I, operations=("GetObject", "DownloadFile")),
+    Call("s3:GetObject", On.OBJECTS, _O, operations=("GetObject", "DownloadFile", "HeadObject")),
     Call("s3:PutObject", On.OBJECTS, _BOTH, operations=("PutObject", "UploadFileobj")),
     Call("s3:AbortMultipartUpload", On.OBJECTS, _BOTH, operations=("UploadFileobj",)),
     Call("s3:DeleteObject", On.OBJECTS, _BOTH),
@@ -106,8 +107,11 @@ CALLS: tuple[Call, ...] = (
     Call("ec2:DeleteLaunchTemplate", On.ANYTHING, _O),
     Call("ec2:RequestSpotFleet", On.ANYTHING, _O),
     Call("ec2:CreateFleet", On.ANYTHING, _O),
-    Call("ec2:RunInstances", On.ANYTHING, _O, operations=("RequestSpotFleet", "CreateFleet")),  # AWS asks for both
+    Call("ec2:RunInstances", On.ANYTHING, _O, operations=("RunInstances", "RequestSpotFleet", "CreateFleet")),
+    Call("ec2:DeleteVolume", On.ANYTHING, _O),
     Call("ec2:AttachVolume", On.ANYTHING, _O),  # to the instance that fills it, which carries no run's tag
+    Call("ec2:DescribeImages", On.ANYTHING, _O),
+    Call("ec2:GetConsoleOutput", On.ANYTHING, _O),
     Call("ec2:DescribeInstanceTypes", On.ANYTHING, _O),
     Call("ec2:DescribeInstanceTypeOfferings", On.ANYTHING, _O),
     Call("ec2:DescribeVpcs", On.ANYTHING, _O),

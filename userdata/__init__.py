@@ -77,5 +77,11 @@ def render(config: str, manifest_sha256: str) -> str:
     return fill({"BOOTSTRAP": packed(bootstrap()), "CONFIG": packed(config), "MANIFEST_SHA256": manifest_sha256})
 
 
+def render_prepare(config: str) -> str:
+    """The user data of a short-lived instance that fills a volume: `config` is what prepare.py reads (JSON)."""
+    program = packed(_text("prepare.py"))
+    return fill({"BOOTSTRAP": program, "CONFIG": packed(config), "MANIFEST_SHA256": "0" * 64})
+
+
 def _text(name: str) -> str:
     return files(__name__).joinpath(name).read_text(encoding="utf-8")

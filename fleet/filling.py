@@ -1,0 +1,232 @@
+"""A volume filled on a short-lived instance: launched, followed to its end, and picked up again after a Ctrl-C.
+
+The instance runs userdata/prepare.py. It needs no credentials for that: status and output go to signed addresses below
+`<store>/prepare/<volume>/<id>/`. Its role is there for the command (`aws s3 cp …`) alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spotheal import userdata
+from spotheal.agent.aws import translated
+from spotheal.agent.clock import Clock
+from spotheal.agent.ec2 import Instance, Volume
+from spotheal.agent.errors import (
+    CapacityError,
+    ConfigError,
+    JobFailed,
+    Retryable,
+    SpothealError,
+    WaitTimedOut,
+)
+from spotheal.agent.names import TAG_NAME, TAG_PURPOSE, TAG_REASON, TAG_STATE, StoreUrl, VolumeState, new_run_id
+from spotheal.agent.store import Store
+from spotheal.fleet.template import METADATA_OPTIONS
+from spotheal.fleet.userdata import LIMIT_BYTES
+
+if TYPE_CHECKING:
+    from spotheal.agent.config import JobConfig
+    from spotheal.fleet.session import Session
+
+PURPOSE = "prepare"
+SIGNED_SECONDS = 12 * 3600
+_LOOK_SECONDS = 2.0
+_RUNNING_SECONDS_MAX = 600.0
+_FREE_SECONDS_MAX = 300.0
+_SILENT_SECONDS_MAX = 900.0  # without a word of a running instance
+_TRIES = 6
+Say = Callable[[str], None]
+Put = Callable[[bytes], None]
+
+
+@dataclass(frozen=True)
+class Filling:
+    """What the instance is launched with, and what it does: a command, or the unpacking of an upload (`parts`)."""
+
+    volume: Volume
+    job: JobConfig
+    image: str
+    instance_type: str
+    subnet: str
+    profile: str = ""  # ARN or ""
+    command: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()  # keys of an upload below the bucket, in order
+    to: str = ""
+    total_bytes: int = 0
+    hours_max: float = 12.0
+    spot: bool = False
+
+    def says(self) -> list[str]:
+        what = f"run {' '.join(self.command)}" if self.command else "unpack the upload"
+        market = "spot" if self.spot else "on-demand"
+        return [f"launch an {market} {self.instance_type} in {self.volume.zone}, for {self.hours_max:g} h at most",
+                f"{what} with {self.volume.id} at {self.job.volume.mount}, then terminate it"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A filling that is under way: its instance, and where it tells of itself."""
+
+    instance: str
+    volume: str
+    prefix: StoreUrl
+
+
+# ------------------------------------------------------------------------------------------------------------- launch
+def under_way(session: Session, volume: str) -> Followed | None:
+    """The live instance that fills this volume already, from a fleetctl that was cut short."""
+    live = [one for one in session.ec2.instances_tagged(TAG_NAME, _name(volume)) if _is_live(one)]
+    found = [one for one in live if one.tags.get(TAG_PURPOSE) == PURPOSE and one.tags.get(TAG_REASON)]
+    return Followed(found[0].id, volume, StoreUrl.parse(found[0].tags[TAG_REASON])) if found else None
+
+
+def launch(session: Session, root: StoreUrl, filling: Filling, clock: Clock) -> Followed:
+    """One instance; returns at once. The volume is attached by `follow`."""
+    prefix = root.below(PURPOSE, filling.volume.id, new_run_id(clock.now()))
+    data = userdata.render_prepare(json.dumps(_config(session, prefix, filling)))
+    if len(data.encode()) > LIMIT_BYTES:
+        raise ConfigError("the command is too long for user data", next_step="put it into a script in the bucket")
+    tags = {TAG_NAME: _name(filling.volume.id), TAG_PURPOSE: PURPOSE, TAG_REASON: str(prefix)}
+    arguments: dict[str, Any] = {
+        "ImageId": filling.image, "InstanceType": filling.instance_type, "MinCount": 1, "MaxCount": 1,
+        "SubnetId": filling.subnet, "UserData": data, "MetadataOptions": METADATA_OPTIONS,
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "ClientToken": hashlib.sha256(str(prefix).encode()).hexdigest()[:60],
+        "TagSpecifications": [{"ResourceType": "instance",
+                               "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}],
+    }  # fmt: skip
+    if filling.profile:
+        arguments["IamInstanceProfile"] = {"Arn": filling.profile}
+    if filling.spot:
+        arguments["InstanceMarketOptions"] = {"MarketType": "spot"}
+    return Followed(_run(session, arguments, clock), filling.volume.id, prefix)
+
+
+def _config(session: Session, prefix: StoreUrl, filling: Filling) -> dict[str, Any]:
+    urls = {name: session.signed_url("PUT", prefix.below(key), SIGNED_SECONDS)
+            for name, key in (("status", "status.json"), ("log", "output.log"))}  # fmt: skip
+    if filling.parts:
+        signed = [session.signed_url("GET", StoreUrl(prefix.bucket, key), SIGNED_SECONDS) for key in filling.parts]
+        Store(session.client("s3"), prefix).put_json("parts.json", {"urls": signed})
+        urls["parts"] = session.signed_url("GET", prefix.below("parts.json"), SIGNED_SECONDS)
+    table = filling.job.volume
+    return {
+        "volume": filling.volume.id, "mount": table.mount, "filesystem": table.filesystem,
+        "format": filling.volume.tags.get(TAG_STATE) == VolumeState.NEW.value and not filling.volume.snapshot,
+        "command": list(filling.command), "to": filling.to, "total_bytes": filling.total_bytes,
+        "region": session.region, "seconds_max": filling.hours_max * 3600, "urls": urls,
+    }  # fmt: skip
+
+
+def _run(session: Session, arguments: dict[str, Any], clock: Clock) -> str:
+    """RunInstances; a profile made a moment ago may not be known everywhere yet."""
+    for attempt in range(1, _TRIES + 1):
+        try:
+            with translated(f"launch an {arguments['InstanceType']}"):
+                answer = session.client("ec2").run_instances(**arguments)
+                return str(answer["Instances"][0]["InstanceId"])
+        except CapacityError as error:
+            error.next_step = "another --instance-type, or another zone with --zone"
+            raise
+        except SpothealError as error:
+            if "Invalid IAM Instance Profile" not in error.message or attempt == _TRIES:
+                raise
+        clock.sleep(2.0 * attempt)
+    raise AssertionError("unreachable")
+
+
+def _name(volume: str) -> str:
+    return f"spotheal prepare {volume}"
+
+
+def _is_live(instance: Instance) -> bool:
+    return instance.state in ("pending", "running")
+
+
+# ------------------------------------------------------------------------------------------------------------- follow
+def follow(
+    session: Session, followed: Followed, clock: Clock, say: Say, put: Put, show: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Attach the volume, tell what the instance tells, and return its last status when the volume is free again.
+
+    `put` gets the command's output as it comes, `show` each status. JobFailed where the command failed, or its
+    instance ended without a word.
+    """
+    store = Store(session.client("s3"), followed.prefix)
+    _attach(session, followed, clock, say)
+    shown, last_word = 0, clock.monotonic()
+    status: dict[str, Any] = {}
+    while True:
+        instance = session.ec2.instance(followed.instance)
+        news = store.get_json("status.json") or {}
+        if news and news != status:
+            if not status and news.get("phase") != "waiting":
+                session.ec2.tag([followed.volume], {TAG_STATE: VolumeState.CURRENT.value})  # it has a filesystem now
+            status, last_word = news, clock.monotonic()
+            shown = _put_log(store, status, shown, put)
+            show(status)
+        if status.get("phase") in ("done", "failed"):
+            break
+        if instance is not None and not _is_live(instance):
+            why = instance.state_reason or instance.state
+            raise JobFailed(f"{followed.instance} ended before its work did ({why})",
+                            next_step="the same command begins again; what is on the volume stays")  # fmt: skip
+        if clock.monotonic() - last_word > _SILENT_SECONDS_MAX:
+            session.ec2.terminate(followed.instance)
+            raise WaitTimedOut(f"{followed.instance} said nothing for {_SILENT_SECONDS_MAX / 60:.0f} min; it is ended",
+                               next_step="choose an --image with Python 3.7 or newer")  # fmt: skip
+        clock.sleep(_LOOK_SECONDS)
+    if status.get("phase") == "done":
+        session.ec2.tag([followed.volume], {TAG_STATE: VolumeState.CURRENT.value})
+    _await_free(session, followed, clock, say)
+    if status["phase"] == "failed" or status.get("exit_code"):
+        why = status.get("reason") or f"the command ended with exit code {status.get('exit_code')}"
+        output = f"its output is in {followed.prefix}/output.log; the volume stays as it is"
+        raise JobFailed(f"{followed.volume} was not filled: {why}", next_step=output)
+    return status
+
+
+def _attach(session: Session, followed: Followed, clock: Clock, say: Say) -> None:
+    say(f"waiting for {followed.instance} to run …")
+    limit = clock.monotonic() + _RUNNING_SECONDS_MAX
+    while clock.monotonic() < limit:
+        instance = session.ec2.instance(followed.instance)
+        if instance is not None and instance.state == "running":
+            try:
+                session.ec2.attach(followed.volume, followed.instance, "/dev/sdf")
+                return
+            except Retryable:
+                pass
+        elif instance is not None and not _is_live(instance):
+            return  # it ended; `follow` says what it said
+        clock.sleep(_LOOK_SECONDS)
+    raise WaitTimedOut(f"{followed.instance} did not run within {_RUNNING_SECONDS_MAX / 60:.0f} min",
+                       next_step=f"`aws ec2 terminate-instances --instance-ids {followed.instance}`")  # fmt: skip
+
+
+def _put_log(store: Store, status: dict[str, Any], shown: int, put: Put) -> int:
+    """What came since; where more came than is kept, what is kept of it."""
+    start, end = int(status.get("log_start") or 0), int(status.get("log_end") or 0)
+    if end <= shown:
+        return shown
+    text = store.get_bytes("output.log") or b""
+    put(text[max(0, shown - start) : end - start])
+    return end
+
+
+def _await_free(session: Session, followed: Followed, clock: Clock, say: Say) -> None:
+    say(f"waiting for {followed.volume} to be free …")
+    limit = clock.monotonic() + _FREE_SECONDS_MAX
+    while clock.monotonic() < limit:
+        volume = session.ec2.volume(followed.volume)
+        if volume is not None and volume.state == "available":
+            return
+        clock.sleep(_LOOK_SECONDS)
+    session.ec2.terminate(followed.instance)
+    raise WaitTimedOut(f"{followed.volume} is still attached to {followed.instance}, which is ended now",
+                       next_step="`fleetctl volume ls` shows when it is free")  # fmt: skip

@@ -1,0 +1,148 @@
+"""A folder into the store, in parts of one tar stream: an upload that was cut short sends only what is missing.
+
+The stream is the same for the same files (order, names, sizes, times, modes), so each part is known by its checksum; a
+part that is there is read here again and not sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+from spotheal.agent.errors import ConfigError
+from spotheal.agent.store import Store
+
+PART_BYTES = 64 * 2**20
+_END = object()
+Progress = Callable[[int, bool], None]  # bytes of the stream done so far, whether they were sent or there already
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What is to be uploaded: files in the order of their names, and the size of all."""
+
+    root: Path
+    files: tuple[Path, ...]
+    size: int
+
+
+def scan(root: Path) -> Folder:
+    """ConfigError where there is nothing. Links are kept as links; sockets, pipes and devices are left out."""
+    if not root.is_dir():
+        raise ConfigError(f"{root} is no folder", next_step="name the folder with the datasets")
+    found: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        here = [Path(folder, name) for name in sorted(names)]
+        found += [path for path in here if path.is_file() or path.is_symlink()]
+    if not found:
+        raise ConfigError(f"{root} holds no file", next_step="name the folder with the datasets")
+    return Folder(root, tuple(found), sum(path.lstat().st_size for path in found))
+
+
+def upload(store: Store, folder: Folder, progress: Progress, part_bytes: int = PART_BYTES) -> tuple[list[str], int]:
+    """Send what is not there; returns the keys of all parts, in order, and the bytes of the stream."""
+    there = dict(store.sizes("parts/"))
+    keys: list[str] = []
+    done = 0
+    for part in parts(folder, part_bytes):
+        key = f"parts/{len(keys):06d}-{hashlib.sha256(part).hexdigest()[:32]}"
+        is_new = there.get(key) != len(part)
+        if is_new:
+            store.put_bytes(key, part)
+        keys.append(key)
+        done += len(part)
+        progress(done, is_new)
+    return keys, done
+
+
+def parts(folder: Folder, part_bytes: int) -> Iterator[bytes]:
+    """The tar stream in parts; one part and what tarfile holds is all that is in memory."""
+    queue: Queue[Any] = Queue(maxsize=2)
+    stop = threading.Event()
+    fault: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            with (
+                _Cut(queue, part_bytes, stop) as cut,  # closed last: it hands over what is left
+                tarfile.open(fileobj=cut, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+            ):
+                for path in folder.files:
+                    archive.add(path, str(path.relative_to(folder.root)), recursive=False, filter=_anybody)
+        except (OSError, ValueError, tarfile.TarError) as error:
+            fault.append(error)
+        finally:
+            queue.put(_END)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    pending = b""
+    try:
+        while (data := queue.get()) is not _END:
+            pending += data
+            while len(pending) >= part_bytes:
+                yield pending[:part_bytes]
+                pending = pending[part_bytes:]
+        if fault:
+            raise ConfigError(f"{folder.root} cannot be read: {fault[0]}", next_step="correct it; what was sent stays")
+        if pending:
+            yield pending
+    finally:
+        stop.set()
+        while writer.is_alive() and not queue.empty():
+            queue.get()
+
+
+def _anybody(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Nobody's: the instance's users are others, and the stream must not change with who sends it."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+class _Cut(io.RawIOBase):
+    """What tarfile writes, handed over in pieces."""
+
+    def __init__(self, queue: Queue[Any], part_bytes: int, stop: threading.Event) -> None:
+        self._queue, self._part_bytes, self._stop, self._held = queue, part_bytes, stop, bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if self._stop.is_set():
+            raise OSError("the upload was given up")
+        self._held += data
+        if len(self._held) >= self._part_bytes:
+            self._hand_over()
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed and self._held:
+            self._hand_over()
+        super().close()
+
+    def _hand_over(self) -> None:
+        self._queue.put(bytes(self._held))
+        self._held.clear()
+
+
+def name_of(target: str) -> str:
+    """A folder of the store for what goes to `target`, so that two uploads keep apart."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", target).strip("-.") or "data"
+
+
+def delete(store: Store, keys: list[str]) -> None:
+    """What was uploaded is on the volume now."""
+    for key in keys:
+        store.delete(key)

@@ -1,0 +1,151 @@
+"""`fleetctl iam …`: the policies, and the roles made of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from spotheal.agent.errors import ConfigError
+from spotheal.fleet.console import ask, is_json, open_session, say, verb
+from spotheal.fleet.options import Output, Profile, Region, Yes
+
+EXAMPLE = "fleetctl iam show operator"
+DOCUMENTS = ("operator", "administrator", "instance-role", "instance-trust", "fleet-role", "fleet-trust")
+app = typer.Typer(
+    name="iam",
+    help="The policies and roles: show, create, delete.",
+    epilog=f"Example: {EXAMPLE}",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+StoreOption = Annotated[str, typer.Option("--store", metavar="URL", help="Else bucket spotheal-<account>-<region>.")]
+Name = Annotated[str, typer.Option("--instance-role", metavar="NAME", help="Role and instance profile.")]
+FleetName = Annotated[str, typer.Option("--fleet-role", metavar="NAME", help="Role of Spot Fleet.")]
+INSTANCE_ROLE, FLEET_ROLE = "spotheal-instance", "aws-ec2-spot-fleet-tagging-role"
+
+
+@app.command("show", epilog=f"Example: {EXAMPLE}")
+@verb
+def show(
+    document: Annotated[str, typer.Argument(metavar="[DOCUMENT]", help=f"One of {', '.join(DOCUMENTS)}.")] = "",
+    store: StoreOption = "",
+    instance_role: Name = INSTANCE_ROLE,
+    fleet_role: FleetName = FLEET_ROLE,
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """Print the policies as JSON, for whoever makes roles in this account.
+
+    Without a name all of them. Without credentials the account's number is written as zeros.
+    """
+    from spotheal.agent.names import StoreUrl, default_bucket
+    from spotheal.fleet import show as shown
+    from spotheal.fleet.session import PLACEHOLDER_ACCOUNT
+    from spotheal.iam import policies
+
+    as_json = is_json(output)
+    if document and document not in DOCUMENTS:
+        raise ConfigError(f"there is no document {document!r}", next_step=f"one of {', '.join(DOCUMENTS)}")
+    session = open_session(region, profile)
+    where = session.settle_region()
+    account = session.account if session.has_credentials() else PLACEHOLDER_ACCOUNT
+    try:
+        url = StoreUrl.parse(store) if store else StoreUrl(default_bucket(account, where), "")
+    except ValueError as fault:
+        raise ConfigError(f"--store: {fault}", next_step="write s3://bucket/prefix") from None
+    scope = policies.Scope(account, where, url, instance_role=instance_role, fleet_role=fleet_role)
+    made: dict[str, Any] = {
+        "operator": policies.operator(scope),
+        "administrator": policies.administrator(scope),
+        "instance-role": policies.instance_role(scope),
+        "instance-trust": policies.trust("ec2.amazonaws.com"),
+        "fleet-role": policies.fleet_role(scope),
+        "fleet-trust": policies.trust("spotfleet.amazonaws.com"),
+    }
+    if account == PLACEHOLDER_ACCOUNT:
+        say(f"note: without credentials the account's number is written as {PLACEHOLDER_ACCOUNT}")
+    if document:
+        wrapped = {"schema_version": 1, "document": document, "policy": made[document]}
+        print(shown.as_json(wrapped if as_json else made[document]))
+    else:
+        print(shown.as_json({"schema_version": 1, **made}))
+
+
+@app.command("create", epilog="Example: fleetctl iam create")
+@verb
+def create(
+    store: StoreOption = "",
+    instance_role: Name = INSTANCE_ROLE,
+    fleet_role: FleetName = FLEET_ROLE,
+    yes: Yes = False,
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """Create what is missing of the roles and the instance profile, once an account.
+
+    `fleetctl request` does the same in its plan; this is for an account whose operators may not make roles.
+    """
+    from spotheal.fleet import show as shown
+    from spotheal.fleet.account import prerequisites, roles
+
+    as_json = is_json(output)
+    for name in (instance_role, fleet_role):
+        roles.check_name(name)
+    session = open_session(region, profile)
+    root = session.store_root(store)
+    found = (roles.missing_fleet_role(session, fleet_role), roles.missing_instance_role(session, instance_role, root))
+    steps = [step for step in found if step is not None]
+    for step in steps:
+        say(step.says())
+    if steps:
+        ask("Go ahead?", yes)
+    for step in steps:
+        prerequisites.make(session, step)
+    arns = {"instance_profile": roles.profile_arn(session, instance_role),
+            "fleet_role": roles.scope(session, root).role(fleet_role)}  # fmt: skip
+    made = [step.says() for step in steps]
+    if as_json:
+        print(shown.as_json({"schema_version": 1, "made": made, **arns}))
+    else:
+        print("\n".join(arns.values()))
+        say("made" if steps else "both are there already")
+
+
+@app.command("delete", epilog="Example: fleetctl iam delete")
+@verb
+def delete(
+    instance_role: Name = INSTANCE_ROLE,
+    fleet_role: FleetName = FLEET_ROLE,
+    yes: Yes = False,
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """Delete the roles and the instance profile; runs that are at work lose their permissions.
+
+    A fleet role that fleetctl did not make is left: other fleets of the account may use it.
+    """
+    from spotheal.fleet import show as shown
+    from spotheal.fleet.account import roles
+
+    as_json = is_json(output)
+    session = open_session(region, profile)
+    session.settle_region()
+    names = [instance_role]
+    if roles.is_made_by_us(session, fleet_role):
+        names.append(fleet_role)
+    else:
+        say(f"role {fleet_role} is not there, or not made by fleetctl, and is left alone")
+    say(f"delete {', '.join(names)}, with their policies")
+    ask("Go ahead?", yes)
+    gone = [what for name in names for what in roles.delete_role(session, name)]
+    if as_json:
+        print(shown.as_json({"schema_version": 1, "deleted": gone}))
+    else:
+        print("\n".join(gone) or "nothing was there")

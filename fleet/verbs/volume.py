@@ -1,0 +1,405 @@
+"""`fleetctl volume …`: the volumes of jobs, and filling one before its job."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spotheal.agent.errors import ConfigError, Conflict
+from spotheal.fleet.console import ask, is_json, open_session, say, verb
+from spotheal.fleet.options import Output, Profile, Region, Yes
+
+if TYPE_CHECKING:
+    from spotheal.agent.config import JobConfig
+    from spotheal.agent.ec2 import Volume, VolumeSpec
+    from spotheal.agent.names import StoreUrl
+    from spotheal.fleet.account.roles import CreateInstanceRole
+    from spotheal.fleet.filling import Filling, Followed
+    from spotheal.fleet.session import Session
+
+EXAMPLE = "fleetctl volume prepare --instance-type c7i.xlarge -- aws s3 cp --recursive s3://bucket/data ."
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+app = typer.Typer(
+    name="volume",
+    help="The volumes of jobs: list, create, adopt, fill, remove.",
+    epilog=f"Example: {EXAMPLE}",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings=_SETTINGS,
+)
+VolumeId = Annotated[str, typer.Argument(metavar="VOLUME", help="Its id, vol-…")]
+Job = Annotated[Path, typer.Option("--job", metavar="FILE", help="The job's file: name, size, mount, store.")]
+InstanceType = Annotated[str, typer.Option("--instance-type", metavar="TYPE", help="What it runs on.")]
+Zone = Annotated[str, typer.Option("--zone", metavar="NAME", help="For a new volume; else where spot is cheapest.")]
+Spot = Annotated[bool, typer.Option("--spot", help="On spot: cheaper, may be interrupted and begun again.")]
+Image = Annotated[str, typer.Option("--image", metavar="AMI", help="Else that of the fleet's file, or AWS's newest.")]
+Which = Annotated[str, typer.Option("--volume", metavar="ID", help="Which; else the free one of the job's name.")]
+JOB_FILE = Path("job.toml")
+
+
+def _job(file: Path) -> JobConfig:
+    """job.toml where there is one, else its defaults."""
+    from spotheal.agent.config import parse_job
+    from spotheal.fleet import config
+
+    if file.exists() or file != JOB_FILE:
+        return config.read_job(file)
+    return parse_job({"job": {"name": "volume", "repository": ".", "command": ["true"]}})
+
+
+def _opened(file: Path, region: str, profile: str) -> tuple[Session, JobConfig, StoreUrl]:
+    from spotheal.fleet import config
+
+    job, session = _job(file), open_session(region, profile)
+    session.settle_region(job.job.region, config.region_beside(file))
+    return session, job, session.store_root(job.store.url)
+
+
+@app.command("ls", epilog="Example: fleetctl volume ls")
+@verb
+def ls(job: Job = JOB_FILE, region: Region = "", profile: Profile = "", output: Output = "") -> None:
+    """List the volumes of all jobs, and free ones of this job's name."""
+    from spotheal.fleet import show, volumes
+    from spotheal.fleet.table import table
+
+    as_json = is_json(output)
+    session, described, _ = _opened(job, region, profile)
+    rows = volumes.listed(session, described.volume.name)
+    if as_json:
+        print(show.as_json({"schema_version": 1, "volumes": [row.to_document() for row in rows]}))
+        return
+    found = [row.to_document() for row in rows]
+    keys = ("id", "name", "zone", "size_gib", "state", "job", "role", "instance")
+    cells = [(*(one[key] for key in keys), _dollars(one["dollars_per_month"])) for one in found]
+    print(table(("VOLUME", "NAME", "ZONE", "GIB", "STATE", "JOB", "ROLE", "INSTANCE", "$/MONTH"), cells))
+    if not found:
+        say("there is none; `fleetctl request` makes a job's own")
+
+
+def _dollars(month: float | None) -> str:
+    return "" if month is None else f"{month:.2f}"
+
+
+@app.command("create", epilog="Example: fleetctl volume create --size 500")
+@verb
+def create(
+    size: Annotated[
+        int | None, typer.Option("--size", metavar="GIB", min=1, max=65536, help="Else job.toml's.")
+    ] = None,
+    kind: Annotated[str, typer.Option("--type", metavar="TYPE", help="EBS type; else job.toml's.")] = "",
+    zone: Zone = "",
+    job: Job = JOB_FILE,
+    yes: Yes = False,
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """Create an empty volume, which the job's next request takes by its name.
+
+    Not needed before `fleetctl request`, which makes one itself.
+    """
+    from spotheal.fleet import show, volumes
+
+    as_json = is_json(output)
+    session, described, _ = _opened(job, region, profile)
+    if there := volumes.free_named(session, described.volume.name):
+        raise Conflict(
+            f'{there[0].id} in {there[0].zone} is named "{described.volume.name}" already, and free',
+            next_step="use that one, or set another [volume] name in job.toml",
+        )
+    table = described.volume
+    zone = zone or _best_zone(session, job)
+    spec = volumes.blank(described, zone, size or table.size_gib, kind or table.type, _day())
+    month = volumes.month(spec.type, spec.size_gib)
+    if month is None:
+        raise ConfigError(f"{spec.type!r} is no type of EBS volume", next_step="--type gp3")
+    say(f'create a volume "{table.name}": {spec.size_gib} GiB {spec.type} in {spec.zone}, ${month:.2f} a month')
+    ask("Go ahead?", yes)
+    made = session.ec2.create_volume(spec)
+    document = {"schema_version": 1, **volumes.Row(made, month).to_document()}
+    print(show.as_json(document) if as_json else made.id)
+    say("next: fleetctl volume upload DIR, fleetctl volume prepare -- COMMAND, or fleetctl request")
+
+
+def _day() -> str:
+    """The same command on the same day makes one volume, however often its answer is lost."""
+    from datetime import datetime, timezone
+
+    return datetime.now(timezone.utc).date().isoformat()
+
+
+def _best_zone(session: Session, job_file: Path) -> str:
+    """Where the fleet's file would most likely launch; the first of the VPC's without one."""
+    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.errors import NotFound
+    from spotheal.fleet import config, gather, plan
+    from spotheal.fleet.account.network import network
+    from spotheal.fleet.prices import spot_prices
+
+    try:
+        fleet = config.read_fleet(job_file.parent / config.DEFAULT_FLEET_FILE)
+    except (NotFound, ConfigError):
+        return next(iter(network(session).subnets))
+    zones = gather.zones_of(session, fleet)
+    return plan.cheapest_zone(zones, spot_prices(session, fleet.instance_types, zones, SystemClock()))
+
+
+@app.command("adopt", epilog="Example: fleetctl volume adopt vol-0123456789abcdef0")
+@verb
+def adopt(
+    volume: VolumeId, job: Job = JOB_FILE, yes: Yes = False, region: Region = "", profile: Profile = "",
+    output: Output = "",
+) -> None:  # fmt: skip
+    """Make a volume that is there the job's: its next request takes it, with all its files."""
+    from spotheal.agent.names import TAG_NAME, TAG_RUN
+    from spotheal.fleet import show, volumes
+
+    as_json = is_json(output)
+    session, described, root = _opened(job, region, profile)
+    found = volumes.known(session, volume)
+    name = described.volume.name
+    if TAG_RUN in found.tags:
+        raise Conflict(
+            f"{found.id} belongs to run {found.tags[TAG_RUN]} already",
+            next_step="`fleetctl request --resume` goes on with it, `--new-run` begins with another volume",
+        )
+    volumes.refuse_in_use(session, found, root)
+    if others := [one.id for one in volumes.free_named(session, name) if one.id != found.id]:
+        raise Conflict(f'{", ".join(others)} is named "{name}" too', next_step="set another [volume] name in job.toml")
+    say(f'name {found.id} ({found.size_gib} GiB in {found.zone}) "{name}": the next request of this job takes it')
+    ask("Go ahead?", yes)
+    session.ec2.tag([found.id], {TAG_NAME: name})
+    print(show.as_json({"schema_version": 1, "id": found.id, "name": name}) if as_json else found.id)
+    say("next: fleetctl request")
+
+
+@app.command("rm", epilog="Example: fleetctl volume rm vol-0123456789abcdef0")
+@verb
+def rm(
+    volume: VolumeId, job: Job = JOB_FILE, yes: Yes = False, region: Region = "", profile: Profile = "",
+    output: Output = "",
+) -> None:  # fmt: skip
+    """Delete a volume, with the checkpoints on it."""
+    from spotheal.fleet import show, volumes
+
+    as_json = is_json(output)
+    session, _, root = _opened(job, region, profile)
+    found = volumes.known(session, volume)
+    volumes.refuse_in_use(session, found, root)
+    row = volumes.Row(found, volumes.month(found.type, found.size_gib)).to_document()
+    whose = f"job {row['job']}, run {row['run']}, {row['role']}" if row["job"] else "of no job"
+    say(f"delete {found.id}: {found.size_gib} GiB in {found.zone}, {whose}; its files are gone then")
+    ask("Go ahead?", yes)
+    session.ec2.delete_volume(found.id)
+    print(show.as_json({"schema_version": 1, "deleted": found.id}) if as_json else found.id)
+
+
+@app.command("prepare", epilog=f"Example: {EXAMPLE}")
+@verb
+def prepare(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND …", help="Run in the volume's datasets folder.")],
+    instance_type: InstanceType = "c7i.xlarge",
+    volume: Which = "",
+    zone: Zone = "",
+    hours: Annotated[float, typer.Option("--hours", min=0.1, max=48, help="Ended after so long.")] = 12.0,
+    spot: Spot = False,
+    image: Image = "",
+    job: Job = JOB_FILE,
+    yes: Yes = False,
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """Fill the volume on a short-lived instance: download, transcode, copy from s3://.
+
+    Runs the command as root in the datasets folder, shows what it prints, and terminates the instance. No shell reads
+    it: for pipes write `-- sh -c "…"`. Typed again after a Ctrl-C it goes on watching.
+    """
+    from dataclasses import replace
+
+    as_json = is_json(output)
+    session, described, root = _opened(job, region, profile)
+    ready = _ready(session, described, volume, zone, instance_type, image, root, job)
+    filling = replace(ready.filling, command=tuple(command), hours_max=hours, spot=spot)
+    if (followed := _under_way(session, filling)) is None:
+        _tell(ready, filling.says())
+        ask("Go ahead?", yes)
+        followed = _begin(session, root, ready, filling)
+    _follow(session, followed, filling, as_json)
+
+
+@app.command("upload", epilog="Example: fleetctl volume upload ./datasets")
+@verb
+def upload(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What goes to datasets/DIR of the volume.")],
+    to: Annotated[str, typer.Option("--to", metavar="PATH", help="Below datasets/; else the folder's name.")] = "",
+    instance_type: InstanceType = "c7i.large",
+    volume: Which = "",
+    zone: Zone = "",
+    spot: Spot = False,
+    image: Image = "",
+    job: Job = JOB_FILE,
+    yes: Yes = False,
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """Copy a folder of this machine onto the volume, by way of the store's bucket.
+
+    Cut short and typed again it sends what is missing. Takes a short-lived instance for the last step.
+    """
+    from dataclasses import replace
+
+    from spotheal.agent.store import Store
+    from spotheal.fleet import submit
+    from spotheal.fleet import uploading as sending
+    from spotheal.fleet.bar import bar
+
+    as_json = is_json(output)
+    scanned = sending.scan(folder)
+    target = to or folder.resolve().name
+    if target.startswith("/") or ".." in Path(target).parts:
+        raise ConfigError(f"--to {to!r} leaves the datasets folder", next_step="write a path below it")
+    session, described, root = _opened(job, region, profile)
+    ready = _ready(session, described, volume, zone, instance_type, image, root, job)
+    store = Store(session.client("s3"), root.below("uploads", ready.name, sending.name_of(target)))
+    filling = replace(ready.filling, to=target, spot=spot)
+    keys: list[str] = []
+    if (followed := _under_way(session, filling)) is None:
+        _tell(ready, [f"upload {len(scanned.files)} files, {scanned.size / 1e6:.1f} MB, to {store.url}",
+                      *filling.says()])  # fmt: skip
+        ask("Go ahead?", yes)
+        submit.ensure_bucket(session, root.bucket)
+        with bar("uploading", quiet=as_json) as progress:
+            keys, size = sending.upload(store, scanned, lambda done, _: progress(done, max(scanned.size, done)))
+        whole = tuple(store.url.below(key).prefix for key in keys)
+        filling = replace(filling, parts=whole, total_bytes=size)
+        followed = _begin(session, root, ready, filling)
+    _follow(session, followed, filling, as_json)
+    sending.delete(store, keys or store.keys("parts/"))
+
+
+# --------------------------------------------------------------------------------------------------------------- parts
+@dataclass(frozen=True)
+class _Ready:
+    """What was looked up; nothing is made yet. `spec` is the volume to make, `role` the role; None: it is there."""
+
+    filling: Filling
+    spec: VolumeSpec | None
+    role: CreateInstanceRole | None
+    name: str  # of the volume: its id, or its Name where it is to be made
+
+
+def _ready(
+    session: Session, job: JobConfig, named: str, zone: str, instance_type: str, image: str, root: StoreUrl,
+    job_file: Path,
+) -> _Ready:  # fmt: skip
+    """The volume to fill (named, free of the job's name, or to be made), where it is filled, and what is missing."""
+    from spotheal.fleet import config, volumes
+    from spotheal.fleet.account import images, network, roles
+    from spotheal.fleet.filling import Filling
+
+    volume, spec = _which(session, job, named, zone, root, job_file)
+    subnets = network.network(session).subnets
+    if volume.zone not in subnets:
+        raise ConfigError(f"the default VPC has no subnet in {volume.zone}", next_step="make one there")
+    fleet_file = job_file.parent / config.DEFAULT_FLEET_FILE
+    if not image and fleet_file.exists():
+        specs = config.read_fleet(fleet_file).specifications
+        image = specs[0]["ImageId"] if specs else ""
+    has_gpu = instance_type.startswith(("g", "p"))
+    image = image or (images.deep_learning(session) if has_gpu else images.ubuntu(session)).id
+    role = roles.missing_instance_role(session, roles.INSTANCE_ROLE, root)
+    filling = Filling(volume, job, image, instance_type, subnets[volume.zone], roles.profile_arn(session))
+    return _Ready(filling, spec, role, volume.id or volumes.as_key(job.volume.name))
+
+
+def _which(
+    session: Session, job: JobConfig, named: str, zone: str, root: StoreUrl, job_file: Path
+) -> tuple[Volume, VolumeSpec | None]:
+    from spotheal.agent.ec2 import Volume
+    from spotheal.fleet import filling, volumes
+
+    free = [volumes.known(session, named)] if named else volumes.free_named(session, job.volume.name)
+    if len(free) > 1:
+        ids = ", ".join(one.id for one in free)
+        raise Conflict(f'several free volumes are named "{job.volume.name}": {ids}', next_step="--volume ID")
+    if not free:
+        table = job.volume
+        spec = volumes.blank(job, zone or _best_zone(session, job_file), table.size_gib, table.type, _day())
+        return Volume("", spec.zone, "", spec.size_gib, spec.type, tags=spec.tags), spec
+    if filling.under_way(session, free[0].id) is None:
+        volumes.refuse_in_use(session, free[0], root)
+    if zone and zone != free[0].zone:
+        raise ConfigError(f"{free[0].id} is in {free[0].zone}, not {zone}", next_step="leave --zone out")
+    return free[0], None
+
+
+def _under_way(session: Session, filling: Filling) -> Followed | None:
+    from spotheal.fleet import filling as work
+
+    found = work.under_way(session, filling.volume.id) if filling.volume.id else None
+    if found is not None:
+        say(f"{found.instance} fills {found.volume} already; watching it")
+    return found
+
+
+def _tell(ready: _Ready, more: list[str]) -> None:
+    from spotheal.fleet import volumes
+
+    if ready.spec is not None:
+        month = volumes.month(ready.spec.type, ready.spec.size_gib) or 0.0
+        say(f'create a volume "{ready.spec.tags["Name"]}": {ready.spec.size_gib} GiB {ready.spec.type} in '
+            f"{ready.spec.zone}, ${month:.2f} a month")  # fmt: skip
+    if ready.role is not None:
+        say(ready.role.says())
+    for line in more:
+        say(line)
+
+
+def _begin(session: Session, root: StoreUrl, ready: _Ready, filling: Filling) -> Followed:
+    """Make what is missing, and launch."""
+    from dataclasses import replace
+
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet import filling as work
+    from spotheal.fleet import submit
+    from spotheal.fleet.account import prerequisites
+
+    submit.ensure_bucket(session, root.bucket)
+    if ready.role is not None:
+        prerequisites.make(session, ready.role)
+    if ready.spec is not None:
+        filling = replace(filling, volume=session.ec2.create_volume(ready.spec))
+    return work.launch(session, root, filling, SystemClock())
+
+
+def _follow(session: Session, followed: Followed, filling: Filling, as_json: bool) -> None:
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet import filling as work
+    from spotheal.fleet import show
+    from spotheal.fleet.bar import bar
+
+    out = sys.stderr.buffer if as_json else sys.stdout.buffer
+
+    def put(data: bytes) -> None:
+        out.write(data)
+        out.flush()
+
+    with bar("unpacking", quiet=as_json or not filling.parts) as progress:
+
+        def shown(status: dict[str, Any]) -> None:
+            if status.get("total_bytes"):
+                progress(status["done_bytes"], status["total_bytes"])
+
+        status = work.follow(session, followed, SystemClock(), say, put, shown)
+    document = {"schema_version": 1, "volume": followed.volume, "instance": followed.instance,
+                "exit_code": status["exit_code"], "free_bytes": status.get("free_bytes")}  # fmt: skip
+    print(show.as_json(document) if as_json else f"{followed.volume}  filled")
+    say("next: fleetctl request, which takes it by its name")

@@ -1,0 +1,227 @@
+"""Fills a volume on a short-lived instance: mounts it, runs one command (or unpacks an upload), and switches off.
+
+Run by stub.sh in the place of bootstrap.py; standard library only. config.json beside this file says what to do. What
+happens is PUT to two signed addresses every few seconds: a status document and the command's output. Nothing else is
+needed of AWS, so the instance's role is the command's alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import urllib.request
+from typing import Any
+
+ROOT = os.environ.get("SPOTHEAL_ROOT", "").rstrip("/")
+DEVICE_SECONDS = 600.0  # until the operator's fleetctl has attached the volume and the device is there
+TOLD_EVERY_SECONDS = 2.0
+LOG_BYTES_MAX = 512 * 1024  # of the output's end
+MIB = 2**20
+FOLDERS = ("datasets", "checkpoints", "results", "logs")
+
+
+class Failed(Exception):
+    """The volume cannot be filled; the text says why in one line."""
+
+
+class Story:
+    """What is told: `state` is the document's content, `log` the output so far."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.urls = config["urls"]
+        self.log = os.path.join(ROOT + "/var/log/spotheal", "prepare.log")
+        self.state: dict[str, Any] = {"schema_version": 1, "phase": "waiting", "exit_code": None, "reason": "",
+                                      "done_bytes": 0, "total_bytes": config.get("total_bytes") or None}  # fmt: skip
+        open(self.log, "ab").close()
+
+    def tell(self) -> None:
+        size = os.path.getsize(self.log)
+        start = max(0, size - LOG_BYTES_MAX)
+        with open(self.log, "rb") as file:
+            file.seek(start)
+            text = file.read(LOG_BYTES_MAX)
+        self.state.update(log_start=start, log_end=start + len(text), time=time.time())
+        put(self.urls["log"], text)
+        put(self.urls["status"], json.dumps(self.state).encode())
+
+    def keep_telling(self, stop: threading.Event) -> None:
+        while not stop.wait(TOLD_EVERY_SECONDS):
+            self.tell()
+
+
+def put(url: str, body: bytes) -> bool:
+    """Three tries; a lost one is told again by the next."""
+    headers = {"Content-Type": "application/octet-stream"}
+    for attempt in range(3):
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, body, headers, method="PUT"), timeout=20).close()
+            return True
+        except OSError as fault:
+            sys.stderr.write(f"spotheal: could not report: {fault}\n")
+            time.sleep(attempt + 1)
+    return False
+
+
+def run(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+# -------------------------------------------------------------------------------------------------------- the volume
+def device_of(volume: str) -> str:
+    """The device whose serial is the volume's id; waits for it."""
+    serial, limit = volume.replace("-", ""), time.monotonic() + DEVICE_SECONDS
+    while time.monotonic() < limit:
+        shown = run("lsblk", "--json", "--output", "name,path,serial")
+        if shown.returncode == 0:
+            for one in json.loads(shown.stdout)["blockdevices"]:
+                if (one.get("serial") or "").replace("-", "") == serial:
+                    return str(one["path"])
+        time.sleep(1.0)
+    raise Failed(f"{volume} was not attached within {DEVICE_SECONDS:.0f} s")
+
+
+def filesystem_of(device: str) -> str:
+    """"" where there is none."""
+    found = run("blkid", "-p", "-o", "export", device)
+    if found.returncode not in (0, 2):
+        raise Failed(f"blkid cannot read {device}: {found.stderr.strip()}")
+    return dict(line.partition("=")[::2] for line in found.stdout.splitlines()).get("TYPE", "")
+
+
+def mounted(config: dict[str, Any]) -> str:
+    """The mount point, with the volume at it. Only a blank volume that is marked as new is formatted."""
+    device = device_of(config["volume"])
+    there = filesystem_of(device)
+    if not there:
+        if not config["format"]:
+            raise Failed("{} holds no filesystem, and is not marked as new".format(config["volume"]))
+        with open(device, "rb") as raw:
+            if raw.read(MIB).strip(b"\0"):
+                raise Failed("{} is not blank, so it is not formatted".format(config["volume"]))
+        there = config["filesystem"]
+        made = run("mkfs." + there, "-q", device)
+        if made.returncode:
+            raise Failed(f"mkfs.{there} failed: {made.stderr.strip()}")
+    mount = ROOT + config["mount"]
+    os.makedirs(mount, exist_ok=True)
+    options = "noatime,nouuid" if there == "xfs" else "noatime"
+    done = run("mount", "-t", there, "-o", options, device, mount)
+    if done.returncode:
+        raise Failed(f"{device} cannot be mounted: {done.stderr.strip()}")
+    for name in FOLDERS:
+        os.makedirs(os.path.join(mount, name), exist_ok=True)
+    return str(mount)
+
+
+# ------------------------------------------------------------------------------------------------------------ filling
+class Parts(io.RawIOBase):
+    """The parts of an upload, read one after the other as one stream."""
+
+    def __init__(self, urls: list[str], story: Story) -> None:
+        self.urls, self.story = list(urls), story
+        self.part: Any = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            if self.part is None:
+                if not self.urls:
+                    return 0
+                self.part = urllib.request.urlopen(self.urls.pop(0), timeout=60)
+            data = self.part.read(len(buffer))
+            if data:
+                buffer[: len(data)] = data
+                self.story.state["done_bytes"] += len(data)
+                return len(data)
+            self.part.close()
+            self.part = None
+
+
+def unpack(config: dict[str, Any], mount: str, story: Story) -> int:
+    with urllib.request.urlopen(config["urls"]["parts"], timeout=60) as answer:
+        urls = json.load(answer)["urls"]
+    target = os.path.realpath(os.path.join(mount, "datasets", config["to"]))
+    if not (target + "/").startswith(os.path.realpath(mount) + "/"):
+        raise Failed("{} is outside the volume".format(config["to"]))
+    os.makedirs(target, exist_ok=True)
+    with tarfile.open(fileobj=io.BufferedReader(Parts(urls, story), 4 * MIB), mode="r|") as archive:
+        for member in archive:
+            if hasattr(tarfile, "data_filter"):
+                archive.extract(member, target, filter="data")
+            else:
+                archive.extract(member, target)
+    return 0
+
+
+def command(config: dict[str, Any], mount: str, story: Story) -> int:
+    datasets = os.path.join(mount, "datasets")
+    environment = dict(os.environ, HOME=os.environ.get("HOME") or "/root", AWS_REGION=config["region"],
+                       SPOTHEAL_DATASETS_DIR=datasets, PYTHONUNBUFFERED="1")  # fmt: skip
+    extra = [folder for folder in ("/opt/pytorch/bin", "/snap/bin", "/usr/local/bin") if os.path.isdir(folder)]
+    environment["PATH"] = ":".join([environment.get("PATH", "/usr/bin:/bin"), *extra])
+    argv = config["command"]
+    with open(story.log, "ab") as log:
+        try:
+            child = subprocess.Popen(argv, cwd=datasets, env=environment, stdin=subprocess.DEVNULL, stdout=log,
+                                     stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+        except OSError as fault:
+            log.write(f"{argv[0]}: {fault.strerror}\n".encode())
+            return 127
+        try:
+            return child.wait(config["seconds_max"])
+        except subprocess.TimeoutExpired:
+            raise Failed("the command ran for {:.0f} s, and was ended".format(config["seconds_max"])) from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # what it left running would hold the volume
+
+
+def fill(config: dict[str, Any], story: Story) -> None:
+    mount = mounted(config)
+    story.state["phase"] = "running"
+    story.tell()
+    try:
+        code = command(config, mount, story) if config.get("command") else unpack(config, mount, story)
+        story.state["exit_code"] = code
+        used = os.statvfs(mount)
+        story.state["free_bytes"] = used.f_bavail * used.f_frsize
+    finally:
+        run("sync")
+        for _ in range(5):  # else the machine's shutdown unmounts it
+            if run("umount", mount).returncode == 0:
+                break
+            time.sleep(1.0)
+
+
+def main() -> int:
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    story = Story(config)
+    stop = threading.Event()
+    telling = threading.Thread(target=story.keep_telling, args=(stop,), daemon=True)
+    telling.start()
+    try:
+        fill(config, story)
+        story.state["phase"] = "done"
+    except (Failed, OSError, ValueError, KeyError, tarfile.TarError) as fault:
+        story.state.update(phase="failed", reason=f"{fault}" or type(fault).__name__)
+    finally:
+        stop.set()
+        telling.join(30)
+        story.tell()
+        run("shutdown", "-h", "now")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
