@@ -1,0 +1,181 @@
+"""What finished jobs have left that costs or clutters: decided on what was seen (pure).
+
+Three rules, in this order. What is at work, or whose run this store does not know, is never touched. What holds the
+only copy of anything stays: a run's volume goes when its results are in the store, or when the operator gives the run
+up. What a verified successor has replaced goes with every run that is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+
+from spotheal.agent.billing import SNAPSHOT_GIB_MONTH, disk_month
+from spotheal.agent.history import Disk
+from spotheal.agent.names import SNAPSHOTS_KEPT, TAG_JOB, TAG_RUN, TAG_STATE, TAG_TERM, Phase, VolumeState
+
+S3_GIB_MONTH = Decimal("0.023")
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_BEFORE_RUN = timedelta(seconds=60)
+
+
+@dataclass(frozen=True)
+class Thing:
+    """`kind`: volume, snapshot, launch template, store. `created` where AWS says it; `disk` of a volume."""
+
+    kind: str
+    id: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    state: str = ""
+    zone: str = ""
+    size_gib: int = 0
+    created: datetime | None = None
+    disk: Disk | None = None
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        return self.tags.get(TAG_JOB, ""), self.tags.get(TAG_RUN, "")
+
+    @property
+    def month(self) -> Decimal:
+        """Dollars; of a snapshot at most, for it holds what changed alone."""
+        if self.kind == "volume" and self.disk is not None:
+            return disk_month(self.disk)
+        if self.kind == "snapshot":
+            return SNAPSHOT_GIB_MONTH * self.size_gib
+        return Decimal(0)
+
+
+@dataclass(frozen=True)
+class RunSeen:
+    """`phase` "" and `known` False where the store has no such run. `at_work` says why it is."""
+
+    job: str
+    run: str
+    known: bool
+    phase: str = ""
+    reason: str = ""
+    at_work: str = ""
+    results: int = 0
+    results_bytes: int = 0
+    store_files: int = 0
+    store_bytes: int = 0
+
+    @property
+    def results_stored(self) -> bool:
+        """The agent says so in the reason where not all of them are."""
+        return self.phase == Phase.DONE.value and self.results > 0 and "results not stored" not in self.reason
+
+
+@dataclass(frozen=True)
+class Verdict:
+    thing: Thing
+    deletes: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class CleanPlan:
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def deletes(self) -> tuple[Thing, ...]:
+        return tuple(one.thing for one in self.verdicts if one.deletes)
+
+    @property
+    def keeps(self) -> tuple[Verdict, ...]:
+        return tuple(one for one in self.verdicts if not one.deletes)
+
+    @property
+    def month(self) -> Decimal:
+        return sum((thing.month for thing in self.deletes), Decimal(0))
+
+    @property
+    def kept_month(self) -> Decimal:
+        return sum((one.thing.month for one in self.keeps), Decimal(0))
+
+
+def decide(
+    things: Iterable[Thing], runs: Mapping[tuple[str, str], RunSeen], *, unfinished: bool, store: bool
+) -> CleanPlan:
+    """`unfinished`: runs that ended without being done are given up. `store`: the store's prefixes go, too."""
+    things = tuple(things)
+    by_run: dict[tuple[str, str], list[Thing]] = {}
+    for thing in things:
+        by_run.setdefault(thing.owner, []).append(thing)
+    found = []
+    for thing in things:
+        seen = runs.get(thing.owner)
+        found.append(Verdict(thing, *_verdict(thing, seen, by_run[thing.owner], unfinished=unfinished, store=store)))
+    return CleanPlan(tuple(found))
+
+
+def _verdict(
+    thing: Thing, seen: RunSeen | None, others: list[Thing], *, unfinished: bool, store: bool
+) -> tuple[bool, str]:
+    if seen is None or not seen.known:
+        return False, "its run is not in this store: another store's, or another tool's"
+    if seen.at_work:
+        return False, seen.at_work
+    if thing.kind == "volume" and thing.state != "available":
+        return False, f"it is {thing.state}"
+    if thing.kind == "volume" and _was_before(thing):
+        return False, "it is older than its run: adopted, with files of yours; `fleetctl volume rm` deletes it"
+    if thing.kind == "store":
+        return (True, "asked for") if store else (False, "the results and the logs; --store deletes them")
+    if thing.kind == "launch template":
+        return True, "its fleet is over"
+    given_up = unfinished and seen.phase != Phase.DONE.value
+    if seen.results_stored or given_up:
+        return True, f"{seen.results} results are in the store" if seen.results_stored else "given up"
+    if _is_replaced(thing, others):
+        return True, "a newer copy is there"
+    return False, _why_kept(seen)
+
+
+def _why_kept(seen: RunSeen) -> str:
+    if seen.phase != Phase.DONE.value:
+        return f"the run can go on ({seen.phase or 'requested'}): `fleetctl request --resume`; --unfinished gives it up"
+    if not seen.results:
+        return "no result is in the store: this is the only copy; `fleetctl volume rm` deletes it"
+    return "not all results are in the store: this is the only copy; `fleetctl volume rm` deletes it"
+
+
+def _is_replaced(thing: Thing, others: list[Thing]) -> bool:
+    """Whether the run's current volume is there and later; of snapshots the newest are kept beside it."""
+    current = [one for one in others if one.kind == "volume" and one.tags.get(TAG_STATE) == VolumeState.CURRENT.value
+               and one.state in ("available", "in-use")]  # fmt: skip
+    if not current:
+        return False
+    if thing.kind == "volume":
+        stale = (VolumeState.SUPERSEDED.value, VolumeState.MOVING.value)
+        return thing.tags.get(TAG_STATE) in stale and _term(thing) < max(_term(one) for one in current)
+    snapshots = [one for one in others if one.kind == "snapshot"]
+    newest = sorted(snapshots, key=lambda one: (_term(one), one.created or datetime.min.replace(tzinfo=timezone.utc)))
+    return thing not in newest[-SNAPSHOTS_KEPT:]
+
+
+def _term(thing: Thing) -> int:
+    term = thing.tags.get(TAG_TERM, "")
+    return int(term) if term.isdigit() else 0
+
+
+def _was_before(volume: Thing) -> bool:
+    """Whether a volume was there before its run: an adopted one. A run's id holds the moment of its request."""
+    began = began_at(volume.owner[1])
+    return volume.created is not None and began is not None and volume.created < began - _BEFORE_RUN
+
+
+def began_at(run: str) -> datetime | None:
+    """The moment in a run's id, a ULID."""
+    if len(run) != 26 or any(character not in _CROCKFORD for character in run):
+        return None
+    value = 0
+    for character in run[:10]:
+        value = value * 32 + _CROCKFORD.index(character)
+    try:
+        return datetime.fromtimestamp(value / 1000, timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return None

@@ -1,0 +1,196 @@
+"""`fleetctl clean`: what finished jobs have left, read from AWS and the store, and deleted one by one.
+
+Whatever time has passed since it was shown, each run is looked at again before anything of it is deleted, and each
+volume too; what AWS has deleted meanwhile is success.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.errors import NotFound, SpothealError
+from spotheal.agent.history import Disk
+from spotheal.agent.names import JOB_NAME, LAYOUT, TAG_JOB, TAG_RUN, StoreUrl
+from spotheal.agent.store import Store
+from spotheal.fleet import engine, runs
+from spotheal.fleet.clean import CleanPlan, RunSeen, Thing, Verdict, decide
+from spotheal.fleet.session import Session
+
+_ALIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """`job` "" for all; `unfinished` and `store` as in `clean.decide`."""
+
+    root: StoreUrl
+    job: str = ""
+    unfinished: bool = False
+    store: bool = False
+
+
+def make_plan(session: Session, asked: Asked) -> CleanPlan:
+    """A fixed number of calls, and some for each run that has left something."""
+    things = _things(session, asked.job)
+    owners = {thing.owner for thing in things if all(thing.owner)}
+    if asked.store and asked.job:
+        ids = runs.run_ids(session.client("s3"), asked.root, asked.job)
+        owners |= {(asked.job, run) for run in ids}
+        for run in ids:
+            tags = {TAG_JOB: asked.job, TAG_RUN: run}
+            things.append(Thing("store", str(asked.root.below(asked.job, run)), tags))
+    alive = _alive(session, asked.job)
+    session.client("s3"), session.client("ec2")  # made before the threads
+    with ThreadPoolExecutor(8) as pool:
+        seen = list(pool.map(lambda owner: look(session, asked.root, *owner, alive=alive), sorted(owners)))
+    by_owner = {(one.job, one.run): one for one in seen}
+    return decide(things, by_owner, unfinished=asked.unfinished, store=asked.store)
+
+
+def look(session: Session, root: StoreUrl, job: str, run: str, *, alive: Iterable[str] | None = None) -> RunSeen:
+    """How the run stands; `alive` names runs with instances, None asks AWS."""
+    if not JOB_NAME.fullmatch(job) or not run.isalnum():
+        return RunSeen(job, run, known=False)
+    store = Store(session.client("s3"), root.below(job, run))
+    try:
+        status, document = store.read_status(), store.get_json(LAYOUT.fleet_document)
+    except NotFound:
+        return RunSeen(job, run, known=False)
+    if status is None and document is None:
+        return RunSeen(job, run, known=False)
+    sizes = store.sizes()
+    results = [size for key, size in sizes if key.startswith(LAYOUT.results) and not key.endswith("/")]
+    said = {key: str((status or {}).get(key) or "") for key in ("phase", "reason")}
+    return RunSeen(
+        job, run, known=True, phase=said["phase"], reason=said["reason"],
+        at_work=_at_work(session, job, run, document or {}, _alive(session, job) if alive is None else alive),
+        results=len(results), results_bytes=sum(results), store_files=len(sizes), store_bytes=sum(s for _, s in sizes),
+    )  # fmt: skip
+
+
+def _at_work(session: Session, job: str, run: str, document: dict[str, Any], alive: Iterable[str]) -> str:
+    fleet = str(document.get("fleet_id") or "")
+    if run in alive:
+        return f"an instance of its run is there: `fleetctl cancel {job}` ends it"
+    if fleet:
+        found = engine.describe(session.client("ec2"), fleet)
+        return f"{fleet} works on it: `fleetctl cancel {job}` ends it" if found is not None and found.is_live else ""
+    return "its request was interrupted: `fleetctl request` finishes it" if document.get("request") else ""
+
+
+# ---------------------------------------------------------------------------------------------------------------- reads
+def _filters(job: str) -> list[dict[str, Any]]:
+    return [{"Name": "tag-key", "Values": [TAG_RUN]}, *([{"Name": f"tag:{TAG_JOB}", "Values": [job]}] if job else [])]
+
+
+def _pages(session: Session, operation: str, key: str, job: str, what: str, **more: Any) -> list[dict[str, Any]]:
+    with translated(what):
+        pages = session.client("ec2").get_paginator(operation).paginate(Filters=_filters(job), **more)
+        return [item for page in pages for item in page.get(key, [])]
+
+
+def _things(session: Session, job: str) -> list[Thing]:
+    found = []
+    for item in _pages(session, "describe_volumes", "Volumes", job, "list the volumes of all jobs"):
+        disk = Disk(int(item["Size"]), str(item.get("VolumeType") or "gp3"), str(item["AvailabilityZone"]),
+                    item.get("Iops"), item.get("Throughput"))  # fmt: skip
+        if item["State"] not in ("deleting", "deleted"):
+            found.append(Thing("volume", item["VolumeId"], _tags(item), item["State"], disk.zone, disk.size_gib,
+                               item.get("CreateTime"), disk))  # fmt: skip
+    snapshots = _pages(
+        session, "describe_snapshots", "Snapshots", job, "list the snapshots of all jobs", OwnerIds=["self"]
+    )
+    for item in snapshots:
+        found.append(Thing("snapshot", item["SnapshotId"], _tags(item), str(item.get("State") or ""), "",
+                           int(item.get("VolumeSize") or 0), item.get("StartTime")))  # fmt: skip
+    for item in _pages(session, "describe_launch_templates", "LaunchTemplates", job, "list the launch templates"):
+        found.append(Thing("launch template", str(item["LaunchTemplateName"]), _tags(item)))
+    return found
+
+
+def _alive(session: Session, job: str) -> frozenset[str]:
+    """Runs with an instance that is not gone."""
+    reservations = _pages(session, "describe_instances", "Reservations", job, "list the instances of all jobs")
+    items = [item for reservation in reservations for item in reservation["Instances"]]
+    return frozenset(_tags(item).get(TAG_RUN, "") for item in items if item["State"]["Name"] in _ALIVE)
+
+
+def _tags(item: dict[str, Any]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in item.get("Tags") or []}
+
+
+# -------------------------------------------------------------------------------------------------------------- deletes
+def carry_out(
+    session: Session, asked: Asked, plan: CleanPlan, say: Say
+) -> tuple[list[Thing], list[tuple[Thing, SpothealError]]]:
+    """What was deleted, and what could not be. Volumes before their snapshots, the store last."""
+    order = ("launch template", "volume", "snapshot", "store")
+    gone: list[Thing] = []
+    failed: list[tuple[Thing, SpothealError]] = []
+    again = {owner: look(session, asked.root, *owner) for owner in sorted({thing.owner for thing in plan.deletes})}
+    for thing in sorted(plan.deletes, key=lambda thing: (order.index(thing.kind), thing.id)):
+        now = again[thing.owner]
+        if not now.known or now.at_work:
+            say(f"{thing.id} stays: {now.at_work or 'its run is not in the store any more'}")
+            continue
+        try:
+            _delete(session, asked, thing)
+            gone.append(thing)
+            say(f"deleted {thing.kind} {thing.id}")
+        except SpothealError as error:
+            failed.append((thing, error))
+            say(f"{thing.kind} {thing.id} is still there: {error.message}")
+    return gone, failed
+
+
+def _delete(session: Session, asked: Asked, thing: Thing) -> None:
+    match thing.kind:
+        case "volume":
+            session.ec2.delete_volume(thing.id)
+        case "snapshot":
+            session.ec2.delete_snapshot(thing.id)
+        case "launch template":
+            try:
+                with translated(f"delete launch template {thing.id}"):
+                    session.client("ec2").delete_launch_template(LaunchTemplateName=thing.id)
+            except SpothealError as error:
+                if not error.code.endswith(("NotFoundException", "NotFound")):
+                    raise
+        case "store":
+            _delete_prefix(session, asked.root.below(*thing.owner))
+
+
+def _delete_prefix(session: Session, url: StoreUrl) -> None:
+    """Status and fleet last: what is cut off half-way is still known as a run."""
+    store = Store(session.client("s3"), url)
+    last = (LAYOUT.status, LAYOUT.fleet_document)
+    for key, _ in store.sizes():
+        if key not in last:
+            store.delete(key)
+    for key in last:
+        store.delete(key)
+
+
+def document(plan: CleanPlan, gone: Iterable[Thing], failed: Iterable[tuple[Thing, SpothealError]]) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "currency": "USD",
+        "planned": [_row(Verdict(one, True, "")) for one in plan.deletes],
+        "deleted": [thing.id for thing in gone],
+        "failed": [{"id": thing.id, "error": str(error)} for thing, error in failed],
+        "kept": [_row(one) for one in plan.keeps],
+        "dollars_per_month": float(plan.month),
+        "kept_dollars_per_month": float(plan.kept_month),
+    }
+
+
+def _row(one: Verdict) -> dict[str, Any]:
+    job, run = one.thing.owner
+    return {"kind": one.thing.kind, "id": one.thing.id, "job": job, "run": run, "zone": one.thing.zone or None,
+            "size_gib": one.thing.size_gib or None, "state": one.thing.state or None,
+            "dollars_per_month": float(one.thing.month), "why": one.why or None}  # fmt: skip

@@ -1,0 +1,42 @@
+"""What fleetctl makes once an account and not for a job: deleted only by `clean --all`, and only while nothing uses it.
+
+Roles are `fleetctl iam`'s, the bucket holds results and is left to its owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from spotheal.agent.aws import translated
+from spotheal.agent.errors import SpothealError
+from spotheal.fleet.account.network import SSH_GROUP
+from spotheal.fleet.session import Session
+
+
+@dataclass(frozen=True)
+class SecurityGroup:
+    id: str
+    name: str
+
+    def says(self) -> str:
+        return f"security group {self.name} ({self.id})"
+
+
+def find(session: Session) -> tuple[SecurityGroup, ...]:
+    """The groups of fleetctl's own name; EC2 itself refuses to delete one that is in use."""
+    filters = [{"Name": "group-name", "Values": [SSH_GROUP]}]
+    with translated("look for fleetctl's security group"):
+        found = session.client("ec2").describe_security_groups(Filters=filters).get("SecurityGroups", [])
+    return tuple(SecurityGroup(str(one["GroupId"]), str(one["GroupName"])) for one in found)
+
+
+def delete(session: Session, groups: Iterable[SecurityGroup], say: Callable[[str], None]) -> None:
+    for group in groups:
+        try:
+            with translated(f"delete {group.id}"):
+                session.client("ec2").delete_security_group(GroupId=group.id)
+            say(f"deleted {group.says()}")
+        except SpothealError as error:
+            if not error.code.endswith("NotFound"):
+                say(f"{group.says()} is still there: {error.message}")
