@@ -110,6 +110,7 @@ CALLS: tuple[Call, ...] = (
     Call("ec2:RunInstances", On.ANYTHING, _O, operations=("RunInstances", "RequestSpotFleet", "CreateFleet")),
     Call("ec2:DeleteVolume", On.ANYTHING, _O),
     Call("ec2:AttachVolume", On.ANYTHING, _O),  # to the instance that fills it, which carries no run's tag
+    Call("ec2-instance-connect:SendSSHPublicKey", On.RUN, _O, ("instance",)),
     Call("ec2:DescribeImages", On.ANYTHING, _O),
     Call("ec2:GetConsoleOutput", On.ANYTHING, _O),
     Call("ec2:DescribeInstanceTypes", On.ANYTHING, _O),

@@ -24,8 +24,10 @@ from spotheal.iam.calls import CALLS, Who
 AGENT = Path(spotheal.agent.ec2.__file__).resolve().parent
 FLEET = Path(spotheal.fleet.__file__).resolve().parent
 SCOPE = policies.Scope("123456789012", "us-west-2", StoreUrl("bucket", "team"), run="01J0")
-SERVICES = ("service-quotas", "ec2", "s3", "sts", "ssm", "iam", "pricing", "sns", "secretsmanager", "scheduler")
+SERVICES = ("service-quotas", "ec2-instance-connect", "ec2", "s3", "sts", "ssm", "iam", "pricing", "sns",
+            "secretsmanager", "scheduler")  # fmt: skip
 CALL_AWS = ("ec2.py", "store.py", "rescue.py", "secrets.py", "trainer_role.py")
+IAM_NAMES = {"service-quotas": "servicequotas"}  # where IAM has another
 # boto3's own, which stand for several operations; and words of our own classes that are API operations by chance.
 TRANSFERS = {"download_file": "s3:DownloadFile", "upload_fileobj": "s3:UploadFileobj"}
 BY_CHANCE = {"publish"}
@@ -36,7 +38,7 @@ def _operations() -> dict[str, str]:
     named: dict[str, str] = {}
     for service in reversed(SERVICES):
         for operation in session.get_service_model(service).operation_names:
-            named[xform_name(operation)] = f"{service.replace('-', '')}:{operation}"
+            named[xform_name(operation)] = f"{IAM_NAMES.get(service, service)}:{operation}"
     return {**named, **TRANSFERS}
 
 
