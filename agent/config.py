@@ -220,6 +220,14 @@ KEYS: tuple[Key, ...] = (
         _gpus,
         'ranks a machine, or "gpu" for one a GPU; torchrun is put before a command that does not launch them itself',
     ),
+    Key(
+        "job",
+        "gpus",
+        0,
+        _integer(0, 64),
+        "GPUs a machine must have; an instance type that has fewer is not used for the run; 0 = not looked at",
+    ),
+    Key("job", "gpu_memory_gib", 0, _amount, "of each of them, as the card is sold; 0 = any"),
     Key("job", "nodes", "1", _matching(r"\d+(:\d+)?", 'a count or a range, "1" or "2:4"'), "machines", ready=False),
     Key("volume", "name", "DL-datasets-checkpoints", _text, "Name tag of the volume"),
     Key("volume", "size_gib", 100, _integer(1, 65536), "size in GiB"),
@@ -313,6 +321,8 @@ class JobTable:
     set_aside_broken: bool
     keep_on_failure: str
     nproc_per_node: int | str
+    gpus: int
+    gpu_memory_gib: float
     nodes: str
 
 

@@ -19,6 +19,7 @@ from spotheal.agent.redaction import redacted
 from spotheal.agent.status import Status
 from spotheal.agent.store import Store
 
+BARRED = "barred"  # outcome of a launch whose instance type cannot run the job
 LAUNCHES_WITHOUT_PROGRESS_MAX = 5
 STARTS_WITHOUT_PROGRESS_MAX = 10  # of the agent on one instance: a fault that each start meets again
 RESULTS_SECONDS_MAX = 15 * 60.0
@@ -68,7 +69,9 @@ def decide_end(trained: Trained) -> End | None:
 
 
 def launches_without_progress(launches: Iterable[Mapping[str, Any]], saved_at: str = "") -> int:
-    """How many launches in a row, up to the last, acknowledged no new checkpoint. Interrupted ones are left out.
+    """How many launches in a row, up to the last, acknowledged no new checkpoint.
+
+    Left out are interrupted ones, and those of instance types that cannot run the job, which `gpus` counts.
 
     `launches` are the run's launch documents by time, without the one that is asking and those that live. `saved_at`
     (RFC 3339, UTC): when the run last acknowledged a checkpoint, which forgives what was launched before.
@@ -77,7 +80,7 @@ def launches_without_progress(launches: Iterable[Mapping[str, Any]], saved_at: s
     for launch in launches:
         if launch.get("acknowledged") or str(launch.get("time", "")) < saved_at:
             count = 0
-        elif launch.get("outcome") != "interrupted":
+        elif launch.get("outcome") not in ("interrupted", BARRED):
             count += 1
     return count
 

@@ -1,8 +1,8 @@
 """`launches/<instance>.json`: each launch of the run, counted before anything can fail, and what came of it.
 
-`outcome`: booting, training, interrupted, ended. `acknowledged`: whether a checkpoint newer than the one it began with
-became durable in this launch. `starts`: of the agent, since the last acknowledged checkpoint. The bootstrap of the user
-data writes the first version, the agent the rest.
+`outcome`: booting, training, interrupted, ended, barred (its instance type cannot run the job). `acknowledged`: whether
+a checkpoint newer than the one it began with became durable in this launch. `starts`: of the agent, since the last
+acknowledged checkpoint. The bootstrap of the user data writes the first version, the agent the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Launch:
         self._store, self._here, self._fields = store, here, fields
 
     @classmethod
-    def count(cls, store: Store, here: Identity, clock: Clock) -> Launch:
+    def count(cls, store: Store, here: Identity, clock: Clock, requested_at: str = "") -> Launch:
         """Count this launch; an agent that is started again on the same instance goes on with what is there.
 
         Raises what the store says after `COUNT_SECONDS_MAX`.
@@ -37,6 +37,7 @@ class Launch:
                 found = store.get_json(LAYOUT.launch(here.instance)) or {}
                 fields = {"time": rfc3339(clock.now()), "acknowledged": False, **found}
                 fields |= {"zone": here.zone, "instance_type": here.instance_type, "outcome": "booting"}
+                fields["requested_at"] = requested_at
                 fields["starts"] = int(found.get("starts", 0)) + 1
                 store.count_launch(here.instance, fields)
                 return cls(store, here, fields)
@@ -60,12 +61,17 @@ class Launch:
             return
 
     def others_since_progress(self) -> list[dict[str, Any]]:
-        """The run's other launches since one acknowledged a checkpoint, by time: in a healthy run one is read."""
+        """The run's other launches since one acknowledged a checkpoint, by time: in a healthy run one is read.
+
+        Those of an earlier request are forgiven: a run that was parked and is requested again begins to count anew.
+        """
+        requested_at = self._fields.get("requested_at", "")
         found: list[dict[str, Any]] = []
         for launch in self._store.latest_launches():
             if launch.get("instance") == self._here.instance:
                 continue
             if launch.get("acknowledged"):
                 break
-            found.insert(0, launch)
+            if launch.get("requested_at", requested_at) == requested_at:  # by name, not by time: clocks differ
+                found.insert(0, launch)
         return found

@@ -20,8 +20,9 @@ from spotheal.agent.clock import Clock, SystemClock, rfc3339
 from spotheal.agent.config import InstanceConfig, seconds
 from spotheal.agent.confinement import Confinement
 from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import ExitCode, Fatal, Interrupted, NoCredentials, SpothealError
+from spotheal.agent.errors import ExitCode, Fatal, Interrupted, NoCredentials, Retryable, SpothealError
 from spotheal.agent.finish import (
+    BARRED,
     POWER_OFF_SECONDS,
     End,
     Finishing,
@@ -31,6 +32,8 @@ from spotheal.agent.finish import (
     store_results,
 )
 from spotheal.agent.folders import Folders
+from spotheal.agent.gpu_check import GpuCheck
+from spotheal.agent.gpus import Bars, Found, Need, Unsuitable
 from spotheal.agent.handover import HandoverResult, Steps, hand_over
 from spotheal.agent.host import Host
 from spotheal.agent.interpreter import Interpreter, find_interpreter
@@ -137,7 +140,7 @@ class Life:
         self._log.info("this instance", type=self._here.instance_type, image=self._here.image)
         self._refused: Fatal | None = None
         try:
-            self._launch = Launch.count(self._store, self._here, self._clock)
+            self._launch = Launch.count(self._store, self._here, self._clock, config.requested_at)
         except NoCredentials:
             raise
         except Fatal as error:  # an end like any other, so that the fleet is cancelled and does not try for ever
@@ -173,6 +176,14 @@ class Life:
         self._saved_step: int | None = None
         self._used_gib: int | None = None
         self._over = False  # the store says how the run ended
+        self._steps_down = False  # this machine ends itself
+        self._gpus = GpuCheck(
+            Bars(self._store, Need.of(config), config.requested_at),
+            self._cloud, self._launch, self._here, self._clock, self._stop, self._log,
+        )  # fmt: skip
+        self._gpu_look: Future[Found] = Future()
+        self._gpus_are_good = False
+        self._results_stored = False
         self.leaving = False
         self.exit_code = ExitCode.OK  # of a life that leaves
         self._closing = threading.Event()  # the agent ends
@@ -228,7 +239,8 @@ class Life:
         trainer = self._trainer  # the stage may end meanwhile, and a heartbeat that fails never beats again
         if trainer is not None:
             trainer.look()
-        if self._status.fenced.is_set():
+        ended = self._status.stands is not None and not self._over  # by another: we look back, and cancel the fleet
+        if self._status.fenced.is_set() or ended:
             self._stop.set()
             if trainer is not None:
                 trainer.stop()
@@ -243,8 +255,8 @@ class Life:
     def _on_notice(self, interruption: Interruption) -> None:
         notice = interruption.notice
         self._stop.set()
-        if self._over:
-            return  # the end of the run takes the machine with it: that is no interruption
+        if self._over or self._steps_down:
+            return  # the end of the run takes the machine with it, or we do: that is no interruption
         if (trainer := self._trainer) is not None:
             trainer.notify(interruption)
         self._launch.note(outcome="interrupted")
@@ -290,9 +302,13 @@ class Life:
         if found is not None:
             end, self._over = found
             raise RunOver(end)
+        if (unsuitable := self._gpus.find_barred()) is not None:
+            raise RunOver(unsuitable)
 
     def start_clone(self) -> Future[Path]:
-        """What needs no volume begins while it is healed: the clone, and reading what `import torch` will read."""
+        """What needs no volume begins while it is healed: the clone, and reading what `import torch` will read, and the
+        look at the GPUs, which a driver answers only after seconds."""
+        self._gpu_look = self._pool.submit(self._gpus.look)
         self._warmup.libraries_of_torch(self._config.job.job.python)
         self._confinement.enter()
         return self._pool.submit(self._confinement.fetch_code, self._store)
@@ -301,7 +317,14 @@ class Life:
         """The job's volume, mounted here under a term of ours."""
         self._context = self._healing()
         self._status.note(phase=Phase.HEALING)
-        self._context.on_round = self._liveness.expect("healing", HEALING_SECONDS_MAX)
+        beats = self._liveness.expect("healing", HEALING_SECONDS_MAX)
+
+        def on_round() -> None:
+            beats()
+            if self._gpu_look.done():  # whose GPUs are too small need not wait for its turn
+                self.check_gpus()
+
+        self._context.on_round = on_round
         try:
             found = heal(self._context)
         finally:
@@ -347,6 +370,17 @@ class Life:
         self._world.logs.bind(term=term)
         self._ledger.term = term
         self._status.update(term=term)
+        if self._status.stands is not None:  # it ended while we waited for our turn
+            self._over = True
+            raise RunOver(End(*self._status.stands))
+
+    def check_gpus(self) -> None:
+        """Raises Unsuitable where this machine lacks the GPUs for the job."""
+        if self._gpus_are_good:
+            return
+        if (unsuitable := self._gpus.judge(self._gpu_look.result())) is not None:
+            raise RunOver(unsuitable)
+        self._gpus_are_good = True
 
     def prepare(self, clone: Future[Path]) -> None:
         """The code at its revision, its environment, and the paths it keeps on the volume."""
@@ -426,6 +460,32 @@ class Life:
         self._status.leave()
         self._world.logs.ship(self._store, self._here.instance)
 
+    def step_down(self, unsuitable: Unsuitable) -> None:
+        """Leave to another instance type what this one cannot do; nothing was written to the volume, if we have it."""
+        self._log.warning("this machine ends itself", why=unsuitable.message)
+        self._steps_down = True
+        self._launch.note(outcome=BARRED, reason=unsuitable.message)
+        self._ledger.add("barred", instance_type=self._here.instance_type, reason=unsuitable.message)
+        self._status.note(reason=unsuitable.message)
+        self._status.publish()
+        self._step_aside()
+        self._status.leave()
+        self._world.logs.ship(self._store, self._here.instance)
+        while True:
+            try:
+                self._cloud.terminate(self._here.instance)
+                break
+            except Retryable as error:
+                self._log.warning("this machine is not ended yet; trying again", error=error.message)
+            except SpothealError as error:  # a spot instance that switches itself off is ended too
+                self._log.error("this machine may not end itself; switching off", error=error.message)
+                break
+            if self._clock.sleep(5.0, until=self._world.asked_to_stop):
+                return
+        self._clock.sleep(POWER_OFF_SECONDS, until=self._world.asked_to_stop)
+        if self._world.paths.is_whole_machine and not self._world.asked_to_stop.is_set():
+            self._world.host.power_off()
+
     def _step_aside(self) -> None:
         """Another instance may be writing: touch nothing but the mount."""
         self._confinement.end_processes()
@@ -451,6 +511,7 @@ class Life:
             missing = store_results(work, self._stop)
             if missing and self._stop.is_set():
                 raise Interrupted(missing)
+            self._results_stored = not missing
             end = record(work, end, missing)
             self._over = True
             self._launch.note(outcome="ended", reason="" if end.phase is Phase.DONE else end.reason)
@@ -465,6 +526,10 @@ class Life:
         self._let_go()
         self._world.logs.ship(self._store, self._here.instance)
         self._rescue.drop()
+        self._leave_machine(work, end)
+
+    def _leave_machine(self, work: Finishing, end: End) -> None:
+        """The last act: the fleet, and with it this instance. A sweep's run leaves both to the next run."""
         if cancel(work, self._closing):
             # The fleet ends this instance. What is still there in five minutes costs money for nothing.
             self._clock.sleep(POWER_OFF_SECONDS, until=self._world.asked_to_stop)

@@ -9,14 +9,14 @@ from typing import Any, Protocol, TypeVar
 from spotheal.agent.clock import Clock, Stop, parse_rfc3339, rfc3339
 from spotheal.agent.ec2 import Instance
 from spotheal.agent.errors import Interrupted, Retryable
-from spotheal.agent.finish import End, decide_parked
+from spotheal.agent.finish import BARRED, End, decide_parked
 from spotheal.agent.launch import Launch
 from spotheal.agent.names import Phase
 from spotheal.agent.store import Store
 
 PATIENCE_SECONDS = 30 * 60.0
 _RETRY_SECONDS = 2.0
-_KNOWN = ("interrupted", "ended")  # outcomes that need no asking
+_KNOWN = ("interrupted", "ended", BARRED)  # outcomes that need no asking
 T = TypeVar("T")
 
 
@@ -41,12 +41,12 @@ class LookBack:
 
     def find_end(self) -> tuple[End, bool] | None:
         """The end of the run, and whether it is recorded already; None where the run goes on."""
-        status = self._patiently(self.store.read_status) or {}
+        status = patiently(self.store.read_status, self.clock, self.stop, self.log) or {}
         self.on_status(status)
         phase = str(status.get("phase", ""))
         if phase in {end.value for end in Phase if end.is_end}:
             return End(Phase(phase), str(status.get("reason", ""))), True
-        parked = self._patiently(lambda: self._parked(last_saved_at(status)))
+        parked = patiently(lambda: self._parked(last_saved_at(status)), self.clock, self.stop, self.log)
         return None if parked is None else (parked, False)
 
     def _parked(self, saved_at: str) -> End | None:
@@ -78,18 +78,22 @@ class LookBack:
             told.append(one)
         return told
 
-    def _patiently(self, ask: Callable[[], T]) -> T:
-        """A store that is throttled is no fault of this start: ended by it, ten starts within a minute parked a run."""
-        began = self.clock.monotonic()
-        while True:
-            try:
-                return ask()
-            except Retryable as error:
-                if self.clock.monotonic() - began > PATIENCE_SECONDS:
-                    raise
-                self.log.warning("looking back; trying again", error=error.message)
-            if self.clock.sleep(_RETRY_SECONDS, until=self.stop):
-                raise Interrupted("this machine goes away")
+
+def patiently(ask: Callable[[], T], clock: Clock, stop: Stop, log: Any) -> T:
+    """A store that is throttled is no fault of this start: ended by it, ten starts within a minute parked a run.
+
+    Raises Interrupted where `stop` is set, Retryable where it goes on for `PATIENCE_SECONDS`.
+    """
+    began = clock.monotonic()
+    while True:
+        try:
+            return ask()
+        except Retryable as error:
+            if clock.monotonic() - began > PATIENCE_SECONDS:
+                raise
+            log.warning("looking back; trying again", error=error.message)
+        if clock.sleep(_RETRY_SECONDS, until=stop):
+            raise Interrupted("this machine goes away")
 
 
 def last_saved_at(status: Mapping[str, Any]) -> str:

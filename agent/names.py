@@ -130,6 +130,11 @@ class StoreLayout:
         return f"terms/{number}.stop"
 
     @staticmethod
+    def barred(instance_type: str) -> str:
+        """What a machine of this type lacked: no other of it is used for the run."""
+        return f"barred/{instance_type}.json"
+
+    @staticmethod
     def launch(instance: str) -> str:
         return f"launches/{instance}.json"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from spotheal.agent.config import InstanceConfig
 from spotheal.agent.errors import ExitCode, Interrupted
 from spotheal.agent.finish import End, decide_end
+from spotheal.agent.gpus import Unsuitable
 from spotheal.agent.life import Life, World, ends_the_run
 
 
@@ -19,6 +20,9 @@ def run(config: InstanceConfig, world: World, kind: type[Life] | None = None) ->
             try:
                 life.finish(train(life))  # finish: results, reason, fleet cancelled
                 return ExitCode.OK
+            except Unsuitable as unsuitable:  # gpus: this machine's type cannot run the job, another may
+                life.step_down(unsuitable)
+                return ExitCode.OK
             except Interrupted:  # interruption: a notice, or the machine is shut down
                 life.hand_over()  # handover: trainer ended, volume let go, snapshot, detached
                 if life.leaving:
@@ -31,6 +35,7 @@ def train(life: Life) -> End:
     life.look_back()  # launch, status: is the run over, or parked?
     clone = life.start_clone()  # repo: goes on while the volume is healed
     life.heal_volume()  # volume: observe, plan, act until it is mounted here
+    life.check_gpus()  # gpus: what the job asks for, looked at meanwhile
     life.prepare(clone)  # repo, keep, setup_commands: the code at its revision and its environment
     trained = life.run_trainer()  # supervisor: attempt by attempt
     end = decide_end(trained)  # finish

@@ -38,6 +38,7 @@ class Status:
         self._published = float("-inf")
         self._lock = threading.RLock()
         self.fenced = threading.Event()
+        self.stands: tuple[Phase, str] | None = None  # the end of the run that somebody else has recorded meanwhile
         self.stop_asked: dict[str, Any] | None = None  # what an operator has put: save, and end the run
 
     def note(self, **fields: Any) -> None:
@@ -102,7 +103,7 @@ class Status:
                     return False
                 stands = self._store.publish_status(self.document())
                 if stands is not None:
-                    self._log.info("the run's end is recorded; it stands", phase=stands.get("phase"))
+                    self.stands = Phase(stands["phase"]), str(stands.get("reason", ""))
                     return False
             except SpothealError as error:
                 self._log.warning("status could not be stored; trying again", error=error.message)

@@ -201,7 +201,7 @@ def test_an_instance_launched_into_a_finished_run_only_cancels_its_fleet(tmp_pat
 def test_five_launches_that_gained_nothing_park_the_run(tmp_path: Path) -> None:
     world = AgentWorld(tmp_path, "raise SystemExit('must not run')")
     for number in range(5):
-        world.store.count_launch(f"i-{number}", {"time": "2026", "reason": "a wheel is missing"})
+        world.store.count_launch(f"i-{number}", {"time": "2026", "reason": "a wheel is missing"})  # as bootstrap.py does
     assert ExitCode.OK == world.live()
     assert "parked" == world.status()["phase"]
     assert "a wheel is missing" in world.status()["reason"]

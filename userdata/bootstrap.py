@@ -443,19 +443,20 @@ def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def count_launch(aws: Aws, instance: dict[str, Any], outcome: str, reason: str = "") -> None:
+def count_launch(aws: Aws, config: dict[str, Any], instance: dict[str, Any], outcome: str, reason: str = "") -> None:
     """launches/<instance>.json; what an agent of this same instance has noted there is kept."""
     key = f"launches/{instance['instanceId']}.json"
     try:
         launch = dict(json.loads(patiently("read this launch", lambda: aws.store("GET", key))))
     except (Stuck, ValueError):
         launch = {"time": now()}
+    launch["requested_at"] = config["run"].get("requested_at", "")
     launch.update({"instance": instance["instanceId"], "zone": instance.get("availabilityZone", "")})
     launch.update({"instance_type": instance.get("instanceType", ""), "outcome": outcome, "reason": reason})
     patiently("count this launch", lambda: aws.store("PUT", key, json.dumps(launch).encode()))
 
 
-def launches_without_progress(aws: Aws) -> int:
+def launches_without_progress(aws: Aws, config: dict[str, Any]) -> int:
     """Launches in a row, this one included, that acknowledged no new checkpoint, counted as agent/finish.py does."""
     query = {"list-type": "2", "prefix": aws.prefix + "/launches/"}
     listing = patiently("list the launches", lambda: aws.store("GET", query=query.items())).decode()
@@ -464,9 +465,14 @@ def launches_without_progress(aws: Aws) -> int:
         return dict(json.loads(patiently("read a launch", lambda: aws.store("GET", key[len(aws.prefix) + 1 :]))))
 
     launches = map(one, re.findall(r"<Key>([^<]*)</Key>", listing))
+    requested_at = config["run"].get("requested_at", "")
     count = 0
     for launch in sorted(launches, key=lambda launch: str(launch.get("time", ""))):
-        count = 0 if launch.get("acknowledged") else count + (launch.get("outcome") != "interrupted")
+        fruitless = launch.get("outcome") not in ("interrupted", "barred")
+        if launch.get("acknowledged") or launch.get("requested_at", requested_at) != requested_at:
+            count = 0
+        elif fruitless:
+            count += 1
     return count
 
 
@@ -526,8 +532,8 @@ def record_failure(aws: Aws, config: dict[str, Any], instance: dict[str, Any], r
     tagged = tag(aws, me, reason)
     try:
         try:
-            count_launch(aws, instance, "boot failed", reason)
-            count = launches_without_progress(aws)
+            count_launch(aws, config, instance, "boot failed", reason)
+            count = launches_without_progress(aws, config)
         except Stuck as error:
             if not tagged:
                 raise
@@ -566,7 +572,7 @@ def main() -> int:
     instance: dict[str, Any] = {}
     try:
         instance = patiently("read who this instance is", metadata.instance)
-        count_launch(aws, instance, "booting")
+        count_launch(aws, config, instance, "booting")
         if sys.version_info < PYTHON_MIN:
             raise Stuck(f"no Python 3.10 or newer on this image: the best is {sys.executable}, {version}. {ADVICE}")
         go_on_after_reboot(sys.argv[1])

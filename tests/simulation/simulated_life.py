@@ -37,9 +37,10 @@ from spotheal.agent.config import InstanceConfig, parse_job
 from spotheal.agent.contract import Notice, Progress, Saved
 from spotheal.agent.errors import SetupFailed, SpothealError
 from spotheal.agent.finish import LAUNCHES_WITHOUT_PROGRESS_MAX, STARTS_WITHOUT_PROGRESS_MAX
+from spotheal.agent.gpus import BARRED_LAUNCHES_MAX, Found
 from spotheal.agent.memory import RunMemory
 from spotheal.agent.metadata import NOTHING, Answer, Identity, Rebalance, SpotAction
-from spotheal.agent.names import LAYOUT, StoreUrl
+from spotheal.agent.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.supervisor import Ended as TrainerEnded
 from spotheal.agent.volume.context import Context
 from spotheal.fleet.rehearsal.client import InMemoryEc2
@@ -70,6 +71,10 @@ class LifeRegion(Region):
         self.acknowledged_at = self.training_since = -1.0
         self.s3.faults = Faults(self.faults.seed)
         self.gone = False  # the volume was deleted by the operator's hand
+        self.recorded: set[str] = set()  # the end that the status says
+        self.config, self.types = CONFIG, {"g5.xlarge": tuple(self.rules.zones)}  # and the zones each may be placed in
+        self.gpus = {"g5.xlarge": Found((23028,), 1), "g4dn.xlarge": Found((15360,), 1)}
+        self.driver_is_slow = False  # the look at the GPUs takes longer than healing
         self.store_may_hang = self.store_hangs = False
         self.trainer_is_foreign = False  # it writes no progress file: nobody knows what it has saved
         self.at_step: dict[int, Callable[[Machine], object]] = {}  # what befalls the machine that saves this step
@@ -83,7 +88,7 @@ class LifeRegion(Region):
             self._patch(module, "threading", threads)
         self._patch(run, "Life", SimulatedLife)
         self._patch(life, "Watcher", SimulatedWatcher)
-        self._patch(life, "trainer_account", lambda user: None)
+        self._patch(life, "Confinement", lambda *_: NoConfinement())
         self._patch(life, "Warmup", lambda log: NoWarmup())
         self._patch(trainer_stage, "Supervisor", lambda *a, **k: SimulatedTrainer(self, *a, **k))
         self._patch(trainer_stage, "RunMemory", memory_of(self))
@@ -128,14 +133,17 @@ class LifeRegion(Region):
 
     def _request_fleet(self, tags: dict[str, str], target: int, zones: tuple[str, ...] = ()) -> str:
         listed = [{"Key": key, "Value": value} for key, value in tags.items()]
-        specification = {
-            "ImageId": "ami-1",
-            "InstanceType": "g5.xlarge",
-            "Placement": {"AvailabilityZone": ", ".join(zones or self.rules.zones)},
-            "TagSpecifications": [{"ResourceType": "instance", "Tags": listed}],
-        }
+        specifications = [
+            {
+                "ImageId": "ami-1",
+                "InstanceType": kind,
+                "Placement": {"AvailabilityZone": ", ".join(zones or places)},
+                "TagSpecifications": [{"ResourceType": "instance", "Tags": listed}],
+            }
+            for kind, places in self.types.items()
+        ]
         role = "arn:aws:iam::123456789012:role/fleet"
-        config = {"IamFleetRole": role, "TargetCapacity": target, "LaunchSpecifications": [specification]}
+        config = {"IamFleetRole": role, "TargetCapacity": target, "LaunchSpecifications": specifications}
         answer = self.rules.call("RequestSpotFleet", {"SpotFleetRequestConfig": config})
         return str(answer["SpotFleetRequestId"])
 
@@ -215,7 +223,7 @@ class LifeRegion(Region):
 
     def live(self, world: life.World) -> int:
         """What the agent's process does; its exit code."""
-        return int(run.run(CONFIG, world))
+        return int(run.run(self.config, world))
 
     def _process(self, machine: Machine) -> None:
         """One process of the agent, from its start to its exit code."""
@@ -261,11 +269,13 @@ class LifeRegion(Region):
 
     def may_be_over(self) -> set[str]:
         """The ends of the run that are true, by what has happened; empty where it must go on."""
-        phases = {OVER[self.ended_by]} if self.ended_by else set()
-        launches = sorted(self.documents(LAYOUT.launches), key=lambda one: (one["time"], one["instance"]))
-        fruitless = 0
-        for launch in launches:
+        phases = ({OVER[self.ended_by]} if self.ended_by else set()) | self.recorded
+        fruitless = barred = 0
+        for launch in self.launches():
             machine = self.machines[launch["instance"]]
+            barred = 0 if launch["acknowledged"] else barred + (launch["outcome"] == "barred")
+            if barred >= BARRED_LAUNCHES_MAX - 1:  # the one that decides is the last
+                phases.add("parked")
             if machine.launched_at < self.acknowledged_at or launch["acknowledged"]:
                 fruitless = 0
             elif not machine.alive and not machine.ended_by.startswith("Server.SpotInstance"):
@@ -273,6 +283,19 @@ class LifeRegion(Region):
             if fruitless >= LAUNCHES_WITHOUT_PROGRESS_MAX or launch["starts"] > STARTS_WITHOUT_PROGRESS_MAX:
                 phases.add("parked")
         return phases | {"parked"} if self.gone else phases
+
+    def status_written(self) -> None:
+        """An end must be true when it is recorded; what comes later takes nothing back."""
+        phase = str(self.documents(LAYOUT.status)[0]["phase"])
+        if self.recorded and phase not in self.recorded:
+            raise Broken(f"the run was {self.recorded}, and its status says {phase}")
+        if Phase(phase).is_end and not self.recorded:
+            if phase not in self.may_be_over():
+                raise Broken(f"the run is said to be {phase}, and nothing has ended it so")
+            self.recorded = {phase}
+
+    def launches(self) -> list[dict[str, Any]]:
+        return sorted(self.documents(LAYOUT.launches), key=lambda one: (one["time"], one["instance"]))
 
     def documents(self, prefix: str) -> list[dict[str, Any]]:
         start = f"digits/{RUN}/{prefix}"
@@ -308,7 +331,10 @@ class HangingS3:
         def call(*args: Any, **kwargs: Any) -> Any:
             for _ in range(5):
                 if not self._region.store_hangs:
-                    return method(*args, **kwargs)
+                    answer = method(*args, **kwargs)
+                    if name == "put_object" and kwargs["Key"].endswith(f"/{LAYOUT.status}"):
+                        self._region.status_written()
+                    return answer
                 self._region.time.sleep(20.0)
             raise ReadTimeoutError(endpoint_url="https://bucket.s3.us-west-2.amazonaws.com")
 
@@ -362,6 +388,10 @@ class SimulatedLife(life.Life):
         def clone() -> None:
             self._world.host.gate("git clone")  # type: ignore[attr-defined]
 
+        region = self._world.host.region  # type: ignore[attr-defined]
+        self._gpu_look = SimpleNamespace(  # type: ignore[assignment]
+            done=lambda: not region.driver_is_slow, result=lambda: region.gpus[self._here.instance_type]
+        )
         thread = SimulatedThread(self._clock, clone, "clone")  # type: ignore[arg-type]
         thread.start()
         return SimpleNamespace(result=thread.join)
@@ -411,7 +441,8 @@ class SimulatedMetadata:
         self.region, self.machine = region, machine
 
     def identity(self, progress: Callable[[str], None] | None = None) -> Identity:
-        return Identity(self.machine.id, self.machine.zone, "us-west-2", "g5.xlarge", "123456789012", "ami-1")
+        kind = self.region.rules.world.instances[self.machine.id].type
+        return Identity(self.machine.id, self.machine.zone, "us-west-2", kind, "123456789012", "ami-1")
 
     def lifecycle(self) -> str:
         return "spot"
@@ -454,6 +485,18 @@ class SimulatedLogs:
         with contextlib.suppress(SpothealError):
             store.put_bytes(LAYOUT.agent_log(instance), b"")
         return True
+
+
+class NoConfinement:
+    """No cage: the simulated trainer has no process."""
+
+    account, environment, trainers = None, {}, {}
+
+    def enter(self) -> None: ...
+
+    def end_processes(self) -> None: ...
+
+    def leave(self) -> None: ...
 
 
 class NoWarmup:

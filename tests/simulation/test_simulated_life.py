@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import os
 import zlib
+from dataclasses import replace
 
 import pytest
 from crashes import KINDS, STORIES, fault_of, singles, some_pairs, tell
-from simulated_life import LifeRegion
+from simulated_life import CONFIG, JOB, LifeRegion
+
+from spotheal.agent.config import parse_job
+from spotheal.agent.gpus import BARRED_LAUNCHES_MAX, Found
 
 SHARE = int(os.environ.get("SPOTHEAL_CRASHES", "16"))
 PAIRS = int(os.environ.get("SPOTHEAL_PAIRS", "4"))  # of each story and kind
@@ -184,3 +188,83 @@ def test_a_notice_that_comes_late_loses_no_acknowledged_step(lead):
         region.at_step[3] = lambda machine: region.interrupt(machine, lead=lead)
         region.request(A, launch_in=[A, B])
         assert region.time.run(2 * HOUR, region.is_over)
+
+
+# ---------------------------------------------------------------------------------------------------------------- GPUs
+SMALL, LARGE = "g4dn.xlarge", "g5.xlarge"
+
+
+def asking(memory_gib):
+    return replace(CONFIG, job=parse_job({**JOB, "job": {**JOB["job"], "gpus": 1, "gpu_memory_gib": memory_gib}}))
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_type_whose_gpu_is_too_small_is_barred_and_another_goes_on(slow):
+    """No failure is counted, and only a machine that looks at its GPU for the first time may have the volume by then."""
+    with LifeRegion(ending=("done", 5)) as region:
+        region.driver_is_slow = slow
+        region.config, region.types = asking(24), {SMALL: (A, B), LARGE: (C,)}
+        region.add_another_job(D)
+        region.request(A, launch_in=[A, B, B, B, B, B, C])
+        assert region.time.run(2 * HOUR, region.is_over)
+        assert "done" == region.documents("status.json")[0]["phase"]
+        *small, large = region.machines.values()
+        assert (6, [], [0]) == (len(small), [at for one in small for at in one.trained_from], large.trained_from)
+        assert {large.id, *([small[0].id] if slow else [])} == set(region.claims().values())
+        assert ["barred"] * 6 + ["ended"] == [one["outcome"] for one in region.launches()]
+
+
+def test_a_fleet_that_launches_nothing_but_barred_types_is_parked_with_what_they_lack():
+    with LifeRegion(ending=("done", 5)) as region:
+        region.config, region.types = asking(24), {SMALL: (A, B)}
+        region.request(A, launch_in=[A, B] * 9)
+        assert region.time.run(2 * HOUR, region.is_over)
+        status = region.documents("status.json")[0]
+        assert ("parked", BARRED_LAUNCHES_MAX) == (status["phase"], len(region.machines))
+        assert "g4dn.xlarge has 1 GPU of 15 GiB, and the job asks for 1 GPU of 24 GiB or more" in status["reason"]
+
+
+def test_barred_machines_beside_a_living_writer_park_nothing():
+    with LifeRegion(ending=("done", 200)) as region:
+        region.config, region.types = asking(24), {SMALL: (A, B), LARGE: (C,)}
+        region.request(C, target=2, launch_in=[C, *[A, B] * 9])
+        assert region.time.run(2 * HOUR, region.is_over)
+        assert "done" == region.documents("status.json")[0]["phase"]
+        assert len(region.machines) > BARRED_LAUNCHES_MAX
+
+
+def test_one_machine_whose_gpu_is_broken_bars_no_type_and_two_do():
+    broken = Found(said="No devices were found", on_bus=1)
+    with LifeRegion(ending=("done", 5)) as region:
+        region.config, region.gpus[LARGE] = asking(0), broken
+        region.request(A, launch_in=[A, A, A, A])
+        assert region.time.run(HOUR, lambda: len(region.machines) == 2)
+        region.gpus[LARGE] = Found((23028,), 1)
+        assert region.time.run(2 * HOUR, region.is_over)
+        assert ["barred", "ended"] == [one["outcome"] for one in region.launches()]
+    with LifeRegion(ending=("done", 5)) as region:
+        region.config, region.gpus[LARGE] = asking(0), broken
+        region.request(A, launch_in=[A] * 12)
+        assert region.time.run(HOUR, lambda: len(region.machines) == 3)
+        region.gpus[LARGE] = Found((23028,), 1)
+        assert region.time.run(2 * HOUR, region.is_over)
+        assert "parked" == region.documents("status.json")[0]["phase"]
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("kind", ["agent", "machine"])
+def test_a_machine_that_leaves_survives_a_crash_at_every_call(kind, slow):
+    def live(crash):
+        with LifeRegion(ending=("done", 3), crash=crash, crash_kind=kind) as region:
+            region.driver_is_slow = slow
+            region.config, region.types = asking(24), {SMALL: (A,), LARGE: (C,)}
+            region.request(A, launch_in=[A, A, C, C])
+            assert region.time.run(4 * HOUR, region.is_over)
+            assert "done" == region.documents("status.json")[0]["phase"]
+            return region.calls
+
+    calls = live({})
+    small = [number for number, (machine, _) in enumerate(calls) if machine == calls[0][0]]
+    for number in small:
+        for fate in ("before", "after"):
+            live({number: fate})
