@@ -104,6 +104,7 @@ class AgentWorld:
     script: str
     job: dict[str, Any] = field(default_factory=dict)
     revision: str = ""
+    client: Any = None  # of ssm, secretsmanager and sts
 
     def __post_init__(self) -> None:
         self.clock = SystemClock()
@@ -187,6 +188,7 @@ class AgentWorld:
             s3=self.s3,
             scheduler=InMemoryScheduler(self.schedules) if self.config.job.fleet.on_demand_after != "0m" else None,
             asked_to_stop=self.asked_to_stop,
+            client=self.client,
         )
         return run(self.config, world)
 
