@@ -10,6 +10,7 @@ What a machine costs that leaves so: the minutes since its launch, which AWS cha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -105,6 +106,35 @@ def _in_words(memory_mib: tuple[int, ...]) -> str:
         return "no GPU that the driver shows"
     sizes = sorted({f"{mib / 1024:.0f} GiB" for mib in memory_mib})
     return f"{_cards(len(memory_mib))} of {' and '.join(sizes)}"
+
+
+# What torch and CUDA say in a trainer's last words, and what it mostly means. Words bar no type: a leak, or a batch
+# that is too large for every card, says the same.
+_CAUSES = (
+    (
+        r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED",
+        "the GPU's memory is too small for it: a smaller batch, or [job] gpu_memory_gib, which keeps to larger GPUs",
+    ),
+    (
+        r"No CUDA GPUs are available|Found no NVIDIA driver|no CUDA-capable device|CUDA driver initialization failed",
+        "the machine shows it no GPU: [job] gpus = 1 keeps to instance types that have one",
+    ),
+    (
+        r"Torch not compiled with CUDA enabled|no kernel image is available for execution on the device",
+        "its torch was built without CUDA, or not for this GPU: see [job] python and setup",
+    ),
+    (
+        r"CUDA driver version is insufficient|NVIDIA driver on your system is too old",
+        "the image's driver is too old for its torch: take a newer image",
+    ),
+)
+
+
+def likely_cause(words: Iterable[str]) -> str:
+    """What a trainer's last lines say of its GPU, as an addition to a reason; "" where they say nothing of it."""
+    said = "\n".join(words)
+    found = next((cause for pattern, cause in _CAUSES if re.search(pattern, said)), "")
+    return f"; likely {found}" if found else ""
 
 
 # ----------------------------------------------------------------------------------------------------------- the look

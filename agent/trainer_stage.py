@@ -19,6 +19,7 @@ from spotheal.agent.curves import Curves
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.finish import Trained
 from spotheal.agent.folders import Folders
+from spotheal.agent.gpus import likely_cause
 from spotheal.agent.interruption import Interruption
 from spotheal.agent.launch import Launch
 from spotheal.agent.ledger import Ledger
@@ -114,6 +115,7 @@ class TrainerStage:
             self._clean_up()  # the run ends here: what the earlier looks missed would stay, and cost, for ever
         self._log.info("training ended", kind=ended.kind, reason=ended.reason, saved_step=ended.saved_step)
         tail = "".join(f"\n  | {line}" for line in ended.tail) if ended.kind == "failed" else ""
+        tail = (likely_cause(ended.tail) if ended.kind == "failed" else "") + tail
         return Trained(ended.kind, ended.reason + tail, ended.saved_step)
 
     # ------------------------------------------------------------------------------------------- told by other threads

@@ -18,6 +18,7 @@ from spotheal.agent.gpus import (
     Need,
     Shortfall,
     decide_unsuitable,
+    likely_cause,
     look,
     shortfall,
 )
@@ -190,3 +191,19 @@ def test_barred_launches_end_the_run_when_there_is_nothing_else() -> None:
     end = decide_unsuitable([one, other] * (BARRED_LAUNCHES_MAX - 1), "t3.large has no NVIDIA GPU")
     assert end is not None and end.phase is Phase.PARKED
     assert "10 launches" in end.reason and "t3.large has no NVIDIA GPU; g4dn.xlarge has 1 GPU of 15 GiB" in end.reason
+
+
+@pytest.mark.parametrize(
+    ("words", "means"),
+    [
+        (["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"], "gpu_memory_gib"),
+        (["  File x", "RuntimeError: No CUDA GPUs are available", ""], "[job] gpus = 1"),
+        (["AssertionError: Torch not compiled with CUDA enabled"], "without CUDA"),
+        (["RuntimeError: The NVIDIA driver on your system is too old (found version 11040)"], "newer image"),
+        (["MemoryError"], ""),
+        ([], ""),
+    ],
+)
+def test_a_trainers_last_words_name_the_likely_cause(words: list[str], means: str) -> None:
+    said = likely_cause(words)
+    assert means in said and bool(means) == bool(said)
