@@ -343,7 +343,8 @@ def make_user(cage: dict[str, str]) -> None:
     try:
         pwd.getpwnam(cage["user"])
     except KeyError:
-        argv = ["useradd", "--system", "--user-group", "--create-home", "--shell", "/usr/sbin/nologin", cage["user"]]
+        argv = ["useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]
+        argv += ["--shell", "/usr/sbin/nologin", cage["user"]]
         try:
             subprocess.run(argv, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
