@@ -43,6 +43,7 @@ _CONFLICT = {"PreconditionFailed", "412", "VolumeInUse", "InvalidVolume.ZoneMism
 _NEXT_STEP = {
     PermissionDenied: "check who you are with `aws sts get-caller-identity`, and what is needed in docs/permissions.md",
     CapacityError: "allow more instance types and zones in spot_fleet_config.json, or raise the quota named",
+    Retryable: "AWS is busy for a moment: the same command again",
 }
 
 _UNREACHED = "check the network, the region's name, AWS_ENDPOINT_URL and the proxy settings, and try again"
