@@ -19,7 +19,7 @@ PRELOAD = [
 Work = Callable[[int, int, Path, dict[str, Any]], Any]
 
 
-def run(folder: Path, size: int, work: Work, /, **given: Any) -> list[Any]:
+def run(folder: Path, size: int, work: Work, /, preload: tuple[str, ...] = (), **given: Any) -> list[Any]:
     """What `work(rank, size, folder, given)` returned on each rank (JSON values); None for one that died."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("rank-*.json"):
@@ -28,7 +28,7 @@ def run(folder: Path, size: int, work: Work, /, **given: Any) -> list[Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload([*PRELOAD, *preload])
     processes = [context.Process(target=_rank, args=(rank, size, port, folder, work, given)) for rank in range(size)]
     for process in processes:
         process.start()
@@ -51,8 +51,10 @@ def _rank(rank: int, size: int, port: int, folder: Path, work: Work, given: dict
     from spotheal.agent.errors import SpothealError
 
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    os.environ.update(where, RANK=str(rank), WORLD_SIZE=str(size))
-    dist.init_process_group("gloo")
+    os.environ.update(where, RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+    os.environ.update(TORCHELASTIC_RUN_ID="here", GROUP_RANK="0", OMP_NUM_THREADS="1")  # as torchrun does
+    if not given.pop("uninitialized", False):
+        dist.init_process_group("gloo")
     try:
         told = work(rank, size, folder, given)
     except SpothealError as fault:

@@ -67,6 +67,40 @@ def test_another_world_size_goes_on_without_a_sample_twice() -> None:
     assert sorted(used + rest) == list(range(96))
 
 
+@pytest.mark.parametrize(("length", "batch"), [(96, 5), (101, 4), (120, 7)])
+def test_two_then_three_then_one_rank_see_each_sample_of_an_epoch_once(length: int, batch: int) -> None:
+    """The places at which they change are no multiple of the next number of ranks."""
+    state: dict[str, Any] | None = None
+    used: list[int] = []
+    for size, steps in ((2, 2), (3, 3), (1, 10**6)):
+        ranks = [ExactSampler(length, seed=1, rank=rank, world_size=size) for rank in range(size)]
+        for sampler in ranks:
+            if state is not None:
+                sampler.load_state_dict(state)
+        for _ in range(steps):
+            if not len(ranks[0]):
+                break
+            for sampler in ranks:
+                mine = sampler.next_ids(batch)
+                used += mine
+                sampler.advance(len(mine))
+        state = ranks[0].state_dict()
+    assert sorted(used) == list(range(length))
+
+
+def test_a_rest_that_cannot_be_shared_evenly_is_padded_and_the_next_epoch_is_whole_again() -> None:
+    alone = ExactSampler(10, seed=1)
+    alone.advance(5)
+    two = [ExactSampler(10, seed=1, rank=rank, world_size=2) for rank in range(2)]
+    for sampler in two:
+        sampler.load_state_dict(alone.state_dict())
+    order = list(ExactSampler(10, seed=1))
+    assert [index for pair in zip(*two, strict=True) for index in pair] == [*order[5:], order[0]]
+    for sampler in two:
+        sampler.next_epoch()
+    assert sorted(index for sampler in two for index in sampler) == list(range(10))
+
+
 class Noisy(Dataset[Any]):
     """Draws from every generator, as augmentations do."""
 

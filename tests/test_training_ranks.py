@@ -33,7 +33,10 @@ HALF = 4  # samples of each of two ranks in a step
 
 # ------------------------------------------------------------------------------------------------- what the ranks run
 def train(rank: int, size: int, folder: Path, notice: dict[int, int], seconds_max: float) -> dict[str, Any]:
-    """Data parallel by DistributedDataParallel; `notice` says at which step which rank hears of it."""
+    """Data parallel by DistributedDataParallel; `notice` says at which step which rank hears of it.
+
+    -1: the step in which rank 1 dies; -2: saves every so many steps.
+    """
     import interrupted
 
     from spotheal.training.sampler import ExactSampler, exact_loader
@@ -45,7 +48,7 @@ def train(rank: int, size: int, folder: Path, notice: dict[int, int], seconds_ma
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     sampler = ExactSampler(SAMPLES, seed=3, rank=rank, world_size=size)
     loader = exact_loader(interrupted.dataset(), sampler, HALF * 2 // size)
-    session = Session(**options(folder), ranks=Ranks(seconds_max))
+    session = Session(**options(folder, str(notice.get(-2, 1000))), ranks=Ranks(seconds_max))
     loop = resume(session, model=replicated, optimizer=optimizer, sampler=sampler)
     began_at = loop.step
     try:
@@ -143,6 +146,14 @@ def test_a_dead_rank_ends_the_others_with_the_reason_and_the_checkpoint_stays(tm
     assert [step for step, _ in Store(tmp_path / "checkpoints").slots.found()] == [2]
 
 
+def test_after_a_kill_the_run_is_the_one_never_interrupted(tmp_path: Path, whole: list[Any]) -> None:
+    run(tmp_path, notice={-1: 7, -2: 3}, seconds_max=20)
+    resumed = run(tmp_path, notice={-2: 3})
+    assert [one["step"] for one in resumed] == [STEPS, STEPS]
+    assert resumed[0]["began_at"] in (3, 6)  # the save of step 6 may still have been on its way
+    assert [one["weights"] for one in resumed] == [one["weights"] for one in whole]
+
+
 def test_the_trainer_under_torchrun_saves_one_step_for_all_and_goes_on(tmp_path: Path) -> None:
     """The launcher itself, two ranks; the agent's notice file is there for both, the second run ends."""
     place = Place(tmp_path)
@@ -165,6 +176,7 @@ def test_the_trainer_under_torchrun_saves_one_step_for_all_and_goes_on(tmp_path:
     assert again.returncode == 0, again.stdout + again.stderr
     assert f"resumed at step {step} of 24" in again.stdout
     assert again.stdout.count("done: 24 steps") == 1
+    assert again.stdout.count("world 2 = 1 machine x 2 processes") == 1
     assert (tmp_path / "results" / "metrics.json").exists()
 
 
@@ -177,6 +189,11 @@ def test_several_processes_without_a_group_are_refused() -> None:
 def test_what_torchrun_says_is_read_and_nonsense_refused() -> None:
     said = world({"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"})
     assert (said.rank, said.size, said.local_rank) == (3, 4, 1)
+    said = world({"WORLD_SIZE": "8", "RANK": "3", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"})
+    assert (said.describe(True), said.describe(False)) == (
+        "world 8 = 2 machines x 4 GPUs",
+        "world 8 = 2 machines x 4 processes",
+    )
     with pytest.raises(ConfigError, match="are numbers"):
         world({"WORLD_SIZE": "four"})
 

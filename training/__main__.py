@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     folders = Folders(os.environ)
-    from spotheal.training.distributed import Ranks, start, world
+    from spotheal.training.distributed import Ranks, on_gpus, start, world
 
     ranks_started = world()
     if ranks_started.size == 1 and (finished := read_finished(folders.results, options)) is not None:
@@ -54,6 +54,8 @@ def run(options: argparse.Namespace) -> int:
     ranks = Ranks()
     if ranks.size > 1 and ranks.first(read_finished(folders.results, options)) is not None:
         return contract.EXIT_DONE
+    if ranks.size > 1 and ranks.rank == 0:
+        print(ranks_started.describe(on_gpus(options.device)), flush=True)
     from spotheal.training import build, loop
     from spotheal.training.checkpoint import Store
     from spotheal.training.notice import Watcher

@@ -35,7 +35,7 @@ def build(options: argparse.Namespace, datasets: Path, saved_threads: int, ranks
     forward = replicated(model, options.seed, ranks)
     sampler = ExactSampler(len(loaded.train), seed=options.seed, rank=ranks.rank, world_size=ranks.size)  # type: ignore[arg-type]
     samples = SeededSamples(loaded.train, options.seed) if loaded.augmented else loaded.train
-    optimizer = optimizer_of(options, model)
+    optimizer = optimizer_of(options, model, ranks.size)
     amp = AMP[options.amp]
     run = Run(
         model=model,
@@ -64,7 +64,7 @@ def build(options: argparse.Namespace, datasets: Path, saved_threads: int, ranks
         ranks=ranks,
         forward=forward,
     )
-    run.scheduler = warm_up_then_cosine(optimizer, run.steps_total, options.warmup)
+    run.scheduler = warm_up_then_cosine(optimizer, run.steps_planned, options.warmup)
     return run
 
 
@@ -101,8 +101,18 @@ def make_deterministic(options: argparse.Namespace, saved_threads: int) -> None:
         torch.backends.cudnn.benchmark = False
 
 
-def optimizer_of(options: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
-    figures: dict[str, Any] = {"lr": options.lr, "weight_decay": options.weight_decay}
+def scaled_rate(options: argparse.Namespace, ranks: int) -> float:
+    """The rate for batches that are `ranks` times as large: in proportion (SGD), or with the root (Adam).
+
+    Sources: Goyal et al., "Accurate, Large Minibatch SGD", 2017; Malladi et al., "On the SDEs and Scaling Rules for
+    Adaptive Gradient Algorithms", 2022.
+    """
+    factors = {"no": 1.0, "linear": float(ranks), "sqrt": math.sqrt(ranks)}
+    return float(options.lr * factors[options.scale_lr])
+
+
+def optimizer_of(options: argparse.Namespace, model: nn.Module, ranks: int = 1) -> torch.optim.Optimizer:
+    figures: dict[str, Any] = {"lr": scaled_rate(options, ranks), "weight_decay": options.weight_decay}
     if options.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, **figures)
     return torch.optim.AdamW(model.parameters(), **figures)

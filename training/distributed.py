@@ -10,6 +10,7 @@ next all_reduce for its whole timeout; so every rank asks at every step, in one 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from spotheal.agent.errors import ConfigError, SpothealError
 
 T = TypeVar("T")
 SECONDS_MAX = 300.0
+
+log = logging.getLogger("spotheal.training")
 
 
 def is_sharded(tensor: Any) -> bool:
@@ -33,11 +36,20 @@ class RankLost(SpothealError):
 
 @dataclass(frozen=True)
 class World:
-    """Of torchrun: `rank` of `size` processes, `local_rank` on this machine."""
+    """Of torchrun: `rank` of `size` processes, `local_rank` of `local_size` on this machine."""
 
     rank: int
     size: int
     local_rank: int = 0
+    local_size: int = 1
+
+    def describe(self, gpus: bool) -> str:
+        """`world 8 = 2 machines x 4 GPUs`."""
+        machines = max(1, self.size // max(1, self.local_size))
+        each = "GPU" if gpus else "process"
+        plural = "s" if gpus else "es"
+        many = f"{self.local_size} {each}{plural if self.local_size != 1 else ''}"
+        return f"world {self.size} = {machines} machine{'s' if machines != 1 else ''} x {many}"
 
 
 def world(environment: Mapping[str, str] | None = None) -> World:
@@ -45,9 +57,10 @@ def world(environment: Mapping[str, str] | None = None) -> World:
     environment = os.environ if environment is None else environment
     try:
         rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
-        return World(rank, size, int(environment.get("LOCAL_RANK", "0")))
+        local_rank, local_size = int(environment.get("LOCAL_RANK", "0")), int(environment.get("LOCAL_WORLD_SIZE", "1"))
     except ValueError as fault:
         raise ConfigError(f"RANK, WORLD_SIZE and LOCAL_RANK are numbers: {fault}") from fault
+    return World(rank, size, local_rank, local_size)
 
 
 class Ranks:
@@ -55,7 +68,7 @@ class Ranks:
 
     Make it on all ranks at the same place. Each call waits at most `seconds_max` for the others: more than the
     longest step of any rank, for they meet once a step. ConfigError where WORLD_SIZE says several and no group is
-    initialized: each would think itself alone, and they would write the same files.
+    initialized, or one of another size: each would think itself alone, train the same and write the same files.
     """
 
     def __init__(self, seconds_max: float = SECONDS_MAX, environment: Mapping[str, str] | None = None) -> None:
@@ -65,6 +78,11 @@ class Ranks:
         self.group: Any = None  # gloo, of all ranks; None where there is one
         if dist.is_available() and dist.is_initialized():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            if (started := world(environment).size) > 1 and started != self.size:
+                raise ConfigError(
+                    f"{started} processes were started, the process group has {self.size}: they do not train together",
+                    next_step="call torch.distributed.init_process_group() without rank and world_size of your own",
+                )
             if self.size > 1:
                 limit = timedelta(seconds=seconds_max)
                 self.group = self.met(lambda: dist.new_group(backend="gloo", timeout=limit))
@@ -137,6 +155,13 @@ class Ranks:
             ) from fault
 
 
+def on_gpus(device: str = "auto") -> bool:
+    """Whether `start` gives each rank a GPU: there are some, and `device` (the trainer's option) is not the CPU."""
+    import torch
+
+    return bool(torch.cuda.is_available()) and device != "cpu"
+
+
 def start(world: World, device: str = "auto") -> None:
     """Join the ranks that torchrun has started; nothing for a single process. RankLost where they do not come.
 
@@ -148,11 +173,18 @@ def start(world: World, device: str = "auto") -> None:
     import torch
     import torch.distributed as dist
 
-    cuda = torch.cuda.is_available() and device != "cpu"
+    cuda = on_gpus(device)
     if cuda:
+        if world.local_rank >= (there := torch.cuda.device_count()):
+            raise ConfigError(
+                f"{world.local_size} processes were started on this machine, and torch sees {there} GPUs",
+                next_step="start one process a GPU (`nproc_per_node` in job.toml, --nproc-per-node of torchrun)",
+            )
+        if world.local_rank == 0 and world.local_size < there:
+            log.warning("%d of %d GPUs stay idle", there - world.local_size, there)
         torch.cuda.set_device(world.local_rank)
     try:
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=SECONDS_MAX))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=SECONDS_MAX))
     except ValueError as fault:
         raise ConfigError(
             f"WORLD_SIZE is {world.size}, but {str(fault).splitlines()[0][:200]}",

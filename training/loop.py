@@ -90,9 +90,19 @@ class Run:
         return parts | {name: part for name, part in optional.items() if part is not None}
 
     @property
+    def steps_planned(self) -> int:
+        """Of the whole run, with this number of ranks from its beginning to its end."""
+        return self.epochs * self._steps(self.sampler.share)
+
+    @property
     def steps_total(self) -> int:
-        batch = int(self.train_loader.batch_size or 1)
-        return self.epochs * -(-self.sampler.share // batch)
+        """The last step of the run: other ranks may have done the first ones, and done fewer or more an epoch."""
+        later = max(0, self.epochs - self.sampler.epoch - 1) * self._steps(self.sampler.share)
+        now = self._steps(len(self.sampler)) if self.sampler.epoch < self.epochs else 0
+        return self.counters.step + now + later
+
+    def _steps(self, samples: int) -> int:
+        return -(-samples // int(self.train_loader.batch_size or 1))
 
 
 def train(run: Run, store: Store | NoStore, pace: Pace, watcher: Watcher, report: Reporter) -> Ended:
@@ -373,7 +383,15 @@ def resume(run: Run, store: Store | NoStore, report: Reporter) -> Loaded | None:
         report.say(f"no checkpoint in {store.folder}: beginning at step 0 of {run.steps_total}")
         return None
     refuse_another_run(run.config, loaded.tree["values"]["config"], report)
+    rates, saved_by = list(run.scheduler.base_lrs), 1 + len(loaded.tree.get("others", ()))
     state.restore(run.parts(), loaded.tree, run.ranks.rank)
+    if saved_by != run.ranks.size:
+        go_on_as_another_world(run, rates)
+        if run.ranks.rank == 0:
+            report.warn(
+                f"saved by {saved_by} ranks, resumed by {run.ranks.size}: each sample of the epoch is still seen once,"
+                " but batches, masks and so the weights are not those of an uninterrupted run"
+            )
     store.prepare(state.gather(run.parts(), config=run.config))
     dropped = report.metrics.begin(loaded.step, run.sampler.epoch)
     mark = state.digest(state.rng_state(), run.sampler.next_ids(DIGEST_SAMPLES))
@@ -383,7 +401,7 @@ def resume(run: Run, store: Store | NoStore, report: Reporter) -> Loaded | None:
         f" {loaded.data_bytes / 1e6:.1f} MB verified in {loaded.seconds:.2f} s; digest {mark};"
         f" {dropped} later lines of metrics dropped"
     )
-    if mark != loaded.info["digest"] and run.ranks.rank == 0:
+    if mark != loaded.info["digest"] and run.ranks.rank == 0 and saved_by == run.ranks.size:
         report.warn(
             f"the generators or the next samples differ from those saved (digest {loaded.info['digest']}):"
             " this run will not be exactly the one that was interrupted"
@@ -391,6 +409,17 @@ def resume(run: Run, store: Store | NoStore, report: Reporter) -> Loaded | None:
     if loaded.info["save_seconds"]:
         warn_if_too_slow(loaded.info["save_seconds"], loaded.data_bytes, report)
     return loaded
+
+
+def go_on_as_another_world(run: Run, rates: Sequence[float]) -> None:
+    """The schedule at the same share of all samples; `rates`: the highest ones with this number of ranks."""
+    scheduler: Any = run.scheduler
+    samples = run.sampler.state_dict()["position"] + run.sampler.epoch * run.sampler.length
+    scheduler.last_epoch = round(run.steps_planned * samples / (run.epochs * run.sampler.length))
+    scheduler.base_lrs = list(rates)
+    for group, rate, factor in zip(scheduler.optimizer.param_groups, rates, scheduler.lr_lambdas, strict=True):
+        group["initial_lr"], group["lr"] = rate, rate * factor(scheduler.last_epoch)
+    scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
 
 
 def from_first(ranks: Ranks, loaded: Loaded | None) -> Loaded | None:

@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     add("--batch-size", type=positive(int), default=128, metavar="N", help="%(default)s")
     add("--optimizer", choices=("sgd", "adamw"), default="adamw", help="%(default)s")
     add("--lr", type=positive(float), default=1e-3, metavar="RATE", help="%(default)s, the highest, after the warm-up")
+    add("--scale-lr", choices=("no", "linear", "sqrt"), default="no", help="by the number of ranks: %(default)s")
     add("--weight-decay", type=float, default=5e-4, metavar="RATE", help="%(default)s")
     add("--warmup", type=float, default=0.05, metavar="SHARE", help="%(default)s of the steps, while the rate rises")
     add("--ema", type=float, default=0.0, metavar="DECAY", help="also keep an average of the weights, e.g. 0.999")
@@ -83,7 +84,8 @@ def parser() -> argparse.ArgumentParser:
 def config_of(options: argparse.Namespace) -> dict[str, Any]:
     """The options on which the weights depend; they are saved, and compared at a resume."""
     names = ("dataset", "optimizer", "epochs", "batch_size", "lr", "weight_decay", "warmup", "ema", "seed", "amp")
-    return {"model": model_of(options), **{name: getattr(options, name) for name in names}}
+    scaled = {} if options.scale_lr == "no" else {"scale_lr": options.scale_lr}  # older checkpoints have no such option
+    return {"model": model_of(options), **{name: getattr(options, name) for name in names}, **scaled}
 
 
 def model_of(options: argparse.Namespace) -> str:

@@ -19,7 +19,8 @@ class ExactSampler(Sampler[int]):
     """Indices of one rank's share of an epoch, from the saved position on.
 
     `position` counts samples of this rank used in this epoch. With several ranks the order is cut as
-    torch.utils.data.DistributedSampler cuts it: padded with its own beginning, or shortened with `drop_last`.
+    torch.utils.data.DistributedSampler cuts it: padded with its own beginning, or shortened with `drop_last`. What is
+    saved is the place in the order of all ranks: another number of them goes on there, and none is left out.
     """
 
     def __init__(
@@ -38,17 +39,26 @@ class ExactSampler(Sampler[int]):
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
         self.position = 0
-        self._order: tuple[int, list[int]] = (-1, [])
+        self._begin = 0  # place in the order of all ranks from which on it is cut: others used what lies before it
+        self._order: tuple[tuple[int, int], list[int]] = ((-1, 0), [])
 
     @property
     def share(self) -> int:
         """Samples of this rank in a whole epoch."""
-        return self.length // self.world_size if self.drop_last else -(-self.length // self.world_size)
+        return self._cut(self.length)
+
+    def _cut(self, samples: int) -> int:
+        return samples // self.world_size if self.drop_last else -(-samples // self.world_size)
+
+    @property
+    def _share_now(self) -> int:
+        """As `share`, of what other ranks have left of this epoch."""
+        return self._cut(self.length - self._begin)
 
     def order(self) -> list[int]:
-        """This rank's indices of the whole epoch."""
-        if self._order[0] != self.epoch:
-            self._order = self.epoch, self._draw_order()
+        """This rank's indices of the whole epoch, or of what was left of it for this number of ranks."""
+        if self._order[0] != (self.epoch, self._begin):
+            self._order = (self.epoch, self._begin), self._draw_order()
         return self._order[1]
 
     def _draw_order(self) -> list[int]:
@@ -57,9 +67,9 @@ class ExactSampler(Sampler[int]):
             order = torch.randperm(self.length, generator=generator).tolist()
         else:
             order = list(range(self.length))
-        total = self.share * self.world_size
+        total = self._begin + self._share_now * self.world_size
         order = (order * -(-total // self.length))[:total]
-        return [int(index) for index in order[self.rank :: self.world_size]]
+        return [int(index) for index in order[self._begin + self.rank :: self.world_size]]
 
     def next_ids(self, count: int) -> list[int]:
         return self.order()[self.position : self.position + count]
@@ -69,21 +79,21 @@ class ExactSampler(Sampler[int]):
 
     def __len__(self) -> int:
         """Samples that are left in this epoch."""
-        return max(0, self.share - self.position)
+        return max(0, self._share_now - self.position)
 
     def advance(self, samples: int) -> None:
         """`samples` more have been used for training."""
-        self.position = min(self.share, self.position + samples)
+        self.position = min(self._share_now, self.position + samples)
 
     def next_epoch(self) -> None:
         self.epoch += 1
-        self.position = 0
+        self.position = self._begin = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
             # counted over all ranks, so that another world size can go on from here
-            "position": self.position * self.world_size,
+            "position": self._begin + self.position * self.world_size,
             "seed": self.seed,
             "length": self.length,
             "shuffle": self.shuffle,
@@ -94,8 +104,10 @@ class ExactSampler(Sampler[int]):
         for name in ("seed", "length", "shuffle"):
             if state_dict[name] != getattr(self, name):
                 raise ValueError(f"{name} was {state_dict[name]} and is {getattr(self, name)}: the order differs")
-        self.epoch = int(state_dict["epoch"])
-        self.position = min(self.share, -(-int(state_dict["position"]) // self.world_size))
+        self.epoch, used = int(state_dict["epoch"]), int(state_dict["position"])
+        whole = used % self.world_size == 0  # these ranks could have come here themselves
+        self._begin = 0 if whole else min(used, self.length)
+        self.position = min(self._share_now, used // self.world_size) if whole else 0
 
 
 class SeededSamples(Dataset[Any]):

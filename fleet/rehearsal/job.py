@@ -33,13 +33,19 @@ EXAMPLE_COMMAND = (
     "python", "-m", "spotheal.training", "--dataset", "digits", "--epochs", "40", "--save-every", "10",
     "--threads", "1", "--step-seconds", "0.05",
 )  # fmt: skip
+# The same on two ranks, each start of which takes torchrun and three imports of torch: fewer, longer steps.
+EXAMPLE_RANKS_COMMAND = (
+    "python", "-m", "spotheal.training", "--dataset", "digits", "--epochs", "20", "--save-every", "10",
+    "--batch-size", "64", "--threads", "1", "--step-seconds", "0.12", "--device", "cpu", "--scale-lr", "linear",
+)  # fmt: skip
+EXAMPLE_RANKS = 2
 _EXAMPLE_JOB = """\
 # The job that `make rehearse` trains. docs/job-toml.md lists every key.
 [job]
 name = "digits"
 repository = {repository}
 command = {command}
-
+{more}
 [environment]
 OMP_NUM_THREADS = "1"
 
@@ -73,8 +79,11 @@ class Rehearsed:
     notes: tuple[str, ...] = ()
 
 
-def example(folder: Path) -> Rehearsed:
-    """The example: a small repository and two files, written to `folder` for the operator to look at."""
+def example(folder: Path, *, ranks: bool = False) -> Rehearsed:
+    """The example: a small repository and two files, written to `folder` for the operator to look at.
+
+    With `ranks` it is distributed: `nproc_per_node = "gpu"`, on machines that show two.
+    """
     repository = folder / "repository"
     repository.mkdir(parents=True)
     (repository / "README").write_text(
@@ -84,9 +93,9 @@ def example(folder: Path) -> Rehearsed:
     git(repository, "add", "README")
     git(repository, "commit", "--quiet", "--message", "The trainer is spotheal's own")
     job_file, fleet_file = folder / "job.toml", folder / "spot_fleet_config.json"
-    job_file.write_text(
-        _EXAMPLE_JOB.format(repository=json.dumps(str(repository)), command=json.dumps(list(EXAMPLE_COMMAND)))
-    )
+    command = json.dumps(list(EXAMPLE_RANKS_COMMAND if ranks else EXAMPLE_COMMAND))
+    more = 'nproc_per_node = "gpu"\n' if ranks else ""
+    job_file.write_text(_EXAMPLE_JOB.format(repository=json.dumps(str(repository)), command=command, more=more))
     fleet_file.write_text(json.dumps(_EXAMPLE_FLEET, indent=2) + "\n")
     return users(fleet_file, job_file)
 
@@ -98,6 +107,13 @@ def users(fleet_file: Path, job_file: Path | None = None) -> Rehearsed:
     job_file = job_file or job_file_beside(fleet_file)
     job = _job(read_job(job_file), job_file, notes)
     return Rehearsed(fleet, job, fleet_file, job_file, tuple(notes))
+
+
+def gpus_of(job: JobConfig) -> int:
+    """How many GPUs the rehearsed machines show, so that the job finds what it asks for."""
+    asked = job.job.nproc_per_node
+    ranks = EXAMPLE_RANKS if asked == "gpu" else int(asked) if asked != 1 else 0
+    return max(ranks, job.job.gpus, 1 if job.job.gpu_memory_gib else 0)
 
 
 def git(folder: Path, *arguments: str) -> None:

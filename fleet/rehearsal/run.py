@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from spotheal.agent.clock import SystemClock
 from spotheal.agent.errors import ConfigError, Fatal, WaitTimedOut
 from spotheal.fleet.rehearsal import job as jobs
+from spotheal.fleet.rehearsal.programs import GPUS
 from spotheal.fleet.rehearsal.progress import Display, Silent
 from spotheal.fleet.rehearsal.scenario import Event, Scenario, due, scenario
 from spotheal.fleet.rehearsal.summary import Story, Summary, summarise
@@ -68,9 +69,10 @@ def rehearse(options: Options, show: Display | None = None) -> Summary:
         folder = Path(tempfile.mkdtemp(prefix="spotheal-rehearsal-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         if options.fleet_file is None:
-            rehearsed = jobs.example(folder / "job")
+            rehearsed = jobs.example(folder / "job", ranks=chosen.ranks)
         else:
             rehearsed = jobs.users(options.fleet_file, options.job_file)
+        check_ranks(chosen, rehearsed)
         check_zones(chosen, rehearsed)
         return _Rehearsal(options, chosen, rehearsed, folder, show or Silent()).run(stack)
 
@@ -93,6 +95,14 @@ def check_extras(*, example: bool) -> None:
         raise ConfigError(
             f"a rehearsal needs {', '.join(missing)}, which cannot be imported here",
             next_step=f'in the checkout of spotheal: pip install ".[{extras}]"',
+        )
+
+
+def check_ranks(chosen: Scenario, rehearsed: jobs.Rehearsed) -> None:
+    if chosen.ranks and rehearsed.job.job.nproc_per_node == 1:
+        raise ConfigError(
+            f"scenario {chosen.name} is of several ranks, and {rehearsed.job_file} asks for one",
+            next_step='write nproc_per_node = "gpu" (the rehearsal shows 2 GPUs) or choose another scenario',
         )
 
 
@@ -167,6 +177,8 @@ class _Rehearsal:
     ) -> None:
         self._options, self._scenario, self._rehearsed = options, chosen, rehearsed
         self._folder, self._show = folder, show
+        gpus = jobs.gpus_of(rehearsed.job)
+        self._passed_on = passed_on() | ({GPUS: str(gpus)} if gpus else {})
         self._began, self._requested = time.monotonic(), False  # what is said before the request is said at 0
         self._taken = 0
         self._touched: set[str] = set()
@@ -184,7 +196,7 @@ class _Rehearsal:
 
         region = self._rehearsed.fleet.region or self._rehearsed.job.job.region or jobs.REGION
         zones = sorted({*(f"{region}{letter}" for letter in "abcd"), *self._rehearsed.fleet.zones})
-        cloud = stack.enter_context(Cloud(self._folder, region, tuple(zones), self._options.seed, passed_on()))
+        cloud = stack.enter_context(Cloud(self._folder, region, tuple(zones), self._options.seed, self._passed_on))
         stack.enter_context(local_aws(cloud.url, region))
         session, ready = self._request(region)
         reference = self._reference(stack, ready) if self._options.reference else None
@@ -250,7 +262,7 @@ class _Rehearsal:
         from spotheal.fleet.rehearsal.reference import Reference
 
         repository = str(ready.source.bundle or self._rehearsed.job.job.repository)
-        reference = Reference(self._folder, ready.instance, repository, passed_on())
+        reference = Reference(self._folder, ready.instance, repository, self._passed_on)
         stack.callback(reference.close)
         return reference
 

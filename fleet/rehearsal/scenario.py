@@ -81,6 +81,7 @@ class Scenario:
     name: str
     says: str
     events: tuple[Event, ...]
+    ranks: bool = False  # the example trains on several ranks
 
     @property
     def needs_zones(self) -> int:
@@ -185,8 +186,13 @@ _SCENARIOS: dict[str, tuple[str, Callable[[random.Random], tuple[Event, ...]]]] 
     "other-zone": ("a kill without notice, replaced in another zone", _fixed(
         Event(0.4, (NextZone(other=True), Kill())),
     )),
+    "ddp": ("two ranks a machine under torchrun: a notice to one machine, a kill without notice of the next", _fixed(
+        Event(0.3, (NextZone(other=True), Interrupt())),
+        Event(0.6, (NextZone(other=False), Kill())),
+    )),
     "storm": ("3 to 6 random faults, by --seed", _storm),
 }  # fmt: skip
+_OF_RANKS = {"ddp"}
 NAMES = tuple(_SCENARIOS)
 
 
@@ -195,7 +201,7 @@ def scenario(name: str, seed: int = 0) -> Scenario:
     if name not in _SCENARIOS:
         raise ConfigError(f"there is no scenario {name!r}", next_step=f"--scenario is one of {', '.join(NAMES)}")
     says, make = _SCENARIOS[name]
-    return Scenario(name, says, make(random.Random(seed)))
+    return Scenario(name, says, make(random.Random(seed)), name in _OF_RANKS)
 
 
 def describe() -> str:

@@ -4,18 +4,21 @@
     trainer = Trainer(..., callbacks=[spot], plugins=[spot.io], enable_checkpointing=False)
     trainer.fit(model, exact_loader(dataset, ExactSampler(len(dataset)), 64), ckpt_path=spot.newest())
 
-With several devices: Trainer(use_distributed_sampler=False) and ExactSampler(rank=…, world_size=…), for Lightning would
-put a sampler of its own in the place of the exact one. Limits: replicated strategies (ddp); one training data loader; a
-notice on the last batch of an epoch skips that epoch's validation.
+With several devices: under torchrun (or `nproc_per_node` in job.toml), Trainer(use_distributed_sampler=False) and
+ExactSampler(rank=…, world_size=…), for Lightning would put a sampler of its own in the place of the exact one. Limits:
+replicated strategies (ddp); one training data loader; a notice on the last batch of an epoch skips its validation.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from spotheal.agent.errors import ConfigError
+from spotheal.training.distributed import start, world
 from spotheal.training.sampler import ExactLoader
 from spotheal.training.session import DIGEST_SAMPLES, Session
 
@@ -54,13 +57,21 @@ class SpotCheckpoints(Callback):
         self.session: Session | None = None
 
     def newest(self) -> str | None:
-        """What `ckpt_path` must be: None where there is no checkpoint. Under torchrun, call it on every rank."""
+        """What `ckpt_path` must be: None where there is no checkpoint. Under torchrun, call it on every rank: the ranks
+        come together here already, as Lightning would let them in `fit`."""
+        if not torch.distributed.is_initialized():
+            start(world())
         self.session = Session(**self._options)
         self.io.tree = self.session.load()
         return None if self.io.tree is None else NEWEST
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.session = self.session or Session(**self._options)
+        if self.session.ranks.size != trainer.world_size:
+            raise ConfigError(
+                f"Lightning trains on {trainer.world_size} ranks; before `fit` there were {self.session.ranks.size}",
+                next_step='start it with torchrun, or with nproc_per_node = "gpu" in job.toml',
+            )
         loader = trainer.train_dataloader
         if isinstance(loader, ExactLoader):
             self.session.next_ids = lambda: loader.sampler.next_ids(DIGEST_SAMPLES)

@@ -1,4 +1,4 @@
-"""lsblk, blkid, findmnt, mount, umount, mkfs, fsfreeze, sync and the power switch of a rehearsed machine.
+"""lsblk, blkid, findmnt, mount, umount, mkfs, fsfreeze, sync, nvidia-smi and the power switch of a rehearsed machine.
 
     stand_in.py NAME ARGUMENTS…
 
@@ -377,6 +377,22 @@ def sync(arguments: list[str]) -> None:
     options(arguments, "-f=--file-system -d=--data", "")
 
 
+def nvidia_smi(arguments: list[str]) -> None:
+    """As many GPUs as the rehearsed instance is said to have; processes are hidden, as in a container."""
+    gpus = int(os.environ.get("SPOTHEAL_REHEARSAL_GPUS") or 0)
+    if not gpus:
+        print("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
+        sys.exit(9)
+    known = {
+        "--query-gpu=index": [str(index) for index in range(gpus)],
+        "--query-gpu=memory.total": ["81559 MiB"] * gpus,
+        "--query-compute-apps=gpu_uuid,pid": [],
+    }
+    if len(arguments) != 2 or arguments[0] not in known or arguments[1] != "--format=csv,noheader":
+        fail(f"unrecognized options {arguments} (the rehearsal's stand-in knows {', '.join(known)})")
+    print("".join(f"{line}\n" for line in known[arguments[0]]), end="")
+
+
 def power_off(arguments: list[str]) -> None:
     """`shutdown -h now`, `systemctl poweroff`, `poweroff`: the machine's first process ends all others."""
     if PROGRAM == "systemctl" and "poweroff" not in arguments:
@@ -402,6 +418,7 @@ PROGRAMS = {
     "shutdown": power_off,
     "poweroff": power_off,
     "systemctl": power_off,
+    "nvidia-smi": nvidia_smi,
 }
 PROGRAM = sys.argv[1] if len(sys.argv) > 1 else ""
 
