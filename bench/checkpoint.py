@@ -121,16 +121,13 @@ class Ours(Contender):
         self.store.prepare(state.gather(self.parts))
 
     def save(self) -> None:
-        training = self.training
-        own = [value for values in training.optimizer.state.values() for value in values.values()]
         self.number += 1
-        self.store.save(self.number, state.gather(self.parts), later=[*training.model.parameters(), *own])
+        self.store.save(self.number, state.gather(self.parts), later=state.changed_by_step(self.training.optimizer))
 
     def before_step(self) -> None:
         self.store.wait_copied()
 
     def wait(self) -> None:
-        self.store.wait_copied()
         outcome = self.store.flush()
         assert outcome is None or outcome.fault is None, outcome
 

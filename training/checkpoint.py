@@ -15,24 +15,29 @@ import contextlib
 import errno
 import logging
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from spotheal.agent.errors import SpothealError
-from spotheal.training.copying import Copy, Plan
+from spotheal.training.copying import Copy, Plan, beside
 from spotheal.training.files import Files
 from spotheal.training.format import BrokenCheckpoint, Header
 from spotheal.training.image import Image
+from spotheal.training.skeleton import Skeleton
 from spotheal.training.slots import Payload, Series, read, read_header, set_aside
-from spotheal.training.state import pack, to_json, unpack
+from spotheal.training.state import to_json, unpack
 
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 16 << 20
+NICE = 0  # of the threads behind the training: what it leaves of the processors is theirs
 
 log = logging.getLogger("spotheal.training")
 
@@ -95,7 +100,10 @@ class Store:
         self._on_end, self._before_commit = on_end, before_commit
         self._image: Image | None = None
         self._plan: Plan | None = None
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="checkpoint")
+        self._skeleton: Skeleton | None = None
+        self._planned: Skeleton | None = None
+        # Two copy, and two write in turns: the disk has the next chunk before it is done with one.
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="checkpoint", initializer=_step_back)
         self._copy: Copy | None = None
         self._pending: Future[Outcome] | None = None
 
@@ -108,7 +116,7 @@ class Store:
     def prepare(self, tree: Any) -> int:
         """Make and touch the buffer for states like `tree`, so the first save is as quick as any; the bytes of one."""
         self.flush()
-        tensors, _ = pack(tree)
+        tensors, _ = self._apart(tree)
         plan = self._plan_for(tensors)
         copy = Copy(plan, self._image_for(plan.layout.data_bytes), tensors, tensors.values())
         if plan.chunks:  # once for practice: threads are started, libraries loaded, the layout has its text
@@ -139,13 +147,13 @@ class Store:
         if self.busy:
             return False
         began = time.monotonic()
-        tensors, values = pack(tree)
+        tensors, text = self._apart(tree)
         info_json = to_json(info)
         plan = self._plan_for(tensors)
         image = self._image_for(plan.layout.data_bytes)
         copy = self._copy = Copy(plan, image, tensors, later)
         series = [self.slots, *([self.best] if best else []), *([self.milestones] if milestone else [])]
-        payload = Payload(image, plan.layout, plan.chunk_bytes, step, values, info_json)
+        payload = Payload(image, plan.layout, plan.chunk_bytes, step, text, info_json)
         self._pending = self._threads.submit(self._write, payload, copy, series, began)
         return True
 
@@ -182,7 +190,10 @@ class Store:
         self._threads.shutdown()
 
     def _write(self, payload: Payload, copy: Copy, series: Sequence[Series], began: float) -> Outcome:
-        copying = self._threads.submit(copy.run)  # from here, so that the training's thread wakes only one other
+        # From here, so that the training's thread wakes only one other.
+        copying = beside(self._threads, copy.run, self._threads)
+        if copying is None:
+            copy.run()
         step, size = payload.step, payload.layout.data_bytes
         paths: list[Path] = []
         fault = None
@@ -190,9 +201,10 @@ class Store:
             for one in series:
                 if self._before_commit is not None and not paths:
                     self._before_commit()
-                paths.append(one.write(self._files, payload, copy.checksum))
+                paths.append(one.write(self._files, payload, copy.checksum, self._threads))
         except OSError as error:
-            copying.exception()
+            if copying is not None:
+                copying.exception()
             fault = SaveFailed(
                 f"step {step} could not be saved in {self.folder}: {error.strerror or error}",
                 next_step="the checkpoints before it are intact; see `df -h`, `dmesg` and the folder's permissions",
@@ -202,9 +214,24 @@ class Store:
             self._on_end(outcome)
         return outcome
 
+    def _apart(self, tree: Any) -> tuple[dict[str, torch.Tensor], Callable[[], str]]:
+        """The tensors of `tree` by name, and what gives the text of the rest. UnsavableState."""
+        skeleton = self._skeleton
+        leaves = skeleton.leaves(tree) if skeleton is not None else None
+        if skeleton is None or leaves is None:
+            skeleton, self._skeleton = Skeleton(tree), None
+            leaves = skeleton.leaves(tree) if skeleton.exact else None
+            if leaves is None:
+                return skeleton.tensors, partial(to_json, skeleton.values)
+            self._skeleton = skeleton
+        return skeleton.named(leaves), partial(skeleton.text, skeleton.plain(leaves))
+
     def _plan_for(self, tensors: dict[str, torch.Tensor]) -> Plan:
-        if self._plan is None or not self._plan.fits(tensors):
-            self._plan = Plan(tensors, self._chunk_bytes)
+        """The plan for `tensors`: of the same skeleton it is the same."""
+        if self._plan is None or self._skeleton is None or self._skeleton is not self._planned:
+            if self._plan is None or not self._plan.fits(tensors):
+                self._plan = Plan(tensors, self._chunk_bytes)
+            self._planned = self._skeleton
         return self._plan
 
     def _image_for(self, size: int) -> Image:
@@ -270,6 +297,13 @@ def _tree(header: Header, image: Image) -> Any:
         return unpack(header.state, tensors)
     except (KeyError, ValueError, TypeError, RecursionError) as fault:
         raise BrokenCheckpoint(f"its state cannot be put together: {type(fault).__name__}: {fault}") from fault
+
+
+def _step_back() -> None:
+    """Let the training's threads go first on this processor. On Linux a thread has a priority of its own."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def _to_fill(size: int) -> Image:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
+from typing import Any
 
 import torch
 
@@ -23,13 +24,22 @@ def checksum(data: torch.Tensor) -> int:
     """32 bits of a contiguous uint8 tensor on the CPU whose size is a multiple of 4096. Releases the GIL; one core."""
     words = data.view(torch.int64)
     if _NUMPY:
-        import numpy
-
-        sums = numpy.add.reduce(words.numpy().reshape(-1, _WORDS), axis=1)
-        return zlib.crc32(sums)
+        return sum_blocks(words.numpy().reshape(-1, _WORDS), 0)
     parts = [piece.view(-1, _WORDS).sum(dim=1) for piece in torch.split(words, _PIECE)]
     joined = torch.cat(parts) if parts else words
     return zlib.crc32(ctypes.string_at(joined.data_ptr(), joined.numel() * 8))
+
+
+def sum_blocks(blocks: Any, before: int) -> int:
+    """The checksum of what gave `before` (0: nothing) followed by `blocks`, as `as_blocks` gives them."""
+    import numpy
+
+    return zlib.crc32(numpy.add.reduce(blocks, axis=1), before)
+
+
+def as_blocks(data: torch.Tensor) -> Any | None:
+    """The same memory as a numpy array of int64, one row a block; None where numpy is not there."""
+    return data.view(torch.int64).numpy().reshape(-1, _WORDS) if _NUMPY else None
 
 
 def _numpy_is_there() -> bool:

@@ -12,16 +12,22 @@ import ctypes
 import errno
 import queue
 import threading
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from spotheal.training.checksum import checksum
+from spotheal.training.checksum import BLOCK_BYTES, checksum, sum_blocks
 from spotheal.training.format import Entry, Layout, chunk_count
 from spotheal.training.image import FORMAT_DTYPE, Image
 
 # Taking the GIL back costs more than to copy so few bytes while holding it: hundreds of small tensors are the rule.
 HELD_BYTES_MAX = 64 << 10
+# Small enough to be added up from the cache it was just copied through; below 512 KiB glibc's memmove goes around it.
+PIECE_BYTES = 512 << 10
 _held_move = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ("memmove", ctypes.PyDLL(None))
 )
@@ -42,6 +48,8 @@ class Plan:
             for entry in self.layout.entries
             if entry.name in number and entry.begin < entry.end
         )
+        self._are_later: list[bool] | None = None
+        self._parts = Parts([], [], [])
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         return tuple(tensors) == self.names and _specs(tensors) == self.specs
@@ -51,9 +59,51 @@ class Plan:
         begin = index * self.chunk_bytes
         return begin, min(begin + self.chunk_bytes, self.layout.data_bytes)
 
+    def parts(self, are_later: list[bool]) -> Parts:
+        """`are_later` says of every tensor whether it is copied later; the same from save to save."""
+        if are_later != self._are_later:
+            now = [place for place in self.places if not are_later[place[0]]]
+            later = [place for place in self.places if are_later[place[0]]]
+            self._are_later, self._parts = are_later, Parts(now, later, self._pieces(later))
+        return self._parts
+
+    def _pieces(self, places: Sequence[tuple[int, Entry]]) -> list[list[Piece]]:
+        pieces = []
+        rest = deque(places)
+        for index in range(self.chunks):
+            begin, stop = self.chunk(index)
+            pieces.append([Piece(at, min(at + PIECE_BYTES, stop), []) for at in range(begin, stop, PIECE_BYTES)])
+            for piece in pieces[-1]:
+                while rest and rest[0][1].begin < piece.end:
+                    number, entry = rest[0]
+                    begin, end = max(entry.begin, piece.begin), min(entry.end, piece.end)
+                    piece.moves.append((number, begin - entry.begin, begin, end - begin))
+                    if entry.end > piece.end:
+                        break
+                    rest.popleft()
+        return pieces
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of bytes of the image that is copied, and then added up: `moves` are tensor, offset in it, place, size."""
+
+    begin: int
+    end: int
+    moves: list[tuple[int, int, int, int]]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Tensors (their number) and places: to be copied now, later, and the pieces of each chunk of those."""
+
+    now: list[tuple[int, Entry]]
+    later: list[tuple[int, Entry]]
+    pieces: list[list[Piece]]
+
 
 class Copy:
-    """One copy of a state into `image`, from its first byte on. Made in the training's thread, run in another."""
+    """One copy of a state into `image`, from its first byte on. Made in the training's thread, run in others."""
 
     def __init__(
         self, plan: Plan, image: Image, tensors: Mapping[str, torch.Tensor], later: Iterable[torch.Tensor] = ()
@@ -64,56 +114,51 @@ class Copy:
         self.hurry = False  # somebody waits for `copied`: leave the checksums for after it
         self._fault: RuntimeError | None = None
         self._sums: list[int | None] = [None] * plan.chunks
-        self._complete = 0  # chunks that the writer knows to be complete
-        self._ready: queue.SimpleQueue[int] = queue.SimpleQueue()
-        waiting = {tensor.data_ptr() for tensor in later}
-        sources = list(tensors.values())
-        self._left: list[tuple[torch.Tensor, Entry]] = []
-        devices = set()
+        self._complete: list[bool] = [False] * plan.chunks
+        self._turns = iter(range(plan.chunks))  # of the threads that copy
+        self._finished: list[int] = []
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._sources = list(tensors.values())
+        self._from = list(map(torch.Tensor.data_ptr, self._sources))
+        waiting = set(map(torch.Tensor.data_ptr, later))
+        self._parts = plan.parts([pointer in waiting for pointer in self._from])
         with torch.no_grad():
-            for index, entry in plan.places:
-                source = sources[index]
-                if not source.is_cpu:
-                    devices.add(source.device)
-                if source.data_ptr() in waiting:
-                    self._left.append((source, entry))
-                else:
-                    self._copy(source, entry, entry.begin, entry.end)
+            for number, entry in self._parts.now:
+                self._copy(number, entry)
+        devices = {source.device for source in self._sources if not source.is_cpu}
         # They begin after all that is queued so far, the copies just made included.
         self._streams = {device: _side_stream(device) for device in devices}
 
-    @torch.no_grad()
-    def run(self) -> None:
-        """Copy what is left, chunk by chunk, with the checksum while a chunk is still in the cache."""
-        done, step = 0, self.plan.chunk_bytes
+    def run(self, threads: Executor | None = None) -> None:
+        """Copy what is left, each piece added up while it is still in the cache. With `threads` two at a time.
+
+        Two, for the training's own threads share every piece of work evenly: as much is taken from each of them.
+        """
         try:
-            for source, entry in self._left:
-                stream = self._streams.get(source.device) if self._streams else None
-                with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
-                    at = entry.begin
-                    while at < entry.end:
-                        done = self._announce(done, at)
-                        stop = min(entry.end, (at // step + 1) * step) if _is_plain(source) else entry.end
-                        self._copy(source, entry, at, stop)
-                        at = stop
-            for stream in self._streams.values():
-                stream.synchronize()
+            odd = self._copy_odd()
         except RuntimeError as fault:  # a device that failed
             self._fault = fault
-            self._ready.put(self.plan.chunks)
+            self._complete = [True] * self.plan.chunks
+            self._end()
             raise
-        finally:
-            self.copied.set()
-            self._left = []
-        self._announce(done, self.plan.layout.data_bytes)
+        if not self.plan.chunks:
+            self._end()
+        other = beside(threads, self._copy_chunks, odd) if self.plan.chunks > 1 else None
+        self._copy_chunks(odd)
+        if other is not None and not other.cancel():
+            other.result()
 
     def checksum(self, index: int) -> int:
-        """Chunk `index`'s checksum, once the chunk is complete. OSError where copying it failed."""
-        while self._complete <= index:
-            self._complete = self._ready.get()
+        """Chunk `index`'s checksum, once it is complete. OSError where copying failed. One caller at a time."""
+        while not self._complete[index]:
+            self._news.get()
         if self._fault is not None:
             raise OSError(errno.EIO, f"the state could not be copied: {self._fault}")
-        return self._sum(index)
+        value = self._sums[index]
+        if value is None:
+            begin, end = self.plan.chunk(index)
+            value = self._sums[index] = checksum(self.image.bytes[begin:end])
+        return value
 
     def wait(self) -> None:
         """Return when the state's own tensors may be changed."""
@@ -121,31 +166,65 @@ class Copy:
             self.hurry = True
             self.copied.wait()
 
-    def _copy(self, source: torch.Tensor, entry: Entry, begin: int, end: int) -> None:
-        """Bytes `begin` to `end` of the image, which lie in `entry`; all of it where it is not one run of bytes."""
+    @torch.no_grad()
+    def _copy_odd(self) -> set[int]:
+        """Copy the tensors that are not one run of bytes in this machine's memory; their numbers."""
+        odd = set()
+        for number, entry in self._parts.later:
+            source = self._sources[number]
+            if not _is_plain(source):
+                odd.add(number)
+                stream = self._streams.get(source.device)
+                with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+                    self._copy(number, entry)
+        for stream in self._streams.values():
+            stream.synchronize()
+        return odd
+
+    def _copy_chunks(self, odd: set[int]) -> None:
+        """Take the next chunk until none is left."""
+        origin, target = self._from, self.image.address
+        if len(odd) == len(self._parts.later):
+            self.copied.set()
+        for index in self._turns:
+            value = 0 if self.image.blocks is not None else None
+            for piece in self._parts.pieces[index]:
+                for number, offset, at, size in piece.moves:
+                    if number not in odd:
+                        move = _held_move if size <= HELD_BYTES_MAX else ctypes.memmove
+                        move(target + at, origin[number] + offset, size)
+                if self.hurry and not self.copied.is_set():
+                    value = None
+                elif value is not None and self.image.blocks is not None:
+                    value = sum_blocks(self.image.blocks[piece.begin // BLOCK_BYTES : piece.end // BLOCK_BYTES], value)
+            self._sums[index], self._complete[index] = value, True
+            self._finished.append(index)
+            if len(self._finished) == self.plan.chunks:
+                self._end()
+            self._news.put(None)
+
+    def _copy(self, number: int, entry: Entry) -> None:
+        source, size = self._sources[number], entry.end - entry.begin
         if _is_plain(source):
-            move = _held_move if end - begin <= HELD_BYTES_MAX else ctypes.memmove
-            move(self.image.address + begin, source.data_ptr() + begin - entry.begin, end - begin)
+            move = _held_move if size <= HELD_BYTES_MAX else ctypes.memmove
+            move(self.image.address + entry.begin, self._from[number], size)
         else:
             self.image.tensor(entry, 0).copy_(source, non_blocking=True)
 
-    def _sum(self, index: int) -> int:
-        value = self._sums[index]
-        if value is None:
-            begin, end = self.plan.chunk(index)
-            value = self._sums[index] = checksum(self.image.bytes[begin:end])
-        return value
+    def _end(self) -> None:
+        self._sources = []
+        self.copied.set()
+        self._news.put(None)
 
-    def _announce(self, done: int, upto: int) -> int:
-        """Chunks that end at or before `upto` are complete; returns their number."""
-        if self._streams and not self.copied.is_set():
-            return done  # copies from a device are only queued yet
-        while done < self.plan.chunks and self.plan.chunk(done)[1] <= upto:
-            if not self.hurry:
-                self._sum(done)
-            done += 1
-            self._ready.put(done)
-        return done
+
+def beside(threads: Executor | None, call: Callable[..., Any], *arguments: Any) -> Future[Any] | None:
+    """`call` in another thread; None where there is none, or where the interpreter ends and gives none any more."""
+    if threads is None:
+        return None
+    try:
+        return threads.submit(call, *arguments)
+    except RuntimeError:
+        return None
 
 
 def _specs(tensors: Mapping[str, torch.Tensor]) -> list[tuple[torch.dtype, torch.Size]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from spotheal.training.checksum import as_blocks
 from spotheal.training.format import ALIGNMENT, Entry, Layout
 
 _DTYPES: Mapping[str, str] = {
@@ -46,6 +47,7 @@ class Image:
             _pin(owner)
         self.bytes = torch.frombuffer(owner, dtype=torch.uint8)
         self.view = memoryview(memory)
+        self.blocks = as_blocks(self.bytes)
 
     def tensors(self, layout: Layout, data_at: int) -> dict[str, torch.Tensor]:
         """Every tensor of `layout` as a view of the image: valid as long as nothing else is written there."""

@@ -255,7 +255,7 @@ class Loop:
         self.session.finish(self.step, self._gather)
 
     def _gather(self) -> Any:
-        return {"parts": {name: part.state_dict() for name, part in self.parts.items()}, "step": self.step}
+        return {"parts": {name: state.part_state(part) for name, part in self.parts.items()}, "step": self.step}
 
 
 def resume(session: Session | None = None, **parts: Any) -> Loop:

@@ -12,6 +12,7 @@ import errno
 import functools
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from spotheal.training.checksum import checksum
+from spotheal.training.copying import beside
 from spotheal.training.files import Files, open_regular, read_into
 from spotheal.training.format import (
     ALIGNMENT,
@@ -42,7 +44,7 @@ BROKEN = "broken-"
 class Payload:
     """What is to be written: the data, from the first byte of the image on, and what the header is made of.
 
-    `state` is values for JSON, turned into text by the writer: that is work which the training need not wait for.
+    `state` is values for JSON, or gives their text: made by the writer, for the training need not wait for it.
     """
 
     image: Image
@@ -54,7 +56,7 @@ class Payload:
 
     @functools.cached_property
     def state_json(self) -> str:
-        return to_json(self.state)
+        return str(self.state()) if callable(self.state) else to_json(self.state)
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,9 @@ class Series:
         return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
 
     # ---------------------------------------------------------------------------------------------------------- write
-    def write(self, files: Files, payload: Payload, checksums: Callable[[int], int]) -> Path:
+    def write(
+        self, files: Files, payload: Payload, checksums: Callable[[int], int], threads: Executor | None = None
+    ) -> Path:
         """Write `payload` as step `payload.step`, durably; the path once it is acknowledged.
 
         `checksums(i)` gives chunk i's checksum and may wait until that chunk of the image is complete.
@@ -87,7 +91,7 @@ class Series:
         """
         final = self.path(payload.step)
         self._free_a_slot(files, final)
-        write_file(files, self.temporary, payload, checksums)
+        write_file(files, self.temporary, payload, checksums, threads)
         files.rename(self.temporary, final)
         files.sync_folder(self.folder)
         return final
@@ -105,26 +109,27 @@ class Series:
             files.sync_folder(self.folder)
 
 
-def write_file(files: Files, path: Path, payload: Payload, checksums: Callable[[int], int]) -> None:
-    """The file itself, made or overwritten, its header last; OSError where it fails, and then it is gone."""
-    layout, image, chunk_bytes = payload.layout, payload.image, payload.chunk_bytes
+def write_file(
+    files: Files, path: Path, payload: Payload, checksums: Callable[[int], int], threads: Executor | None = None
+) -> None:
+    """The file itself, made or overwritten, its header last; OSError where it fails, and then it is gone.
+
+    With `threads` two chunks are written at a time. `checksums` is called in order, by one thread at a time.
+    """
+    layout = payload.layout
     texts = payload.state_json, payload.info_json
-    room = header_room(layout, *texts, chunk_bytes)
+    room = header_room(layout, *texts, payload.chunk_bytes)
     fd = files.create(path)
     direct = None
     try:
         files.write(fd, bytes(ALIGNMENT), 0)
-        files.truncate(fd, room + layout.data_bytes)
+        if os.fstat(fd).st_size != room + layout.data_bytes:
+            files.truncate(fd, room + layout.data_bytes)
         files.fsync(fd)
         direct = files.direct(path)
-        out = fd if direct is None else direct
-        sums = []
-        for index, begin in enumerate(range(0, layout.data_bytes, chunk_bytes)):
-            sums.append(checksums(index))
-            end = min(begin + chunk_bytes, layout.data_bytes)
-            out = _write_chunk(files, fd, out, image.view[begin:end], room + begin)
+        sums = _write_chunks(files, (fd, direct), payload, room, checksums, threads)
         files.fsync(fd)
-        whole = header_bytes(layout, payload.step, *texts, chunk_bytes, sums, room)
+        whole = header_bytes(layout, payload.step, *texts, payload.chunk_bytes, sums, room)
         files.write(fd, whole, 0)
         files.fsync(fd)
     except OSError:
@@ -136,6 +141,46 @@ def write_file(files: Files, path: Path, payload: Payload, checksums: Callable[[
         files.close(fd)
         if direct is not None:
             files.close(direct)
+
+
+def _write_chunks(
+    files: Files,
+    descriptors: tuple[int, int | None],
+    payload: Payload,
+    room: int,
+    checksums: Callable[[int], int],
+    threads: Executor | None,
+) -> list[int]:
+    """Write the data as its chunks become complete; their checksums. When this returns or raises no write is left."""
+    fd, direct = descriptors
+    sums: list[int] = []
+    rest = iter(range(0, payload.layout.data_bytes, payload.chunk_bytes))
+    turn = threading.Lock()
+    failed = threading.Event()
+
+    def write_in_turn() -> None:
+        out = fd if direct is None else direct
+        try:
+            while True:
+                with turn:
+                    begin = next(rest, None)
+                    if begin is None or failed.is_set():
+                        return
+                    sums.append(checksums(len(sums)))
+                end = min(begin + payload.chunk_bytes, payload.layout.data_bytes)
+                out = _write_chunk(files, fd, out, payload.image.view[begin:end], room + begin)
+        except BaseException:
+            failed.set()
+            raise
+
+    other = beside(threads, write_in_turn) if payload.layout.data_bytes > payload.chunk_bytes else None
+    try:
+        write_in_turn()
+    finally:
+        fault = other.exception() if other is not None and not other.cancel() else None
+    if fault is not None:
+        raise fault
+    return sums
 
 
 def _write_chunk(files: Files, fd: int, out: int, data: memoryview, at: int) -> int:

@@ -1,0 +1,225 @@
+"""Between two saves anything may change: names, shapes, types, order, identity. What is saved is always the state."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("hypothesis")
+
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as some  # noqa: E402
+from torch import nn  # noqa: E402
+
+from spotheal.training import state  # noqa: E402
+from spotheal.training.checkpoint import Store  # noqa: E402
+from spotheal.training.skeleton import Skeleton  # noqa: E402
+
+NAMES = some.sampled_from(["a", "b", "a/b", "$c", "0", ""])
+DTYPES = some.sampled_from([torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16])
+
+
+@some.composite
+def tensors(draw: Any) -> Any:
+    shape = draw(some.lists(some.integers(0, 3), max_size=2))
+    tensor = torch.full(shape, draw(some.integers(0, 1)), dtype=draw(DTYPES))
+    if draw(some.booleans()) and tensor.dim() == 2:
+        tensor = tensor.t()
+    if draw(some.booleans()) and tensor.is_floating_point():
+        return nn.Parameter(tensor)
+    return tensor
+
+
+LEAVES = (
+    some.none() | some.booleans() | some.integers() | some.floats(allow_nan=False) | some.text(max_size=3)
+    | some.binary(max_size=3) | tensors()
+)  # fmt: skip
+KEYS = NAMES | some.integers(0, 2) | some.booleans() | some.tuples(some.integers(0, 1))
+TREES = some.recursive(
+    LEAVES | some.sets(some.integers(0, 3), max_size=2),
+    lambda inner: (
+        some.lists(inner, max_size=3)
+        | some.tuples(inner, inner)
+        | some.dictionaries(NAMES, inner, max_size=3)
+        | some.dictionaries(KEYS, inner, max_size=3)
+        | some.dictionaries(NAMES, inner, max_size=3).map(OrderedDict)
+    ),
+    max_leaves=8,
+)
+
+
+def alike(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(alike, one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
+@settings(max_examples=120, deadline=None)
+@given(TREES, TREES)
+def test_a_tree_that_fits_the_skeleton_is_taken_apart_as_pack_does_it(one: Any, other: Any) -> None:
+    skeleton = Skeleton(one)
+    for tree in (one, other):
+        packed, values = state.pack(tree)
+        leaves = skeleton.leaves(tree) if skeleton.exact else None
+        if leaves is None:
+            assert tree is other or not skeleton.exact
+            continue
+        named = skeleton.named(leaves)
+        assert list(named) == list(packed)
+        assert all(alike(named[name].detach(), packed[name]) for name in packed)
+        assert skeleton.text(skeleton.plain(leaves)) == state.to_json(values)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(trees=some.lists(TREES, min_size=2, max_size=5), data=some.data())
+def test_whatever_follows_whatever_each_save_holds_its_own_state(trees: list[Any], data: Any, tmp_path: Path) -> None:
+    store = Store(tmp_path / str(len(list(tmp_path.iterdir()))), chunk_bytes=4096)
+    order = data.draw(some.lists(some.sampled_from(range(len(trees))), min_size=2, max_size=6))
+    for step, index in enumerate(order):
+        store.save_now(step, trees[index])
+        loaded = store.load()
+        assert loaded is not None
+        assert loaded.step == step
+        assert alike(_as_loaded(trees[index]), loaded.tree)
+    store.close()
+
+
+def _as_loaded(tree: Any) -> Any:
+    """Parameters come back as tensors, every mapping as a dict."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach()
+    if isinstance(tree, dict):
+        return {key: _as_loaded(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_as_loaded(value) for value in tree)
+    return tree
+
+
+def test_a_training_that_grows_and_changes_its_tensors_is_saved_as_it_is(tmp_path: Path) -> None:
+    """Optimizer state appears with the first step, an average later; parameters are added, replaced, retyped."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters())
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    store = Store(tmp_path)
+
+    def step() -> None:
+        model(torch.randn(8, 4, dtype=model[0].weight.dtype)).sum().backward()
+        optimizer.step()
+
+    def average() -> None:
+        parts["average"] = torch.optim.swa_utils.AveragedModel(model)
+
+    def grow() -> None:
+        model.append(nn.Linear(4, 2))
+        optimizer.add_param_group({"params": model[2].parameters()})
+
+    def same_place_other_shape() -> None:
+        model[0].bias.data = model[0].bias.data.view(2, 2)
+
+    def back() -> None:
+        model[0].bias.data = model[0].bias.data.view(4)
+
+    def transposed_in_place() -> None:
+        model[0].weight.data = model[0].weight.data.t()
+
+    def other_type() -> None:
+        model.double()
+        optimizer.state.clear()
+
+    def frozen() -> None:
+        model[1].running_mean = None
+
+    def replaced() -> None:
+        model[0] = nn.Linear(4, 4, dtype=torch.float64)
+
+    changes = (step, step, average, step, grow, step, same_place_other_shape, back, transposed_in_place, other_type,
+               frozen, replaced, lambda: None)  # fmt: skip
+    for number, change in enumerate(changes):
+        change()
+        expected = {name: part.state_dict() for name, part in parts.items()}
+        expected = torch.utils._pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, expected)
+        later = state.changed_by_step(optimizer)
+        store.save(number, {name: state.part_state(part) for name, part in parts.items()}, later=later)
+        store.wait_copied()
+        store.flush()
+        loaded = store.load()
+        assert loaded is not None
+        assert loaded.step == number
+        assert alike(_as_loaded(expected), loaded.tree), change
+
+
+def test_two_places_never_share_a_name(tmp_path: Path) -> None:
+    tree = {"a/b": torch.zeros(2), "a": {"b": torch.ones(2)}, "c": {0: torch.zeros(1), "0": torch.ones(1)}}
+    store = Store(tmp_path)
+    store.save_now(1, tree)
+    loaded = store.load()
+    assert loaded is not None
+    assert alike(tree, loaded.tree)
+
+
+# --------------------------------------------------------------------------------------------- a module's state, faster
+class OwnState(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"seen": 3}
+
+    def set_extra_state(self, extra: Any) -> None:
+        pass
+
+
+def hooked() -> nn.Module:
+    module = nn.Sequential(nn.Linear(2, 2))
+
+    def without_bias(module: nn.Module, own: dict[str, Any], prefix: str, _: Any) -> None:
+        del own[prefix + "bias"]
+
+    module[0].register_state_dict_post_hook(without_bias)
+    return module
+
+
+def shared() -> nn.Module:
+    inner = nn.Linear(2, 2)
+    return nn.Sequential(inner, nn.ReLU(), inner)
+
+
+def not_persistent() -> nn.Module:
+    module = nn.BatchNorm1d(3)
+    module.register_buffer("scratch", torch.ones(2), persistent=False)
+    module.register_buffer("nothing", None)
+    return module
+
+
+def patched() -> nn.Module:
+    module = nn.Sequential(nn.Linear(2, 2))
+    setattr(module[0], "state_dict", lambda *_, **__: {"other": torch.ones(1)})  # noqa: B010
+    return module
+
+
+MODULES = {
+    "plain": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2, bias=False)),
+    "own state": lambda: nn.Sequential(OwnState(2, 2)),
+    "hook": hooked,
+    "shared": shared,
+    "not persistent": not_persistent,
+    "patched": patched,
+    "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)),
+    "lists": lambda: nn.ModuleDict({"a": nn.ModuleList([nn.Linear(1, 1)]), "b": nn.ParameterList([torch.ones(2)])}),
+    "attention": lambda: nn.TransformerEncoderLayer(4, 2),
+    "average": lambda: torch.optim.swa_utils.AveragedModel(nn.Linear(2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_state_of_a_module_is_what_state_dict_says(name: str) -> None:
+    module = MODULES[name]()
+    expected, found = module.state_dict(), state.part_state(module)
+    assert list(found) == list(expected)
+    assert alike(_as_loaded(dict(expected)), _as_loaded(dict(found)))
