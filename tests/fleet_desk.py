@@ -15,6 +15,7 @@ from typing import Any
 import boto3
 import pytest
 from moto import mock_aws
+from moto.iam.models import iam_backends
 from moto.s3.models import s3_backends
 from typer.testing import CliRunner, Result
 
@@ -171,6 +172,17 @@ def moto_clients() -> Iterator[dict[str, Any]]:
         yield {name: boto3.client(name, region_name=REGION) for name in ("ec2", "s3", "sts", "pricing", "iam")}
 
 
+def _make_roles(iam: Any) -> None:
+    """Those that `FLEET` names, of somebody's own making."""
+    statement = {"Effect": "Allow", "Action": "ec2:Describe*", "Resource": "*"}
+    nothing = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    for name in ("fleet", "better", "agent"):
+        iam.create_role(RoleName=name, AssumeRolePolicyDocument=nothing)
+        iam.put_role_policy(RoleName=name, PolicyName="theirs", PolicyDocument=nothing)
+    iam.create_instance_profile(InstanceProfileName="agent")
+    iam.add_role_to_instance_profile(InstanceProfileName="agent", RoleName="agent")
+
+
 @pytest.fixture
 def desk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheels: Wheelhouse, moto_clients: dict[str, Any]
@@ -190,6 +202,8 @@ def desk(
         )
     monkeypatch.chdir(folder)
     s3_backends.reset()
+    iam_backends.reset()
+    _make_roles(moto_clients["iam"])
     account = Account(moto_clients)
     for client in moto_clients.values():
         monkeypatch.setattr(client, "_make_api_call", functools.partial(account.counted, client._make_api_call))
