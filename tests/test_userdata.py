@@ -443,16 +443,21 @@ def _earlier_launches(cloud: Cloud, outcomes: list[dict[str, object]]) -> None:
 FAILED: dict[str, object] = {"outcome": "boot failed", "reason": "x"}
 
 
-def test_the_fifth_boot_in_a_row_that_fails_parks_the_run(instance: Instance, cloud: Cloud) -> None:
+@pytest.mark.parametrize(
+    "spoil", [_changed, _wheel_missing, _wheel_changed], ids=lambda spoil: spoil.__name__.strip("_")
+)
+def test_the_fifth_boot_in_a_row_that_fails_parks_the_run(
+    instance: Instance, cloud: Cloud, spoil: Callable[[Cloud], str]
+) -> None:
     _earlier_launches(cloud, [FAILED, {"outcome": "interrupted"}, FAILED, FAILED, {"outcome": "booting"}])
     cloud.objects["status.json"] = json.dumps({"phase": "training", "volume": "vol-1"}).encode()
     cloud.refused_cancels = 1
-    instance.boot(_changed(cloud))
+    instance.boot(spoil(cloud))
     status = cloud.document("status.json")
     assert (status["phase"], status["volume"], status["fleet"]) == ("parked", "vol-1", FLEET)
-    assert str(status["reason"]).startswith(
-        "5 launches in a row acknowledged no new checkpoint; the last one said: the"
-    )
+    reason = str(status["reason"])
+    assert reason.startswith("5 launches in a row acknowledged no new checkpoint; the last one said: ")
+    assert PERMANENT[spoil] in reason
     cancels = [form for form in cloud.ec2 if form["Action"] == "CancelSpotFleetRequests"]
     assert len(cancels) == 2, "refused inside a successful answer, then done"
     assert cancels[0]["SpotFleetRequestId.1"] == FLEET and cancels[0]["TerminateInstances"] == "true"

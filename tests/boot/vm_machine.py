@@ -149,7 +149,7 @@ class VirtualMachine(Machine):
             "-smbios", "type=0,vendor=Amazon EC2,version=1.0",
             "-smbios", f"type=1,manufacturer=Amazon EC2,product={self.launch.instance_type},serial={UUID},uuid={UUID}",
             "-kernel", str(image.kernel), "-initrd", str(image.initrd),
-            "-append", f"root=LABEL={LABEL} rw console=ttyS0 quiet loglevel=4 mitigations=off",
+            "-append", f"root=LABEL={LABEL} rw console=ttyS0 earlyprintk=ttyS0 mitigations=off",
             "-chardev", f"file,id=console,path={self.console}", "-serial", "chardev:console",
             "-chardev", f"socket,id=operator,path={own}/operator,server=on,wait=off", "-serial", "chardev:operator",
             "-qmp", f"unix:{own}/qmp,server=on,wait=off",
