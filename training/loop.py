@@ -411,7 +411,7 @@ def resume(run: Run, store: Store | NoStore, report: Reporter) -> Loaded | None:
     return loaded
 
 
-def go_on_as_another_world(run: Run, rates: Sequence[float]) -> None:
+def go_on_as_another_world(run: Run, rates: Sequence[Any]) -> None:
     """The schedule at the same share of all samples; `rates`: the highest ones with this number of ranks."""
     scheduler: Any = run.scheduler
     samples = run.sampler.state_dict()["position"] + run.sampler.epoch * run.sampler.length
