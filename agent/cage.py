@@ -10,6 +10,7 @@ metadata service, by AWS_EC2_METADATA_SERVICE_ENDPOINT.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -88,6 +89,7 @@ def enclose(
         ended = end_all_of(account, clock)  # of an agent that was killed: what it left may not see the next secrets
         if ended:
             log.error("processes of an earlier cage cannot be killed", processes=ended)
+        shutil.rmtree(sandbox.scratch, ignore_errors=True)  # /tmp of an earlier boot, as systemd empties it
     cage = Cage(account, log)
     if mode == "on":
         cage.relay = Relay(ask, credentials)
