@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from spotheal.agent.clock import rfc3339
-from spotheal.agent.contract import Progress, read_progress
+from spotheal.agent.contract import Progress
 
 _PROGRESS_BYTES_MAX = 1 << 20
 _SMALL_BYTES = 1024
@@ -92,13 +92,18 @@ def set_aside(folder: Path, seen: Seen, now: datetime) -> Path:
 def progress_of(path: Path) -> tuple[Progress, int] | None:
     """The progress document and a number that changes whenever it is written anew; None where there is none."""
     try:
-        status = os.lstat(path)
-    except OSError:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(file.fileno())  # of what is open: a name may mean another file a moment later
+            if not stat.S_ISREG(status.st_mode):
+                return None  # a pipe would hold the agent up
+            text = file.read(_PROGRESS_BYTES_MAX + 1)
+        if len(text) > _PROGRESS_BYTES_MAX:
+            return None
+        progress = Progress.from_json(text.decode("utf-8"))
+    except (OSError, ValueError):
         return None
-    if not stat.S_ISREG(status.st_mode) or status.st_size > _PROGRESS_BYTES_MAX:
-        return None  # a pipe would hold the agent up, a large file fill its memory
-    progress = read_progress(path)
-    return None if progress is None else (progress, hash((status.st_ino, status.st_mtime_ns, status.st_size)))
+    return progress, hash((status.st_ino, status.st_mtime_ns, status.st_size))
 
 
 def drop_metrics_after(path: Path, step: int) -> int:
