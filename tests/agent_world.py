@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ class AgentWorld:
     job: dict[str, Any] = field(default_factory=dict)
     revision: str = ""
     client: Any = None  # of ssm, secretsmanager and sts
+    target: int = 1  # instances of the fleet; `another()` is the next one
 
     def __post_init__(self) -> None:
         self.clock = SystemClock()
@@ -129,11 +131,11 @@ class AgentWorld:
             VolumeType="gp3",
             TagSpecifications=[{"ResourceType": "volume", "Tags": _tags(self.config)}],
         )["VolumeId"]
-        self.fleet = self.operator.request_spot_fleet(SpotFleetRequestConfig=_fleet())["SpotFleetRequestId"]
+        self.fleet = self.operator.request_spot_fleet(SpotFleetRequestConfig=_fleet(self.target))["SpotFleetRequestId"]
         self.store.put_json("fleet.json", {"fleet_id": self.fleet})
         self.rulebook.pin_next_zone("us-west-2a")
         deadline = time.monotonic() + 10
-        while not self.launched and time.monotonic() < deadline:
+        while len(self.launched) < self.target and time.monotonic() < deadline:
             self.rulebook.tick()
             time.sleep(0.01)
         self.instance = self.launched[0]
@@ -192,6 +194,13 @@ class AgentWorld:
         )
         return run(self.config, world)
 
+    def another(self) -> AgentWorld:
+        """The same account, seen by the fleet's second instance."""
+        other = copy.copy(self)
+        other.instance, other.asked_to_stop = self.launched[1], threading.Event()
+        other.metadata = ToldMetadata(replace(self.metadata.who, instance=other.instance))
+        return other
+
     def status(self) -> dict[str, Any]:
         return self.store.read_status() or {}
 
@@ -214,7 +223,7 @@ def _tags(config: InstanceConfig) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
-def _fleet() -> dict[str, Any]:
+def _fleet(target: int) -> dict[str, Any]:
     specification = {
         "ImageId": "ami-00000000000000001",
         "InstanceType": "g5.xlarge",
@@ -223,7 +232,7 @@ def _fleet() -> dict[str, Any]:
     }
     return {
         "IamFleetRole": "arn:aws:iam::123456789012:role/fleet",
-        "TargetCapacity": 1,
+        "TargetCapacity": target,
         "Type": "maintain",
         "AllocationStrategy": "lowestPrice",
         "LaunchSpecifications": [specification],

@@ -156,6 +156,45 @@ def test_a_notice_leaves_a_handover_and_keeps_the_fleet(tmp_path: Path) -> None:
     assert world.store.launches()[0]["acknowledged"]
 
 
+def test_a_notice_during_setup_ends_it_and_leaves_the_volume_to_another(tmp_path: Path) -> None:
+    setup = [["sh", "-c", f"touch {tmp_path}/begun; sleep 600"]]
+    world = AgentWorld(tmp_path, "raise SystemExit('must not run')", job={"job": {"setup": setup}})
+
+    def notice() -> None:
+        world.metadata.action = SpotAction("terminate", world.clock.now() + timedelta(seconds=120))
+
+    after((tmp_path / "begun").exists, notice)
+    after(
+        lambda: any(event["event"] == "handover" for event in world.events()),
+        lambda: world.rulebook.kill(world.instance),
+    )
+    assert ExitCode.OK == world.live()
+    assert ("interrupted", "active") == (world.store.launches()[0]["outcome"], world.fleet_state())
+    handover = next(event for event in world.events() if event["event"] == "handover")
+    assert (True, True) == (bool(handover["snapshot"]), handover["detached"])
+
+
+def test_of_two_agents_that_race_for_one_volume_one_trains(tmp_path: Path) -> None:
+    """Whole agents, with real trainers; the loser waits, and goes with the fleet."""
+    script = SAVING.replace("while not told:", "while not told and step < 20:")
+    world = AgentWorld(tmp_path, script.replace("exit(75)", "exit(75 if told else 0)"), target=2)
+    other = world.another()
+    codes: dict[str, ExitCode] = {}
+    lives = [
+        threading.Thread(target=lambda one=one: codes.update({one.instance: one.live()}), daemon=True)  # type: ignore[misc]
+        for one in (world, other)
+    ]
+    for life in lives:
+        life.start()
+    for life in lives:
+        life.join(90)
+    started = {event["instance"] for event in world.events() if event["event"] == "trainer-started"}
+    winner = world.store.highest_term()
+    assert winner is not None
+    assert ({winner.instance}, 1, "done") == (started, winner.number, world.status()["phase"])
+    assert {world.instance, other.instance} == set(codes) and ExitCode.OK == codes[winner.instance]
+
+
 def test_a_notice_that_is_withdrawn_lets_the_training_go_on(tmp_path: Path) -> None:
     world = AgentWorld(tmp_path, SAVING)
 
@@ -201,7 +240,7 @@ def test_an_instance_launched_into_a_finished_run_only_cancels_its_fleet(tmp_pat
 def test_five_launches_that_gained_nothing_park_the_run(tmp_path: Path) -> None:
     world = AgentWorld(tmp_path, "raise SystemExit('must not run')")
     for number in range(5):
-        world.store.count_launch(f"i-{number}", {"time": "2026", "reason": "a wheel is missing"})  # as bootstrap.py does
+        world.store.count_launch(f"i-{number}", {"time": "2026", "reason": "a wheel is missing"})
     assert ExitCode.OK == world.live()
     assert "parked" == world.status()["phase"]
     assert "a wheel is missing" in world.status()["reason"]

@@ -35,7 +35,7 @@ from spotheal.agent import interruption, ledger, life, run, status, trainer_stag
 from spotheal.agent.clock import rfc3339
 from spotheal.agent.config import InstanceConfig, parse_job
 from spotheal.agent.contract import Notice, Progress, Saved
-from spotheal.agent.errors import SetupFailed, SpothealError
+from spotheal.agent.errors import Interrupted, SetupFailed, SpothealError
 from spotheal.agent.finish import LAUNCHES_WITHOUT_PROGRESS_MAX, STARTS_WITHOUT_PROGRESS_MAX
 from spotheal.agent.gpus import BARRED_LAUNCHES_MAX, Found
 from spotheal.agent.memory import RunMemory
@@ -74,6 +74,7 @@ class LifeRegion(Region):
         self.recorded: set[str] = set()  # the end that the status says
         self.config, self.types = CONFIG, {"g5.xlarge": tuple(self.rules.zones)}  # and the zones each may be placed in
         self.gpus = {"g5.xlarge": Found((23028,), 1), "g4dn.xlarge": Found((15360,), 1)}
+        self.clone_seconds = self.setup_seconds = 0.0
         self.driver_is_slow = False  # the look at the GPUs takes longer than healing
         self.store_may_hang = self.store_hangs = False
         self.trainer_is_foreign = False  # it writes no progress file: nobody knows what it has saved
@@ -387,6 +388,7 @@ class SimulatedLife(life.Life):
     def start_clone(self) -> Any:
         def clone() -> None:
             self._world.host.gate("git clone")  # type: ignore[attr-defined]
+            self._clock.sleep(region.clone_seconds, until=self._stop)
 
         region = self._world.host.region  # type: ignore[attr-defined]
         self._gpu_look = SimpleNamespace(  # type: ignore[assignment]
@@ -399,6 +401,8 @@ class SimulatedLife(life.Life):
     def prepare(self, clone: Any) -> None:
         clone.result()
         self._world.host.gate("setup")  # type: ignore[attr-defined]
+        if self._clock.sleep(self._world.host.region.setup_seconds, until=self._stop):  # type: ignore[attr-defined]
+            raise Interrupted("this machine goes away")
         if self._world.host.region.ending == ("set-up failed", 0):  # type: ignore[attr-defined]
             self._world.host.region.ended_by = "set-up failed"  # type: ignore[attr-defined]
             raise SetupFailed("the setup command exited with 1")

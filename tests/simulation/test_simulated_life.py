@@ -12,7 +12,9 @@ from dataclasses import replace
 
 import pytest
 from crashes import KINDS, STORIES, fault_of, singles, some_pairs, tell
+from histories import leaves_nothing_behind
 from simulated_life import CONFIG, JOB, LifeRegion
+from simulated_world import BOOT_SECONDS
 
 from spotheal.agent.config import parse_job
 from spotheal.agent.gpus import BARRED_LAUNCHES_MAX, Found
@@ -182,6 +184,47 @@ def test_a_mount_that_nothing_frees_stays_attached_and_loses_nothing():
     tell("notice, mount stays busy")
 
 
+def noticed_at(second, **region):
+    """A run in another zone than its volume, with a clone and a setup of ten seconds each; its first machine gets a
+    notice so many seconds after its user data began."""
+    with LifeRegion(ending=("done", 5), snapshot_seconds=5.0, **region) as found:
+        found.clone_seconds = found.setup_seconds = 10.0
+        found.add_another_job(D)
+        found.request(A, launch_in=[B, A], filesystem="xfs", steps=(1, 2))
+        found.time.run(BOOT_SECONDS + 10.0 + second)
+        first = next(iter(found.machines.values()))
+        if first.alive and not first.going_down:
+            found.interrupt(first)
+        assert found.time.run(2 * HOUR, found.is_over)
+        assert "done" == found.documents("status.json")[0]["phase"]
+        leaves_nothing_behind(found)
+        return first, found
+
+
+@pytest.mark.parametrize("begin", range(0, 100, 20))
+def test_a_notice_at_any_second_of_a_life_loses_nothing(begin):
+    """While the volume is moved, during the clone and `setup`, at the first step, during a save, and after the end."""
+    for second in range(begin, begin + 20, 2):
+        noticed_at(float(second))
+
+
+def test_a_notice_during_the_clone_and_during_setup_trains_nothing_there():
+    for second in (4.0, 20.0):  # the clone goes on while the volume is moved; then comes setup
+        first, region = noticed_at(second)
+        assert [] == first.trained_from
+        assert (second == 20.0) == ((first.id, "setup") in region.calls)
+        assert "interrupted" == region.launches()[0]["outcome"]
+
+
+def test_a_permanent_fault_of_the_setup_ends_the_fleet_within_three_minutes():
+    with LifeRegion(ending=("set-up failed", 0)) as region:
+        region.clone_seconds = region.setup_seconds = 30.0
+        region.request(A, launch_in=[A])
+        assert region.time.run(HOUR, lambda: region.fleet_state(region.fleet).startswith("cancelled"))
+        launched = next(iter(region.machines.values())).launched_at
+        assert region.time.seconds - (launched + BOOT_SECONDS) < 180.0
+
+
 @pytest.mark.parametrize("lead", [0.0, 5.0, 30.0])
 def test_a_notice_that_comes_late_loses_no_acknowledged_step(lead):
     with LifeRegion(ending=("done", 7)) as region:
@@ -200,7 +243,7 @@ def asking(memory_gib):
 
 @pytest.mark.parametrize("slow", [False, True])
 def test_a_type_whose_gpu_is_too_small_is_barred_and_another_goes_on(slow):
-    """No failure is counted, and only a machine that looks at its GPU for the first time may have the volume by then."""
+    """No failure is counted, and only a machine that looks at its GPU first may have the volume by then."""
     with LifeRegion(ending=("done", 5)) as region:
         region.driver_is_slow = slow
         region.config, region.types = asking(24), {SMALL: (A, B), LARGE: (C,)}
