@@ -1,0 +1,236 @@
+"""What a report tells: a run's store and AWS, read (IO), and put together (pure). `report_page` draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from spotheal.agent.clock import rfc3339
+from spotheal.agent.errors import NotFound
+from spotheal.agent.history import Event, moment_of
+from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.stays import Stay
+from spotheal.fleet.receipt import Receipt, history_of, receipt
+from spotheal.fleet.report_charts import Bar
+from spotheal.fleet.report_series import Sample, Series, is_whole, json_lines, samples_of, series_of
+from spotheal.fleet.table import duration
+
+if TYPE_CHECKING:
+    from spotheal.fleet import runs
+    from spotheal.fleet.session import Session
+    from spotheal.fleet.status import Seen
+
+SCHEMA_VERSION = 1
+_PROGRESS_FILES_MAX = 200  # of the newest instances
+
+
+@dataclass(frozen=True)
+class Resume:
+    """A start of the trainer after the first. `again`: steps beyond it that had been done already."""
+
+    time: datetime
+    instance: str
+    attempt: int | None
+    step: int | None
+    again: int
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A notice. `step`: the last the trainer completed before it, where it says so."""
+
+    time: datetime
+    instance: str
+    zone: str
+    action: str
+    step: int | None
+
+
+@dataclass(frozen=True)
+class Report:
+    job: str
+    run: str
+    phase: str
+    reason: str
+    ended: bool
+    store: str
+    revision: str
+    made: datetime
+    start: datetime
+    end: datetime
+    receipt: Receipt
+    bars: tuple[Bar, ...]
+    series: Mapping[str, Series]
+    samples: tuple[Sample, ...]
+    resumes: tuple[Resume, ...]
+    taken: tuple[Taken, ...]
+    kept_volumes: tuple[str, ...]
+
+    @property
+    def is_done(self) -> bool:
+        return self.phase == Phase.DONE.value
+
+    def to_document(self) -> dict[str, Any]:
+        """`--output json`: the same figures."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "job": self.job,
+            "run": self.run,
+            "phase": self.phase,
+            "reason": self.reason,
+            "ended": self.ended,
+            "store": self.store,
+            "revision": self.revision,
+            "made": rfc3339(self.made),
+            "start": rfc3339(self.start),
+            "end": rfc3339(self.end),
+            "seconds": round((self.end - self.start).total_seconds()),
+            "receipt": self.receipt.to_document(),
+            "interruptions": [_plain(one) for one in self.taken],
+            "resumes": [_plain(one) for one in self.resumes],
+            "curves": {
+                name: {"points": len(one.points), "first": one.points[0][1], "last": one.points[-1][1]}
+                for name, one in sorted(self.series.items())
+            },
+            "volumes_kept": list(self.kept_volumes),
+        }
+
+
+def _plain(thing: Resume | Taken) -> dict[str, Any]:
+    return {key: rfc3339(value) if isinstance(value, datetime) else value for key, value in vars(thing).items()}
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+@dataclass(frozen=True)
+class Material:
+    """`progress`: instance -> its samples as JSON lines."""
+
+    seen: Seen
+    metrics: str
+    progress: Mapping[str, str]
+
+
+def gather(session: Session, run: runs.Run) -> Material:
+    """Everything that status reads, the metrics file and the samples of each instance."""
+    from spotheal.fleet import status
+
+    seen = status.gather(session, run)
+    keys = [key for key in run.store.keys(LAYOUT.progress("").removesuffix(".jsonl")) if key.endswith(".jsonl")]
+    with ThreadPoolExecutor(8) as pool:
+        metrics = pool.submit(run.store.get_bytes, LAYOUT.metrics)
+        bodies = list(pool.map(run.store.get_bytes, keys[-_PROGRESS_FILES_MAX:]))
+        text = (metrics.result() or b"").decode(errors="replace")
+    progress = {
+        key.rpartition("/")[2].removesuffix(".jsonl"): (body or b"").decode(errors="replace")
+        for key, body in zip(keys[-_PROGRESS_FILES_MAX:], bodies, strict=True)
+    }
+    return Material(seen, text, progress)
+
+
+def make(material: Material, now: datetime) -> Report:
+    """NotFound where nothing has run yet: a report of nothing helps nobody."""
+    seen = material.seen
+    history = history_of(seen, now)
+    found = receipt(history, seen.status)
+    phase = str(seen.status.get("phase") or Phase.REQUESTED.value)
+    starts = [stay.start for stay in found.bill.stays] + ([history.requested_at] if history.requested_at else [])
+    if not found.bill.stays:
+        raise NotFound(
+            f"run {seen.run} of {seen.job} has launched no instance yet: there is nothing to report",
+            next_step=f"`fleetctl status {seen.job}`",
+        )
+    ended = phase in {one.value for one in Phase if one.is_end}
+    start = min(starts)
+    end = found.bill.until if not ended else max([stay.end for stay in found.bill.stays] or [found.bill.until])
+    samples = [one for name, text in material.progress.items() for one in samples_of(name, text)]
+    return Report(
+        job=seen.job,
+        run=seen.run,
+        phase=phase,
+        reason=str(seen.status.get("reason") or ""),
+        ended=ended,
+        store=seen.store,
+        revision=str(seen.status.get("revision") or ""),
+        made=now,
+        start=start,
+        end=max(end, start + timedelta(seconds=1)),
+        receipt=found,
+        bars=tuple(_bar(stay, history.events) for stay in found.bill.stays),
+        series=_series(material.metrics, material.progress),
+        samples=tuple(sorted(samples, key=lambda one: (one.time, one.step))),
+        resumes=tuple(_resumes(history.events)),
+        taken=tuple(_taken(history.events)),
+        kept_volumes=tuple(one.id for one in found.bill.volumes if one.exists),
+    )
+
+
+def _series(metrics: str, progress: Mapping[str, str]) -> dict[str, Series]:
+    """Of the metrics file; a trainer that writes none has its progress drawn."""
+    found = series_of(json_lines(metrics))
+    if found:
+        return found
+    lines = [line for text in progress.values() for line in json_lines(text)]
+    lines.sort(key=lambda line: str(line.get("time", "")))
+    return series_of({k: v for k, v in line.items() if k not in ("save_seconds", "stall_seconds")} for line in lines)
+
+
+def _bar(stay: Stay, events: Sequence[Event]) -> Bar:
+    own = [e for e in events if e.get("instance") == stay.instance and _within(e, stay)]
+    trained = next((moment_of(e.get("time")) for e in own if e["event"] == "trainer-started"), None)
+    moved = any(e["event"] == "volume" and e.get("moved_from") for e in own)
+    kind = "free" if stay.free else stay.lifecycle if stay.lifecycle == "on-demand" else "spot"
+    cost = "free: AWS took it within its first hour" if stay.free else (
+        "price not known" if stay.dollars is None else f"about ${stay.dollars:.4f}"
+    )
+    ends = {"aws": "taken by AWS", "run": "the run ended", "shutdown": "shut down", "unknown": "gone without a word"}
+    says = (
+        f"{stay.instance}, {stay.instance_type} in {stay.zone}, {stay.lifecycle}: {duration(stay.seconds)}"
+        f" from {stay.start:%Y-%m-%d %H:%M:%S} UTC; {ends.get(stay.ended_by, 'running')}; {cost}"
+    )
+    return Bar(
+        stay.zone or "zone not known", stay.instance_type, says, stay.start, stay.end, trained, kind,
+        stay.ended_by == "aws", moved,
+    )  # fmt: skip
+
+
+def _within(event: Event, stay: Stay) -> bool:
+    moment = moment_of(event.get("time"))
+    return moment is not None and stay.start <= moment <= stay.end + timedelta(minutes=5)
+
+
+def _resumes(events: Sequence[Event]) -> list[Resume]:
+    found: list[Resume] = []
+    furthest, started = 0, False
+    for event in events:
+        moment = moment_of(event.get("time"))
+        step = event.get("resumed_step")
+        if event["event"] == "trainer-started" and moment is not None:
+            if started or (is_whole(step) and step):
+                again = max(0, furthest - step) if is_whole(step) else 0
+                attempt = event.get("attempt")
+                found.append(Resume(
+                    moment, str(event.get("instance", "")), attempt if is_whole(attempt) else None,
+                    step if is_whole(step) else None, again,
+                ))  # fmt: skip
+            started = True
+        elif event["event"] in ("trainer-ended", "predecessor") and is_whole(event.get("last_step")):
+            furthest = max(furthest, event["last_step"])
+    return found
+
+
+def _taken(events: Sequence[Event]) -> list[Taken]:
+    """Notices, less those that were withdrawn."""
+    found: list[Taken] = []
+    for event in events:
+        name, moment = str(event.get("instance", "")), moment_of(event.get("time"))
+        if event["event"] == "notice" and event.get("action") != "shutdown" and moment is not None:
+            found.append(Taken(moment, name, str(event.get("zone", "")), str(event.get("action", "")), None))
+        elif event["event"] == "interruption-withdrawn":
+            found = [one for one in found if one.instance != name]
+        elif event["event"] == "trainer-ended" and found and found[-1].instance == name:
+            step = event.get("last_step")
+            found[-1] = replace(found[-1], step=step if is_whole(step) else found[-1].step)
+    return found

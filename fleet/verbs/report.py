@@ -1,0 +1,79 @@
+"""`fleetctl report`: a run as one page to keep or to show: what it did, what befell it, what it cost."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spotheal.agent.errors import ConfigError
+from spotheal.fleet.console import is_json, open_session, say, verb
+from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption
+
+if TYPE_CHECKING:
+    from spotheal.fleet.report import Report
+
+EXAMPLE = "fleetctl report resnet50 --out resnet50.html"
+_MARK = b'<meta name="generator" content="spotheal">'
+_MARK_WITHIN = 4096
+
+
+@verb
+def report(
+    job: JobArgument = "",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Default: JOB-report.html here; - for stdout.")
+    ] = None,
+    job_file: JobFile = None,
+    run: RunOption = "",
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """Write a page about a run: machines, curves, cost.
+
+    One HTML file that loads nothing from elsewhere, for a browser, a mail or a printer; also while the run goes on.
+    With --output json the same figures go to stdout, and a page is written only where --out names a file.
+    """
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet import report as content
+    from spotheal.fleet import show
+    from spotheal.fleet.target import find
+
+    as_json = is_json(output)
+    session, found = find(open_session(region, profile), job, job_file, run)
+    material = content.gather(session, found)
+    made = content.make(material, SystemClock().now())
+    if as_json:
+        print(show.as_json(made.to_document()))
+    if out is not None or not as_json:
+        write_page(made, out if out is not None else Path(f"{found.job}-report.html"), quiet=as_json)
+    for note in material.seen.notes:
+        say(f"note: {note}")
+
+
+def write_page(made: Report, path: Path, *, quiet: bool = False) -> None:
+    """Write the page to `path` (`-`: stdout); a file that is no report of ours is not replaced."""
+    from spotheal.fleet.report_page import page
+
+    body = page(made).encode()
+    if str(path) == "-":
+        if quiet:
+            raise ConfigError("JSON and the page cannot both go to stdout", next_step="--out FILE")
+        sys.stdout.flush()
+        sys.stdout.buffer.write(body)
+        return
+    try:
+        if path.exists() and _MARK not in path.read_bytes()[:_MARK_WITHIN]:
+            raise ConfigError(f"{path} is there already and is no report", next_step="name another file with --out")
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_bytes(body)
+        os.replace(beside, path)
+    except OSError as fault:
+        raise ConfigError(f"{path} cannot be written: {fault.strerror or fault}", next_step="--out FILE") from fault
+    if not quiet:
+        print(path)
+    say(f"about ${made.receipt.total:.2f}; {len(body) / 1000:.0f} kB, open it in a browser")
