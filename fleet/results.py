@@ -186,7 +186,8 @@ def _check(path: Path, head: dict[str, Any]) -> str:
     if path.stat().st_size != size:
         return ""
     crc = str(head.get("ChecksumCRC32") or "")
-    if crc and head.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" and "-" not in crc:
+    whole = head.get("ChecksumType") or ("COMPOSITE" if "-" in etag else "FULL_OBJECT")
+    if crc and whole == "FULL_OBJECT":
         return "crc32" if _crc32(path) == crc else ""
     if head.get("ServerSideEncryption") in (None, "AES256"):  # a key of KMS makes the ETag no MD5
         digest, _, parts = etag.partition("-")
