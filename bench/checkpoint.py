@@ -4,12 +4,14 @@ stall   training blocked: in the call, and before the optimizer's step
 first   the same at the first save of a process
 cost    extra training time until the save is durable, so hidden interference counts (peers that never fsync: ended)
 final   a durable save with training stopped, against the same bytes written with O_DIRECT and fsynced
-cpu     the same in seconds of processor time of this process, which other programs on the machine disturb less
+cpu     the same as cost in seconds of processor time of this process, which other programs disturb less
 load    a cold load, against a cold raw read of the same file; ours verifies every byte, into fresh memory
+fresh   what touching as many bytes of fresh memory takes, against that raw read: part of every load
 
 Rounds are paired: floors and contenders take their turns in each round, ratios are made within it, medians are printed.
 Peers take part in the first `--peer-rounds`. Exit 1 where a figure of ours is missed. Peers that are not installed, or
-do not work here, are named with the reason and left out.
+do not work here, are named with the reason and left out (`pip install --no-deps torch_checkpointing` for that one).
+Where there is a CUDA device, a ResNet-50 and a model of 1 B parameters on it are measured as well (`--models`).
 """
 
 from __future__ import annotations
@@ -43,21 +45,21 @@ CHUNK = 16 << 20
 
 
 class Training:
-    """A model with AdamW whose state is about `megabytes`, BatchNorm included, and its steps."""
+    """A model with AdamW, BatchNorm included, and its steps. `kind`: see `model_of`."""
 
-    def __init__(self, megabytes: int) -> None:
+    def __init__(self, kind: str, device: str = "cpu") -> None:
         torch.manual_seed(0)
-        width = 1024
-        blocks = max(1, round(megabytes * 1e6 / 12 / width**2))
-        layers: list[nn.Module] = []
-        for _ in range(blocks):
-            layers += [nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()]
-        self.model = nn.Sequential(*layers)
+        self.device = torch.device(device)
+        with self.device:
+            self.model, self.inputs = model_of(kind)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self.inputs = torch.randn(64, width)
         self.before_step: Callable[[], None] = lambda: None
         for _ in range(2):
             self.step()
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def step(self) -> float:
         """One step; the seconds `before_step` took, which is a stall."""
@@ -67,10 +69,60 @@ class Training:
         self.before_step()
         waited = time.perf_counter() - began
         self.optimizer.step()
+        self.synchronize()
         return waited
 
     def tree(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+
+def model_of(kind: str) -> tuple[nn.Module, torch.Tensor]:
+    """A model and a batch: `300` (megabytes of state: linear layers and BatchNorm), `resnet50`, `transformer:1000` (M).
+
+    ResNet-50: He et al., "Deep Residual Learning for Image Recognition", 2015, table 1, with 224 x 224 images.
+    """
+    name, _, size = kind.partition(":")
+    if name == "resnet50":
+        blocks: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+        blocks.append(nn.MaxPool2d(3, 2, 1))
+        width = 64
+        for stage, count in enumerate((3, 4, 6, 3)):
+            for number in range(count):
+                blocks.append(Bottleneck(width, 64 << stage, 2 if stage and not number else 1))
+                width = 256 << stage
+        model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 1000))
+        return model, torch.randn(int(size or 32), 3, 224, 224)
+    if name == "transformer":
+        million = int(size or 1000)
+        width = 2048 if million >= 500 else 256
+        layers = max(1, round(million * 1e6 / (12 * width**2)))
+        layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, dropout=0.0, batch_first=True)
+        return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), torch.randn(4, 256, width)
+    width = 1024
+    layers_of: list[nn.Module] = []
+    for _ in range(max(1, round(int(name) * 1e6 / 12 / width**2))):
+        layers_of += [nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()]
+    return nn.Sequential(*layers_of), torch.randn(64, width)
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 convolutions around a shortcut: images of `inside` channels become such of 4 x `width`."""
+
+    def __init__(self, inside: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inside, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width),
+        )  # fmt: skip
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inside != 4 * width:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inside, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)
+            )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return nn.functional.relu(self.body(images) + self.shortcut(images))
 
 
 class Contender:
@@ -78,6 +130,7 @@ class Contender:
 
     name = ""
     durable = True
+    needs_state = False  # loads into optimizer state that is there
 
     def __init__(self, training: Training, folder: Path) -> None:
         self.training, self.folder = training, folder
@@ -189,6 +242,7 @@ class Safetensors(Contender):
 class Dcp(Contender):
     name = "DCP save"
     durable = False
+    needs_state = True
     options: dict[str, Any] = {}  # noqa: RUF012
 
     def __init__(self, training: Training, folder: Path) -> None:
@@ -302,12 +356,43 @@ class Lightning(TorchSave):
 
 
 class TorchCheckpointing(Contender):
-    """Named so that its absence is seen. Its turn is not written: it is no dependency of this project."""
+    """As its documentation says for training without CUDA, else its defaults. It never fsyncs."""
 
     name = "torch_checkpointing"
+    durable = False
+    needs_state = True
 
     def __init__(self, training: Training, folder: Path) -> None:
-        raise ImportError("not measured by this program")
+        super().__init__(training, folder)
+        from torch_checkpointing import AsyncCheckpointSaverConfig, CheckpointManager
+        from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
+
+        # Its direct writes are not aligned: ext4 refuses them (0.1.1).
+        storage = LocalFileSystemStorageConfig(use_direct_io=False)
+        config = CheckpointManager.Config(save=AsyncCheckpointSaverConfig(), storage_config=storage)
+        self.manager = CheckpointManager(config)
+        self.manager.prewarm_staging(training.tree())
+        self.future: Any = None
+
+    def save(self) -> None:
+        self.future = self.manager.save(str(self.path()), self.training.tree())
+
+    def before_step(self) -> None:
+        with self.manager.lock():
+            pass
+
+    def wait(self) -> None:
+        if self.future is not None:
+            self.future.result()
+
+    def busy(self) -> bool:
+        return self.future is not None and not self.future.done()
+
+    def load(self, path: Path, into: Training) -> None:
+        _restore(into, dict(self.manager.load(path, into=into.tree())))
+
+    def close(self) -> None:
+        self.manager.close()
 
 
 def _restore(training: Training, tree: dict[str, Any]) -> None:
@@ -345,6 +430,18 @@ class Floors:
             os.close(fd)
 
         return _timed(write)
+
+    def fresh(self) -> float:
+        """Seconds to touch as many bytes that this process did not have: the machine's share of any load."""
+
+        def touch() -> None:
+            memory = mmap.mmap(-1, self.size)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                with contextlib.suppress(OSError):
+                    memory.madvise(mmap.MADV_HUGEPAGE)
+            ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(memory)), 0, self.size)
+
+        return _timed(touch)
 
     def read(self, path: Path) -> float:
         def read() -> None:
@@ -389,9 +486,10 @@ def bare_step(training: Training, steps: int) -> tuple[float, float]:
     return wall, (time.process_time() - began) / steps
 
 
-def one_round(contender: Contender, bare: tuple[float, float]) -> dict[str, float]:
-    """A save while training, followed until it has ended; then one with training stopped."""
+def one_round(contender: Contender, bare_steps: int) -> dict[str, float]:
+    """A save while training, followed until it has ended, between bare steps; then one with training stopped."""
     training = contender.training
+    before = bare_step(training, bare_steps)
     training.before_step = contender.before_step
     cpu_began, began = time.process_time(), time.perf_counter()
     contender.save()
@@ -401,37 +499,46 @@ def one_round(contender: Contender, bare: tuple[float, float]) -> dict[str, floa
         stall += training.step()
         steps += 1
     contender.wait()
-    cost = time.perf_counter() - began - steps * bare[0]
-    cpu = time.process_time() - cpu_began - steps * bare[1]
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
     training.before_step = lambda: None
+    # The machine's speed drifts: what a step takes is taken from both sides of the save.
+    bare, bare_cpu = (statistics.fmean(pair) for pair in zip(before, bare_step(training, bare_steps), strict=True))
 
     def final() -> None:
         contender.save()
         contender.wait()
 
-    return {"stall": stall, "cost": cost, "cpu": cpu, "final": _timed(final)}
+    return {"stall": stall, "cost": seconds - steps * bare, "cpu": cpu - steps * bare_cpu, "final": _timed(final)}
 
 
-def measure(megabytes: int, rounds: int, peer_rounds: int, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    training, resumed = Training(megabytes), Training(megabytes)
+def measure(
+    kind: str, device: str, rounds: int, peer_rounds: int, folder: Path, say: Callable[[str], None]
+) -> dict[str, Any]:
+    training, resumed = Training(kind, device), Training(kind, device)
     size = sum(tensor.numel() * tensor.element_size() for tensor in state.pack(training.tree())[0].values())
     floors = Floors(size, folder)
     results: dict[str, dict[str, list[float]]] = {}
     contenders: list[Contender] = []
     left_out = {}
-    for kind in CONTENDERS:
-        try:
-            contender = kind(training, folder / kind.__name__)
-            memcpy = floors.copy()
-            first = one_round(contender, bare_step(training, 3))["stall"]
-        except (ImportError, RuntimeError, ValueError, TypeError, AssertionError) as fault:
-            left_out[kind.name] = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
-            say(f"left out: {kind.name}: {left_out[kind.name]}")
+    for one in CONTENDERS:
+        if one is not Ours and not peer_rounds:
             continue
-        results[kind.name] = {"first": [first], "first/memcpy": [first / memcpy]}
+        contender = None
+        try:
+            contender = one(training, folder / one.__name__)
+            memcpy = floors.copy()
+            first = one_round(contender, 1)["stall"]
+        except (ImportError, OSError, RuntimeError, ValueError, TypeError, AssertionError) as fault:
+            left_out[one.name] = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
+            say(f"left out: {one.name}: {left_out[one.name]}")
+            if contender is not None:
+                with contextlib.suppress(OSError, RuntimeError):
+                    contender.close()
+            continue
+        results[one.name] = {"first": [first], "first/memcpy": [first / memcpy]}
         contenders.append(contender)
     for number in range(rounds):
-        say(f"{size / 1e6:.0f} MB: round {number + 1} of {rounds}")
+        say(f"{title(kind, device, size)}: round {number + 1} of {rounds}")
         for contender in contenders:
             if number < peer_rounds or isinstance(contender, Ours):
                 for name, value in figures_of(contender, floors, resumed).items():
@@ -441,18 +548,32 @@ def measure(megabytes: int, rounds: int, peer_rounds: int, folder: Path, say: Ca
         contender.close()
     medians = {
         name: {figure: statistics.median(values) for figure, values in figures.items()}
-        | {"durable": next(kind.durable for kind in CONTENDERS if kind.name == name)}
+        | {"durable": next(one.durable for one in CONTENDERS if one.name == name)}
         for name, figures in results.items()
     }
-    return {"bytes": size, "rounds": rounds, "memcpy": medians[Ours.name]["memcpy"], "contenders": medians,
-            "left_out": left_out}  # fmt: skip
+    return {
+        "state": title(kind, device, size),
+        "bytes": size,
+        "rounds": rounds,
+        "memcpy": medians[Ours.name]["memcpy"],
+        "contenders": medians,
+        "left_out": left_out,
+    }
+
+
+def title(kind: str, device: str, size: int) -> str:
+    name = "" if kind.isdigit() else f"{kind}, "
+    return f"{name}{size / 1e6:.0f} MB on {device}"
 
 
 def figures_of(contender: Contender, floors: Floors, resumed: Training) -> dict[str, float]:
     """One turn: the floors, then a save while training, a final one, and a cold load."""
-    bare = bare_step(contender.training, 5)
     memcpy, raw = floors.copy(), floors.write()
-    figures = one_round(contender, bare)
+    figures = one_round(contender, 3)
+    if not contender.needs_state:
+        resumed.optimizer.state.clear()  # as in a process that has just started
+        gc.collect()
+    fresh = floors.fresh()
     path = newest(contender.folder)
     raw_read = floors.read(path if path.is_file() else floors.path)
     drop_cache(path)
@@ -466,6 +587,7 @@ def figures_of(contender: Contender, floors: Floors, resumed: Training) -> dict[
         "cpu/memcpy": figures["cpu"] / memcpy,
         "final/raw": figures["final"] / raw,
         "load/raw": load / raw_read,
+        "fresh/raw": fresh / raw_read,
     }
 
 
@@ -493,7 +615,9 @@ def growth(small: dict[str, Any], large: dict[str, Any]) -> tuple[str, float, fl
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=int, nargs="+", default=[300, 1200], help="megabytes of state")
+    parser.add_argument("--size", type=int, nargs="*", default=[300, 1200], help="megabytes of state")
+    parser.add_argument("--models", nargs="*", help="default: resnet50 transformer:1000 where there is a CUDA device")
+    parser.add_argument("--device", help="of these models; default: cuda where there is one, else cpu")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--peer-rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to write; its filesystem is what is measured")
@@ -503,14 +627,18 @@ def main() -> int:
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    cuda = torch.cuda.is_available()
+    models = (["resnet50", "transformer:1000"] if cuda else []) if options.models is None else options.models
+    device = options.device or ("cuda" if cuda else "cpu")
+    states = [(str(size), "cpu") for size in sorted(options.size)] + [(model, device) for model in models]
     results = []
-    for megabytes in sorted(options.size):
+    for kind, where in states:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            results.append(measure(megabytes, options.rounds, options.peer_rounds, Path(folder), say))
+            results.append(measure(kind, where, options.rounds, options.peer_rounds, Path(folder), say))
     missed = False
-    for result in results:
+    for number, result in enumerate(results):
         figures = list(verdicts(result))
-        if result is not results[0]:
+        if 0 < number < len(options.size):
             figures.append(growth(results[0], result))
         result["verdicts"] = [
             {"figure": name, "value": value, "limit": limit, "met": value <= limit} for name, value, limit in figures
@@ -526,7 +654,7 @@ def main() -> int:
 
 def show(results: list[dict[str, Any]]) -> None:
     for result in results:
-        print(f"\n{result['bytes'] / 1e6:.0f} MB of state; memcpy {result['memcpy'] * 1e3:.0f} ms")
+        print(f"\n{result['state']}; memcpy {result['memcpy'] * 1e3:.0f} ms")
         print(
             f"{'':28}{'stall ms':>10}{'first ms':>10}{'cost ms':>10}{'cpu ms':>10}{'final/raw':>10}{'load/raw':>10}"
             "  durable"
@@ -537,6 +665,8 @@ def show(results: list[dict[str, Any]]) -> None:
                 f"{figures['cpu'] * 1e3:10.1f}"
                 f"{figures['final/raw']:10.2f}{figures['load/raw']:10.2f}  {'yes' if figures['durable'] else 'no'}"
             )
+        ours = result["contenders"][Ours.name]
+        print(f"touching fresh memory, part of a load: {ours['fresh/raw']:.2f} x raw read")
         for name, why in result["left_out"].items():
             print(f"{name:28}  left out: {why}")
         for verdict in result["verdicts"]:
