@@ -23,6 +23,7 @@ SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ("volume", "The volumes of jobs: list, create, adopt, fill, remove."),
         ("iam", "The policies and roles: show, create, delete."),
         ("secret", "Tokens and keys that only the trainer gets: put, list, delete."),
+        ("sweep", "Many runs of a job, one for each entry of a list: run, status, report, scale."),
     )),
     ("Look", (
         ("status", "Where a job is: fleet, instances, volumes, progress."),

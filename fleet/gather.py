@@ -30,6 +30,7 @@ class Wanted:
     fleet_file: Path
     resume: bool = False
     new_run: bool = False
+    beside: tuple[Path, ...] = ()  # more files of the operator, which need not be committed
 
 
 @dataclass(frozen=True)
@@ -96,28 +97,33 @@ def make_plan(
     allow_paths: bool = False,
     offline: bool = False,
     account: bool = True,
+    sweep: plan.WriteSweep | None = None,
 ) -> Ready:
     """The plan of a request. `offline`: no call is made, and what only AWS knows is left out and noted. Without
     `account` roles, groups and keys are taken to be there."""
     job = wanted.job
     run, generation, requested_at, previous = _identity(session, way, root, job.job.name, clock)
     source = repository.resolve(
-        job, wanted.job_file.resolve().parent, ours=(wanted.job_file, wanted.fleet_file), allow_paths=allow_paths
+        job, wanted.job_file.resolve().parent, ours=(wanted.job_file, wanted.fleet_file, *wanted.beside), allow_paths=allow_paths
     )
     store = root.below(job.job.name, run)
-    instance = InstanceConfig(_as_told(job), run, session.region, store, source.commit, requested_at)
+    entries = len(sweep.entries) if sweep else 0
+    instance = InstanceConfig(_as_told(job), run, session.region, store, source.commit, requested_at, entries)
     data = userdata.render(instance, wheels.sha256)
     notes = [*wanted.fleet.warnings, *source.warnings]
     described = () if offline else _described_templates(session, wanted.fleet)
     found = Found((), wanted.fleet) if offline or not account else look(session, wanted.fleet, job, root)
     notes += found.notes
-    order = request.Order(found.fleet, job, run, requested_at, userdata.encoded(data), generation, tuple(described))
+    order = request.Order(
+        found.fleet, job, run, requested_at, userdata.encoded(data), generation, sweep.parallel if sweep else 1,
+        tuple(described),
+    )  # fmt: skip
     built = request.build(order)
     zones: tuple[str, ...] = wanted.fleet.zones
     prices: tuple[plan.Price, ...] = ()
     steps: list[plan.Step]
     if isinstance(way, plan.Continue) and way.existing.pending:
-        steps = _pending_steps(session, way.existing, job)
+        steps = _pending_steps(session, way.existing, job, sweep)
         notes.append("an earlier attempt was interrupted while it sent the request; exactly that request is sent again")
         if steps[-1] != plan.SendFleet(built.fleet):
             notes.append(
@@ -125,12 +131,14 @@ def make_plan(
             )
     elif offline:
         notes += _offline_notes(wanted.fleet)
-        volume = plan.decide_volume(job, run, (*zones, f"{session.region}a")[0], (), (), resumed=False)
+        first = (*zones, f"{session.region}a")[0]
+        volume: plan.Step = sweep or plan.decide_volume(job, run, first, (), (), resumed=False)
         steps = _steps(store, wheels, source, volume, built, job, bucket_missing=True)
     else:
         zones = zones_of(session, wanted.fleet)
         prices = spot_prices(session, wanted.fleet.instance_types, zones, clock)
-        volume = _volume_step(session, job, run, plan.cheapest_zone(zones, prices), isinstance(way, plan.Resume))
+        cheapest = plan.cheapest_zone(zones, prices)
+        volume = sweep or _volume_step(session, job, run, cheapest, isinstance(way, plan.Resume))
         if isinstance(volume, plan.AdoptVolume) and volume.volume.size_gib != job.volume.size_gib:
             notes.append(
                 f"{volume.volume.id} keeps its {volume.volume.size_gib} GiB; job.toml says {job.volume.size_gib}"
@@ -184,8 +192,12 @@ def _rescue(job: JobConfig) -> list[plan.Step]:
     return [plan.ArmRescue(job.fleet.on_demand_after, job.limits.dollars)] if seconds(job.fleet.on_demand_after) else []
 
 
-def _pending_steps(session: Session, existing: plan.Existing, job: JobConfig) -> list[plan.Step]:
+def _pending_steps(
+    session: Session, existing: plan.Existing, job: JobConfig, sweep: plan.WriteSweep | None
+) -> list[plan.Step]:
     """Everything up to the request was done; its fleet may be at work, so nothing it uses may be touched."""
+    if sweep is not None and existing.request is not None:
+        return [plan.SendFleet(existing.request)]
     volume = session.ec2.volume(existing.volume)
     if volume is None or existing.request is None:
         raise Conflict(

@@ -187,6 +187,24 @@ class CreateTemplate:
 
 
 @dataclass(frozen=True)
+class WriteSweep:
+    """The list of a sweep into the store. Its runs' volumes are made by the instances that take them."""
+
+    entries: tuple[dict[str, Any], ...]
+    source: str
+    parallel: int
+    size_gib: int
+    type: str
+
+    def says(self) -> str:
+        volumes = f"{self.size_gib} GiB {self.type}"
+        return (
+            f"write the list of {len(self.entries)} runs; each has a volume ({volumes}) while it runs, up to "
+            f"{self.parallel} at once, deleted when its results are stored"
+        )
+
+
+@dataclass(frozen=True)
 class ArmRescue:
     """`[fleet] on_demand_after`; the schedule itself names the fleet, and is made when that has been requested."""
 
@@ -204,9 +222,15 @@ class SendFleet:
     def says(self) -> str:
         if "SpotFleetRequestConfig" in self.arguments:
             config = self.arguments["SpotFleetRequestConfig"]
-            return f"request a spot fleet of 1 instance, {config['AllocationStrategy']}, until {config['ValidUntil']}"
+            how_many = _instances(config["TargetCapacity"])
+            return f"request a spot fleet of {how_many}, {config['AllocationStrategy']}, until {config['ValidUntil']}"
         strategy = self.arguments["SpotOptions"]["AllocationStrategy"]
-        return f"create an EC2 fleet of 1 spot instance, {strategy}, until {self.arguments['ValidUntil']}"
+        how_many = _instances(self.arguments["TargetCapacitySpecification"]["TotalTargetCapacity"])
+        return f"create an EC2 fleet of {how_many} (spot), {strategy}, until {self.arguments['ValidUntil']}"
+
+
+def _instances(count: int) -> str:
+    return "1 instance" if count == 1 else f"{count} instances"
 
 
 Step = (
@@ -219,6 +243,7 @@ Step = (
     | AdoptVolume
     | KeepVolume
     | CreateTemplate
+    | WriteSweep
     | ArmRescue
     | SendFleet
 )

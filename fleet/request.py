@@ -36,6 +36,7 @@ class Order:
     requested_at: str  # RFC 3339; ValidUntil counts from here, so that the same order gives the same request tomorrow
     user_data: str  # base64
     generation: int = 1
+    instances: int = 1  # more than one for a sweep, whose runs have volumes of their own
     described_templates: tuple[dict[str, Any], ...] = field(
         default=()
     )  # the data of the user's own templates, in order
@@ -62,7 +63,7 @@ def build(order: Order) -> Request:
     """The request of `order`; the same order always gives the same request, byte for byte."""
     config = copy.deepcopy(order.fleet.document)
     config["Type"] = "maintain"
-    config["TargetCapacity"] = 1
+    config["TargetCapacity"] = order.instances
     config.setdefault("AllocationStrategy", DEFAULT_STRATEGY)
     config.setdefault("ValidUntil", valid_until(order))
     config.setdefault("TerminateInstancesWithExpiration", True)

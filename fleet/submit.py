@@ -67,11 +67,14 @@ def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[st
                 done["volume_id"] = volume.id
             case plan.CreateTemplate(arguments):
                 _create_template(session, filled(arguments, made))
+            case plan.WriteSweep(entries, source):
+                store.put_json(LAYOUT.sweep, {"schema_version": 1, "source": source, "entries": list(entries)})
             case plan.ArmRescue():
                 rescue.ensure_role(session.client("iam"), roles.scope(session, ready.plan.store))
             case plan.SendFleet(arguments):
                 _await_roles(usable_at - clock.monotonic(), clock, say)
-                done["fleet_id"] = _send(session, store, ready, filled(arguments, made), done["volume_id"], clock)
+                volume = done.get("volume_id", "")  # none of a sweep
+                done["fleet_id"] = _send(session, store, ready, filled(arguments, made), volume, clock)
     return done
 
 

@@ -1,0 +1,135 @@
+"""The list of a sweep: YAML (or JSON, which is YAML), a list of mappings, on disk or in S3."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.config import ENTRIES_MAX
+from spotheal.agent.errors import ConfigError, NotFound
+from spotheal.agent.names import StoreUrl
+
+if TYPE_CHECKING:
+    from spotheal.fleet.session import Session
+
+BYTES_MAX = 4 << 20
+Entry = dict[str, Any]
+
+
+def read(source: str, session: Session) -> list[Entry]:
+    """The entries of `source`, a path or `s3://bucket/key`; NotFound, or ConfigError that names every fault."""
+    return parse(_text(source, session), source)
+
+
+def parse(text: str, source: str) -> list[Entry]:
+    """The entries that `text` lists. Values are what JSON can hold: that is how a trainer gets them."""
+    import yaml
+
+    try:
+        document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as fault:
+        mark = getattr(fault, "problem_mark", None)
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        said = getattr(fault, "problem", None) or str(fault).splitlines()[0]
+        raise ConfigError(f"{source}{place}: is no YAML: {said}", next_step=f"correct {source}") from None
+    except (ValueError, RecursionError) as fault:  # a date that is none; brackets too deep
+        raise ConfigError(f"{source}: cannot be read: {fault}", next_step=f"correct {source}") from None
+    if document is None:
+        raise ConfigError(f"{source}: is empty; a sweep needs a list with at least one entry", next_step=_EXAMPLE)
+    if not isinstance(document, list):
+        raise ConfigError(f"{source}: must be a list of entries, and is a {_kind(document)}", next_step=_EXAMPLE)
+    if not document:
+        raise ConfigError(f"{source}: the list has no entry", next_step=_EXAMPLE)
+    if len(document) > ENTRIES_MAX:
+        raise ConfigError(f"{source}: {len(document)} entries; at most {ENTRIES_MAX} in one sweep",
+                          next_step="cut the list in several sweeps, each a job of its own name")  # fmt: skip
+    faults = [f"{source}: entry {index}: {wrong}" for index, one in enumerate(document) if (wrong := _fault(one))]
+    if faults:
+        shown = "\n".join(faults[:10]) + (f"\n… and {len(faults) - 10} more" if len(faults) > 10 else "")
+        raise ConfigError(shown, next_step=f"correct {source}")
+    return document
+
+
+def at(entries: list[Entry], index: int, source: str) -> Entry:
+    """Entry `index`, counted from 0; ConfigError where there is none."""
+    if not 0 <= index < len(entries):
+        raise ConfigError(f"{source} has no entry {index}: it has {len(entries)}, counted from 0",
+                          next_step=f"an index from 0 to {len(entries) - 1}")  # fmt: skip
+    return entries[index]
+
+
+def uneven(entries: list[Entry]) -> list[str]:
+    """Keys that only some entries have, each in a line: more often a slip of the pen than meant."""
+    keys = {key for entry in entries for key in entry}
+    found = []
+    for key in sorted(keys):
+        having = [index for index, entry in enumerate(entries) if key in entry]
+        if len(having) < len(entries):
+            few = having if len(having) <= len(entries) / 2 else sorted(set(range(len(entries))) - set(having))
+            who = "only" if few is having else "all but"
+            shown = ", ".join(str(index) for index in few[:5]) + (", …" if len(few) > 5 else "")
+            found.append(f"{key!r}: {who} entries {shown} have it")
+    return found
+
+
+_EXAMPLE = "a list looks like:\n    - {batch_size: 128, optimizer: rmsprop}\n    - {batch_size: 256, optimizer: adam}"
+
+
+def _fault(entry: Any) -> str:
+    if not isinstance(entry, dict):
+        return f"must be a mapping of names to values, and is a {_kind(entry)}"
+    strange = [key for key in entry if not isinstance(key, str)]
+    if strange:
+        return f"the name {strange[0]!r} must be text"
+    try:
+        json.dumps(entry, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        name = next((key for key, value in entry.items() if not _is_json(value)), "")
+        return f"{name}: must be numbers, text, true, false, null, or lists and mappings of those"
+    return ""
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _kind(value: Any) -> str:
+    return {dict: "mapping", str: "text", int: "number", float: "number", list: "list"}.get(type(value), "value")
+
+
+def _text(source: str, session: Session) -> str:
+    raw = _from_s3(source, session) if source.startswith("s3://") else _from_disk(source)
+    if len(raw) > BYTES_MAX:
+        raise ConfigError(f"{source}: {len(raw)} bytes; a list has at most {BYTES_MAX}")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as fault:
+        raise ConfigError(f"{source}: is no UTF-8 text: {fault}") from None
+
+
+def _from_disk(source: str) -> bytes:
+    try:
+        return Path(source).read_bytes()
+    except FileNotFoundError:
+        raise NotFound(f"there is no {source}", next_step=_EXAMPLE) from None
+    except OSError as fault:
+        raise ConfigError(f"{source} cannot be read: {fault}") from None
+
+
+def _from_s3(source: str, session: Session) -> bytes:
+    try:
+        url = StoreUrl.parse(source)
+    except ValueError as fault:
+        raise ConfigError(str(fault)) from None
+    with translated(f"read {source}"):
+        answer = session.client("s3").get_object(Bucket=url.bucket, Key=url.prefix)
+        return bytes(answer["Body"].read(BYTES_MAX + 1))

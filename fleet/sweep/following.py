@@ -1,0 +1,56 @@
+"""A sweep followed to its end, for `sweep run --wait`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from spotheal.agent.clock import Clock
+from spotheal.agent.errors import JobFailed, Retryable, WaitTimedOut
+from spotheal.agent.names import Phase
+from spotheal.fleet import engine
+from spotheal.fleet.runs import Run
+from spotheal.fleet.session import Session
+from spotheal.fleet.sweep import progress
+
+POLL_SECONDS = 15.0
+
+
+def follow(
+    session: Session, sweep: Run, clock: Clock, say: Callable[[str], None], seconds_max: float | None
+) -> str:
+    """The reason that a sweep which is done gives. A line where the counts change.
+
+    JobFailed where a run failed or the fleet is gone, WaitTimedOut after `seconds_max`.
+    """
+    began, said = clock.monotonic(), ""
+    while True:
+        try:
+            document = progress.summarise(progress.gather(session, sweep))
+        except Retryable:
+            document = None
+        if document is not None:
+            line = _line(document)
+            if line != said:
+                say(line)
+                said = line
+            phase = str(document["phase"])
+            if phase == Phase.DONE.value:
+                return str(document["reason"])
+            if phase in {one.value for one in Phase if one.is_end}:
+                raise JobFailed(f"the sweep ended: {phase}: {document['reason']}",
+                                next_step=f"`fleetctl sweep status {sweep.job}` names the runs")  # fmt: skip
+            state = document["fleet"]["state"]
+            if document["fleet"]["id"] and state not in engine.LIVE_STATES:
+                raise JobFailed(f"the fleet is {state or 'gone'}, and the sweep has not ended by itself",
+                                next_step="`fleetctl sweep run LIST --resume` goes on")  # fmt: skip
+        if seconds_max is not None and clock.monotonic() - began >= seconds_max:
+            raise WaitTimedOut(f"the sweep has not ended after {seconds_max:.0f} s; it goes on",
+                               next_step=f"`fleetctl sweep status {sweep.job}`")  # fmt: skip
+        clock.sleep(POLL_SECONDS)
+
+
+def _line(document: dict[str, Any]) -> str:
+    count = document["runs"]
+    return (f"{count['done']} of {count['all']} done, {count['running']} running, {count['waiting']} waiting"
+            + (f", {count['failed']} failed" if count["failed"] else ""))  # fmt: skip

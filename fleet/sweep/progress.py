@@ -1,0 +1,154 @@
+"""Where a sweep is: gathered from the store (IO), summarised and shown (pure)."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from spotheal.agent.errors import ConfigError, NotFound
+from spotheal.agent.names import LAYOUT
+from spotheal.fleet import runs
+from spotheal.fleet.session import Session
+from spotheal.fleet.table import lines_of, table
+
+SCHEMA_VERSION = 1
+_READERS = 16
+ROWS_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Seen:
+    """`marks`: entry -> (claims, "" or done or failed). `statuses` of entries that were taken; `launches` unread."""
+
+    job: str
+    run: str
+    store: str
+    entries: list[dict[str, Any]]
+    marks: dict[int, tuple[int, str]]
+    statuses: dict[int, dict[str, Any]]
+    status: dict[str, Any]
+    fleet: dict[str, Any]
+    fleet_state: str
+
+
+def gather(session: Session, run: runs.Run) -> Seen:
+    """One list call and one read for each entry that was taken, side by side."""
+    store = run.store
+    document = store.get_json(LAYOUT.sweep)
+    if document is None:
+        raise NotFound(f"run {run.id} of job {run.job} is no sweep", next_step=f"`fleetctl status {run.job}`")
+    entries = list(document["entries"])
+    marks = _marks(store.keys(LAYOUT.queue))
+    with ThreadPoolExecutor(_READERS) as pool:
+        found = pool.map(lambda index: store.get_json(f"{LAYOUT.entry(index)}/{LAYOUT.status}") or {}, sorted(marks))
+        statuses = dict(zip(sorted(marks), found, strict=True))
+    fleet = run.fleet_document()
+    fleet_id = str(fleet.get("fleet_id") or "")
+    state = runs.fleet_state(session.client("ec2"), fleet_id) if fleet_id else ""
+    status = store.read_status() or {}
+    return Seen(run.job, run.id, str(store.url), entries, marks, statuses, status, fleet, state)
+
+
+def _marks(keys: list[str]) -> dict[int, tuple[int, str]]:
+    found: dict[int, tuple[int, str]] = {}
+    for key in keys:
+        index, _, what = key.removeprefix(LAYOUT.queue).partition(".")
+        if not index.isdigit():
+            continue
+        claims, ended = found.get(int(index), (0, ""))
+        found[int(index)] = (max(claims, int(what)), ended) if what.isdigit() else (claims, what)
+    return found
+
+
+def summarise(seen: Seen) -> dict[str, Any]:
+    """The document of `--output json`; figures nobody knows are null."""
+    rows = [_row(seen, index) for index in range(len(seen.entries))]
+    count = {state: sum(row["state"] == state for row in rows) for state in ("done", "failed", "running", "waiting")}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "job": seen.job,
+        "run": seen.run,
+        "store": seen.store,
+        "phase": seen.status.get("phase") if seen.status.get("reason") else ("training" if seen.marks else "requested"),
+        "reason": seen.status.get("reason") or "",
+        "fleet": {"id": seen.fleet.get("fleet_id"), "state": seen.fleet_state or None},
+        "runs": {"all": len(rows), **count},
+        "entries": rows,
+    }
+
+
+def _row(seen: Seen, index: int) -> dict[str, Any]:
+    claims, ended = seen.marks.get(index, (0, ""))
+    status = seen.statuses.get(index, {})
+    progress = status.get("progress") or {}
+    return {
+        "index": index,
+        "parameters": seen.entries[index],
+        "state": ended or ("running" if claims else "waiting"),
+        "instances": claims,
+        "instance": status.get("instance") if claims and not ended else None,
+        "phase": status.get("phase"),
+        "reason": status.get("reason") or "",
+        "step": progress.get("step"),
+        "steps_total": progress.get("steps_total"),
+        "loss": progress.get("loss"),
+        "metrics": progress.get("metrics") or {},
+    }
+
+
+def by_metric(rows: list[dict[str, Any]], metric: str, *, smallest: bool) -> list[dict[str, Any]]:
+    """Rows by `metric`, the best first and those without it last; ConfigError where none has it."""
+    known = {name for row in rows for name in row["metrics"]}
+    known |= {"loss"} if any(_has(row, "loss") for row in rows) else set()
+    if metric not in known:
+        cure = f"--metric one of {', '.join(sorted(known))}" if known else "wait for the first progress of a run"
+        raise ConfigError(f"no run has written {metric!r}", next_step=cure)
+    sign = 1.0 if smallest else -1.0
+    return sorted(rows, key=lambda row: (not _has(row, metric), sign * float(value_of(row, metric) or 0), row["index"]))
+
+
+def value_of(row: dict[str, Any], metric: str) -> float | None:
+    found = row["loss"] if metric == "loss" else row["metrics"].get(metric)
+    return float(found) if isinstance(found, (int, float)) else None
+
+
+def _has(row: dict[str, Any], metric: str) -> bool:
+    return value_of(row, metric) is not None
+
+
+# ---------------------------------------------------------------------------------------------------------------- shown
+def render(document: dict[str, Any], metric: str = "") -> str:
+    """One screen: what is done, and the runs that say most (failed and running first, then the rest)."""
+    count = document["runs"]
+    rows = [
+        ("job", document["job"]),
+        ("run", document["run"]),
+        ("phase", str(document["phase"])),
+        ("runs", f"{count['done']} of {count['all']} done, {count['running']} running, {count['waiting']} waiting, "
+                 f"{count['failed']} failed"),
+        ("fleet", f"{document['fleet']['id'] or 'none yet'}  {document['fleet']['state'] or ''}".rstrip()),
+        ("store", document["store"]),
+    ]  # fmt: skip
+    if document["reason"]:
+        rows.insert(3, ("reason", document["reason"]))
+    order = ["failed", "running", "done", "waiting"]
+    entries = document["entries"] if metric else sorted(
+        document["entries"], key=lambda row: (order.index(row["state"]), row["index"])
+    )  # fmt: skip
+    shown = [_cells(row, metric) for row in entries[:ROWS_SHOWN]]
+    heads = ("RUN", "STATE", "STEP", metric.upper() or "LOSS", "INSTANCES", "PARAMETERS")
+    more = len(entries) - len(shown)
+    return lines_of(rows) + "\n\n" + table(heads, shown) + (f"\n… and {more} more" if more > 0 else "")
+
+
+def _cells(row: dict[str, Any], metric: str) -> tuple[Any, ...]:
+    value = value_of(row, metric or "loss")
+    step = None if row["step"] is None else f"{row['step']}/{row['steps_total']}" if row["steps_total"] else row["step"]
+    parameters = ", ".join(f"{name}={_short(value)}" for name, value in row["parameters"].items())
+    said = parameters if row["state"] != "failed" else f"{row['reason']}; {parameters}"
+    return row["index"], row["state"], step, None if value is None else f"{value:.4g}", row["instances"], said[:80]
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,207 @@
+"""`fleetctl sweep …`: many runs of a job, one for each entry of a list of parameters."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spotheal.agent.errors import ConfigError, Conflict
+from spotheal.fleet.console import ask, is_json, open_session, say, say_progress, verb
+from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, seconds_of
+
+if TYPE_CHECKING:
+    from spotheal.fleet.runs import Run
+    from spotheal.fleet.session import Session
+
+EXAMPLE = "fleetctl sweep run hyperparam_list.yml --parallel 4"
+app = typer.Typer(
+    name="sweep",
+    help="Many runs of a job, one for each entry of a list: run, status, report, scale.",
+    epilog=f"Example: {EXAMPLE}",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+Metric = Annotated[str, typer.Option("--metric", metavar="NAME", help="Sort by this one; else by what is running.")]
+Smallest = Annotated[bool, typer.Option("--smallest/--largest", help="Which end of the metric is best.")]
+
+
+@app.command("run", epilog=f"Example: {EXAMPLE}")
+@verb
+def run(
+    file: Annotated[str, typer.Argument(metavar="LIST", help="YAML, a list of mappings; a path or s3://…")],
+    parallel: Annotated[int, typer.Option("--parallel", "-p", min=1, max=1000, help="Instances at once.")] = 1,
+    fleet: Annotated[
+        Path, typer.Option("--fleet", metavar="FILE", help="AWS's SpotFleetRequestConfig.")
+    ] = Path("spot_fleet_config.json"),
+    job: JobFile = None,
+    yes: Yes = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Send nothing; print the exact request as JSON.")] = False,
+    new_run: Annotated[bool, typer.Option("--new-run", help="Begin another sweep of a job that has one.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs that are not over.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the sweep to its end.")] = False,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="TIME", help="With --wait: give up after 90s, 20m, 3h …")
+    ] = "",
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """Train once for each entry of the list, on one fleet.
+
+    The trainer of entry i finds i in SPOTHEAL_INDEX and AWS_BATCH_JOB_ARRAY_INDEX, and the entry as JSON in the file
+    that SPOTHEAL_PARAMS_FILE names. Interrupted runs go on before new ones start; the last one ends the fleet.
+    """
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet import config, gather, plan, runs, show, submit, wheelhouse
+    from spotheal.fleet.sweep import entries as listed
+
+    as_json, seconds_max = is_json(output), seconds_of("--timeout", timeout)
+    if resume and new_run:
+        raise ConfigError("--resume and --new-run exclude each other", next_step="give one of them")
+    if not dry_run and not yes and not sys.stdin.isatty():
+        raise ConfigError("there is no terminal to ask on", next_step="--yes to go ahead, or --dry-run to look first")
+    job_file = job or config.job_file_beside(fleet)
+    wanted = gather.Wanted(*config.read_request(fleet, job_file), job_file, fleet, resume, new_run, (Path(file),))
+    if wanted.job.fleet.on_demand_after != "0m":
+        raise ConfigError("[fleet] on_demand_after is for a job with one instance",
+                          next_step=f"take it out of {job_file} for a sweep")  # fmt: skip
+    session, clock = open_session(region, profile), SystemClock()
+    gather.settle_region(session, wanted)
+    found = listed.read(file, session)
+    for slip in listed.uneven(found):
+        say(f"note: {slip}")
+    name, disk = wanted.job.job.name, wanted.job.volume
+    say_progress("reading the account …", quiet=False)
+    root = session.store_root(wanted.job.store.url)
+    way = plan.decide_run(name, gather.existing_run(session, root, name), resume=resume, new_run=new_run)
+    if isinstance(way, plan.Show):
+        at_work = runs.open_run(session.client("s3"), root, name, way.existing.run)
+        say(f"job {name} is at work already: run {at_work.id}, {way.existing.fleet}")
+        _show(session, at_work, as_json)
+    else:
+        if isinstance(way, plan.Resume):
+            found = _as_begun(runs.open_run(session.client("s3"), root, name, way.existing.run), found, file)
+        step = plan.WriteSweep(tuple(found), file, min(parallel, len(found)), disk.size_gib, disk.type)
+        ready = gather.make_plan(session, wanted, way, root, wheelhouse.build(), clock, sweep=step)
+        if dry_run:
+            print(show.as_json(show.plan_document(ready.plan, sent=False)), flush=True)
+            say(f"{show.plan_text(ready.plan)}\n\nnothing was sent")
+            return
+        say(show.plan_text(ready.plan))
+        ask("Go ahead?", yes)
+        done = submit.carry_out(session, ready, clock, say)
+        document = show.plan_document(ready.plan, sent=True, result=done)
+        print(show.as_json(document) if as_json else f"{done['fleet_id']}  sweep {ready.plan.run} of job {name}")
+        say(f"next: fleetctl sweep status {name}, fleetctl sweep report {name}, fleetctl cancel {name}")
+        at_work = runs.open_run(session.client("s3"), root, name, ready.plan.run)
+    if wait:
+        from spotheal.fleet.sweep.following import follow
+
+        say(f"done: {follow(session, at_work, clock, say, seconds_max)}")
+
+
+def _as_begun(sweep: Run, found: list[dict[str, Any]], source: str) -> list[dict[str, Any]]:
+    """The list that the sweep began with: an index means one entry for as long as it lives."""
+    from spotheal.agent.names import LAYOUT
+
+    begun = list((sweep.store.get_json(LAYOUT.sweep) or {}).get("entries") or [])
+    if begun and begun != found:
+        raise Conflict(f"{source} is not the list that run {sweep.id} began with ({len(begun)} entries)",
+                       next_step="--new-run begins a sweep with this list")  # fmt: skip
+    return found
+
+
+@app.command("status", epilog="Example: fleetctl sweep status digits")
+@verb
+def status(
+    job: JobArgument = "",
+    job_file: JobFile = None,
+    run: RunOption = "",
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """Where a sweep is: its runs, done, running, waiting and failed."""
+    from spotheal.fleet.target import find
+
+    session, found = find(open_session(region, profile), job, job_file, run)
+    _show(session, found, is_json(output))
+
+
+@app.command("report", epilog="Example: fleetctl sweep report digits --metric val_accuracy --largest")
+@verb
+def report(
+    job: JobArgument = "",
+    metric: Metric = "loss",
+    smallest: Smallest = True,
+    job_file: JobFile = None,
+    run: RunOption = "",
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """The runs of a sweep by a metric, the best first, with their parameters."""
+    from spotheal.fleet.sweep import progress
+    from spotheal.fleet.target import find
+
+    session, found = find(open_session(region, profile), job, job_file, run)
+    document = progress.summarise(progress.gather(session, found))
+    rows = progress.by_metric(document["entries"], metric, smallest=smallest)
+    _print({**document, "metric": metric, "entries": rows}, is_json(output), metric)
+
+
+@app.command("scale", epilog="Example: fleetctl sweep scale digits 8")
+@verb
+def scale(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")],
+    instances: Annotated[int, typer.Argument(min=1, max=1000, help="Instances at once from now on.")],
+    yes: Yes = False,
+    job_file: JobFile = None,
+    run: RunOption = "",
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """Give a sweep more or fewer instances while it runs.
+
+    With fewer AWS ends some: their runs save and go on elsewhere.
+    """
+    from spotheal.fleet import engine, show
+    from spotheal.fleet.sweep import progress
+    from spotheal.fleet.target import find
+
+    session, found = find(open_session(region, profile), job, job_file, run)
+    seen = progress.summarise(progress.gather(session, found))
+    fleet = str(seen["fleet"]["id"] or "")
+    if seen["fleet"]["state"] not in engine.LIVE_STATES:
+        raise Conflict(f"the fleet of job {found.job} is {seen['fleet']['state'] or 'gone'}",
+                       next_step="`fleetctl sweep run LIST --resume --parallel N` goes on")  # fmt: skip
+    left = seen["runs"]["running"] + seen["runs"]["waiting"]
+    wanted = min(instances, max(left, 1))
+    if wanted < instances:
+        say(f"{left} runs are left: {wanted} instances do")
+    before = engine.describe(session.client("ec2"), fleet)
+    if before is not None and before.target > wanted:
+        ask(f"Go from {before.target} to {wanted} instances? AWS ends {before.target - wanted}.", yes)
+    engine.scale(session.client("ec2"), fleet, wanted)
+    document = {"schema_version": 1, "job": found.job, "fleet": fleet, "instances": wanted}
+    print(show.as_json(document) if is_json(output) else f"{fleet}  {wanted} instances")
+
+
+def _show(session: Session, sweep: Run, as_json: bool) -> None:
+    from spotheal.fleet.sweep import progress
+
+    _print(progress.summarise(progress.gather(session, sweep)), as_json)
+
+
+def _print(document: dict[str, Any], as_json: bool, metric: str = "") -> None:
+    from spotheal.fleet import show
+    from spotheal.fleet.sweep import progress
+
+    print(show.as_json(document) if as_json else progress.render(document, metric))

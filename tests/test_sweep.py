@@ -1,0 +1,165 @@
+"""`fleetctl sweep`: the list, the plan, what the store says of the runs, and more or fewer instances."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fleet_desk import Desk, desk, moto_clients, wheels
+
+from spotheal.agent.config import InstanceConfig
+from spotheal.agent.errors import ConfigError, ExitCode
+from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.sweep.queue import Entry, choose
+from spotheal.agent.sweep.worker import entry_of
+from spotheal.fleet.sweep import entries, progress
+
+__all__ = ["desk", "moto_clients", "wheels"]
+# As the article has it (AWS Batch, hyperparam_list.yml).
+LIST = """\
+- batch_size: 128
+  epochs: 20
+  hidden_nodes: [10, 20, 30]
+  dropout_rate: 0.2
+  activate_fn: relu
+  optimizer: rmsprop
+
+- batch_size: 128
+  epochs: 20
+  hidden_nodes: [30, 50, 70]
+  dropout_rate: 0.7
+  activate_fn: tanh
+  optimizer: rmsprop
+"""
+
+
+# ------------------------------------------------------------------------------------------------------------- the list
+def test_the_articles_list_is_read_unchanged() -> None:
+    first, second = entries.parse(LIST, "list.yml")
+    assert first["hidden_nodes"] == [10, 20, 30]
+    assert second == {"batch_size": 128, "epochs": 20, "hidden_nodes": [30, 50, 70], "dropout_rate": 0.7,
+                      "activate_fn": "tanh", "optimizer": "rmsprop"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("[]", "the list has no entry"),
+        ("batch_size: 128", "must be a list of entries, and is a mapping"),
+        ("just text", "is a text"),
+        ("- a: 1\n- 7\n", "entry 1: must be a mapping of names to values, and is a number"),
+        ("- {a: [1, 2}\n", ":1:"),
+        ("- {1: a}\n", "entry 0: the name 1 must be text"),
+        ("- {a: .nan}\n", "entry 0: a: must be numbers"),
+        ("- {a: 2026-01-01}\n", "entry 0: a: must be numbers"),
+        ("- !!python/object/apply:os.system ['true']\n", "is no YAML"),
+        ("- {a: 1}\n" * 10_001, "at most 10000"),
+    ],
+)
+def test_a_list_that_is_none_is_refused_with_its_place(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        entries.parse(text, "list.yml")
+    assert "list.yml" in caught.value.message
+    assert said in caught.value.message
+
+
+def test_an_index_out_of_range_is_said_with_the_range() -> None:
+    with pytest.raises(ConfigError, match="no entry 2: it has 2, counted from 0"):
+        entries.at(entries.parse(LIST, "list.yml"), 2, "list.yml")
+
+
+def test_a_name_that_one_entry_alone_has_is_pointed_out() -> None:
+    found = entries.uneven([{"lr": 1}, {"lr": 2}, {"lr": 3, "droput": 0.1}])
+    assert found == ["'droput': only entries 2 have it"]
+    assert entries.uneven([{"lr": 1, "d": 1}, {"lr": 2, "d": 1}, {"lr": 3}]) == ["'d': all but entries 2 have it"]
+
+
+# ---------------------------------------------------------------------------------------------------------- the request
+def sweep(desk: Desk, *more: str) -> dict[str, Any]:
+    (desk.folder / "list.yml").write_text(LIST)
+    return desk.good("sweep", "run", "list.yml", "--yes", *more)
+
+
+def test_a_sweep_is_one_fleet_with_a_list_in_the_store_and_no_volume_yet(desk: Desk) -> None:
+    done = sweep(desk, "--parallel", "8")
+    (fleet,) = desk.live_fleets()
+    assert fleet.target == 2, "never more instances than runs"
+    store = desk.store(done["run"])
+    assert (store.get_json(LAYOUT.sweep) or {})["entries"] == entries.parse(LIST, "list.yml")
+    assert desk.volumes() == []
+    job = store.get_json(LAYOUT.job_document) or {}
+    config = InstanceConfig.from_json(json.dumps(job))
+    assert config.entries == 2
+    one = entry_of(config, 1)
+    assert (one.index, one.entries, one.run) == (1, 0, f"{done['run']}00001")
+    assert str(one.store) == f"{config.store}/entries/00001"
+
+
+def test_the_plan_says_what_the_volumes_are_and_status_counts_the_runs(desk: Desk) -> None:
+    (desk.folder / "list.yml").write_text(LIST)
+    looked = desk.run("sweep", "run", "list.yml", "--dry-run", "--parallel", "2")
+    assert "write the list of 2 runs; each has a volume (100 GiB gp3) while it runs, up to 2 at once" in looked.stderr
+    done = sweep(desk)
+    store = desk.store(done["run"])
+    store.put_json(LAYOUT.queue_claim(0, 1), {"instance": "i-1", "time": "2026-11-21T00:00:00Z"})
+    store.put_json(LAYOUT.queue_ended(0, True), {})
+    store.put_json(LAYOUT.queue_claim(1, 1), {"instance": "i-1", "time": "2026-11-21T00:00:00Z"})
+    told = {"step": 5, "loss": 0.4, "metrics": {"accuracy": 0.9}}
+    store.put_json(f"{LAYOUT.entry(0)}/status.json", {"phase": "done", "progress": told})
+    store.put_json(f"{LAYOUT.entry(1)}/status.json", {"phase": "training", "progress": {**told, "loss": 0.2}})
+    seen = desk.good("sweep", "status")
+    assert seen["runs"] == {"all": 2, "done": 1, "failed": 0, "running": 1, "waiting": 0}
+    assert desk.run("sweep", "status").exit_code == ExitCode.OK
+    best = desk.good("sweep", "report", "--metric", "loss")["entries"]
+    assert [row["index"] for row in best] == [1, 0]
+    refused = desk.run("sweep", "report", "--metric", "f1")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "accuracy, loss" in refused.stderr
+
+
+def test_the_same_sweep_again_is_shown_and_another_list_is_not_mixed_in(desk: Desk) -> None:
+    done = sweep(desk)
+    assert sweep(desk)["run"] == done["run"]
+    assert len(desk.live_fleets()) == 1
+    desk.end(done["run"], Phase.FAILED)
+    (desk.folder / "list.yml").write_text("- {lr: 1}\n")
+    refused = desk.run("sweep", "run", "list.yml", "--yes", "--resume")
+    assert refused.exit_code == ExitCode.CONFLICT
+    assert "is not the list that run" in refused.stderr
+
+
+def test_scale_changes_the_fleet_and_never_beyond_what_is_left(desk: Desk) -> None:
+    sweep(desk)
+    assert desk.good("sweep", "scale", "cifar", "9")["instances"] == 2
+    assert desk.live_fleets()[0].target == 2
+    assert desk.good("sweep", "scale", "cifar", "1", "--yes")["instances"] == 1
+    assert desk.live_fleets()[0].target == 1
+
+
+def test_a_job_that_is_no_sweep_is_named_so(desk: Desk) -> None:
+    desk.request()
+    refused = desk.run("sweep", "status")
+    assert refused.exit_code == ExitCode.NOT_FOUND
+    assert "is no sweep" in refused.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------ the queue
+def test_an_instance_takes_its_own_first_then_lost_ones_then_new_ones_then_silent_ones() -> None:
+    all_of_them = [
+        Entry(0, 1, "i-alive", "1"), Entry(1, 1, "i-done", "1", "done"), Entry(2), Entry(3, 1, "i-gone", "2"),
+        Entry(4, 2, "i-gone", "1"), Entry(5, 1, "i-me", "1"), Entry(6, 1, "i-silent", "1"),
+    ]  # fmt: skip
+    found = choose(all_of_them, "i-me", {"i-gone"}, {6})
+    assert [entry.index for entry in found] == [5, 4, 3, 2, 6]
+    assert choose([Entry(0, 1, "i-alive", "1")], "i-me", set()) == []
+
+
+def test_runs_are_sorted_by_a_metric_and_those_without_it_come_last() -> None:
+    rows = [{"index": 0, "loss": None, "metrics": {}}, {"index": 1, "loss": 0.5, "metrics": {"acc": 0.5}},
+            {"index": 2, "loss": 0.1, "metrics": {"acc": 0.9}}]  # fmt: skip
+    assert [row["index"] for row in progress.by_metric(rows, "acc", smallest=False)] == [2, 1, 0]
+    assert [row["index"] for row in progress.by_metric(rows, "loss", smallest=True)] == [2, 1, 0]
+
+
