@@ -69,15 +69,17 @@ soak: $(READY)
 	$(VENV)/bin/python bench/recovery.py
 	$(VENV)/bin/python tests/mutants/run.py
 	SPOTHEAL_THROTTLED=1000 $(VENV)/bin/python -m pytest -q tests/test_safety.py
+	SPOTHEAL_EXAMPLES=10000 $(VENV)/bin/python -m pytest -q tests/test_userdata_hostile.py tests/test_redaction.py
 	$(VENV)/bin/python tests/simulation/histories.py $(HISTORIES)
 	$(VENV)/bin/python tests/simulation/crashes.py singles
 	$(VENV)/bin/python tests/simulation/crashes.py pairs $(PAIRS)
+	$(VENV)/bin/fleetctl rehearse --scenario ddp --output json
 	SPOTHEAL_CRASHES=0 SPOTHEAL_HISTORIES=0:1 $(VENV)/bin/python -m pytest -q -n 3 tests/simulation/test_simulated_healing.py
 
 # The checkpoint figures beside torch.save, safetensors, DCP and Lightning, and the trainer beside a bare loop: on a
 # quiet machine about 15 minutes; every program ends with 1 where a figure is missed.
 bench: $(READY)
-	@failed=0; for program in checkpoint throughput; do \
+	@failed=0; for program in checkpoint throughput redaction; do \
 	    $(VENV)/bin/python bench/$$program.py || failed=1; done; exit $$failed
 
 clean:

@@ -32,12 +32,12 @@ _LOOKS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
         MARK,
     ),
     (
-        ("ecret", "ECRET"),
-        re.compile(r"(?i)((?:aws_?)?secret_?(?:access_?)?key[\"']?\s*[=:,]\s*[\"']?)[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])"),
+        ("ecretAccessKey", "ecret_access_key", "ECRET_ACCESS_KEY", "ecretKey", "ecret_key", "ECRET_KEY", "ecretkey"),
+        re.compile(r"(?i)(secret_?(?:access_?)?key[\"']?\s*[=:,]\s*[\"']?)[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])"),
         rf"\1{MARK}",
     ),
     (
-        ("oken", "OKEN"),
+        ("ionToken", "ion_token", "ion-token", "ION_TOKEN", "ityToken", "ity_token", "ity-token", "ITY_TOKEN"),
         re.compile(r"(?i)((?:session|security)[_-]?token[\"']?\s*[=:,]\s*[\"']?)[A-Za-z0-9/+=_-]{16,}"),
         rf"\1{MARK}",
     ),
@@ -59,9 +59,11 @@ _LOOKS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
         re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
         rf"\1{MARK}\2",
     ),
-    # A user's name alone is none over ssh (git@), and a token over http.
-    (("://",), re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s@'\":]*:[^/\s'\"]*@"), rf"\1{MARK}@"),
-    (("://",), re.compile(r"(?i)\b(https?://)[^/\s@'\"]+@"), rf"\1{MARK}@"),
+    # A user's name alone is none over ssh (git@), and a token over http. The pattern begins with its word: it is quick
+    # in logs full of addresses.
+    (("://",), re.compile(r"://[^/\s@'\":]*:[^/\s'\"]*@"), f"://{MARK}@"),
+    (("http://", "https://"), re.compile(r"(https?://)[^/\s@'\"]+@"), rf"\1{MARK}@"),
+    (("TTP://", "TTPS://", "Http://", "Https://"), re.compile(r"(?i)(https?://)[^/\s@'\"]+@"), rf"\1{MARK}@"),
 )
 _WORDS = tuple((word, index) for index, (words, _, _) in enumerate(_LOOKS) for word in words)
 _KEY_BEGINS = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
