@@ -161,6 +161,37 @@ def test_another_number_of_ranks_resumes_with_the_same_values(noticed: tuple[Pat
     assert {one["code"] for one in three} == {0}
 
 
+def documented_block(rank: int, size: int, folder: Path, given: dict[str, Any]) -> int:
+    import documented
+    import interrupted
+    from torch.distributed.fsdp import fully_shard
+
+    from spotheal.training.sampler import ExactSampler
+
+    os.chdir(folder)
+    names = {"torch": torch, "model": interrupted.network(), "fully_shard": fully_shard, "sampler": ExactSampler(8)}
+    loop = documented.run("Sharded models: FSDP2", names)["loop"]
+    loop.finish()
+    return int(loop.step)
+
+
+def test_the_block_in_the_docs_runs(tmp_path: Path) -> None:
+    assert sharded_world.run(tmp_path, 1, documented_block) == [0]
+    assert [path.name for path in (tmp_path / "sharded").iterdir()] == ["step-000000000"]
+
+
+def refused(rank: int, size: int, folder: Path, given: dict[str, Any]) -> None:
+    from spotheal.training.session import Session, resume
+
+    resume(Session(**options(folder)), model=sharded_world.network(size))
+
+
+def test_a_plain_session_refuses_a_model_of_which_it_has_only_a_part(tmp_path: Path) -> None:
+    told = sharded_world.run(tmp_path, 2, refused)
+    assert [one["fault"] for one in told] == ["ConfigError"] * 2
+    assert "ShardedSession" in told[0]["why"]
+
+
 def test_one_rank_without_space_commits_nothing_and_tells_all(tmp_path: Path) -> None:
     told = sharded_world.run(tmp_path, 2, save_failing, what="no space", rank=1, at=3)
     assert told[0] == told[1]
