@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -245,6 +246,25 @@ def test_five_launches_that_gained_nothing_park_the_run(tmp_path: Path) -> None:
     assert "parked" == world.status()["phase"]
     assert "a wheel is missing" in world.status()["reason"]
     assert world.fleet_state().startswith("cancelled")
+
+
+def test_a_machine_whose_gpu_is_too_small_ends_itself_and_its_type_is_barred(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "nvidia-smi").write_text("#!/bin/sh\necho 15360 MiB\n")
+    (programs / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    world = AgentWorld(tmp_path, "raise SystemExit('must not run')", job={"job": {"gpu_memory_gib": 24}})
+    assert ExitCode.OK == world.live()
+    launch = world.store.launches()[0]
+    assert ("barred", "active") == (launch["outcome"], world.fleet_state())
+    assert "g5.xlarge has 1 GPU of 15 GiB, and the job asks for 1 GPU of 24 GiB or more" == launch["reason"]
+    assert "has 1 GPU of 15 GiB" == (world.store.get_json("barred/g5.xlarge.json") or {})["what"]
+    assert "Client.UserInitiatedShutdown" == world.rulebook.instances()[0].reason[0]
+    assert "barred" in [event["event"] for event in world.events()]
+    assert not [one for one in world.rulebook.volumes() if one.attachment]
 
 
 def test_a_rebalance_recommendation_takes_a_base_snapshot_and_goes_on(tmp_path: Path) -> None:
