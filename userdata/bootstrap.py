@@ -402,7 +402,7 @@ def start(config: dict[str, Any]) -> None:
         state = systemctl("show", "--property=ActiveState", "--value", "spotheal-agent.service")
     if state == "active":
         return say("the agent runs" + since_user_data())
-    say(f"the agent is {state or 'not there'} yet; look at `systemctl status spotheal-agent`", failed=True)
+    say(f"the agent is not up after {RUNNING_SECONDS:.0f} s ({state}): `systemctl status spotheal-agent`", failed=True)
 
 
 def keep() -> int:
