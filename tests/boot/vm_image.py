@@ -32,8 +32,6 @@ WantedBy=multi-user.target
 _FILES = {
     "etc/fstab": f"LABEL={LABEL} / ext4 defaults,noatime 0 1\n",
     "etc/systemd/system/operator.service": _SHELL,
-    # Logs to the console cost most of the time of an emulated serial line.
-    "etc/cloud/cloud.cfg.d/05_logging.cfg": "output: {all: '| tee -a /var/log/cloud-init-output.log'}\n",
 }
 _MASKED = ("apt-daily.timer", "apt-daily-upgrade.timer", "e2scrub_all.timer", "e2scrub_reap.service", "fstrim.timer")
 PROGRAMS = {"qemu-system-x86_64": "qemu-system-x86", "qemu-img": "qemu-utils", "mkfs.ext4": "e2fsprogs",
