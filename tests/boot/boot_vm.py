@@ -32,7 +32,7 @@ CHECKPOINTS = "/dltraining/checkpoints"
 # What appears on the console, in this order.
 MARKS = {
     "kernel": "Linux version",
-    "systemd": "systemd",
+    "systemd": "Welcome to Debian",
     "user data": "spotheal: using ",
     "agent installed": "spotheal: the agent is installed",
     "agent runs": "spotheal: the agent runs",
