@@ -48,7 +48,7 @@ def save_and_end(
         if status is not None:
             if status.get("phase") in ENDS:
                 break
-            writer = _writer(session, run, status)
+            writer = _writer(session, status)
             if not writer:
                 say("no trainer is at work: there is nothing to save")
                 break
@@ -97,13 +97,13 @@ def _status(run: runs.Run) -> dict[str, Any] | None:
         return None
 
 
-def _writer(session: Session, run: runs.Run, status: dict[str, Any]) -> str:
+def _writer(session: Session, status: dict[str, Any]) -> str:
     """The instance whose trainer is at work, "" for none. One under a notice counts: it saves by itself."""
     instance = str(status.get("instance") or "")
     if status.get("phase") != Phase.TRAINING.value or not instance:
         return ""
-    living = {one.id for one in session.ec2.instances_tagged(TAG_RUN, run.id) if one.state in ("pending", "running")}
-    return instance if instance in living else ""
+    found = session.ec2.instances([instance])
+    return instance if found and found[0].state in ("pending", "running") else ""
 
 
 def _ask(run: runs.Run, term: int, why: str, clock: Clock, seconds_max: float) -> None:
