@@ -52,18 +52,20 @@ def main() -> int:
     parser.add_argument("--output", choices=("text", "json"), default="text")
     given = parser.parse_args()
     boots: list[dict[str, float]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        with booted_cloud(Path(folder, "cloud"), lambda cloud: Machine, 1.0) as cloud:
-            request(cloud, Path(folder, "job"), 1.0, "xfs")
-            for number in range(given.boots):
-                found = until("an instance", lambda n=number: cloud.machines.all()[n:], BOOT_SECONDS_MAX)  # type: ignore[misc]
-                machine = found[0]
-                until("its power", lambda m=machine: m.started_at, BOOT_SECONDS_MAX, 0.01)  # type: ignore[misc]
-                until("the agent runs", lambda m=machine: agent_runs(m), BOOT_SECONDS_MAX, 0.01)  # type: ignore[misc]
-                assert machine.started_at is not None
-                clock = time.monotonic() - machine.started_at
-                boots.append({"seconds": round(clock, 2), "processor_seconds": round(processor_seconds(machine), 2)})
-                cloud.make(Kill(), machine.launch.instance)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        booted_cloud(Path(folder, "cloud"), lambda cloud: Machine, 1.0) as cloud,
+    ):
+        request(cloud, Path(folder, "job"), 1.0, "xfs")
+        for number in range(given.boots):
+            found = until("an instance", lambda n=number: cloud.machines.all()[n:], BOOT_SECONDS_MAX)  # type: ignore[misc]
+            machine = found[0]
+            until("its power", lambda m=machine: m.started_at, BOOT_SECONDS_MAX, 0.01)  # type: ignore[misc]
+            until("the agent runs", lambda m=machine: agent_runs(m), BOOT_SECONDS_MAX, 0.01)  # type: ignore[misc]
+            assert machine.started_at is not None
+            clock = time.monotonic() - machine.started_at
+            boots.append({"seconds": round(clock, 2), "processor_seconds": round(processor_seconds(machine), 2)})
+            cloud.make(Kill(), machine.launch.instance)
     quickest = min(boots, key=lambda boot: boot["seconds"])
     document = {"schema_version": 1, "target_seconds": TARGET_SECONDS, **quickest, "load": os.getloadavg()[0]}
     if given.output == "json":
