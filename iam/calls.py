@@ -57,7 +57,7 @@ _A = frozenset({Who.ADMINISTRATOR})
 
 CALLS: tuple[Call, ...] = (
     Call("ec2:DescribeVolumes", On.ANYTHING, _BOTH),
-    Call("ec2:DescribeSnapshots", On.ANYTHING, _I),
+    Call("ec2:DescribeSnapshots", On.ANYTHING, _BOTH),
     Call("ec2:DescribeInstances", On.ANYTHING, _BOTH),
     Call("ec2:DescribeSpotPriceHistory", On.ANYTHING, _BOTH),
     Call("ec2:AttachVolume", On.RUN, _I, ("volume", "instance")),
@@ -104,7 +104,10 @@ CALLS: tuple[Call, ...] = (
     Call("ec2:DescribeFleetHistory", On.ANYTHING, _O),
     Call("ec2:DescribeSubnets", On.ANYTHING, _O),
     Call("ec2:CreateLaunchTemplate", On.ANYTHING, _O),
+    Call("ec2:DescribeLaunchTemplates", On.ANYTHING, _O),
     Call("ec2:DeleteLaunchTemplate", On.ANYTHING, _O),
+    Call("ec2:DeleteSnapshot", On.RUN, _O, ("snapshot",)),
+    Call("ec2:DeleteSecurityGroup", On.ANYTHING, _O),
     Call("ec2:RequestSpotFleet", On.ANYTHING, _O),
     Call("ec2:CreateFleet", On.ANYTHING, _O),
     Call("ec2:RunInstances", On.ANYTHING, _O, operations=("RunInstances", "RequestSpotFleet", "CreateFleet")),
