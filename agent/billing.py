@@ -59,13 +59,16 @@ class Bill:
     until: datetime  # the run's end, or now
 
     @property
-    def lines(self) -> dict[str, Decimal]:
-        """To the cent; their sum is the total."""
+    def exact(self) -> dict[str, Decimal]:
         volumes = sum((one.dollars for one in self.volumes), Decimal(0))
         snapshots = sum((one.dollars for one in self.snapshots), Decimal(0))
-        exact = {"spot": self.spot, "on_demand": self.on_demand, "volumes": volumes, "snapshots": snapshots,
-                 "root_disks": self.roots, "public_ipv4": self.addresses}  # fmt: skip
-        return {name: cents(value) for name, value in exact.items()}
+        return {"spot": self.spot, "on_demand": self.on_demand, "volumes": volumes, "snapshots": snapshots,
+                "root_disks": self.roots, "public_ipv4": self.addresses}  # fmt: skip
+
+    @property
+    def lines(self) -> dict[str, Decimal]:
+        """To the cent; their sum is the total."""
+        return {name: cents(value) for name, value in self.exact.items()}
 
     @property
     def total(self) -> Decimal:

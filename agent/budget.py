@@ -12,7 +12,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Protocol
 
-from spotheal.agent.billing import Bill, bill, cents
+from spotheal.agent.billing import Bill, bill
 from spotheal.agent.clock import Clock, Stop, rfc3339
 from spotheal.agent.errors import PermissionDenied, SpothealError
 from spotheal.agent.history import Disk, History, Known, Listed, moment_of
@@ -149,7 +149,7 @@ class Budget:
         hours = sum((Decimal(stay.seconds) for stay in assumed), Decimal(0)) / 3600
         living = sum(1 for stay in assumed if stay.runs)
         rate = found.rate + ASSUMED_DOLLARS_PER_HOUR * living
-        return found.total + cents(hours * ASSUMED_DOLLARS_PER_HOUR), rate
+        return sum(found.exact.values(), hours * ASSUMED_DOLLARS_PER_HOUR), rate
 
     def _own(self, now: datetime) -> Known:
         launched = moment_of(self.here.launched)

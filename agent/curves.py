@@ -110,11 +110,10 @@ class Curves:
 def _metrics(path: Path, known: tuple[int, int] | None) -> tuple[tuple[int, int] | None, bytes]:
     """The file's lines, thinned to `METRICS_BYTES_MAX`, and its mark; nothing where it is as `known` or unreadable."""
     try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return known, b""
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return known, b""
-    with open(descriptor, "rb") as file:
-        try:
+        with open(descriptor, "rb") as file:
             status = os.fstat(file.fileno())
             mark = (status.st_size, status.st_mtime_ns)
             if not stat.S_ISREG(status.st_mode) or mark == known or not status.st_size:
@@ -123,8 +122,8 @@ def _metrics(path: Path, known: tuple[int, int] | None) -> tuple[tuple[int, int]
                 file.seek(-_READ_BYTES_MAX, os.SEEK_END)
                 file.readline()
             return mark, thinned(file.read(_READ_BYTES_MAX), METRICS_BYTES_MAX)
-        except OSError:
-            return known, b""
+    except OSError:
+        return known, b""
 
 
 def thinned(body: bytes, bytes_max: int) -> bytes:

@@ -95,7 +95,7 @@ class Messenger:
     # ----------------------------------------------------------------------------------------------------- the channels
     def _to_webhook(self, message: Message) -> None:
         """Errors name the host alone: the rest of such an address is its password."""
-        host = urlsplit(self.notify.webhook).hostname or "?"
+        host = host_of(self.notify.webhook)
         body = json.dumps(self.document(message), default=str).encode()
         status, headers = (self.post or _post)(self.notify.webhook, body, _READ_SECONDS)
         if 200 <= status < 300:
@@ -103,7 +103,7 @@ class Messenger:
         if status == 429 or status >= 500:
             raise Retryable(f"{host} answered {status}")
         if 300 <= status < 400:
-            to = urlsplit(headers.get("location", "")).hostname or host
+            to = host_of(headers.get("location", "")) or host
             raise Fatal(
                 f"{host} answered {status}, a redirect to {to}, which is not followed",
                 next_step="write the final address under [notify] webhook",
@@ -140,17 +140,24 @@ def _post(url: str, body: bytes, read_seconds: float) -> tuple[int, Mapping[str,
     import requests
 
     headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": "spotheal"}
-    host = urlsplit(url).hostname or "?"
     timeout = (_CONNECT_SECONDS, read_seconds)
     try:
         with requests.post(
             url, data=body, headers=headers, timeout=timeout, allow_redirects=False, stream=True
         ) as response:
             return response.status_code, {key.lower(): value for key, value in response.headers.items()}
-    except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema, UnicodeError) as fault:
+    except ValueError as fault:  # of requests, urllib and idna alike
         raise Fatal(f"[notify] webhook is no address that can be posted to ({type(fault).__name__})") from None
     except (requests.RequestException, OSError) as fault:
-        raise Retryable(f"{host} does not answer ({type(fault).__name__})") from None
+        raise Retryable(f"{host_of(url)} does not answer ({type(fault).__name__})") from None
+
+
+def host_of(url: str) -> str:
+    """"" where it names none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def topic_region(arn: str) -> str:

@@ -112,13 +112,16 @@ def drop_metrics_after(path: Path, step: int) -> int:
     By rename; the file keeps its owner and mode. A file that is a link or cannot be read is left as it is.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+        return _drop_after(path, step)
+    except OSError:  # a folder, a full volume: the lines stay
         return 0
-    with open(descriptor, "rb") as file:
+
+
+def _drop_after(path: Path, step: int) -> int:
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        return 0
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            return 0
         lines = file.readlines()
     # A last line without an end is half of one: the next would be glued to it.
     kept = [line for line in lines if line.endswith(b"\n") and not _is_after(line, step)]
