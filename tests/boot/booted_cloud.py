@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import boto3
 from booted_machine import BootedMachine
+from caged import SECRET
 
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.store import Store
@@ -46,6 +47,8 @@ command = ["python3", "count_steps.py", "{seconds}"]
 [volume]
 size_gib = 1
 filesystem = "{filesystem}"
+[secrets]
+TOKEN = "ssm:/spotheal/counting/TOKEN"
 """
 T = TypeVar("T")
 MakeMachine = Callable[[Path, Launch, Callable[[Machine], None] | None], Machine]
@@ -95,6 +98,7 @@ def request(cloud: Cloud, folder: Path, seconds: float, filesystem: str) -> Job:
     who = ["-c", "user.name=user", "-c", "user.email=user@localhost"]
     for argv in (["init", "--quiet"], ["add", "."], [*who, "commit", "--quiet", "--message", "the job"]):
         subprocess.run(["git", *argv], cwd=folder, check=True, timeout=60)
+    fleetctl(cloud, folder, "secret", "put", "TOKEN", given=SECRET)
     said = fleetctl(cloud, folder, "request", "spot_fleet_config.json", "--yes", "--output", "json")
     document = json.loads(said)
     session = boto3.session.Session("AKIAREHEARSAL0000000", "rehearsal", region_name=REGION)
@@ -102,11 +106,11 @@ def request(cloud: Cloud, folder: Path, seconds: float, filesystem: str) -> Job:
     return Job(cloud, folder, store, document["volume_id"])
 
 
-def fleetctl(cloud: Cloud, folder: Path, *arguments: str) -> str:
+def fleetctl(cloud: Cloud, folder: Path, *arguments: str, given: str = "") -> str:
     ours = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     done = subprocess.run(
-        [str(FLEETCTL), *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False,
-        env=ours | environment(cloud.url, REGION),
+        [str(FLEETCTL), *arguments], cwd=folder, input=given, capture_output=True, text=True,
+        timeout=120, check=False, env=ours | environment(cloud.url, REGION),
     )  # fmt: skip
     assert done.returncode == 0, f"fleetctl {arguments[0]}: {done.returncode}\n{done.stderr}"
     return done.stdout

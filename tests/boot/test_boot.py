@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from booted_cloud import booted_cloud, nspawn, request, until
 from booted_machine import BootedMachine
+from caged import the_secret_reached_the_trainer_alone, the_trainer_is_caged
 from debian_root import CannotMake, debian_root
 
 from spotheal.agent.names import Phase
@@ -117,6 +118,8 @@ def test_a_run_from_its_request_to_its_end_through_a_kill_a_reboot_and_a_replace
     print("boot-test:         ", told(first, "the agent runs"))
     systemd_and_cloud_init_are_content(first)
     logs_are_plain_for_people(first)
+    the_trainer_is_caged(first)
+    the_secret_reached_the_trainer_alone(first, {key: job.store.get_bytes(key) or b"" for key, _ in job.store.sizes()})
 
     times.tell("looked at")
     first.run("systemctl", "kill", "--signal=KILL", "--kill-who=main", "spotheal-agent")

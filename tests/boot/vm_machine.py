@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 UUID = "ec2e1916-9099-7caf-fd21-012345abcdef"
 MEMORY_MIB = 768
 PORTS = 4
-_PLUG_SECONDS_MAX = 120.0
+_PLUG_SECONDS_MAX = 600.0
 
 
 class Qmp:
@@ -252,12 +252,14 @@ class VirtualMachine(Machine):
                 threading.Thread(target=self._unplug, args=(self._names.pop(volume),), daemon=True).start()
 
     def _unplug(self, name: str) -> None:
-        if self._qmp is None:
-            return
-        with suppress(OSError):  # the machine may end meanwhile
-            self._qmp("device_del", id=f"{name}d")
-            if self._qmp.await_deleted(f"{name}d", _PLUG_SECONDS_MAX):
-                self._qmp("blockdev-del", **{"node-name": name})
+        """A guest that boots, or goes down, hears of it late; its reset lets the disk go too."""
+        while self._qmp is not None and self.running:
+            with suppress(OSError):  # asked already, or gone already
+                self._qmp("device_del", id=f"{name}d")
+            with suppress(OSError):
+                if self._qmp.await_deleted(f"{name}d", 20.0):
+                    self._qmp("blockdev-del", **{"node-name": name})
+                    return
 
     def has_mounted(self, volume: str) -> bool:
         """EC2 cannot look into a machine either: the guest decides whether it lets a disk go."""
