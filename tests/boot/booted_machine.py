@@ -7,6 +7,7 @@ tells EC2 (as Xen instances show it), and a view of /sys that belongs to its own
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -15,8 +16,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,11 +111,12 @@ class BootedMachine(Machine):
         ]  # fmt: skip
         # The mount is in a namespace of its own: it is gone with the machine, however that ends.
         mount = f'mount -t overlay overlay -o "{options}" "{disk}/root" && exec "$@"'
-        with (self.folder / "console.log").open("ab") as console:
+        with (self.folder / "console.log").open("ab") as console, _no_mounts_of_other_tests():
             self._process = subprocess.Popen(
                 ["unshare", "--mount", "--propagation", "private", "sh", "-c", mount, "sh", *nspawn],
                 stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True,
             )  # fmt: skip
+            _await_own_mounts(self._process)
         self.boots.append(time.monotonic())
         threading.Thread(target=self._plug_in, args=(len(self.boots),), daemon=True).start()
 
@@ -256,6 +258,23 @@ class BootedMachine(Machine):
         with suppress(OSError):
             return f" {loop} " in Path(f"/proc/{leader}/mountinfo").read_text()
         return False
+
+
+@contextmanager
+def _no_mounts_of_other_tests() -> Iterator[None]:
+    """A new mount namespace keeps what is mounted at that moment busy; test_host_root mounts under this lock."""
+    with Path(tempfile.gettempdir(), "spotheal-loop-devices.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _await_own_mounts(process: subprocess.Popen[bytes], seconds_max: float = 30.0) -> None:
+    limit = time.monotonic() + seconds_max
+    while time.monotonic() < limit and process.poll() is None:
+        with suppress(OSError):
+            if os.readlink(f"/proc/{process.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
+                return
+        time.sleep(0.01)
 
 
 def _await_free(loop: str, seconds_max: float = 10.0) -> None:
