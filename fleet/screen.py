@@ -156,7 +156,7 @@ def cost(document: dict[str, Any]) -> str:
 def _launches(launches: list[dict[str, Any]], wide: bool) -> Table:
     heads = ["INSTANCE", *(["TYPE"] if wide else []), "ZONE", "SINCE (UTC)", "LASTED", "NOW", "SAVED",
              *(["WHY"] if wide else [])]  # fmt: skip
-    table = _table(heads)
+    table = _table(heads, gap=2 if wide else 1)
     for one in launches[-_LAUNCHES_SHOWN:]:
         now = one["outcome"] or one["state"]
         cells = [_cell(one["instance"]), *([_cell(one["type"])] if wide else []), _cell(one["zone"]),
@@ -185,8 +185,8 @@ def _volumes(document: dict[str, Any]) -> Table:
     return table
 
 
-def _table(heads: list[str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+def _table(heads: list[str], gap: int = 2) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
     for head in heads:
         table.add_column(head, no_wrap=head not in ("WHY", "FROM"), overflow="fold")
     return table

@@ -22,7 +22,7 @@ from spotheal.fleet.shortage import Shortage, shortage, types_in, zones_in
 
 SCHEMA_VERSION = 1
 STALE_SECONDS = 3 * HEARTBEAT_SECONDS
-_HISTORY_KEPT = timedelta(hours=48)  # so long AWS keeps a fleet's history
+_CLOCKS_APART = timedelta(minutes=10)  # AWS's and the operator's
 _YOUNG_SECONDS = 180.0  # a describe may not show what was launched or heard so lately
 _RATE_SECONDS_MIN = 5.0
 
@@ -72,7 +72,7 @@ def gather(session: Session, run: runs.Run) -> Seen:
         alive = any(one.state in ("pending", "running") for one in found or ())
         history: tuple[engine.FleetEvent, ...] = ()
         if state in runs.LIVE_FLEET_STATES and not alive:
-            since = _moment(fleet.get("requested_at")) or datetime.now(timezone.utc) - _HISTORY_KEPT
+            since = (_moment(fleet.get("requested_at")) or datetime.now(timezone.utc)) - _CLOCKS_APART
             history = forgiving(lambda: engine.history(session.client("ec2"), fleet_id, since)) or ()
     return Seen(
         job=run.job,
