@@ -382,3 +382,11 @@ def test_the_checksum_is_the_same_with_and_without_numpy(monkeypatch: pytest.Mon
     monkeypatch.setattr("spotheal.training.checksum._NUMPY", False)
     assert checksum(data) == one
     assert checksum(data[:0]) == 0
+
+
+def test_a_store_knows_what_a_save_took_from_the_training(store: Store) -> None:
+    """Of that the pace makes its interval: not the call alone, the work behind the training as well."""
+    assert store.taken_seconds == 0
+    store.save_now(1, {"weights": torch.ones(4 << 20)})
+    assert 0 < store._worked_seconds < 60
+    assert store.taken_seconds > store._held_seconds > 0

@@ -15,7 +15,6 @@ import contextlib
 import errno
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -37,7 +36,6 @@ from spotheal.training.slots import Payload, Series, read, read_header, set_asid
 from spotheal.training.state import to_json, unpack
 
 CHUNK_BYTES = 16 << 20
-NICE = 0  # of the threads behind the training: what it leaves of the processors is theirs
 
 log = logging.getLogger("spotheal.training")
 
@@ -103,7 +101,11 @@ class Store:
         self._skeleton: Skeleton | None = None
         self._planned: Skeleton | None = None
         # Two copy, and two write in turns: the disk has the next chunk before it is done with one.
-        self._threads = ThreadPoolExecutor(4, thread_name_prefix="checkpoint", initializer=_step_back)
+        self._clocks: list[int] = []
+        self._threads = ThreadPoolExecutor(
+            4, thread_name_prefix="checkpoint", initializer=_keep_clock, initargs=(self._clocks,)
+        )
+        self._held_seconds = self._worked_seconds = 0.0
         self._copy: Copy | None = None
         self._pending: Future[Outcome] | None = None
 
@@ -112,6 +114,15 @@ class Store:
     def busy(self) -> bool:
         """A save is pending: copying, writing or waiting for the disk."""
         return self._pending is not None and not self._pending.done()
+
+    @property
+    def taken_seconds(self) -> float:
+        """What the last save took from the training: while it was held, and its share of the work behind it.
+
+        Training shares its work evenly among the processors, so it loses what the store's threads used, divided by
+        their number. Known when the save has ended; 0 where the system does not tell a thread's time.
+        """
+        return self._held_seconds + self._worked_seconds / (os.cpu_count() or 1)
 
     def prepare(self, tree: Any) -> int:
         """Make and touch the buffer for states like `tree`, so the first save is as quick as any; the bytes of one."""
@@ -155,12 +166,15 @@ class Store:
         series = [self.slots, *([self.best] if best else []), *([self.milestones] if milestone else [])]
         payload = Payload(image, plan.layout, plan.chunk_bytes, step, text, info_json)
         self._pending = self._threads.submit(self._write, payload, copy, series, began)
+        self._held_seconds = time.monotonic() - began
         return True
 
     def wait_copied(self) -> None:
         """Return when the tensors given to the last `save` may be changed again: call it before `optimizer.step`."""
         if self._copy is not None:
+            began = time.monotonic()
             self._copy.wait()
+            self._held_seconds += time.monotonic() - began
             self._copy = None
 
     def ended(self) -> Outcome | None:
@@ -190,6 +204,7 @@ class Store:
         self._threads.shutdown()
 
     def _write(self, payload: Payload, copy: Copy, series: Sequence[Series], began: float) -> Outcome:
+        worked = self._processor_seconds()
         # From here, so that the training's thread wakes only one other.
         copying = beside(self._threads, copy.run, self._threads)
         if copying is None:
@@ -209,10 +224,17 @@ class Store:
                 f"step {step} could not be saved in {self.folder}: {error.strerror or error}",
                 next_step="the checkpoints before it are intact; see `df -h`, `dmesg` and the folder's permissions",
             )
+        self._worked_seconds = max(0.0, self._processor_seconds() - worked)
         outcome = Outcome(step, time.monotonic() - began, size, paths[0] if paths else None, fault)
         if self._on_end is not None:
             self._on_end(outcome)
         return outcome
+
+    def _processor_seconds(self) -> float:
+        """Of all threads of the store."""
+        with contextlib.suppress(OSError):  # the interpreter ends, and a thread has gone
+            return sum(map(time.clock_gettime, self._clocks))
+        return 0.0
 
     def _apart(self, tree: Any) -> tuple[dict[str, torch.Tensor], Callable[[], str]]:
         """The tensors of `tree` by name, and what gives the text of the rest. UnsavableState."""
@@ -299,11 +321,10 @@ def _tree(header: Header, image: Image) -> Any:
         raise BrokenCheckpoint(f"its state cannot be put together: {type(fault).__name__}: {fault}") from fault
 
 
-def _step_back() -> None:
-    """Let the training's threads go first on this processor. On Linux a thread has a priority of its own."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+def _keep_clock(clocks: list[int]) -> None:
+    """Note this thread's clock, where the system has such."""
+    if hasattr(time, "pthread_getcpuclockid"):
+        clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
 
 
 def _to_fill(size: int) -> Image:

@@ -255,6 +255,7 @@ class NoStore:
     folder = Path()
     set_aside: Sequence[tuple[Path, str]] = ()
     busy = False
+    taken_seconds = 0.0
 
     def prepare(self, tree: Any) -> int:
         return 0
@@ -348,9 +349,10 @@ class Saver:
         self.store.save(run.counters.step, tree, info=info, later=later, best=best, milestone=milestone)
         self._saved_epoch = run.sampler.epoch
         self.pace.begun()
-        self.pace.cost(time.monotonic() - began)
+        self._begin_seconds = time.monotonic() - began
 
     _saved_epoch = -1
+    _begin_seconds = 0.0  # the call, with gathering the state
 
     @property
     def _position_moved(self) -> bool:
@@ -360,6 +362,7 @@ class Saver:
     def _learn(self, outcome: Outcome | None) -> None:
         if outcome is None:
             return
+        self.pace.cost(max(self._begin_seconds, self.store.taken_seconds))
         if outcome.fault is not None:
             self._failed += 1
             self.report.warn(str(outcome.fault))
@@ -367,6 +370,7 @@ class Saver:
                 raise outcome.fault
             return
         self._failed = 0
+        self.report.checkpoint(outcome.seconds, max(self._begin_seconds, self.store.taken_seconds))
         first, self.save_seconds = self.save_seconds == 0, max(outcome.seconds, self.save_seconds * 0.7)
         if first:
             warn_if_too_slow(self.save_seconds, outcome.data_bytes, self.report)

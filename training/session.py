@@ -78,6 +78,7 @@ class Session:
         self._rng: Mapping[str, Any] | None = None
         self._mark: str | None = None
         self._wanted, self._failed, self._listening = False, 0, False
+        self._begin_seconds = 0.0
         self._hooked: torch.optim.Optimizer | None = None
 
     def _open_store(self, slots: int) -> Any:
@@ -210,9 +211,11 @@ class Session:
         self.store.save(step, tree, info={"digest": mark}, later=later)
         log.info("saving step %d, digest %s", step, mark)
         self._pace.begun()
-        self._pace.cost(time.monotonic() - began)
+        self._begin_seconds = time.monotonic() - began
 
     def _learn(self, outcome: Outcome) -> None:
+        if self.store is not None:
+            self._pace.cost(max(self._begin_seconds, self.store.taken_seconds))
         self._failed = self._failed + 1 if outcome.fault is not None else 0
         if outcome.fault is not None:
             log.warning("%s", outcome.fault)
