@@ -116,9 +116,10 @@ def _next_step(cause: str, types: Sequence[str]) -> str:
             return "raise or leave out SpotPrice in the fleet's file, then `fleetctl request --replace`"
         case "quota":
             known = quotas.quota_of(types[0]) if types else None
-            ask = f": `aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {known[0]} "
-            name = f'"{known[1]}"' if known else "the spot quota of these types"
-            return f"raise {name}" + (f"{ask}--desired-value VCPUS`" if known else "")
+            if known is None:
+                return "raise the spot quota of these types (Service Quotas, EC2)"
+            asking = "aws service-quotas request-service-quota-increase --service-code ec2"
+            return f'raise "{known[1]}": `{asking} --quota-code {known[0]} --desired-value VCPUS`'
         case "permission":
             return "give IamFleetRole what docs/permissions.md lists, or let `fleetctl request` make it"
     return "correct the fleet's file (ImageId, subnets, groups, key), then `fleetctl request --replace`"

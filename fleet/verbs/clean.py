@@ -11,7 +11,8 @@ from spotheal.fleet.console import ask, is_json, open_session, say, verb
 from spotheal.fleet.options import JobFile, Output, Profile, Region, Yes
 
 if TYPE_CHECKING:
-    from spotheal.fleet.clean import CleanPlan, Verdict
+    from spotheal.agent.errors import SpothealError
+    from spotheal.fleet.clean import CleanPlan, Thing, Verdict
 
 EXAMPLE = "fleetctl clean resnet50"
 
@@ -55,7 +56,8 @@ def clean(
     if not as_json or not yes:
         say(_text(plan, [one.says() for one in extra]))
     doing = bool(plan.deletes or extra) and not dry_run
-    gone, failed = [], []
+    gone: list[Thing] = []
+    failed: list[tuple[Thing, SpothealError]] = []
     if doing:
         count = len(plan.deletes) + len(extra)
         ask(f"Delete these {count}? It cannot be undone." if count > 1 else "Delete it? It cannot be undone.", yes)
