@@ -95,8 +95,8 @@ def the_secret_reached_the_trainer_alone(machine: BootedMachine, stored: dict[st
     pid = machine.run("pgrep", "--uid", USER, "--newest", "--full", "count_steps.py")
     assert f"TOKEN={SECRET}" in machine.run("cat", f"/proc/{pid}/environ").split("\0")
     assert [key for key, body in stored.items() if SECRET.encode() in body] == []
-    search = ["grep", "--recursive", "--files-with-matches", "--fixed-strings", SECRET, "/var/log", "/etc", "/dltraining"]
-    search += ["/opt/spotheal", "/run/spotheal", "/var/lib/spotheal", "/var/lib/cloud"]
+    search = ["grep", "--recursive", "--files-with-matches", "--fixed-strings", SECRET, "/var/log", "/etc"]
+    search += ["/dltraining", "/opt/spotheal", "/run/spotheal", "/var/lib/spotheal", "/var/lib/cloud"]
     assert machine.run(*search, check=False) == ""
     journal = machine.run("journalctl", "--no-pager", "--output=export")
     assert SECRET not in journal
