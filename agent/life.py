@@ -69,6 +69,7 @@ from spotheal.agent.volume.seen import Desired
 from spotheal.agent.warmup import Warmup
 
 SHUTDOWN_SECONDS = 90.0  # what an operating system that goes down leaves us; the unit asks for 110
+_NOTICES, _HEARTBEAT = "the watch for notices", "the heartbeat"  # loops that prove the agent's life
 P = ParamSpec("P")
 
 
@@ -86,20 +87,20 @@ class World:
     scheduler: Any = None  # where the run has an on-demand rescue
     sns: Any = None  # where [notify] names a topic
     asked_to_stop: threading.Event = field(default_factory=threading.Event)  # SIGTERM
-    manager: Notifier = field(default_factory=Notifier)  # systemd, or nobody
+    liveness: Liveness = field(default_factory=lambda: Liveness(SystemClock(), Notifier()))  # told to systemd
     client: Callable[[str], Any] | None = None  # of ssm, secretsmanager and sts; None: boto3's
 
     @classmethod
     def real(cls, config: InstanceConfig) -> World:
         clock, paths = SystemClock(), Paths.from_environment()
         ec2, s3 = aws.client("ec2", config.region), aws.client("s3", config.region)
-        manager = Notifier.from_environment()
+        liveness = Liveness(clock, Notifier.from_environment())
         rescued = seconds(config.job.fleet.on_demand_after)
         scheduler = aws.client("scheduler", config.region) if rescued else None
         logs = Logs(paths.logs, console=Path("/dev/console") if paths.is_whole_machine else None)
         topic = config.job.notify.sns
         sns = aws.client("sns", topic_region(topic) or config.region) if topic else None
-        return cls(clock, paths, Host(), Metadata(clock=clock), logs, ec2, s3, scheduler, sns, manager=manager)
+        return cls(clock, paths, Host(), Metadata(clock=clock), logs, ec2, s3, scheduler, sns, liveness=liveness)
 
 
 def ends_the_run(stage: Callable[P, End]) -> Callable[P, End]:
@@ -134,6 +135,7 @@ class Life:
         self._config, self._world = config, world
         self._log, self._clock = world.logs.log, world.clock
         self._store = Store(world.s3, config.store)
+        self._sources = Store(world.s3, config.sources or config.store)
         self._cloud = Ec2(world.ec2)
         self._here = world.metadata.identity(progress=lambda why: self._log.warning(why))
         world.logs.bind(instance=self._here.instance, zone=self._here.zone)
@@ -189,24 +191,23 @@ class Life:
         self._closing = threading.Event()  # the agent ends
         self._threads: list[threading.Thread] = []
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="stage")
-        self._liveness = Liveness(self._clock, world.manager)
+        self._liveness = world.liveness
         self._watcher = Watcher(
             world.metadata,
             self._clock,
             on_notice=self._on_notice,
             on_rebalance=self._on_rebalance,
             log=lambda text: self._log.warning(text),
-            on_poll=self._liveness.expect("the watch for notices", WATCH_SECONDS_MAX),
+            on_poll=self._liveness.expect(_NOTICES, WATCH_SECONDS_MAX),
         )
 
     # ------------------------------------------------------------------------------------------- what runs beside it
     def __enter__(self) -> Life:
         self._rescue.put_off()
         self._watcher.start()
-        self._beats = self._liveness.expect("the heartbeat", HEARTBEAT_SECONDS_MAX)
+        self._beats = self._liveness.expect(_HEARTBEAT, HEARTBEAT_SECONDS_MAX)
         self._beside("heartbeat", lambda: self._status.beat(self._closing, self._beat))
-        if self._world.manager.is_there:
-            self._beside("liveness", lambda: self._liveness.watch(self._closing, self._status.in_words))
+        self._liveness.start(self._status.in_words)
         self._beside("prices", lambda: self._money.prices.watch(self._closing))
         self._beside("shutdown", self._watch_shutdown)
         return self
@@ -216,8 +217,9 @@ class Life:
     ) -> None:
         self._closing.set()
         self._warmup.end()
-        self._world.manager.stopping()
         self._watcher.stop()
+        for loop in (_NOTICES, _HEARTBEAT):
+            self._liveness.release(loop)
         if self._trainer is not None and error is not None:
             self._trainer.stop()
         self._ledger.flush()
@@ -311,7 +313,7 @@ class Life:
         self._gpu_look = self._pool.submit(self._gpus.look)
         self._warmup.libraries_of_torch(self._config.job.job.python)
         self._confinement.enter()
-        return self._pool.submit(self._confinement.fetch_code, self._store)
+        return self._pool.submit(self._confinement.fetch_code, self._sources)
 
     def heal_volume(self) -> None:
         """The job's volume, mounted here under a term of ours."""

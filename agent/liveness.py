@@ -24,11 +24,16 @@ _TELL_SECONDS_MAX = 15.0
 
 
 class Liveness:
-    """The loops that are expected to move on, and when each did last; safe to call from any thread."""
+    """The loops that are expected to move on, and when each did last; safe to call from any thread.
+
+    One for the whole process: between two lives of a sweep nothing is expected, and the manager still hears of us.
+    """
 
     def __init__(self, clock: Clock, notifier: Notifier) -> None:
         self._clock, self._notifier = clock, notifier
         self._lock = threading.Lock()
+        self._started = False
+        self._status: Callable[[], str] = lambda: ""
         self._loops: dict[str, tuple[float, float]] = {}  # name -> seconds it may take, moment of its last beat
 
     def expect(self, loop: str, seconds_max: float) -> Callable[[], None]:
@@ -65,6 +70,16 @@ class Liveness:
         if status:
             self._notifier.status(status)
         return True
+
+    def start(self, status: Callable[[], str]) -> None:
+        """The agent is up: tell the manager from now on, in a thread of its own, until the process ends."""
+        self._status = status
+        if self._notifier.is_there and not self._started:
+            self._started = True
+            forever = threading.Event()
+            work = threading.Thread(target=lambda: self.watch(forever, lambda: self._status()), daemon=True)
+            work.name = "liveness"
+            work.start()
 
     def watch(self, stop: Stop, status: Callable[[], str] = lambda: "") -> None:
         """A thread's work: tell the manager, several times in each span that it watches. Ends where none does."""

@@ -176,3 +176,15 @@ def test_a_frozen_agent_is_not_heard(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         manager.socket.close()
+
+
+def test_between_two_lives_of_one_process_the_manager_still_hears_of_it(manager: Manager) -> None:
+    liveness = Liveness(SystemClock(), Notifier(manager.address, 0.4))
+    liveness.expect("the heartbeat", 0.0)
+    liveness.release("the heartbeat")
+    liveness.start(lambda: "first")
+    assert {"READY": "1", "STATUS": "first"} == manager.hears()
+    liveness.start(lambda: "second")  # no second thread, and not ready a second time
+    heard = [manager.hears() for _ in range(4)]
+    assert {"READY"} & {name for one in heard for name in one} == set()
+    assert {"STATUS": "second"} in heard and {"WATCHDOG": "1"} in heard
