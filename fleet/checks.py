@@ -14,6 +14,7 @@ _PLACEHOLDER_CURES = {
     "ACCOUNT_NUMBER": "`aws sts get-caller-identity --query Account --output text` prints it",
     "KEYPAIR_NAME": "`aws ec2 describe-key-pairs --query 'KeyPairs[].KeyName'` lists them",
     "SECURITY_GROUP_ID": "`aws ec2 describe-security-groups --query 'SecurityGroups[].[GroupId,GroupName]'` lists them",
+    "AMI_ID": "`fleetctl init` with credentials finds the newest Deep Learning AMI; or write one of yours",
     "SUBNET_ID": "`aws ec2 describe-subnets --query 'Subnets[].[SubnetId,AvailabilityZone]'` lists them",
 }
 _SUBNET = re.compile(r"subnet-[0-9a-f]{8}(?:[0-9a-f]{9})?")

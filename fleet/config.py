@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from spotheal.agent.errors import ConfigError, NotFound
 from spotheal.fleet import ec2fleet, jsonfile, rescue
 from spotheal.fleet.checks import fleet_faults, fleet_warnings, is_walkable, placeholder_faults
 from spotheal.fleet.places import region_of, spec_subnets, split_list
+from spotheal.fleet.values import value_faults, value_warnings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -100,7 +102,7 @@ def read_fleet(path: Path) -> FleetConfig:
     except FileNotFoundError:
         raise NotFound(
             f"there is no {path}",
-            next_step="write it as for `aws ec2 request-spot-fleet`; docs/real-aws.md has one to copy",
+            next_step='`fleetctl init --command "python train.py"` writes it; or any that the aws CLI takes',
         ) from None
     except (OSError, UnicodeDecodeError) as fault:
         raise ConfigError(f"{path} cannot be read: {fault}") from None
@@ -120,9 +122,10 @@ def parse_fleet(text: str, source: str = DEFAULT_FLEET_FILE) -> FleetConfig:
         if set(document) == {WRAPPER} and isinstance(document[WRAPPER], dict):
             document = document[WRAPPER]
         own = [*fleet_config_faults(document), *placeholder_faults(document)]
-        own += fleet_faults(document) if is_walkable(document) else []
+        if is_walkable(document):
+            own += [*fleet_faults(document), *value_faults(document, datetime.now(timezone.utc))]
         faults += [f"{source}: {fault}" for fault in own]
-        warnings = fleet_warnings(document) if not faults else []
+        warnings = [*fleet_warnings(document), *value_warnings(document)] if not faults else []
     elif parsed.value is not None or not faults:
         faults.append(f"{source}: must hold one JSON object, AWS's SpotFleetRequestConfig")
     if faults:

@@ -153,8 +153,11 @@ def test_validate_reports_all_faults_and_says_so_in_json_too(folder: Path) -> No
     assert result.exit_code == ExitCode.USAGE
     document = json.loads(result.stdout)
     assert document["valid"] is False
-    assert "add }" in document["faults"]
-    assert "TargetCapacity: must be 1" in document["faults"]
+    first, *others = document["faults"]
+    assert first["file"] == "spot_fleet_config.json" and first["place"] == "1:49" and "add }" in first["cure"]
+    (capacity,) = [one for one in others if one["place"] == "TargetCapacity"]
+    assert capacity["message"].startswith("must be 1, is 2")
+    assert all(one["message"] and one["cure"] for one in document["faults"])
 
 
 def test_validate_says_that_a_path_is_for_rehearsals_and_refuses_a_token_in_an_address(folder: Path) -> None:

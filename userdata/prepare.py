@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = os.environ.get("SPOTHEAL_ROOT", "").rstrip("/")
 DEVICE_SECONDS = 600.0  # until the operator's fleetctl has attached the volume and the device is there
-TOLD_EVERY_SECONDS = 2.0
+TOLD_EVERY_SECONDS = 1.0
 LOG_BYTES_MAX = 512 * 1024  # of the output's end
 MIB = 2**20
 FOLDERS = ("datasets", "checkpoints", "results", "logs")

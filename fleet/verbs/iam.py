@@ -54,10 +54,7 @@ def show(
     session = open_session(region, profile)
     where = session.settle_region()
     account = session.account if session.has_credentials() else PLACEHOLDER_ACCOUNT
-    try:
-        url = StoreUrl.parse(store) if store else StoreUrl(default_bucket(account, where), "")
-    except ValueError as fault:
-        raise ConfigError(f"--store: {fault}", next_step="write s3://bucket/prefix") from None
+    url = StoreUrl.parse(_checked(store)) if store else StoreUrl(default_bucket(account, where), "")
     scope = policies.Scope(account, where, url, instance_role=instance_role, fleet_role=fleet_role)
     made: dict[str, Any] = {
         "operator": policies.operator(scope),
@@ -74,6 +71,15 @@ def show(
         print(shown.as_json(wrapped if as_json else made[document]))
     else:
         print(shown.as_json({"schema_version": 1, **made}))
+
+
+def _checked(store: str) -> str:
+    from spotheal.agent.names import StoreUrl
+
+    try:
+        return str(StoreUrl.parse(store)) if store else ""
+    except ValueError as fault:
+        raise ConfigError(f"--store: {fault}", next_step="write s3://bucket/prefix") from None
 
 
 @app.command("create", epilog="Example: fleetctl iam create")
@@ -98,7 +104,7 @@ def create(
     for name in (instance_role, fleet_role):
         roles.check_name(name)
     session = open_session(region, profile)
-    root = session.store_root(store)
+    root = session.store_root(_checked(store))
     found = (roles.missing_fleet_role(session, fleet_role), roles.missing_instance_role(session, instance_role, root))
     steps = [step for step in found if step is not None]
     for step in steps:

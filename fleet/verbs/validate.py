@@ -24,7 +24,7 @@ def validate(
 
     All faults are told at once, each with its place and its cure.
     """
-    from spotheal.fleet import config, repository, show, userdata
+    from spotheal.fleet import config, faults, repository, show, userdata
 
     as_json = is_json(output)
     job_file = job or config.job_file_beside(file)
@@ -34,11 +34,12 @@ def validate(
         warnings = [*fleet.warnings, *repository.check_address(described.job.repository)]
     except ConfigError as error:
         if as_json:
-            print(show.as_json({"schema_version": 1, "valid": False, "faults": error.message, "warnings": []}))
+            listed = faults.listed(error, (str(file), str(job_file)))
+            print(show.as_json({"schema_version": 1, "valid": False, "faults": listed, "warnings": []}))
         raise
     for warning in warnings:
         say(f"note: {warning}")
-    document = {"schema_version": 1, "valid": True, "faults": "", "warnings": warnings}
+    document = {"schema_version": 1, "valid": True, "faults": [], "warnings": warnings}
     print(show.as_json(document) if as_json else f"{file} and {job_file} are good")
     if not as_json:
         say(f"next: fleetctl rehearse {file}, fleetctl request {file} --dry-run")

@@ -1,0 +1,74 @@
+"""Values that have the right form and no sense: a price of nothing, an end that is past. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+_DEAR = 100.0  # dollars an hour; the dearest instance costs less on spot
+_GROUP = re.compile(r"sg-[0-9a-f]{8}(?:[0-9a-f]{9})?")
+
+
+def value_faults(document: dict[str, Any], now: datetime) -> Iterator[str]:
+    """As `checks.fleet_faults`; `document` is walkable."""
+    for where, price in prices(document):
+        if (amount := dollars(price)) is None or amount <= 0:
+            yield f'{where}: must be dollars an hour, more than 0, is "{price}"; leave it out for the price on demand'
+    start, end = _time(document.get("ValidFrom")), _time(document.get("ValidUntil"))
+    for name, text, found in (("ValidFrom", document.get("ValidFrom"), start),
+                              ("ValidUntil", document.get("ValidUntil"), end)):  # fmt: skip
+        if text and found is None:
+            yield f'{name}: "{text}" is no time such as 2026-12-31T23:59:59Z; correct it or leave it out'
+    if end is not None and end <= now:
+        yield f"ValidUntil: {document['ValidUntil']} is past; leave it out, for `limits.hours` in job.toml ends the run"
+    if start is not None and end is not None and end <= start:
+        yield "ValidUntil: is not after ValidFrom; correct one of them"
+    for index, spec in enumerate(document.get("LaunchSpecifications") or []):
+        for number, group in enumerate(spec.get("SecurityGroups") or []):
+            name = group.get("GroupId") if isinstance(group, dict) else None
+            if isinstance(name, str) and "<" not in name and not _GROUP.fullmatch(name):
+                yield (f'LaunchSpecifications[{index}].SecurityGroups[{number}].GroupId: "{name}" is not of the form '
+                       "sg-0123456789abcdef0; a name goes into GroupName")  # fmt: skip
+
+
+def value_warnings(document: dict[str, Any]) -> Iterator[str]:
+    for where, price in prices(document):
+        amount = dollars(price)
+        if amount is not None and amount > _DEAR:
+            yield f"{where}: {price} dollars an hour is more than any instance costs on spot; meant in cents?"
+
+
+def prices(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every SpotPrice, and where it stands."""
+    if document.get("SpotPrice") is not None:
+        yield "SpotPrice", str(document["SpotPrice"])
+    for index, spec in enumerate(document.get("LaunchSpecifications") or []):
+        if spec.get("SpotPrice") is not None:
+            yield f"LaunchSpecifications[{index}].SpotPrice", str(spec["SpotPrice"])
+    for index, config in enumerate(document.get("LaunchTemplateConfigs") or []):
+        for number, override in enumerate(config.get("Overrides") or []):
+            if override.get("SpotPrice") is not None:
+                yield f"LaunchTemplateConfigs[{index}].Overrides[{number}].SpotPrice", str(override["SpotPrice"])
+
+
+def dollars(text: str) -> float | None:
+    """None where it is no number."""
+    try:
+        amount = float(text)
+    except ValueError:
+        return None
+    return amount if math.isfinite(amount) else None
+
+
+def _time(value: Any) -> datetime | None:
+    """A time as AWS's JSON has it; without a zone it is UTC."""
+    if not isinstance(value, str):
+        return None
+    try:
+        found = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
