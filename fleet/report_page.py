@@ -211,8 +211,9 @@ def _figures(name: str, found: Sequence[Series]) -> str:
 def _checkpoints(report: Report) -> str:
     seen: dict[int, tuple[float, float, float | None]] = {}
     for one in report.samples:
-        if one.saved is not None and one.saved not in seen and one.save_seconds is not None:
-            seen[one.saved] = ((one.time - report.start).total_seconds(), one.save_seconds, one.stall_seconds)
+        if one.saved is not None and one.save_seconds is not None:  # what a save took is told after it is known
+            offset = seen[one.saved][0] if one.saved in seen else (one.time - report.start).total_seconds()
+            seen[one.saved] = (offset, one.save_seconds, one.stall_seconds)
     if not seen:
         return ""
     points = [

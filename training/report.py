@@ -79,12 +79,14 @@ class Reporter:
         self._lock = threading.Lock()
         self._progress = Progress(step=0)
         self._saved: Saved | None = None
+        self._checkpoint: dict[str, float] = {}
         self._written = -math.inf
 
     def progress(self, now: bool = False, **fields: object) -> None:
         """The newest figures (the names of `Progress`); written when the last time is long enough ago, or `now`."""
         with self._lock:
-            self._progress = Progress(**{**vars(self._progress), **fields, "saved": self._saved})
+            told = {**vars(self._progress), **fields, "saved": self._saved}
+            self._progress = Progress(**{**told, "extra": {**told["extra"], **self._checkpoint}})
             if now or time.monotonic() - self._written >= PROGRESS_SECONDS:
                 self._write()
 
@@ -92,6 +94,11 @@ class Reporter:
     def due(self) -> bool:
         """Whether `progress` would write: the figures may cost a wait for the device."""
         return self._file is not None and time.monotonic() - self._written >= PROGRESS_SECONDS
+
+    def checkpoint(self, save_seconds: float, stall_seconds: float) -> None:
+        """What the last one took to write, and how long training stood still for it; told with the next progress."""
+        with self._lock:
+            self._checkpoint = {"save_seconds": round(save_seconds, 3), "stall_seconds": round(stall_seconds, 4)}
 
     def saved(self, step: int, path: Path) -> None:
         with self._lock:

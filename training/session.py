@@ -221,6 +221,8 @@ class Session:
             log.warning("%s", outcome.fault)
             if self._failed >= FAILED_SAVES_MAX:
                 raise outcome.fault
+        elif self.store is not None:
+            self.report.checkpoint(outcome.seconds, max(self._begin_seconds, self.store.taken_seconds))
 
     def _ended(self, outcome: Outcome) -> None:
         if outcome.path is not None:  # durable: only now may the progress file say so
