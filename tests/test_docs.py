@@ -98,7 +98,7 @@ def test_every_end_and_every_part_of_the_store_is_in_the_architecture() -> None:
 
 def test_the_readme_shows_the_two_commands_and_the_way_to_aws() -> None:
     first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:60])
-    for needed in ("make rehearse", "make test", "docs/real-aws.md"):
+    for needed in ("make rehearse", "make test", "docs/quick-start.md"):
         assert needed in first_screen
     makefile = (ROOT / "Makefile").read_text()
     assert {"rehearse", "test", "lint"} <= set(re.findall(r"^(\w+):", makefile, re.MULTILINE))

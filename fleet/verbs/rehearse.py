@@ -73,4 +73,4 @@ def rehearse(
     if keep:
         say(f"{keep} has the volume's files, the store and all logs")
     if not as_json:
-        say("next: a job of your own, docs/real-aws.md" if file is None else f"next: fleetctl request {file}")
+        say("next: a job of your own, docs/quick-start.md" if file is None else f"next: fleetctl request {file}")
