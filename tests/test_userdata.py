@@ -184,7 +184,7 @@ def test_whatever_the_configuration_holds_only_the_payload_differs(hostile: str)
 
 
 def test_the_user_data_leaves_room_for_a_job() -> None:
-    assert len(userdata.render("", "0" * 64)) < 12_600
+    assert len(userdata.render("", "0" * 64)) < 12_800
 
 
 def test_the_bootstrap_on_the_instance_is_the_one_here_without_docstrings_and_annotations() -> None:
@@ -250,6 +250,15 @@ def test_a_python_that_is_too_old_reports_that(instance: Instance, cloud: Cloud)
     assert f"no Python 3.10 or newer on this image: the best is {instance.python}, 3.9.16" in instance.console
     assert cloud.document(LAUNCH)["outcome"] == "boot failed"
     assert "no Python 3.10" in str(cloud.document(LAUNCH)["reason"])
+    assert (instance.root / "shutdown").read_text() == "-h now\n"
+
+
+def test_a_disk_that_cannot_be_written_is_reported_from_memory(instance: Instance, cloud: Cloud) -> None:
+    (instance.root / "opt").write_text("in the way")
+    assert instance.boot(cloud.put_wheels(WHEELS)).returncode == 1
+    said = f"{instance.root}/opt/spotheal cannot be written: the disk is full or read-only"
+    assert f"spotheal: this machine cannot start the job: {said}\n" in instance.console
+    assert (cloud.document(LAUNCH)["outcome"], cloud.document(LAUNCH)["reason"]) == ("boot failed", said)
     assert (instance.root / "shutdown").read_text() == "-h now\n"
 
 

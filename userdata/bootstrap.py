@@ -1,7 +1,8 @@
 """Installs the agent from the run's store and starts it. Standard library only; runs on a bare instance.
 
-    bootstrap.py MANIFEST_SHA256     install what the store's manifest names, then start the agent
-    bootstrap.py keep                run the agent, again whenever it ends with anything but 0
+    bootstrap.py MANIFEST_SHA256 [STUCK]   install what the store's manifest names, then start the agent;
+                                           with STUCK, why this boot cannot go on, only report that
+    bootstrap.py keep                      run the agent, again whenever it ends with anything but 0
 
 Everything lies below $SPOTHEAL_ROOT (default /). The launch is counted in the store before anything else can fail, so
 that boots that never reach the agent are counted too. Each file must have the sha256 that the user data vouches for.
@@ -567,13 +568,15 @@ def main() -> int:
     os.umask(0o022)
     version = sys.version.split()[0]
     say(f"user data, Python {version}, {sys.executable}")
-    config = json.loads(read(HOME + "/config.json"))
+    config = json.loads(read(os.path.join(os.path.dirname(os.path.abspath(__file__)), "config.json")))
     metadata = Metadata()
     aws = Aws(config["run"]["region"], config["run"]["store"], metadata)
     instance: dict[str, Any] = {}
     try:
         instance = patiently("read who this instance is", metadata.instance)
         count_launch(aws, config, instance, "booting")
+        if any(sys.argv[2:]):
+            raise Stuck(sys.argv[2])
         if sys.version_info < PYTHON_MIN:
             raise Stuck(f"no Python 3.10 or newer on this image: the best is {sys.executable}, {version}. {ADVICE}")
         go_on_after_reboot(sys.argv[1])

@@ -57,8 +57,12 @@ sys.stdout.buffer.write(gzip.decompress(base64.b64decode(sys.stdin.read(), valid
         mv -f "$1.new.$$" "$1"
 }
 
+put() {
+    mkdir -p "$1" && printf '%s' "$BOOTSTRAP" | unpack "$1/bootstrap.py" && printf '%s' "$CONFIG" | unpack "$1/config.json"
+}
+
 umask 022
-mkdir -p "$home" "$logs" || fail "$home and $logs cannot be made (disk full, or not root?)"
+mkdir -p "$home" "$logs"
 if find_python 10; then
     say "using $python, the first Python 3.10 or newer"
 else
@@ -66,8 +70,14 @@ else
     find_python 7 || fail "no Python 3.10 or newer on this image; choose one that has it (Debian 12, Ubuntu 22.04, a PyTorch DLAMI)"
 fi
 umask 077
-printf '%s' "$BOOTSTRAP" | unpack "$home/bootstrap.py" || fail "bootstrap.py cannot be unpacked into $home"
-printf '%s' "$CONFIG" | unpack "$home/config.json" || fail "config.json cannot be unpacked into $home"
+place=$home
+stuck=
+if ! put "$home"; then
+    # To report that, and to count this launch, memory will do.
+    stuck="$home cannot be written: the disk is full or read-only"
+    place=$root/run/spotheal
+    put "$place" || fail "$stuck"
+fi
 umask 022
-exec "$python" -I "$home/bootstrap.py" "$MANIFEST_SHA256"
+exec "$python" -I "$place/bootstrap.py" "$MANIFEST_SHA256" "$stuck"
 
