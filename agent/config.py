@@ -518,6 +518,7 @@ class InstanceConfig:
     requested_at: str = ""  # RFC 3339; limits.hours counts from here
     entries: int = 0  # of a sweep: how many runs it has; every instance then works on one after the other
     index: int | None = None  # of one run of a sweep, which has a run id and a store of its own
+    sources: StoreUrl | None = None  # where a run of a sweep finds the code: the sweep's store
 
     def to_json(self) -> str:
         run = {

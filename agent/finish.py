@@ -126,6 +126,7 @@ class Finishing:
     volume: str | None
     results: Path | None
     saved_step: int | None = None
+    results_to: tuple[Store, str] | None = None  # store and prefix; else `results/` of the run's own
 
 
 def store_results(work: Finishing, stop: Stop) -> str:
@@ -160,7 +161,8 @@ def _upload(work: Finishing, files: list[Path], stored: set[Path], hopeless: dic
     """One round; returns why it is worth another, or "". Ends at the first such fault: the store is down for all."""
     for path in files:
         try:
-            work.store.put_file(LAYOUT.results + _relative(work, path), path)
+            store, prefix = work.results_to or (work.store, LAYOUT.results)
+            store.put_file(prefix + _relative(work, path), path)
             stored.add(path)
         except Retryable as error:
             return error.message

@@ -52,7 +52,7 @@ from spotheal.agent.look_back import LookBack
 from spotheal.agent.messages import interruption_message
 from spotheal.agent.metadata import Metadata
 from spotheal.agent.money import Money, used_gib
-from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, Phase
+from spotheal.agent.names import LAYOUT, TAG_JOB, TAG_NAME, TAG_RUN, Phase
 from spotheal.agent.notify import SECONDS_MAX, Message, topic_region
 from spotheal.agent.paths import Paths
 from spotheal.agent.rescue import Rescue
@@ -506,6 +506,7 @@ class Life:
             instance=self._here.instance,
             volume=None if self._held is None else self._held.volume,
             results=None if self._held is None else self._folders.results,
+            results_to=self._results_of_sweep(),
             saved_step=self._saved_step,
         )
         known = self._over  # an earlier instance has recorded it; only its fleet is still there
@@ -529,6 +530,11 @@ class Life:
         self._world.logs.ship(self._store, self._here.instance)
         self._rescue.drop()
         self._leave_machine(work, end)
+
+    def _results_of_sweep(self) -> tuple[Store, str] | None:
+        """The results of all runs of a sweep lie beside each other."""
+        index = self._config.index
+        return None if index is None else (self._sources, f"{LAYOUT.results}{index}/")
 
     def _leave_machine(self, work: Finishing, end: End) -> None:
         """The last act: the fleet, and with it this instance. A sweep's run leaves both to the next run."""

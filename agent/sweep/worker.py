@@ -38,6 +38,7 @@ def entry_of(config: InstanceConfig, index: int) -> InstanceConfig:
         store=config.store.below(LAYOUT.entry(index)),
         entries=0,
         index=index,
+        sources=config.store,
     )
 
 

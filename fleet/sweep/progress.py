@@ -146,7 +146,8 @@ def _cells(row: dict[str, Any], metric: str) -> tuple[Any, ...]:
     value = value_of(row, metric or "loss")
     step = None if row["step"] is None else f"{row['step']}/{row['steps_total']}" if row["steps_total"] else row["step"]
     parameters = ", ".join(f"{name}={_short(value)}" for name, value in row["parameters"].items())
-    said = parameters if row["state"] != "failed" else f"{row['reason']}; {parameters}"
+    reason = str(row["reason"]).partition("\n")[0]
+    said = parameters if row["state"] != "failed" else f"{parameters}: {reason}"
     return row["index"], row["state"], step, None if value is None else f"{value:.4g}", row["instances"], said[:80]
 
 
