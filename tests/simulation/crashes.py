@@ -22,8 +22,10 @@ if __name__ == "__main__":
     sys.path[:0] = [str(root / ".ci/import_path"), str(root / "tests/simulation")]
 
 from histories import leaves_nothing_behind
-from simulated_life import LifeRegion
-from simulated_world import Broken
+from simulated_life import LifeRegion, asking
+from simulated_world import BOOT_SECONDS, Broken, Machine
+
+from spotheal.agent.finish import LAUNCHES_WITHOUT_PROGRESS_MAX
 
 A, B, D = "us-west-2a", "us-west-2b", "us-west-2d"
 END_SECONDS_MAX = 2 * 3600.0
@@ -67,6 +69,23 @@ def busy(region: LifeRegion) -> None:
     region.request(A, launch_in=[A, B, A])
 
 
+def fruitless(region: LifeRegion) -> None:
+    """Five machines break down before they gain a checkpoint; the next one parks the run."""
+
+    def doom(machine: Machine) -> None:
+        if len(region.machines) <= LAUNCHES_WITHOUT_PROGRESS_MAX:
+            region.time.at(BOOT_SECONDS + 5.0, lambda: region.break_down(machine) if machine.alive else None)
+
+    region.on_machine = doom
+    region.request(A, launch_in=[A] * 9)
+
+
+def barred(region: LifeRegion) -> None:
+    """The fleet has nothing but a type whose GPU is too small."""
+    region.config, region.types = asking(24), {"g4dn.xlarge": (A, B)}
+    region.request(A, launch_in=[A, B] * 9)
+
+
 STORIES: dict[str, tuple[Callable[[LifeRegion], None], tuple[str, int]]] = {
     "first run, same zone": (partial(first_run, zone=A), ("done", 3)),
     "first run, other zone": (partial(first_run, zone=B), ("done", 3)),
@@ -82,6 +101,8 @@ STORIES: dict[str, tuple[Callable[[LifeRegion], None], tuple[str, int]]] = {
     "failed": (partial(first_run, zone=A), ("failed", 3)),
     "limit": (partial(first_run, zone=A), ("limit", 3)),
     "set-up failed": (partial(first_run, zone=A), ("set-up failed", 0)),
+    "parked, five launches": (fruitless, ("done", 3)),  # done, where a crash kept one of them from being counted
+    "parked, barred types": (barred, ("done", 10**6)),
 }
 
 

@@ -54,6 +54,14 @@ JOB = {
     "volume": {"name": "data"},
 }
 CONFIG = InstanceConfig(parse_job(JOB), RUN, "us-west-2", StoreUrl("bucket", f"digits/{RUN}"), "0" * 40, "")
+
+
+def asking(gpu_memory_gib: float) -> InstanceConfig:
+    """The job with a GPU of so much memory at least."""
+    table = {**JOB["job"], "gpus": 1, "gpu_memory_gib": gpu_memory_gib}  # type: ignore[dict-item]
+    return replace(CONFIG, job=parse_job({**JOB, "job": table}))
+
+
 OVER = {kind: kind for kind in ("done", "failed", "limit", "set-up failed")}  # how a trainer ends -> the run's phase
 
 
@@ -75,6 +83,7 @@ class LifeRegion(Region):
         self.config, self.types = CONFIG, {"g5.xlarge": tuple(self.rules.zones)}  # and the zones each may be placed in
         self.gpus = {"g5.xlarge": Found((23028,), 1), "g4dn.xlarge": Found((15360,), 1)}
         self.clone_seconds = self.setup_seconds = 0.0
+        self.on_machine: Callable[[Machine], object] = lambda machine: None
         self.driver_is_slow = False  # the look at the GPUs takes longer than healing
         self.store_may_hang = self.store_hangs = False
         self.trainer_is_foreign = False  # it writes no progress file: nobody knows what it has saved
@@ -159,6 +168,7 @@ class LifeRegion(Region):
         machine = Machine(instance, found.zone, launched_at=self.time.seconds)
         self.machines[instance] = machine
         self.tell(f"{instance} is launched in {found.zone}")
+        self.on_machine(machine)
         self._start_agent(machine, BOOT_SECONDS)
 
     def _on_end(self, instance: str) -> None:

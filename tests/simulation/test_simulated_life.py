@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from crashes import tell
 from histories import leaves_nothing_behind
-from simulated_life import CONFIG, JOB, LifeRegion
+from simulated_life import LifeRegion, asking
 from simulated_world import BOOT_SECONDS
 
-from spotheal.agent.config import parse_job
 from spotheal.agent.gpus import BARRED_LAUNCHES_MAX, Found
 
 A, B, C, D = "us-west-2a", "us-west-2b", "us-west-2c", "us-west-2d"
@@ -208,10 +205,6 @@ def test_a_notice_that_comes_late_loses_no_acknowledged_step(lead):
 
 # ---------------------------------------------------------------------------------------------------------------- GPUs
 SMALL, LARGE = "g4dn.xlarge", "g5.xlarge"
-
-
-def asking(memory_gib):
-    return replace(CONFIG, job=parse_job({**JOB, "job": {**JOB["job"], "gpus": 1, "gpu_memory_gib": memory_gib}}))
 
 
 @pytest.mark.parametrize("slow", [False, True])
