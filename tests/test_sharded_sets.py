@@ -92,7 +92,7 @@ def test_every_flipped_bit_and_every_truncation_is_found_and_the_set_before_is_u
     shutil.copytree(store.folder, tmp_path / "good")
     size = (store.folder / "step-000000002" / name).stat().st_size
     chance = random.Random(1)
-    flips = [("flip", chance.randrange(size * 8)) for _ in range(80)]
+    flips = [("flip", chance.randrange(size * 8)) for _ in range(40)]
     cuts = [("cut", size * part // 10) for part in range(10)]
     for kind, place in [*flips, *cuts]:
         target = ShardedStore(tmp_path / "tried")

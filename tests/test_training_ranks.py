@@ -18,6 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import sharded_world  # noqa: E402
 from interrupted import EPOCHS, SAMPLES, STEPS, gone, options, saved_step  # noqa: E402
 from training_runs import OPTIONS, Place  # noqa: E402
 
@@ -178,6 +179,39 @@ def test_the_trainer_under_torchrun_saves_one_step_for_all_and_goes_on(tmp_path:
     assert again.stdout.count("done: 24 steps") == 1
     assert again.stdout.count("world 2 = 1 machine x 2 processes") == 1
     assert (tmp_path / "results" / "metrics.json").exists()
+
+
+def trainer(rank: int, size: int, folder: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """The example trainer as torchrun starts it, and what it said."""
+    import contextlib
+    import io
+
+    from spotheal.training.__main__ import main
+
+    os.chdir(folder)
+    os.environ.update(Place(folder).environment())
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = main([*OPTIONS, "--epochs", "2", "--device", "cpu", "--scale-lr", "linear", "--step-seconds", "0.02"])
+    return {"code": code, "said": said.getvalue()}
+
+
+def test_the_trainer_goes_on_alone_where_two_ranks_were_stopped(tmp_path: Path) -> None:
+    deadline = datetime.now(timezone.utc) + timedelta(seconds=80)
+    contract.write_atomically(tmp_path / "notice.json", contract.Notice("terminate", deadline).to_json())
+    both = sharded_world.run(tmp_path, 2, trainer, uninitialized=True)
+    assert [one["code"] for one in both] == [75, 75]
+    step = saved_step(tmp_path)
+    assert step is not None
+    gone(tmp_path)
+    (alone,) = sharded_world.run(tmp_path, 1, trainer, uninitialized=True)
+    assert alone["code"] == 0
+    assert "saved by 2 ranks, resumed by 1" in alone["said"]
+    # One rank has twice the steps of what is left: 1,437 digits in batches of 64, of which `step` pairs were used.
+    first = -(-(1437 - 128 * step) // 64) if 128 * step < 1437 else 0
+    assert f"done: {step + first + 23} steps" in alone["said"]
+    rates = [line["lr"] for line in Place(tmp_path).metrics() if line.get("closes")]
+    assert 0 < rates[0] < 1e-3, "that of one rank, after half of the run"
 
 
 # ---------------------------------------------------------------------------------------------------- without others

@@ -91,6 +91,7 @@ class ShardedStore:
         self._plan: Plan | None = None
         self._copy: Copy | None = None
         self._save: _Save | None = None
+        self._held_seconds = self._worked_seconds = 0.0
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="checkpoint")
 
     # ----------------------------------------------------------------------------------------------------------- save
@@ -132,12 +133,20 @@ class ShardedStore:
         payload = Payload(image, self._plan.layout, self._chunk_bytes, step, own_values, "null")
         manifest = Manifest(step, (), writer.tensors, values, info) if self.ranks.rank == 0 else None
         self._save = _Save(step, began, self._threads.submit(self._write, payload, copy), manifest)
+        self._held_seconds = time.monotonic() - began
         return True
+
+    @property
+    def taken_seconds(self) -> float:
+        """What the last save took from this rank's training, as Store.taken_seconds. Known when it has ended."""
+        return self._held_seconds + self._worked_seconds / (os.cpu_count() or 1)
 
     def wait_copied(self) -> None:
         """Return when the tensors given to the last `save` may be changed again. No collective."""
         if self._copy is not None:
+            began = time.monotonic()
             self._copy.wait()
+            self._held_seconds += time.monotonic() - began
             self._copy = None
 
     def advance(self) -> Outcome | None:
@@ -184,7 +193,7 @@ class ShardedStore:
 
     def _write(self, payload: Payload, copy: Copy) -> ShardFile | str:
         """This rank's file: what was written, or why it was not."""
-        copying = self._threads.submit(copy.run)
+        began, copying = time.thread_time(), self._threads.submit(_timed, copy.run)
         path = self.sets.temporary / Sets.file(self.ranks.rank)
         try:
             write_file(self.sets.files, path, payload, copy.checksum)
@@ -193,6 +202,7 @@ class ShardedStore:
         except (OSError, BrokenCheckpoint) as fault:
             copying.exception()
             return (fault.strerror if isinstance(fault, OSError) else None) or str(fault)
+        self._worked_seconds = copying.result() + time.thread_time() - began
         return ShardFile(header.file_bytes, digest_of(header))
 
     def _commit(self, manifest: Manifest, began: float) -> Outcome:
@@ -305,6 +315,13 @@ class ShardedStore:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a DTensor; any other tensor itself."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def _timed(work: Callable[[], object]) -> float:
+    """Processor seconds of this thread."""
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began
 
 
 def _own(rank: int) -> str:

@@ -110,7 +110,7 @@ class ShardedSession(Session):
         self.store.save(step, gather(), own=own, info={"digest": mark}, later=later)
         log.info("saving step %d, digest %s", step, mark)
         self._pace.begun()
-        self._pace.cost(time.monotonic() - began)
+        self._begin_seconds = time.monotonic() - began
 
 
 class ShardedOptimizer:
