@@ -77,6 +77,9 @@ class SweepRegion(LifeRegion):
         return self.fleet_state(self.fleet) == "cancelled" and not self.instances_left()
 
     # ------------------------------------------------------------------------------------------------------ invariants
+    def status_written(self) -> None:
+        """There are as many of them as runs, and one of the sweep."""
+
     def check(self) -> None:
         world = self.rules.world
         state = (world.volumes.changes, world.snapshots.changes, self.mounts, sum(self.steps_of.values()))
