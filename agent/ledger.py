@@ -51,8 +51,10 @@ class Ledger:
     def events(self) -> list[dict[str, Any]]:
         """What the store has, and what waits for it. Raises SpothealError where the store cannot be read."""
         with self._lock:
-            text = (self._store.get_bytes(LAYOUT.ledger) or b"").decode(errors="replace")
-            return read_events(text + "\n" + "\n".join(self._pending))
+            pending = list(self._pending)
+        # Without the lock: whoever notes an interruption must not wait for what is read here.
+        text = (self._store.get_bytes(LAYOUT.ledger) or b"").decode(errors="replace")
+        return read_events("\n".join([text, *pending]))
 
     def flush(self) -> bool:
         """Whether the store has everything now."""
