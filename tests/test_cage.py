@@ -195,26 +195,48 @@ HIDE = """
 setsid sh -c '(trap "" TERM HUP; env -i setsid sleep 300 & ) ; exec env -i sleep 300' </dev/null >/dev/null 2>&1 &
 (env -i nohup sleep 300 </dev/null >/dev/null 2>&1 &)
 (while :; do env -i sleep 0.01; done </dev/null >/dev/null 2>&1 &)
-sleep 0.5
+while ! test -e seen; do sleep 0.05; done
 """
+
+
+def see_four(account: Account, place: Path) -> None:
+    """Let the script go on once four of its processes run at the same time."""
+    until = time.monotonic() + 20
+    while len(owned_by(account.uid)) < 5 and time.monotonic() < until:
+        time.sleep(0.05)
+    (place / "work/seen").touch()
 
 
 @root_only
 def test_no_grandchild_outlives_the_trainer_whatever_it_does_to_hide(account: Account, place: Path) -> None:
-    seen: set[int] = set()
-    timer = threading.Timer(0.4, lambda: seen.update(owned_by(account.uid)))
-    timer.start()
-    run(account, place, HIDE, mark=True)
-    timer.join()
-    assert len(seen) >= 4
+    watch = threading.Thread(target=see_four, args=(account, place))
+    watch.start()
+    run(account, place, HIDE, mark=True, seconds=40)
+    watch.join()
+    assert (place / "work/seen").exists()
     assert owned_by(account.uid) == set()
 
 
 @root_only
 def test_what_a_git_or_a_setup_command_left_behind_ends_with_the_cage(account: Account, place: Path) -> None:
+    (place / "work/seen").touch()
     run(account, place, HIDE)
     assert end_all_of(account, CLOCK) == []
     assert owned_by(account.uid) == set()
+
+
+@root_only
+def test_what_another_program_started_as_the_user_ends_with_the_trainer_too(account: Account, place: Path) -> None:
+    """As cron or a service of the machine would: no group, session or variable of the run's."""
+    for ends in (lambda: run(account, place, "true", mark=True), lambda: end_all_of(account, CLOCK)):
+        sleeper = subprocess.Popen(["sleep", "60"], user=account.uid, group=account.gid, extra_groups=[], env={})
+        try:
+            assert owned_by(account.uid) == {sleeper.pid}
+            ends()
+            assert owned_by(account.uid) == set()
+        finally:
+            sleeper.kill()
+            sleeper.wait()
 
 
 @root_only

@@ -60,6 +60,7 @@ def forms(value: str) -> list[str]:
     ]  # fmt: skip
 
 
+@settings(deadline=None)
 @given(VALUES, st.text(max_size=20), st.text(max_size=20))
 def test_a_known_value_is_found_in_each_form_and_in_any_surroundings(value: str, before: str, after: str) -> None:
     value = value.strip()
@@ -120,8 +121,13 @@ def streamed(data: bytes, size: int, secrets: Redaction, line_max: int = 64) -> 
     return "".join(stream.lines(found + lines.rest()))
 
 
-@settings(max_examples=int(os.environ.get("SPOTHEAL_EXAMPLES", "100")))
-@given(st.integers(0, 700), st.integers(1, 90), st.sampled_from(["", "\n", "\x1b[31m", "é"]), st.integers(0, 700))
+@settings(max_examples=int(os.environ.get("SPOTHEAL_EXAMPLES", "100")), deadline=None)
+@given(
+    st.integers(0, 700) | st.integers(380, 500),  # the first cut is made at about 460
+    st.integers(1, 90),
+    st.sampled_from(["", "\n", "\x1b[31m", "é"]),
+    st.integers(0, 700),
+)
 def test_a_secret_is_found_wherever_chunks_and_lines_are_cut(before: int, size: int, beside: str, after: int) -> None:
     secret = "S3cr3tValue-0123456789-abcdefghijklmnopqrstuvwxyz-é"
     known = Redaction()
@@ -150,6 +156,7 @@ def test_a_key_that_never_ends_swallows_no_log(known: Redaction) -> None:
     assert stream.line("b3BlbnNzaC1rZXk") == "b3BlbnNzaC1rZXk"
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400), st.integers(1, 50))
 def test_bytes_that_are_no_text_pass_as_before(data: bytes, size: int) -> None:
     plain, known = Redaction(), Redaction()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import structlog
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotheal.agent import cage_network, relay
@@ -113,6 +113,7 @@ def test_everything_else_is_not_there_and_the_real_service_is_never_asked_for_it
     assert service.asked == []
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=60))
 def test_no_path_makes_the_relay_ask_for_another_than_the_two(path: str) -> None:
     service = Service()
