@@ -9,9 +9,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 import structlog
 from agent_world import AgentWorld
+from moto import mock_aws
 from test_budget import Hours, Kept
 
 from spotheal.agent import notify
@@ -101,6 +103,15 @@ def test_a_topic_gets_text_and_a_subject_that_sns_takes() -> None:
     (call,) = topic.published
     assert call["Subject"].isascii() and len(call["Subject"]) < 100 and "\n" not in call["Subject"]
     assert "fertig: 12 Epochen ✓" in call["Message"]
+
+
+def test_boto3_takes_what_is_published_and_a_topic_that_is_not_there_fails_nothing(told: list[Any]) -> None:
+    with mock_aws():
+        client = boto3.client("sns", region_name="us-west-2")
+        arn = client.create_topic(Name="spotheal")["TopicArn"]
+        assert messenger(sns=arn, client=client).tell(DONE)
+        assert not messenger(sns=f"{arn}-gone", client=client).tell(DONE)
+    assert "the sns was not told" in str(told)
 
 
 def test_what_was_told_is_not_told_again_by_another_instance() -> None:
