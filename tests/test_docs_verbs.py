@@ -1,0 +1,120 @@
+"""The pages of the verbs are what `--help` prints, and docs/troubleshooting.md's messages are the code's.
+
+`python tests/test_docs_verbs.py` writes those pages anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / ".ci/import_path"))
+
+from typer.testing import CliRunner  # noqa: E402
+
+from spotheal.agent.errors import ExitCode  # noqa: E402
+from spotheal.fleet import cli  # noqa: E402
+from spotheal.fleet.program import verb_command  # noqa: E402
+
+DOCS = ROOT / "docs"
+TROUBLE = DOCS / "troubleshooting.md"
+MEANINGS = {
+    ExitCode.OK: "done",
+    ExitCode.UNEXPECTED: "something unexpected, or AWS not reached or busy",
+    ExitCode.USAGE: "usage or configuration",
+    ExitCode.PERMISSION: "no credentials, or not allowed",
+    ExitCode.NOT_FOUND: "not there",
+    ExitCode.CAPACITY: "no capacity, or a quota",
+    ExitCode.WAIT_TIMED_OUT: "a wait timed out; the run goes on",
+    ExitCode.JOB_FAILED: "the job failed",
+    ExitCode.CONFLICT: "somebody was first, or it exists otherwise",
+    ExitCode.INTERRUPTED: "Ctrl-C",
+}
+
+
+def helps(name: str) -> Iterator[tuple[str, str]]:
+    """The words of the verb and of each of its own verbs, and their help at 100 columns."""
+    yield name, _help(name)
+    command: Any = verb_command(name)
+    for inner in sorted(getattr(command, "commands", {})):
+        yield f"{name} {inner}", _help(name, inner)
+
+
+@functools.cache
+def _help(*words: str) -> str:
+    width = {"COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1"}
+    result = CliRunner().invoke(cli.app, [*words, "--help"], prog_name="fleetctl", env=width)
+    assert result.exit_code == 0, result.output
+    return "\n".join(line.rstrip() for line in result.stdout.strip().splitlines())
+
+
+def pages() -> dict[str, str]:
+    """Every page below docs/, by its name."""
+    codes = [f"| {int(code)} | {says} |" for code, says in MEANINGS.items()]
+    verbs = [f"| [{name}](verbs/{name}.md) | {line} |" for name, line in cli.VERBS.items()]
+    lines = ["# fleetctl", "", "Made from `--help` (`python tests/test_docs_verbs.py`), a page a verb. What messages mean:",
+             "[troubleshooting](troubleshooting.md).", "", "| verb | |", "|---|---|", *verbs, ""]  # fmt: skip
+    lines += ["## Exit codes", "", "| code | |", "|---|---|", *codes, "", "## Help", "", "```", cli.help_text(), "```", ""]
+    found = {"fleetctl.md": "\n".join(lines)}
+    for name in cli.VERBS:
+        parts = [f"# fleetctl {name}", "", "Made from `--help`; the exit codes are in [fleetctl](../fleetctl.md).", ""]
+        for words, text in helps(name):
+            parts += [*([f"## {words}", ""] if " " in words else []), "```", text, "```", ""]
+        found[f"verbs/{name}.md"] = "\n".join(parts)
+    return found
+
+
+@pytest.mark.parametrize("name", ["fleetctl.md", *(f"verbs/{verb}.md" for verb in cli.VERBS)])
+def test_the_pages_of_the_verbs_are_what_help_prints(name: str) -> None:
+    assert pages()[name] == (DOCS / name).read_text(), "run: python tests/test_docs_verbs.py"
+
+
+def test_there_is_no_page_of_a_verb_that_is_gone() -> None:
+    assert sorted(cli.VERBS) == sorted(path.stem for path in (DOCS / "verbs").iterdir())
+
+
+def test_every_exit_code_is_on_the_page() -> None:
+    assert set(ExitCode) == set(MEANINGS)
+
+
+def messages() -> list[str]:
+    return re.findall(r"^### `(.+)`$", TROUBLE.read_text(), re.MULTILINE)
+
+
+def constants() -> str:
+    """All text of the code, as it is written; what is put in at run time is …"""
+    found = []
+    for package in ("agent", "fleet", "userdata"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            text = re.sub(r"\"\n\s*f?\"", "", path.read_text(encoding="utf-8"))  # a string over several lines
+            found.append(re.sub(r"\{[^{}\n]*\}", "…", text).replace("\\'", "'"))
+    return "\n".join(found)
+
+
+CODE = constants()
+
+
+@pytest.mark.parametrize("message", messages())
+def test_every_message_of_troubleshooting_is_the_codes(message: str) -> None:
+    missing = [part for part in message.split("…") if part.strip() and part.strip() not in CODE]
+    assert missing == [], f"no such message any more: {message}"
+
+
+def test_troubleshooting_has_the_messages_that_people_meet_first() -> None:
+    assert len(messages()) >= 25
+
+
+if __name__ == "__main__":
+    os.environ.pop("FORCE_COLOR", None)
+    (DOCS / "verbs").mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (DOCS / name).write_text(text, encoding="utf-8")
