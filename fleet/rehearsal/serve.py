@@ -85,7 +85,7 @@ def serve(region: str, folder: Path | None, ready: Callable[[Cloud], None]) -> N
         stack.enter_context(suppress(KeyboardInterrupt))
         stack.enter_context(ended_by_sigterm())
         stack.enter_context(redirect_stdout(sys.stderr))  # moto prints
-        ready(stack.enter_context(serving(region, folder)))
+        ready(stack.enter_context(serving(region, folder, strict=True)))
         threading.Event().wait()
 
 
