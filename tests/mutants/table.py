@@ -264,6 +264,7 @@ MUTANTS = (
         "                    answer = _Answer(503)  #",
         "                    answer = _Answer(404)  #",
         ("tests/test_relay.py::test_a_service_that_does_not_answer_is_not_taken_for_no_notice",),
+        quick=False,
     ),
     Mutant(
         "secrets are taken out before a line is cut",
@@ -271,6 +272,7 @@ MUTANTS = (
         "        text = self._secrets.text(readable(self._open[:end]))\n",
         "        text = readable(self._open[:end])\n",
         ("tests/test_redaction.py::test_a_secret_is_found_wherever_chunks_and_lines_are_cut",),
+        quick=False,
     ),
     Mutant(
         "the end of an unfinished line is kept",
@@ -278,6 +280,7 @@ MUTANTS = (
         "        until = max(0, len(text) - self._secrets.overlap) // self._max * self._max\n",
         "        until = len(text)\n",
         ("tests/test_redaction.py::test_a_secret_is_found_wherever_chunks_and_lines_are_cut",),
+        quick=False,
     ),
     Mutant(
         "what is fetched is known to the redaction",
@@ -285,6 +288,7 @@ MUTANTS = (
         "        SECRETS.learn([*found.values(), *values.values()])\n",
         "        pass\n",
         ("tests/test_secrets.py::test_secrets_of_both_services_are_fetched_and_known_to_the_redaction",),
+        quick=False,
     ),
     Mutant(
         "a token goes to the repository's host alone",
@@ -292,6 +296,7 @@ MUTANTS = (
         'f"credential.{host}.helper={helper}"',
         'f"credential.helper={helper}"',
         ("tests/test_secrets.py::test_the_token_goes_to_the_repositorys_own_host_alone",),
+        quick=False,
     ),
     Mutant(
         "user data refuses secrets",
