@@ -21,7 +21,7 @@ TABLE = "spotheal"
 IMDS_ADDRESSES = ("169.254.169.254", "fd00:ec2::254")
 # Credentials of ECS tasks, of EKS pods: another way to a role.
 _OTHER_CREDENTIALS = ("169.254.170.2", "169.254.170.23", "fd00:ec2::23")
-_SECONDS_MAX = 20.0
+_SECONDS_MAX = 180.0  # the first rules load kernel modules: 20 s ended a run on a machine that was slow
 _INSTALL_SECONDS_MAX = 180.0
 _INSTALLERS = {
     "apt-get": ["apt-get", "-o", "DPkg::Lock::Timeout=120", "install", "--yes", "--no-install-recommends", "nftables"],

@@ -1,8 +1,10 @@
 """`make boot-vm`: a run in virtual machines, from its request to its end, with the time each part took.
 
-Boot, train, notice, replacement, hard kill, replacement, reboot, the agent killed, done. Ends with 1 where a fact does
-not hold. Everything is emulated in software, so the times are not those of a real machine; what is told is where they
-go. Root and Debian.
+    boot_vm.py [PART …]     of: notice, power-cut, reboot, agent-killed; all of them where none is named
+
+Boot, train, then these, then done; after the first two another machine goes on. Ends with 1 where a fact does not hold.
+Everything is emulated in software, so the times are not those of a real machine; what is told is where they go. Root
+and Debian.
 """
 
 from __future__ import annotations
@@ -109,11 +111,19 @@ def trains(machine: VirtualMachine, attempts: int, seconds_max: float = PART_SEC
     return until(f"the trainer's start {attempts} does a step", begun, seconds_max, pause=2.0)
 
 
-def boots_and_trains(cloud: Cloud, count: int, attempts: int) -> tuple[VirtualMachine, list[int]]:
+def over(job: Job) -> str:
+    """Why the run has ended; "" while it has not."""
+    status = job.status()
+    return str(status.get("reason")) if status.get("phase") in {end.value for end in Phase if end.is_end} else ""
+
+
+def boots_and_trains(cloud: Cloud, job: Job, count: int, attempts: int) -> tuple[VirtualMachine, list[int]]:
     machine = new_machine(cloud, count)
     say(f"{machine.launch.instance} boots in {cloud.rules.instance(machine.launch.instance).zone}")  # type: ignore[union-attr]
     console = Console(machine)
-    until("the trainer is started", lambda: "trainer" in console.seen, BOOT_SECONDS_MAX)
+    until("the trainer is started", lambda: "trainer" in console.seen or over(job), BOOT_SECONDS_MAX)
+    if said := over(job):
+        raise AssertionError(f"the run is over: {said}")
     found = trains(machine, attempts)
     console.tell(time.monotonic() - (machine.started_at or 0.0))
     return machine, found
@@ -129,50 +139,68 @@ def looks_like_ec2(machine: VirtualMachine, volume: str) -> None:
     hold("Type=notify" in unit and "=enabled" in unit and "=active" in unit, "the service is active and enabled")
 
 
-def story(cloud: Cloud, folder: Path) -> None:
+def story(cloud: Cloud, folder: Path, parts: tuple[str, ...]) -> None:
     job = request(cloud, folder, 1.0, "ext4")
     say(f"fleetctl request: {job.volume}")
-    first, begun = boots_and_trains(cloud, 1, 1)
+    machine, begun = boots_and_trains(cloud, job, 1, 1)
     hold(begun == [0], "the first instance begins at step 0")
-    looks_like_ec2(first, _mounted(job))
-
-    cloud.make(Interrupt(NOTICE_SECONDS), first.launch.instance)
-    say(f"{first.launch.instance} gets a notice, {NOTICE_SECONDS:.0f} s ahead")
-    until("the volume is handed over", lambda: "handed over" in first.console.read_text(), PART_SECONDS_MAX)
-    say("handed over")
-    second, begun = boots_and_trains(cloud, 2, 2)
-    hold(begun[1] == stopped_at(job, first), "a notice loses no step")
-
-    before = int(read(second, "step.txt"))
-    cloud.make(Kill(), second.launch.instance)
-    say(f"{second.launch.instance}'s power is cut at step {before} or later")
-    third, begun = boots_and_trains(cloud, 3, 3)
-    hold(begun[2] >= before, f"a power cut loses no step that was on the disk ({before}, resumed at {begun[2]})")
-
-    third.run("systemctl reboot &")
-    rebooted = time.monotonic()
-    say(f"{third.launch.instance} reboots")
-    begun = trains(third, 4, BOOT_SECONDS_MAX)
-    say(f"it goes on at step {begun[3]}, {time.monotonic() - rebooted:.0f} s after the order")
-    hold(begun == sorted(begun), "no step is done again but what was not saved")
-    hold(third.run("grep -c 'user data, Python' /var/log/spotheal/user-data.log") == "1", "user data ran once")
-
-    killed = time.monotonic()
-    third.run("systemctl kill --signal=KILL --kill-who=main spotheal-agent")
-    say("the agent is killed")
-    begun = trains(third, 5)
-    say(f"it goes on at step {begun[4]}, {time.monotonic() - killed:.0f} s later")
-    hold(third.run("systemctl show spotheal-agent --property=NRestarts --value") == "1", "systemd started it again")
-
-    third.run("touch /dltraining/datasets/finish")
+    looks_like_ec2(machine, str(job.status().get("volume")))
+    for part in parts:
+        machine = PARTS[part](cloud, job, machine)
+    machine.run("touch /dltraining/datasets/finish")
     until("done", lambda: job.status().get("phase") == Phase.DONE.value, PART_SECONDS_MAX)
     until("the fleet is cancelled", lambda: all(f.state == "cancelled" for f in cloud.rules.fleets()), PART_SECONDS_MAX)
     hold(job.store.get_bytes("results/sum.txt") is not None, "done: the result is in the store, the fleet is cancelled")
     hold({one.state for one in cloud.rules.instances()} == {"terminated"}, "no instance is left")
 
 
-def _mounted(job: Job) -> str:
-    return str(job.status().get("volume"))
+def notice(cloud: Cloud, job: Job, machine: VirtualMachine) -> VirtualMachine:
+    attempts = len(begins(machine))
+    cloud.make(Interrupt(NOTICE_SECONDS), machine.launch.instance)
+    say(f"{machine.launch.instance} gets a notice, {NOTICE_SECONDS:.0f} s ahead")
+    until("the volume is handed over", lambda: "handed over" in machine.console.read_text(), PART_SECONDS_MAX)
+    say("handed over")
+    successor, begun = boots_and_trains(cloud, job, len(machines(cloud)) + 1, attempts + 1)
+    hold(begun[-1] == stopped_at(job, machine), "a notice loses no step")
+    return successor
+
+
+def power_cut(cloud: Cloud, job: Job, machine: VirtualMachine) -> VirtualMachine:
+    attempts, before = len(begins(machine)), int(read(machine, "step.txt"))
+    cloud.make(Kill(), machine.launch.instance)
+    say(f"{machine.launch.instance}'s power is cut at step {before} or later")
+    successor, begun = boots_and_trains(cloud, job, len(machines(cloud)) + 1, attempts + 1)
+    hold(begun[-1] >= before, f"no step is lost that was on the disk ({before}, resumed at {begun[-1]})")
+    return successor
+
+
+def reboot(cloud: Cloud, job: Job, machine: VirtualMachine) -> VirtualMachine:
+    attempts, ordered = len(begins(machine)), time.monotonic()
+    machine.run("systemctl reboot &")
+    say(f"{machine.launch.instance} reboots")
+    begun = trains(machine, attempts + 1, BOOT_SECONDS_MAX)
+    say(f"it goes on at step {begun[-1]}, {time.monotonic() - ordered:.0f} s after the order")
+    hold(begun == sorted(begun), "no step is done again but what was not saved")
+    hold(machine.run("grep -c 'user data, Python' /var/log/spotheal/user-data.log") == "1", "user data ran once")
+    handed = machine.run("grep -c 'unmounted=True detached=True' /var/log/spotheal/agent.log")
+    hold(handed == "1", "at the shutdown the volume was handed over while mount and network were there")
+    return machine
+
+
+def agent_killed(cloud: Cloud, job: Job, machine: VirtualMachine) -> VirtualMachine:
+    attempts, killed = len(begins(machine)), time.monotonic()
+    machine.run("systemctl kill --signal=KILL --kill-who=main spotheal-agent")
+    say("the agent is killed")
+    begun = trains(machine, attempts + 1)
+    say(f"it goes on at step {begun[-1]}, {time.monotonic() - killed:.0f} s later")
+    restarts = machine.run("systemctl show spotheal-agent --property=NRestarts --value")
+    hold(restarts == "1", "systemd started it again")
+    return machine
+
+
+PARTS: dict[str, Callable[[Cloud, Job, VirtualMachine], VirtualMachine]] = {
+    "notice": notice, "power-cut": power_cut, "reboot": reboot, "agent-killed": agent_killed,
+}  # fmt: skip
 
 
 def stopped_at(job: Job, machine: VirtualMachine) -> int:
@@ -186,6 +214,10 @@ def stopped_at(job: Job, machine: VirtualMachine) -> int:
 
 
 def main() -> int:
+    parts = tuple(sys.argv[1:]) or tuple(PARTS)
+    if unknown := set(parts) - set(PARTS):
+        print(f"boot-vm: no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}", file=sys.stderr)
+        return 2
     try:
         found = image()
     except CannotMake as why:
@@ -201,7 +233,7 @@ def main() -> int:
 
     try:
         with booted_cloud(folder / "cloud", make, SHUTDOWN_SECONDS) as cloud:
-            story(cloud, folder / "job")
+            story(cloud, folder / "job", parts)
     except AssertionError as fault:
         say(f"FAILED: {fault}; consoles are below {folder}")
         return 1

@@ -132,6 +132,8 @@ def test_a_run_from_its_request_to_its_end_through_a_kill_a_reboot_and_a_replace
     times.tell("a reboot, next step")
     assert len(first.boots) == 2 and len(machines_of(cloud)) == 1
     assert log(first, "user-data.log").count("user data, Python") == 1, "user data runs at the first boot only"
+    (handed,) = [line for line in log(first).splitlines() if "handed over" in line]
+    assert "unmounted=True detached=True" in handed, "at a shutdown volume and network stay until the agent is done"
 
     cloud.make(Interrupt(60.0), first.launch.instance)
     second = until("a successor", lambda: next(iter(machines_of(cloud)[1:]), None), SECONDS_MAX)

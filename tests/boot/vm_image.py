@@ -26,6 +26,8 @@ StandardError=tty
 TTYPath=/dev/ttyS1
 Environment=PS1= LANG=C.UTF-8
 Restart=always
+SendSIGHUP=yes
+TimeoutStopSec=2
 [Install]
 WantedBy=multi-user.target
 """
