@@ -61,9 +61,10 @@ def pages() -> dict[str, str]:
     """Every page below docs/, by its name."""
     codes = [f"| {int(code)} | {says} |" for code, says in MEANINGS.items()]
     verbs = [f"| [{name}](verbs/{name}.md) | {line} |" for name, line in cli.VERBS.items()]
-    lines = ["# fleetctl", "", "Made from `--help` (`python tests/test_docs_verbs.py`), a page a verb. What messages mean:",
-             "[troubleshooting](troubleshooting.md).", "", "| verb | |", "|---|---|", *verbs, ""]  # fmt: skip
-    lines += ["## Exit codes", "", "| code | |", "|---|---|", *codes, "", "## Help", "", "```", cli.help_text(), "```", ""]
+    made = "Made from `--help` (`python tests/test_docs_verbs.py`), a page a verb. What messages mean:"
+    lines = ["# fleetctl", "", made, "[troubleshooting](troubleshooting.md).", "", "| verb | |", "|---|---|", *verbs, ""]
+    lines += ["## Exit codes", "", "| code | |", "|---|---|", *codes, ""]
+    lines += ["## Help", "", "```", cli.help_text(), "```", ""]
     found = {"fleetctl.md": "\n".join(lines)}
     for name in cli.VERBS:
         parts = [f"# fleetctl {name}", "", "Made from `--help`; the exit codes are in [fleetctl](../fleetctl.md).", ""]
