@@ -62,6 +62,8 @@ def job_values(choice: Choice) -> dict[tuple[str, str], Any]:
         ("job", "command"): list(wishes.command),
         ("job", "setup"): [list(one) for one in wishes.setup],
         ("job", "region"): choice.region,
+        ("job", "gpus"): wishes.need.gpus,
+        ("job", "gpu_memory_gib"): _plain(wishes.need.gpu_memory),
         ("volume", "size_gib"): wishes.volume_gib,
         ("fleet", "ssh_from"): choice.ssh_from,
         ("fleet", "public_key"): choice.key_file,
@@ -88,6 +90,8 @@ def reasons(choice: Choice) -> dict[tuple[str, str], str]:
         ("job", "command"): "as given; a list, no shell reads it",
         ("job", "setup"): "requirements.txt is in the checkout; run once, cached on the volume",
         ("job", "region"): "so that tomorrow's shell finds the job",
+        ("job", "gpus"): "a machine with fewer, or broken ones, leaves at once, and its type is not used again",
+        ("job", "gpu_memory_gib"): "as given, of each GPU",
         ("volume", "size_gib"): "datasets and checkpoints; survives every instance, costs about "
         f"${wishes.volume_gib * 0.08:.2f} a month until it is deleted",
         ("fleet", "ssh_from"): "this machine's address: ssh is open to it alone",
