@@ -15,7 +15,7 @@ from spotheal.fleet import plan, repository, request, runs, template, userdata
 from spotheal.fleet.account.prerequisites import Found, look
 from spotheal.fleet.config import FleetConfig
 from spotheal.fleet.places import region_of
-from spotheal.fleet.prices import spot_prices
+from spotheal.fleet.prices import price_notes, spot_prices
 from spotheal.fleet.session import PLACEHOLDER_ACCOUNT, Session
 from spotheal.fleet.wheelhouse import Wheelhouse
 
@@ -104,7 +104,10 @@ def make_plan(
     job = wanted.job
     run, generation, requested_at, previous = _identity(session, way, root, job.job.name, clock)
     source = repository.resolve(
-        job, wanted.job_file.resolve().parent, ours=(wanted.job_file, wanted.fleet_file, *wanted.beside), allow_paths=allow_paths
+        job,
+        wanted.job_file.resolve().parent,
+        ours=(wanted.job_file, wanted.fleet_file, *wanted.beside),
+        allow_paths=allow_paths,
     )
     store = root.below(job.job.name, run)
     entries = len(sweep.entries) if sweep else 0
@@ -137,6 +140,7 @@ def make_plan(
     else:
         zones = zones_of(session, wanted.fleet)
         prices = spot_prices(session, wanted.fleet.instance_types, zones, clock)
+        notes += price_notes(wanted.fleet.document, prices)
         cheapest = plan.cheapest_zone(zones, prices)
         volume = sweep or _volume_step(session, job, run, cheapest, isinstance(way, plan.Resume))
         if isinstance(volume, plan.AdoptVolume) and volume.volume.size_gib != job.volume.size_gib:

@@ -9,10 +9,12 @@ from typing import Any
 from spotheal.agent.aws import translated
 from spotheal.agent.clock import Clock
 from spotheal.agent.errors import PermissionDenied, SpothealError
+from spotheal.fleet import values
 from spotheal.fleet.plan import Price
 from spotheal.fleet.session import Session
 
 _PRICE_LIST_SECONDS_MAX = 8.0
+_SENSELESS = 10  # times on demand, which spot never costs more than
 
 
 def spot_prices(session: Session, types: tuple[str, ...], zones: tuple[str, ...], clock: Clock) -> tuple[Price, ...]:
@@ -88,3 +90,17 @@ def _listed_price(client: Any, instance_type: str, region: str) -> float | None:
         return float(next(iter(dimensions.values()))["pricePerUnit"]["USD"])
     except (SpothealError, LookupError, ValueError, StopIteration):
         return None
+
+
+def price_notes(document: dict[str, Any], prices: tuple[Price, ...]) -> list[str]:
+    """What a SpotPrice of the fleet's file means at today's prices, where it is too low or senselessly high."""
+    notes = []
+    lowest = min((price.spot for price in prices), default=None)
+    listed = max((price.on_demand for price in prices if price.on_demand), default=None)
+    for where, text in values.prices(document):
+        limit = values.dollars(text)
+        if limit is not None and lowest is not None and limit < lowest:
+            notes.append(f"{where} {text} is below what any of these costs now (${lowest:.4f}): the fleet will wait")
+        elif limit is not None and listed is not None and limit > _SENSELESS * listed:
+            notes.append(f"{where} {text} is more than {_SENSELESS} times the price on demand (${listed:.4f})")
+    return notes

@@ -18,10 +18,9 @@ def value_faults(document: dict[str, Any], now: datetime) -> Iterator[str]:
         if (amount := dollars(price)) is None or amount <= 0:
             yield f'{where}: must be dollars an hour, more than 0, is "{price}"; leave it out for the price on demand'
     start, end = _time(document.get("ValidFrom")), _time(document.get("ValidUntil"))
-    for name, text, found in (("ValidFrom", document.get("ValidFrom"), start),
-                              ("ValidUntil", document.get("ValidUntil"), end)):  # fmt: skip
-        if text and found is None:
-            yield f'{name}: "{text}" is no time such as 2026-12-31T23:59:59Z; correct it or leave it out'
+    for name, found in (("ValidFrom", start), ("ValidUntil", end)):
+        if document.get(name) and found is None:
+            yield f'{name}: "{document[name]}" is no time such as 2026-12-31T23:59:59Z; correct it or leave it out'
     if end is not None and end <= now:
         yield f"ValidUntil: {document['ValidUntil']} is past; leave it out, for `limits.hours` in job.toml ends the run"
     if start is not None and end is not None and end <= start:
