@@ -26,6 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotheal import userdata
+from spotheal.agent.names import Phase
 from spotheal.fleet import wheelhouse
 
 CONFIG = {
@@ -473,12 +474,23 @@ def test_the_fifth_boot_in_a_row_that_fails_parks_the_run(
     assert ("PUT", "status.json") in cloud.asked
 
 
-@pytest.mark.parametrize("between", [{"acknowledged": True}, {"outcome": "interrupted"}])
+def test_an_end_that_is_recorded_stands_and_only_its_fleet_is_cancelled(instance: Instance, cloud: Cloud) -> None:
+    _earlier_launches(cloud, [FAILED] * 4)
+    cloud.objects["status.json"] = json.dumps({"phase": "done", "reason": "because"}).encode()
+    instance.boot(_changed(cloud))
+    assert {"phase": "done", "reason": "because"} == cloud.document("status.json")
+    assert "CancelSpotFleetRequests" in {form["Action"] for form in cloud.ec2}
+
+
+@pytest.mark.parametrize(
+    "between",
+    [{"acknowledged": True}, {"outcome": "interrupted"}, {"outcome": "barred"}, {"requested_at": "of another request"}],
+)
 def test_progress_and_interruptions_keep_the_fleet(
     instance: Instance, cloud: Cloud, between: dict[str, object]
 ) -> None:
     _earlier_launches(
-        cloud, [FAILED, FAILED, between, FAILED] if "outcome" not in between else [FAILED] * 3 + [between]
+        cloud, [FAILED] * 3 + [between] if "outcome" in between else [FAILED, FAILED, between, FAILED]
     )
     instance.boot(_changed(cloud))
     assert {form["Action"] for form in cloud.ec2} == {"CreateTags"}
@@ -514,6 +526,10 @@ def test_a_failed_boot_stays_up_as_long_as_it_was_asked_to(instance: Instance, c
 
 
 # ----------------------------------------------------------------------------------------- bootstrap.py, piece by piece
+def test_the_ends_it_knows_are_those_of_the_agent(bootstrap: ModuleType) -> None:
+    assert {phase.value for phase in Phase if phase.is_end} == set(bootstrap.ENDS)
+
+
 @pytest.fixture
 def bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("SPOTHEAL_ROOT", str(tmp_path / "piece"))

@@ -64,6 +64,7 @@ REFUSED_SECONDS = 60.0  # how long "not allowed" is: a role made moments ago is 
 RESTART_SECONDS_MAX = 10.0
 CREDENTIALS_SECONDS = 30.0
 RUNNING_SECONDS = 30.0  # how long systemd is asked whether the agent runs, to say it here
+ENDS = ("done", "failed", "set-up failed", "limit", "parked", "cancelled")  # as in agent/names.py
 BOOTS_MAX = 5  # launches in a row that gained nothing: the run is parked (agent/finish.py has the same figure)
 PASSED_ON = re.compile(r"AWS_ENDPOINT_URL\w*|AWS_EC2_METADATA_SERVICE_ENDPOINT|AWS_CA_BUNDLE|(?i:https?|no)_proxy")
 SYSTEM_FOLDERS = ("/bin", "/sbin", "/usr/bin", "/usr/sbin")
@@ -507,10 +508,12 @@ def park(aws: Aws, config: dict[str, Any], instance: str, reason: str) -> None:
         status.update(json.loads(patiently("read the status", lambda: aws.store("GET", "status.json"))))
     except (Stuck, ValueError):
         say("the run has no status yet")
+    ended = status.get("phase") in ENDS  # it stands; only the fleet is still there
     status.update({"phase": "parked", "reason": reason, "heartbeat": now(), "instance": instance})
     status.update({"fleet": fleet or None})
     try:
-        patiently("store the reason", lambda: aws.store("PUT", "status.json", json.dumps(status).encode()))
+        if not ended:
+            patiently("store the reason", lambda: aws.store("PUT", "status.json", json.dumps(status).encode()))
     except Stuck as error:  # the store may be what failed; the fleet must end all the same
         say(str(error))
     say(f"{reason}; cancelling {fleet or 'no fleet: this instance has none'}", failed=True)
