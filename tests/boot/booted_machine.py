@@ -86,8 +86,7 @@ class BootedMachine(Machine):
         (self.root / "ec2-hardware").write_text(_HARDWARE)
         (self.root / "ec2-hardware").chmod(0o755)
         (self.folder / "console.log").touch()
-        number = self.launch.instance.removeprefix("i-")[:6]
-        self._network = InstanceNetwork(f"sp{os.getpid()}-{number}", mac_of(self.launch.instance), ADDRESS)
+        self._network = InstanceNetwork(self.launch.instance, mac_of(self.launch.instance), ADDRESS)
 
     def boot(self) -> None:
         with self._lock:

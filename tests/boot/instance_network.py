@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+import signal
 import socket
 import subprocess
 import threading
@@ -22,9 +24,11 @@ _CLONE_NEWNET = 0x40000000
 class InstanceNetwork:
     """`instance` and `aws` are names for `ip netns`. `tap` makes the cable a tap device, for a virtual machine."""
 
-    def __init__(self, name: str, mac: str, address: str, *, tap: bool = False) -> None:
+    def __init__(self, instance: str, mac: str, address: str, *, tap: bool = False) -> None:
+        name = f"sp{os.getpid()}-{instance.removeprefix('i-')[:6]}"
         self.instance, self.aws = f"{name}-i", f"{name}-a"
         self._dhcp: subprocess.Popen[bytes] | None = None
+        remove_networks_of_the_dead()
         try:
             ip("netns", "add", self.aws)
             if tap:
@@ -67,6 +71,19 @@ class InstanceNetwork:
             if Path("/run/netns", name).exists():
                 with suppress(subprocess.CalledProcessError):
                     ip("netns", "delete", name)
+
+
+def remove_networks_of_the_dead() -> None:
+    """What tests that were killed have left, and the processes in it."""
+    folder = Path("/run/netns")
+    for path in folder.iterdir() if folder.is_dir() else ():
+        owner = re.fullmatch(r"sp(\d+)-[0-9a-f]+-[ai]", path.name)
+        if owner and not Path("/proc", owner.group(1)).exists():
+            argv = ["ip", "netns", "pids", path.name]
+            for pid in subprocess.run(argv, capture_output=True, text=True, timeout=30).stdout.split():
+                with suppress(OSError):
+                    os.kill(int(pid), signal.SIGKILL)
+            subprocess.run(["ip", "netns", "delete", path.name], capture_output=True, timeout=30)
 
 
 def ip(*arguments: str) -> None:

@@ -8,7 +8,6 @@ instance store, as on GPU instances. AWS's shutdown is the power button. Root, L
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -121,9 +120,8 @@ class VirtualMachine(Machine):
         subprocess.run(argv, check=True, capture_output=True, timeout=60)
         with (self._own / "store").open("wb") as file:
             file.truncate(1 << 30)
-        number = self.launch.instance.removeprefix("i-")[:6]
         self._network: InstanceNetwork | None = InstanceNetwork(
-            f"sp{os.getpid()}-{number}", mac_of(self.launch.instance), ADDRESS, tap=True
+            self.launch.instance, mac_of(self.launch.instance), ADDRESS, tap=True
         )
 
     def boot(self) -> None:
