@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from spotheal.fleet.status import Seen
 
 SCHEMA_VERSION = 1
+REHEARSED = "A rehearsal on one machine: nothing was paid, the prices are made up, and minutes stand for hours."
 _PROGRESS_FILES_MAX = 200  # of the newest instances
 
 
@@ -68,6 +69,7 @@ class Report:
     resumes: tuple[Resume, ...]
     taken: tuple[Taken, ...]
     kept_volumes: tuple[str, ...]
+    banner: str = ""
 
     @property
     def is_done(self) -> bool:
@@ -130,8 +132,8 @@ def gather(session: Session, run: runs.Run) -> Material:
     return Material(seen, text, progress)
 
 
-def make(material: Material, now: datetime) -> Report:
-    """NotFound where nothing has run yet: a report of nothing helps nobody."""
+def make(material: Material, now: datetime, banner: str = "") -> Report:
+    """`banner` stands at the top. NotFound where nothing has run yet: a report of nothing helps nobody."""
     seen = material.seen
     history = history_of(seen, now)
     found = receipt(history, seen.status)
@@ -164,6 +166,7 @@ def make(material: Material, now: datetime) -> Report:
         resumes=tuple(_resumes(history.events)),
         taken=tuple(_taken(history.events)),
         kept_volumes=tuple(one.id for one in found.bill.volumes if one.exists),
+        banner=banner,
     )
 
 

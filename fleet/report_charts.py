@@ -187,13 +187,13 @@ def timeline(bars: Sequence[Bar], start: datetime, end: datetime, width: int) ->
 
     lanes, heads, y = _lanes(bars, at, lane, head)
     parts = []
-    for zone, top in heads:
+    for _, top in heads:
         parts.append(f'<line class="grid" x1="{left}" x2="{width - right}" y1="{top + 4:.1f}" y2="{top + 4:.1f}"/>')
-        parts.append(text(left, top + 20, cut(zone, (width - left - right) / 9), cls="zone"))
     order = sorted(range(len(bars)), key=lambda index: bars[index].start)
     for before, after in pairwise(order):
         if bars[after].moved:
             parts.append(_move(at(bars[before].end), lanes[before] + 9, at(bars[after].start), lanes[after] + 9))
+    parts += [text(left, top + 20, cut(zone, (width - left - right) / 9), cls="zone") for zone, top in heads]
     for index in order:
         parts.append(_bar(bars[index], at(bars[index].start), at(bars[index].end), lanes[index], at))
     foot = y + 8

@@ -57,10 +57,12 @@ def _cards(report: Report) -> Iterable[str]:
 
 # ------------------------------------------------------------------------------------------------------------ the head
 def _head(report: Report) -> str:
+    banner = f'<p class="banner">{safe_long(report.banner)}</p>' if report.banner else ""
     kind = "done" if report.is_done else "bad" if report.phase in _BAD else ""
     return (
         f'<header><p class="brand">spotheal training report</p><div class="title"><h1>{safe(report.job)}</h1>'
-        f'<span class="pill {kind}">{safe(report.phase)}</span></div><p class="lead">{_sentence(report)}</p></header>'
+        f'<span class="pill {kind}">{safe(report.phase)}</span></div>'
+        f'<p class="lead">{_sentence(report)}</p>{banner}</header>'
     )
 
 

@@ -24,6 +24,8 @@ code,.mono{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans M
 .title{display:flex;flex-wrap:wrap;gap:6px 14px;align-items:center}
 .lead{color:var(--soft);font-size:17px;margin-top:8px;max-width:46em;overflow-wrap:anywhere}
 .lead strong{color:var(--text);font-weight:600}
+.banner{margin-top:14px;padding:10px 14px;border-radius:10px;background:var(--blue-soft);
+color:var(--text);font-size:14px}
 .pill{display:inline-block;padding:3px 12px;border-radius:99px;font-size:13px;font-weight:600;
 background:var(--blue-soft);color:var(--accent)}
 .pill.done{background:var(--green-soft);color:var(--green)}
@@ -46,12 +48,15 @@ color:var(--soft)}
 .legend li{display:flex;align-items:center;gap:7px;min-width:0;overflow-wrap:anywhere}
 .key{flex:none}
 .chart{display:block;max-width:100%;height:auto;overflow:visible}
+.chart{width:100%}
+.n .chart{max-width:520px}
+.m .chart{max-width:880px}
 .n,.m,.w{display:none}
 @media (max-width:619px){.n{display:block}}
 @media (min-width:620px) and (max-width:1079px){.m{display:block}}
 @media (min-width:1080px){.w{display:block}}
 text{font-size:11.5px;fill:var(--soft);font-family:inherit}
-text.zone{font-size:12.5px;font-weight:600;fill:var(--text)}
+text.zone{font-size:12.5px;font-weight:600;fill:var(--text);paint-order:stroke;stroke:var(--card);stroke-width:5px}
 text.in-bar{font-size:11.5px;font-weight:600;fill:var(--in-bar)}
 text.bar-name{font-size:13.5px;fill:var(--text)}
 text.bar-amount{font-size:14.5px;font-weight:650;fill:var(--text)}

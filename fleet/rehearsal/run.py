@@ -53,6 +53,7 @@ class Options:
     seed: int = 0
     keep: Path | None = None
     reference: bool = True
+    report: Path | None = None  # where `fleetctl report`'s page of it goes
     seconds_max: float = 6 * 3600.0
 
 
@@ -210,6 +211,8 @@ class _Rehearsal:
             fault = self._await(reference) if reference is not None else ""
             self._say("comparing the weights" if reference is not None else "reading the weights")
             summary = summarise(self._story(cloud, watch, ready, reference, fault))
+            if self._options.report is not None:
+                self._report(session, ready, self._options.report)
         finally:
             cloud.machines.close()
             if reference is not None:
@@ -265,6 +268,15 @@ class _Rehearsal:
         reference = Reference(self._folder, ready.instance, repository, self._passed_on)
         stack.callback(reference.close)
         return reference
+
+    def _report(self, session: Any, ready: Ready, path: Path) -> None:
+        from spotheal.agent.store import Store
+        from spotheal.fleet import report, runs
+        from spotheal.fleet.verbs.report import write_page
+
+        run = runs.Run(ready.plan.job, ready.plan.run, Store(session.client("s3"), ready.plan.store))
+        made = report.make(report.gather(session, run), SystemClock().now(), banner=report.REHEARSED)
+        write_page(made, path, quiet=True)
 
     # ---------------------------------------------------------------------------------------------------- while it runs
     def _until_over(self, cloud: Cloud, watch: Watch) -> None:

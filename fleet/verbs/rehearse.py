@@ -32,6 +32,9 @@ def rehearse(
     keep: Annotated[
         Path | None, typer.Option("--keep", metavar="DIR", help="Leave the volume's files and all logs here.")
     ] = None,
+    report_file: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Write the page of `fleetctl report` about it here.")
+    ] = None,
     reference: Annotated[bool, typer.Option(help="Also train without interruption, and compare the weights.")] = True,
     output: Output = "",
 ) -> None:
@@ -48,7 +51,7 @@ def rehearse(
         file = job.with_name(yours.name)
     if file is None and yours.exists():
         say(f"note: this is the example job; yours: fleetctl rehearse {yours}")
-    options = Options(file, job, scenario, seed, keep, reference)
+    options = Options(file, job, scenario, seed, keep, reference, report_file)
 
     from rich.console import Console
 
@@ -72,5 +75,7 @@ def rehearse(
         )
     if keep:
         say(f"{keep} has the volume's files, the store and all logs")
+    if report_file:
+        say(f"{report_file} is the page about it; open it in a browser")
     if not as_json:
         say("next: a job of your own, docs/quick-start.md" if file is None else f"next: fleetctl request {file}")
