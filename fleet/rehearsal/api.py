@@ -12,22 +12,26 @@ import re
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
 from moto.backends import list_of_moto_modules
 from moto.ec2.models import ec2_backends
+from moto.iam.models import iam_backends
 from moto.moto_api._internal.models import moto_api_backend
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
+from spotheal.agent.names import StoreUrl
 from spotheal.fleet.rehearsal import tags, wire
 from spotheal.fleet.rehearsal.account import Account
+from spotheal.fleet.rehearsal.authorization import Authorization, of_request
 from spotheal.fleet.rehearsal.faults import Faults
 from spotheal.fleet.rehearsal.imds import Imds
 from spotheal.fleet.rehearsal.rulebook import ApiError, Call, ReplyLost, Rulebook
 from spotheal.fleet.rehearsal.schedules import Schedules
+from spotheal.iam import policies
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
@@ -57,6 +61,8 @@ class Endpoint:
         self.send_key: Callable[[str, str], bool] = lambda instance, key: False  # the cloud's machines may take it
         self.control: Callable[[str, dict[str, str]], dict[str, Any]] | None = None  # orders below /_cloud/
         self.schedules = Schedules(rulebook)
+        self.authorization = Authorization(rulebook.world, self._policies)
+        rulebook.authorize = self.authorization.ec2
         self._conditional = threading.Lock()
         self._metadata: dict[str, Imds] = {}
         self._metadata_lock = threading.Lock()
@@ -111,6 +117,9 @@ class Endpoint:
                 return self._ec2(environ, start_response, action, form, key)
         elif service == "s3":
             return self._s3(environ, start_response, key)
+        elif (caller := self.rulebook.caller_of(key)) and not self._may(caller, service, action, environ):
+            body = b'{"__type": "AccessDeniedException", "message": "The role of this instance does not allow this."}'
+            return _send(start_response, 403, body)
         elif action == "GetCallerIdentity" and (caller := self.rulebook.caller_of(key)):
             return _send(start_response, 200, self._identity(caller))
         target = environ.get("HTTP_X_AMZ_TARGET", "")
@@ -177,10 +186,34 @@ class Endpoint:
         except ReplyLost:
             raise _hang_up(environ) from None
 
+    def _may(self, caller: str, service: str, action: str, environ: Environ) -> bool:
+        """Whether the role of an instance allows this call of a service that moto answers."""
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        environ["wsgi.input"] = io.BytesIO(body)
+        operation = action or environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2] or environ["REQUEST_METHOD"]
+        world = self.rulebook.world
+        asked = of_request(service, operation, body, environ.get("PATH_INFO", ""), world.region, world.account)
+        return asked is None or self.authorization.service(caller, asked.action, asked.resource, asked.context)
+
+    def _policies(self, role: str) -> list[Mapping[str, Any]]:
+        """Of the role as it stands in the account; one that `fleetctl request` has not made may do what that one may,
+        and one with policies of somebody else's may do everything."""
+        world = self.rulebook.world
+        found = next((one for one in iam_backends[world.account]["aws"].roles.values() if one.name == role), None)
+        if found is None:
+            return [policies.instance_role(policies.Scope(world.account, world.region, StoreUrl("*", "")))]
+        if found.managed_policies or not all(name.startswith("spotheal-") for name in found.policies):
+            return [{"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}]
+        return [json.loads(text) if isinstance(text, str) else text for text in found.policies.values()]
+
     def _s3(self, environ: Environ, start_response: StartResponse, key: str) -> Iterable[bytes]:
         if self.store_faults.throttled(environ["REQUEST_METHOD"]):
             body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
             return _send(start_response, 503, body)
+        asked = environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")
+        if not self.authorization.s3(self.rulebook.caller_of(key), *asked):
+            body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+            return _send(start_response, 403, body)
         operation = f"s3:{environ['REQUEST_METHOD']} {environ.get('PATH_INFO', '')}"
         if environ["REQUEST_METHOD"] == "PUT" and ({"HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH"} & environ.keys()):
             # moto looks and then writes: two claims of one moment would both win. The body is read before the lock.
