@@ -135,7 +135,7 @@ def receipt(history: History, status: Mapping[str, Any] | None = None) -> Receip
         saved=None if on_demand is None else on_demand - paid,
         kept_month=cents(sum((one.month for one in (*found.volumes, *found.snapshots) if one.exists), Decimal(0))),
         steps=_steps(events, status or {}),
-        interruptions=sum(1 for event in events if event["event"] == "notice" and event.get("action") != "shutdown"),
+        interruptions=_interruptions(events),
         moves=sum(1 for event in events if event["event"] == "volume" and event.get("moved_from")),
         free_seconds=sum(stay.seconds for stay in found.stays if stay.free),
         notes=tuple(_notes(found)),
@@ -232,6 +232,18 @@ def _steps(events: Sequence[Event], status: Mapping[str, Any]) -> Steps:
     if ends and ends[-1].get("kind") == "done":
         lost = 0
     return Steps(done, steps_redone(events), lost, _whole((progress or {}).get("steps_total")))
+
+
+def _interruptions(events: Sequence[Event]) -> int:
+    """Notices, less those that were withdrawn."""
+    noticed: list[str] = []
+    for event in events:
+        name = str(event.get("instance"))
+        if event["event"] == "notice" and event.get("action") != "shutdown":
+            noticed.append(name)
+        elif event["event"] == "interruption-withdrawn":
+            noticed = [one for one in noticed if one != name]
+    return len(noticed)
 
 
 def _whole(value: Any) -> int | None:

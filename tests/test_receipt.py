@@ -141,6 +141,7 @@ def test_a_notice_that_was_withdrawn_makes_nothing_free() -> None:
         event("8:40:00", "end", "i-0a", phase="done"),
     ]
     assert Decimal("0.24") == one_stay(withdrawn).dollars
+    assert 0 == receipt(history(withdrawn)).interruptions
 
 
 def test_a_run_that_ends_by_itself_during_a_notice_is_charged() -> None:
