@@ -478,31 +478,33 @@ def _timed(call: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def bare_step(training: Training, steps: int) -> tuple[float, float]:
-    """Seconds, and seconds of processor time, of one step with nothing beside it."""
+def bare_steps(training: Training, steps: int) -> tuple[float, float]:
+    """Seconds, and seconds of processor time, of a step with nothing beside it."""
     training.before_step = lambda: None
     began = time.process_time()
-    wall = statistics.median([_timed(training.step) for _ in range(steps)])
-    return wall, (time.process_time() - began) / steps
+    wall = _timed(lambda: [training.step() for _ in range(steps)])
+    return wall / steps, (time.process_time() - began) / steps
 
 
-def one_round(contender: Contender, bare_steps: int) -> dict[str, float]:
-    """A save while training, followed until it has ended, between bare steps; then one with training stopped."""
+def one_round(contender: Contender, steps_min: int) -> dict[str, float]:
+    """A save while training, followed until it has ended, between as many bare steps; then one with training stopped.
+
+    The machine's speed drifts: what a step takes is taken from both sides of the save.
+    """
     training = contender.training
-    before = bare_step(training, bare_steps)
+    training.step()  # what was measured before has left the caches cold
+    before = bare_steps(training, steps_min)
     training.before_step = contender.before_step
     cpu_began, began = time.process_time(), time.perf_counter()
     contender.save()
     stall = time.perf_counter() - began
     steps = 0
-    while contender.busy() or not steps:
+    while contender.busy() or steps < steps_min:
         stall += training.step()
         steps += 1
     contender.wait()
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-    training.before_step = lambda: None
-    # The machine's speed drifts: what a step takes is taken from both sides of the save.
-    bare, bare_cpu = (statistics.fmean(pair) for pair in zip(before, bare_step(training, bare_steps), strict=True))
+    bare, bare_cpu = (statistics.fmean(pair) for pair in zip(before, bare_steps(training, steps_min), strict=True))
 
     def final() -> None:
         contender.save()

@@ -33,7 +33,7 @@ from spotheal.training.format import BrokenCheckpoint, Header
 from spotheal.training.image import Image
 from spotheal.training.skeleton import Skeleton
 from spotheal.training.slots import Payload, Series, read, read_header, set_aside
-from spotheal.training.state import to_json, unpack
+from spotheal.training.state import pack, to_json, unpack
 
 CHUNK_BYTES = 16 << 20
 
@@ -162,7 +162,11 @@ class Store:
         info_json = to_json(info)
         plan = self._plan_for(tensors)
         image = self._image_for(plan.layout.data_bytes)
-        copy = self._copy = Copy(plan, image, tensors, later)
+        try:
+            copy = self._copy = Copy(plan, image, tensors, later)
+        except RuntimeError:
+            pack(tree)  # says of a tensor without memory of its own where it is
+            raise
         series = [self.slots, *([self.best] if best else []), *([self.milestones] if milestone else [])]
         payload = Payload(image, plan.layout, plan.chunk_bytes, step, text, info_json)
         self._pending = self._threads.submit(self._write, payload, copy, series, began)

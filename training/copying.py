@@ -62,7 +62,7 @@ class Plan:
     def parts(self, are_later: list[bool]) -> Parts:
         """`are_later` says of every tensor whether it is copied later; the same from save to save."""
         if are_later != self._are_later:
-            now = [place for place in self.places if not are_later[place[0]]]
+            now = [(number, entry, entry.end - entry.begin) for number, entry in self.places if not are_later[number]]
             later = [place for place in self.places if are_later[place[0]]]
             self._are_later, self._parts = are_later, Parts(now, later, self._pieces(later))
         return self._parts
@@ -95,9 +95,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Parts:
-    """Tensors (their number) and places: to be copied now, later, and the pieces of each chunk of those."""
+    """Tensors (their number) and places: to be copied now (with the size), later, and the pieces of each chunk."""
 
-    now: list[tuple[int, Entry]]
+    now: list[tuple[int, Entry, int]]
     later: list[tuple[int, Entry]]
     pieces: list[list[Piece]]
 
@@ -122,8 +122,11 @@ class Copy:
         self._from = list(map(torch.Tensor.data_ptr, self._sources))
         waiting = set(map(torch.Tensor.data_ptr, later))
         self._parts = plan.parts([pointer in waiting for pointer in self._from])
-        with torch.no_grad():
-            for number, entry in self._parts.now:
+        held_move, target, pointers, sources = _held_move, image.address, self._from, self._sources
+        for number, entry, size in self._parts.now:
+            if size <= HELD_BYTES_MAX and _is_plain(sources[number]):
+                held_move(target + entry.begin, pointers[number], size)
+            else:
                 self._copy(number, entry)
         devices = {source.device for source in self._sources if not source.is_cpu}
         # They begin after all that is queued so far, the copies just made included.
@@ -166,7 +169,6 @@ class Copy:
             self.hurry = True
             self.copied.wait()
 
-    @torch.no_grad()
     def _copy_odd(self) -> set[int]:
         """Copy the tensors that are not one run of bytes in this machine's memory; their numbers."""
         odd = set()
@@ -206,10 +208,10 @@ class Copy:
     def _copy(self, number: int, entry: Entry) -> None:
         source, size = self._sources[number], entry.end - entry.begin
         if _is_plain(source):
-            move = _held_move if size <= HELD_BYTES_MAX else ctypes.memmove
-            move(self.image.address + entry.begin, self._from[number], size)
+            ctypes.memmove(self.image.address + entry.begin, self._from[number], size)
         else:
-            self.image.tensor(entry, 0).copy_(source, non_blocking=True)
+            with torch.no_grad():
+                self.image.tensor(entry, 0).copy_(source, non_blocking=True)
 
     def _end(self) -> None:
         self._sources = []
@@ -233,7 +235,7 @@ def _specs(tensors: Mapping[str, torch.Tensor]) -> list[tuple[torch.dtype, torch
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """One run of bytes in this machine's memory, as they are."""
-    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    return tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream:

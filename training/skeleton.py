@@ -21,7 +21,7 @@ from spotheal.training.state import pack, to_json
 _CONTAINERS = (dict, OrderedDict, list, tuple)  # exactly these: a subclass may hold more than its items
 _LEAVES = (type(None), bool, int, float, str, bytes)  # and these: others may change behind our back
 _KEYS = (str, int)
-_SPEC = attrgetter("dtype", "layout")
+_DTYPE = attrgetter("dtype")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class _Different(Exception):
 class Skeleton:
     """The structure of `tree`. UnsavableState as `pack`. `exact` False: it holds what only `pack` can look at.
 
-    Then `tensors` and `values` are what `pack` gives.
+    A tensor that has become sparse is not noticed here: it has no pointer to copy from.
+    Where not exact, `tensors` and `values` are what `pack` gives.
     """
 
     def __init__(self, tree: Any) -> None:
@@ -102,7 +103,7 @@ class Skeleton:
         return [leaves[index] for index in self._at]
 
     def _described(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], list[Any]]:
-        return list(map(torch.Tensor.size, tensors)), list(map(_SPEC, tensors))
+        return list(map(torch.Tensor.size, tensors)), list(map(_DTYPE, tensors))
 
 
 def _node(value: Any, leaves: list[Any]) -> _Node | None:
@@ -124,7 +125,9 @@ def _node(value: Any, leaves: list[Any]) -> _Node | None:
             if node is None:
                 return None
             inner.append((index, node))
-    return _Node(kind, keys, list(map(type, keys)) if keys is not None else None, len(items), tuple(inner))
+    key_types = list(map(type, keys or ()))
+    # Nothing else equals a text; True and 1.0 equal 1.
+    return _Node(kind, keys, key_types if set(key_types) - {str} else None, len(items), tuple(inner))
 
 
 def _walk(node: _Node, value: Any, leaves: list[Any]) -> None:
@@ -136,7 +139,7 @@ def _walk(node: _Node, value: Any, leaves: list[Any]) -> None:
             raise _Different
     else:
         keys = list(value)
-        if keys != node.keys or list(map(type, keys)) != node.key_types:
+        if keys != node.keys or (node.key_types is not None and list(map(type, keys)) != node.key_types):
             raise _Different
         items = list(value.values())
     leaves += items

@@ -218,18 +218,21 @@ def _collect(module: torch.nn.Module, prefix: str, tensors: dict[str, Any]) -> b
     plain = _PLAIN.get(kind)
     if plain is None:
         plain = _PLAIN[kind] = all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in _METHODS)
-    if not plain or module._state_dict_hooks or module._state_dict_pre_hooks or not _METHODS.isdisjoint(vars(module)):
+    own = module.__dict__
+    if not plain or own["_state_dict_hooks"] or own["_state_dict_pre_hooks"] or not _METHODS.isdisjoint(own):
         return False
-    for name, parameter in module._parameters.items():
+    for name, parameter in own["_parameters"].items():
         if parameter is not None:
             tensors[prefix + name] = parameter
-    passing = module._non_persistent_buffers_set
-    for name, buffer in module._buffers.items():
-        if buffer is not None and name not in passing:
-            tensors[prefix + name] = buffer
-    return all(
-        _collect(child, f"{prefix}{name}.", tensors) for name, child in module._modules.items() if child is not None
-    )
+    if own["_buffers"]:
+        passing = own["_non_persistent_buffers_set"]
+        for name, buffer in own["_buffers"].items():
+            if buffer is not None and name not in passing:
+                tensors[prefix + name] = buffer
+    for name, child in own["_modules"].items():
+        if child is not None and not _collect(child, f"{prefix}{name}.", tensors):
+            return False
+    return True
 
 
 def restore(parts: Mapping[str, Stateful], tree: Mapping[str, Any], rank: int = 0) -> dict[str, Any]:
