@@ -17,6 +17,7 @@ from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.contract import Progress
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.names import LAYOUT
+from spotheal.agent.redaction import SECRETS
 from spotheal.agent.store import Store
 
 SHIP_SECONDS = 300.0
@@ -84,7 +85,7 @@ class Curves:
     def put(self, found: list[tuple[str, bytes]]) -> bool:
         try:
             for key, body in found:
-                self._store.put_bytes(key, self._with_earlier(key, body), "text/plain; charset=utf-8")
+                self._store.put_bytes(key, _without_secrets(self._with_earlier(key, body)), "text/plain; charset=utf-8")
         except SpothealError:
             with self._lock:
                 self._mark = None
@@ -124,6 +125,12 @@ def _metrics(path: Path, known: tuple[int, int] | None) -> tuple[tuple[int, int]
             return mark, thinned(file.read(_READ_BYTES_MAX), METRICS_BYTES_MAX)
     except OSError:
         return known, b""
+
+
+def _without_secrets(body: bytes) -> bytes:
+    """A trainer may write any text into its metrics."""
+    lines = body.decode("utf-8", "surrogateescape").split("\n")
+    return "\n".join(SECRETS.stream().lines(lines)).encode("utf-8", "surrogateescape")
 
 
 def thinned(body: bytes, bytes_max: int) -> bytes:

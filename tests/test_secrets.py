@@ -25,13 +25,14 @@ from typer.testing import CliRunner
 from spotheal.agent import git_access
 from spotheal.agent.clock import SystemClock, never
 from spotheal.agent.config import InstanceConfig, parse_job
-from spotheal.agent.errors import Fatal, Interrupted, NoCredentials, Retryable, SetupFailed
+from spotheal.agent.errors import ConfigError, Fatal, Interrupted, NoCredentials, Retryable, SetupFailed
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.redaction import SECRETS
 from spotheal.agent.repo import checkout
 from spotheal.agent.secrets import Vault
 from spotheal.agent.trainer_role import TrainerRole
 from spotheal.fleet.cli import app
+from spotheal.fleet.config import read_job
 
 LOG = structlog.get_logger()
 
@@ -435,6 +436,46 @@ def test_a_submodule_may_run_no_command_of_its_own(tmp_path: Path) -> None:
     assert not (tmp_path / "trace").exists()
 
 
+def test_a_trainers_policy_is_read_from_its_file_and_reaches_the_instance_as_one_line(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(
+        '[job]\nname = "j"\nrepository = "."\ncommand = ["x"]\n[cage]\ntrainer_policy = "policy.json"\n'
+    )
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_job(tmp_path / "job.toml")
+    (tmp_path / "policy.json").write_text('{\n "Version": "2012-10-17",\n "Statement": []\n}\n')
+    job = read_job(tmp_path / "job.toml")
+    assert job.cage.trainer_policy == '{"Version":"2012-10-17","Statement":[]}'
+    assert parse_job(job.to_document()) == job
+    for bad in ("{", "[]", '{"Statement": "' + "x" * 2100 + '"}'):
+        (tmp_path / "policy.json").write_text(bad)
+        with pytest.raises(ConfigError, match="trainer_policy"):
+            read_job(tmp_path / "job.toml")
+
+
+def test_a_caged_trainer_with_a_policy_finds_the_credentials_of_its_own_role(account: None, tmp_path: Path) -> None:
+    """By boto3's own way: the relay in the place of the metadata service, and AWS's answer to who that is."""
+    script = """
+import json, os, urllib.request
+base = os.environ["AWS_EC2_METADATA_SERVICE_ENDPOINT"]
+def ask(path, method="GET", **headers):
+    return urllib.request.urlopen(urllib.request.Request(base + path, method=method, headers=headers)).read().decode()
+head = {"X-aws-ec2-metadata-token": ask("/latest/api/token", "PUT", **{"X-aws-ec2-metadata-token-ttl-seconds": "60"})}
+roles = "/latest/meta-data/iam/security-credentials/"
+found = json.loads(ask(roles + ask(roles, **head), **head))
+open(os.environ["SPOTHEAL_RESULTS_DIR"] + "/found.json", "w").write(json.dumps(found))
+"""
+    cage = {"mode": "on", "trainer_policy": '{"Version":"2012-10-17","Statement":[]}'}
+    world = AgentWorld(tmp_path, script, {"cage": cage}, client=client)
+    world.live()
+    assert world.status()["phase"] == "done", world.status()["reason"]
+    found = json.loads(world.store.get_bytes("results/found.json") or b"{}")
+    trainer = boto3.client(
+        "sts", region_name="us-west-2", aws_access_key_id=found["AccessKeyId"],
+        aws_secret_access_key=found["SecretAccessKey"], aws_session_token=found["Token"],
+    )  # fmt: skip
+    assert ":assumed-role/spotheal-trainer/trainer-i-" in trainer.get_caller_identity()["Arn"]
+
+
 # --------------------------------------------------------------------------------------- canaries through a whole agent
 CANARIES = {
     "environment": "canary-environment-0123456789",
@@ -454,6 +495,7 @@ sys.stdout.write("." * 8180 + secret + "," * 9000 + "\\n")
 Path("note.txt").write_text(os.environ["FILE"])
 print(Path("note.txt").read_text(), os.environ.get("REPOSITORY", "no repository secret here"))
 subprocess.run([sys.executable, "-c", "import sys; print('child', sys.argv)", os.environ["ARGUMENT"]])
+Path(os.environ["SPOTHEAL_METRICS_FILE"]).write_text(json.dumps({"step": 1, "note": secret}) + "\\n")
 progress = Path(os.environ["SPOTHEAL_PROGRESS_FILE"])
 (progress.parent / "new").write_text(json.dumps({"step": 1, "saved": {"step": 1, "path": secret, "time": ""}}))
 os.replace(progress.parent / "new", progress)
@@ -476,9 +518,11 @@ def test_canaries_in_environment_files_and_arguments_are_in_no_output_of_a_run(
     assert "no repository secret here" in "".join(
         (world.store.get_bytes(key) or b"").decode() for key, _ in world.store.sizes("logs/")
     )
+    assert any("metrics" in key for key, _ in world.store.sizes())
     kept = {f"store:{key}": world.store.get_bytes(key) or b"" for key, _ in world.store.sizes()}
     places = [path for folder in ("var/log", "opt") for path in (world.root / folder).rglob("*") if path.is_file()]
-    kept |= {str(path): path.read_bytes() for path in [*places, *(world.mounted / "logs").rglob("*.jsonl")]}
+    places += [path for path in (world.mounted / "logs").rglob("*.jsonl") if path.name != "metrics.jsonl"]  # its own
+    kept |= {str(path): path.read_bytes() for path in places}
     said = capfd.readouterr()
     kept |= {"stdout": said.out.encode(), "stderr": said.err.encode(), "tags": str(world.volume_tags()).encode()}
     assert sum(b"[redacted]" in body for body in kept.values()) >= 4, list(kept)
