@@ -1,4 +1,4 @@
-"""The parameters of a run of a sweep, as the agent hands them over: one entry of the list that `fleetctl sweep` took."""
+"""The parameters of a run of a sweep, as the agent hands them over: one entry of the list `fleetctl sweep` took."""
 
 from __future__ import annotations
 
