@@ -31,7 +31,8 @@ from spotheal.agent.process_group import end_all_of
 from spotheal.agent.relay import Relay
 
 _GPU_SECONDS_MAX = 60.0
-# CUDA makes /dev/nvidia-uvm at its first use, by a set-user-id program; in the cage no program becomes root.
+# CUDA makes /dev/nvidia-uvm at its first use, by a set-user-id program; in the cage no program becomes root. The second
+# takes seconds, and makes them too where the first is missing.
 _MAKE_GPU_DEVICES = (["nvidia-modprobe", "-u", "-c=0"], ["nvidia-smi", "-L"])
 
 
@@ -123,6 +124,7 @@ def _make_gpu_devices() -> None:
     for argv in _MAKE_GPU_DEVICES:
         try:
             programs.find(argv[0])
-            programs.run(argv, seconds_max=_GPU_SECONDS_MAX)
+            if programs.run(argv, seconds_max=_GPU_SECONDS_MAX).code == 0:
+                return
         except (Fatal, Retryable):
             continue

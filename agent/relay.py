@@ -13,6 +13,7 @@ a second however often a trainer asks here.
 from __future__ import annotations
 
 import base64
+import errno
 import hmac
 import secrets
 import socket
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
-from spotheal.agent.errors import SpothealError
+from spotheal.agent.errors import SetupFailed, SpothealError
 from spotheal.agent.metadata import REBALANCE, SPOT_ACTION
 
 CONNECTIONS_MAX = 32
@@ -33,6 +34,7 @@ IDLE_SECONDS_MAX = 5.0  # between two requests of a connection, and between two 
 REQUEST_SECONDS_MAX = 10.0  # from a request's first byte to its last
 CACHED_SECONDS = 1.0
 ROLE = "trainer"  # the name that the credentials are listed under
+_PORT_TRIES = 20
 _TOKEN_PATH = "/latest/api/token"
 _CREDENTIALS = "/latest/meta-data/iam/security-credentials"
 _REFUSED = ("/latest/meta-data/iam", "/latest/meta-data/identity-credentials", "/latest/user-data", "/latest/dynamic")
@@ -64,12 +66,23 @@ class Relay:
         self._seen: dict[str, tuple[float, _Answer]] = {}
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        self._servers = [_Server(("127.0.0.1", port), self, socket.AF_INET)]
+        self._servers = self._bound(port)
         self.port: int = self._servers[0].server_address[1]
-        with suppress(OSError):  # a machine without IPv6 has no IPv6 metadata service either
-            self._servers.append(_Server(("::1", self.port), self, socket.AF_INET6))
         for server in self._servers:
             threading.Thread(target=server.serve_forever, args=(0.5,), name="relay", daemon=True).start()
+
+    def _bound(self, port: int) -> list[_Server]:
+        """On both loopback addresses at one port: what is turned to the other must not come to a stranger."""
+        for _ in range(_PORT_TRIES):
+            servers = [_Server(("127.0.0.1", port), self, socket.AF_INET)]
+            try:
+                servers.append(_Server(("::1", servers[0].server_address[1]), self, socket.AF_INET6))
+                return servers
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    return servers  # a machine without IPv6 has no IPv6 metadata service either
+                servers[0].server_close()
+        raise SetupFailed("no port is free for the metadata relay", next_step="restart the instance")
 
     @property
     def url(self) -> str:
