@@ -368,10 +368,15 @@ def systemctl(*argv: str) -> str:
 
 
 def go_on_after_reboot(manifest_sha256: str) -> None:
-    if has_systemd():
+    """Before anything is waited for. Without it this boot goes on all the same."""
+    if not has_systemd():
+        return
+    try:
         with open(UNITS + "spotheal-install.service", "w", encoding="utf-8") as file:
             file.write(INSTALL_UNIT.format(home=HOME, python=sys.executable, manifest=manifest_sha256))
         systemctl("enable", "spotheal-install.service")
+    except (Stuck, OSError) as error:
+        say(f"a reboot before the agent is installed would end it: {error}")
 
 
 def mount_unit(path: str) -> str:
@@ -572,6 +577,8 @@ def main() -> int:
     version = sys.version.split()[0]
     say(f"user data, Python {version}, {sys.executable}")
     config = json.loads(read(os.path.join(os.path.dirname(os.path.abspath(__file__)), "config.json")))
+    if not any(sys.argv[2:]):
+        go_on_after_reboot(sys.argv[1])
     metadata = Metadata()
     aws = Aws(config["run"]["region"], config["run"]["store"], metadata)
     instance: dict[str, Any] = {}
@@ -582,7 +589,6 @@ def main() -> int:
             raise Stuck(sys.argv[2])
         if sys.version_info < PYTHON_MIN:
             raise Stuck(f"no Python 3.10 or newer on this image: the best is {sys.executable}, {version}. {ADVICE}")
-        go_on_after_reboot(sys.argv[1])
         install(aws, sys.argv[1])
         check()
         make_user(config["cage"])

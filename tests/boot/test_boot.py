@@ -152,6 +152,19 @@ def test_a_run_from_its_request_to_its_end_through_a_kill_a_reboot_and_a_replace
     assert {one.state for one in cloud.rules.instances()} == {"terminated"}
 
 
+def test_an_installation_that_a_reboot_cut_short_goes_on_at_the_next_boot(cloud: Cloud, tmp_path: Path) -> None:
+    request(cloud, tmp_path / "job", 0.1, "xfs")
+    cloud.endpoint.store_faults.throttle = 1.0
+    machine = until("an instance", lambda: next(iter(machines_of(cloud)), None), SECONDS_MAX)
+    logged = machine.root / "var/log/spotheal/user-data.log"
+    until("the store is waited for", lambda: logged.exists() and "SlowDown" in logged.read_text(), SECONDS_MAX)
+    machine.run("systemctl", "reboot")
+    until("the instance boots again", lambda: len(machine.boots) == 2, SECONDS_MAX)
+    cloud.endpoint.store_faults.throttle = 0.0
+    trains_beyond(machine, 1)
+    assert "the agent runs" in told(machine, "the agent runs")
+
+
 def stopped_at(machine: BootedMachine) -> int:
     """The step that the trainer named when it stopped for the last time."""
     return int(log(machine).rpartition("trainer | stops at step ")[2].split()[0])
