@@ -80,7 +80,12 @@ def serving(region: str, folder: Path | None = None, seed: int = 0, strict: bool
 
 
 def serve(region: str, folder: Path | None, ready: Callable[[Cloud], None]) -> None:
-    """Serve until Ctrl-C or SIGTERM; `ready` is called once, when the endpoint answers."""
+    """Serve until Ctrl-C or SIGTERM; `ready` is called once, when the endpoint answers.
+
+    This process's own AWS settings are dropped: moto makes boto3 sessions, and the operator's profile is none here.
+    """
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]
     with ExitStack() as stack:
         stack.enter_context(suppress(KeyboardInterrupt))
         stack.enter_context(ended_by_sigterm())

@@ -1,0 +1,83 @@
+"""fleetctl cloud: an empty account on this machine, to point anything at, and orders for what AWS would do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+from cloud_desk import CloudDesk, cloud_desk, served
+
+from spotheal.agent.errors import ExitCode
+from spotheal.fleet.rehearsal import serve
+
+__all__ = ["cloud_desk", "served"]  # fixtures
+
+
+def test_it_serves_until_it_is_told_to_end_and_leaves_nothing(tmp_path: Path) -> None:
+    lines = tmp_path / "cloud.env"
+    program = "from spotheal.fleet.cli import main; main()"
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(tmp_path), "AWS_PROFILE": "somebody"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "cloud", "--env", str(lines), "--region", "eu-west-1"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+    try:
+        limit = time.monotonic() + 120
+        while not lines.exists() and process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.1)
+        assert lines.exists(), process.communicate(timeout=10)
+        show = f'. "{lines}"; printf %s "$AWS_REGION ${{AWS_PROFILE:-none}} $AWS_ENDPOINT_URL"'
+        said = subprocess.run(["sh", "-c", show], capture_output=True, text=True, check=True, env=environment).stdout
+        assert said.startswith("eu-west-1 none http://127.0.0.1:")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert lines.read_text() == out
+    assert list(tmp_path.glob("spotheal-cloud-*")) == []
+
+
+def test_orders_are_refused_where_there_is_no_local_cloud(
+    cloud_desk: CloudDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cloud_desk.run("cloud", "explode").exit_code == ExitCode.USAGE
+    for endpoint in ("", "https://ec2.us-west-2.amazonaws.com"):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        result = cloud_desk.run("cloud", "interrupt")
+        assert result.exit_code == ExitCode.USAGE and "fleetctl cloud" in result.stderr
+
+
+def test_orders_reach_the_cloud(cloud_desk: CloudDesk) -> None:
+    nobody = cloud_desk.run("cloud", "interrupt")
+    assert nobody.exit_code == ExitCode.NOT_FOUND and "no instance is running" in nobody.stderr
+    assert "no spot capacity for 5 s" in cloud_desk.good("cloud", "no-capacity", "--seconds", "5")["said"]
+    assert cloud_desk.good("cloud", "capacity")["said"] == "capacity everywhere"
+    kinds = {"instances", "volumes", "snapshots", "fleets", "templates", "calls"}
+    assert set(cloud_desk.good("cloud", "state")) >= kinds
+
+
+def test_a_role_made_a_moment_ago_cannot_be_used_yet(cloud_desk: CloudDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    ec2 = boto3.client("ec2", region_name="us-west-2")
+    launch = {"ImageId": "ami-12c6146b", "InstanceType": "c7i.large", "MinCount": 1, "MaxCount": 1,
+              "IamInstanceProfile": {"Name": "spotheal-instance"}}  # fmt: skip
+    monkeypatch.setattr("spotheal.fleet.rehearsal.account.IAM_SECONDS", 3600.0)
+    for name in ("nobody", "spotheal-instance"):
+        with pytest.raises(ClientError, match="Invalid IAM Instance Profile name"):
+            ec2.run_instances(**{**launch, "IamInstanceProfile": {"Name": name}})
+        cloud_desk.good("iam", "create", "--yes")
+    monkeypatch.setattr("spotheal.fleet.rehearsal.account.IAM_SECONDS", 0.0)
+    instance = ec2.run_instances(**launch)["Instances"][0]["InstanceId"]
+    ec2.terminate_instances(InstanceIds=[instance])
+
+
+def test_what_a_shell_reads_is_quoted() -> None:
+    text = serve.shell_lines("http://127.0.0.1:1/$(id)", "us-west-2")
+    assert "export AWS_ENDPOINT_URL='http://127.0.0.1:1/$(id)'" in text
