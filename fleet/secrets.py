@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotheal.agent.aws import translated
+from spotheal.agent.clock import rfc3339
 from spotheal.agent.errors import ConfigError, Conflict, Fatal, NotFound
 from spotheal.agent.secret_reference import SERVICES, SecretReference
 from spotheal.fleet.session import Session
@@ -88,7 +89,7 @@ def kept(session: Session, job: str) -> list[Kept]:
 
 
 def _kept(service: str, name: str, changed: Any) -> Kept:
-    return Kept(name.rpartition("/")[2], SecretReference(service, name), changed.isoformat() if changed else "")
+    return Kept(name.rpartition("/")[2], SecretReference(service, name), rfc3339(changed) if changed else "")
 
 
 def remove(session: Session, where: SecretReference) -> None:

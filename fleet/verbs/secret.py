@@ -51,9 +51,9 @@ def put(
     region: Region = "",
     profile: Profile = "",
 ) -> None:
-    """Make or replace a secret of the job; its value comes from standard input, or is asked for.
+    """Make or replace a secret, from standard input.
 
-    Never from the command line, which every user of this machine can read. Prints the line for [secrets] in job.toml.
+    On a terminal it is asked for. Never from the command line, which every user of this machine can read. Prints the line for [secrets] in job.toml.
     A running trainer keeps what it has; its next start on a new instance gets the new value.
     """
     from spotheal.fleet import secrets
@@ -84,7 +84,10 @@ def _value(name: str) -> str:
 @app.command("ls", epilog="Example: fleetctl secret ls")
 @verb
 def ls(job_file: JobFile = None, region: Region = "", profile: Profile = "", output: Output = "") -> None:
-    """List the job's secrets by name, and what job.toml names; never their values."""
+    """List the job's secrets; never their values.
+
+    Those below the job's path at AWS, and what job.toml names.
+    """
     from spotheal.fleet import secrets, show
     from spotheal.fleet.table import table
 
@@ -116,7 +119,10 @@ def rm(
     region: Region = "",
     profile: Profile = "",
 ) -> None:
-    """Delete a secret of the job at AWS. A job that still names it fails at its next start."""
+    """Delete a secret of the job at AWS.
+
+    A job that still names it ends as "set-up failed" at its next start.
+    """
     from spotheal.fleet import secrets
 
     session, job = _opened(job_file, region, profile)
