@@ -53,8 +53,8 @@ def put(
 ) -> None:
     """Make or replace a secret, from standard input.
 
-    On a terminal it is asked for. Never from the command line, which every user of this machine can read. Prints the line for [secrets] in job.toml.
-    A running trainer keeps what it has; its next start on a new instance gets the new value.
+    On a terminal it is asked for. Never from the command line, which every user of this machine can read. Prints the
+    line for [secrets] in job.toml. A running trainer keeps what it has; its next start on a new instance gets the new.
     """
     from spotheal.fleet import secrets
 
