@@ -72,6 +72,16 @@ class Report:
     banner: str = ""
 
     @property
+    def lost(self) -> tuple[Stay, ...]:
+        """Machines that AWS took, or that went without a word."""
+        return tuple(stay for stay in self.receipt.bill.stays if stay.ended_by in ("aws", "unknown"))
+
+    @property
+    def knows_every_resume(self) -> bool:
+        """Whether nothing is unknown of how much was done again."""
+        return all(one.step is not None for one in self.resumes)
+
+    @property
     def is_done(self) -> bool:
         return self.phase == Phase.DONE.value
 
@@ -92,6 +102,7 @@ class Report:
             "seconds": round((self.end - self.start).total_seconds()),
             "receipt": self.receipt.to_document(),
             "interruptions": [_plain(one) for one in self.taken],
+            "machines_lost": len(self.lost),
             "resumes": [_plain(one) for one in self.resumes],
             "curves": {
                 name: {"points": len(one.points), "first": one.points[0][1], "last": one.points[-1][1]}
@@ -148,6 +159,10 @@ def make(material: Material, now: datetime, banner: str = "") -> Report:
     start = min(starts)
     end = found.bill.until if not ended else max([stay.end for stay in found.bill.stays] or [found.bill.until])
     samples = [one for name, text in material.progress.items() for one in samples_of(name, text)]
+    samples.sort(key=lambda one: (one.time, one.step))
+    resumes = tuple(_resumes(history.events, samples))
+    redone = max(found.steps.redone, sum(one.again for one in resumes))
+    found = replace(found, steps=replace(found.steps, redone=redone))
     return Report(
         job=seen.job,
         run=seen.run,
@@ -162,8 +177,8 @@ def make(material: Material, now: datetime, banner: str = "") -> Report:
         receipt=found,
         bars=tuple(_bar(stay, history.events) for stay in found.bill.stays),
         series=_series(material.metrics, material.progress),
-        samples=tuple(sorted(samples, key=lambda one: (one.time, one.step))),
-        resumes=tuple(_resumes(history.events)),
+        samples=tuple(samples),
+        resumes=resumes,
         taken=tuple(_taken(history.events)),
         kept_volumes=tuple(one.id for one in found.bill.volumes if one.exists),
         banner=banner,
@@ -204,24 +219,35 @@ def _within(event: Event, stay: Stay) -> bool:
     return moment is not None and stay.start <= moment <= stay.end + timedelta(minutes=5)
 
 
-def _resumes(events: Sequence[Event]) -> list[Resume]:
+def _resumes(events: Sequence[Event], samples: Sequence[Sample]) -> list[Resume]:
+    """Where the ledger does not say at which step the trainer went on (it was slow to tell), its first sample does."""
     found: list[Resume] = []
-    furthest, started = 0, False
+    furthest, seen, started = 0, 0, False
     for event in events:
         moment = moment_of(event.get("time"))
-        step = event.get("resumed_step")
         if event["event"] == "trainer-started" and moment is not None:
-            if started or (is_whole(step) and step):
-                again = max(0, furthest - step) if is_whole(step) else 0
-                attempt = event.get("attempt")
-                found.append(Resume(
-                    moment, str(event.get("instance", "")), attempt if is_whole(attempt) else None,
-                    step if is_whole(step) else None, again,
-                ))  # fmt: skip
+            name, attempt, step = str(event.get("instance", "")), event.get("attempt"), event.get("resumed_step")
+            until = moment
+            if not is_whole(step):
+                first = _first(samples, name, moment)
+                step = None if first is None else first.step if first.saved is None else min(first.saved, first.step)
+                until = moment if first is None else first.time
+            while seen < len(samples) and samples[seen].time < until:
+                furthest = max(furthest, samples[seen].step)
+                seen += 1
+            if started or step:
+                again = 0 if step is None else max(0, furthest - step)
+                found.append(Resume(moment, name, attempt if is_whole(attempt) else None, step, again))
             started = True
         elif event["event"] in ("trainer-ended", "predecessor") and is_whole(event.get("last_step")):
             furthest = max(furthest, event["last_step"])
     return found
+
+
+def _first(samples: Sequence[Sample], instance: str, since: datetime) -> Sample | None:
+    """Of an attempt whose start was told late: its samples may be a little older than that."""
+    early = since - timedelta(seconds=60)
+    return next((one for one in samples if one.instance == instance and one.time >= early), None)
 
 
 def _taken(events: Sequence[Event]) -> list[Taken]:

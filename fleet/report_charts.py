@@ -192,7 +192,8 @@ def timeline(bars: Sequence[Bar], start: datetime, end: datetime, width: int) ->
     order = sorted(range(len(bars)), key=lambda index: bars[index].start)
     for before, after in pairwise(order):
         if bars[after].moved:
-            parts.append(_move(at(bars[before].end), lanes[before] + 9, at(bars[after].start), lanes[after] + 9))
+            onward = at(bars[after].trained or bars[after].start)  # old and new run side by side for two minutes
+            parts.append(_move(at(bars[before].end), lanes[before] + 9, onward, lanes[after] + 9))
     parts += [text(left, top + 20, cut(zone, (width - left - right) / 9), cls="zone") for zone, top in heads]
     for index in order:
         parts.append(_bar(bars[index], at(bars[index].start), at(bars[index].end), lanes[index], at))

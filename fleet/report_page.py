@@ -74,16 +74,17 @@ def _sentence(report: Report) -> str:
     done = report.receipt.steps.done
     steps = f"<strong>{_number(done)} steps</strong> in {took}" if done else f"<strong>{took}</strong>"
     machines = f"{_counted(len(stays), 'instance')} in {_counted(len(zones), 'zone')}"
-    count = len(report.taken) + _silent(report)
+    count = len(report.lost)
     survived = f"machines were lost <strong>{_times(count)}</strong>" if count else "no machine was lost"
     verb = "have run" if not report.ended else "ran"
-    kept = "; no step was lost" if count and not report.receipt.steps.redone and not report.receipt.steps.lost else ""
+    again = report.receipt.steps.redone + report.receipt.steps.lost
+    kept = "; no step was lost" if count and done and not again and report.knows_every_resume else ""
     return f"{steps} {verb} on {machines}; {survived}{kept}." if done else f"{steps} on {machines}; {survived}{kept}."
 
 
 def _silent(report: Report) -> int:
-    """Machines that went without a word, and were no end of the run."""
-    return sum(1 for stay in report.receipt.bill.stays if stay.ended_by == "unknown")
+    """Machines that went without a notice."""
+    return max(0, len(report.lost) - len(report.taken))
 
 
 def _tiles(report: Report) -> str:
@@ -101,13 +102,15 @@ def _tiles(report: Report) -> str:
     words = [f"{silent} without notice" if silent else "", f"{_counted(receipt.moves, 'move')} to another zone"
              if receipt.moves else ""]  # fmt: skip
     more = ", ".join(word for word in words if word) or ("each with notice" if report.taken else "none so far")
-    tiles.append(("Interruptions", str(len(report.taken) + silent), more, ""))
+    tiles.append(("Interruptions", str(len(report.lost)), more, ""))
     again = steps.redone + steps.lost
     share = f"{100 * again / (steps.done + again):.2g} % of the work" if steps.done and again else (
         "every step counted once" if steps.done else "the trainer reports no steps"
     )
-    tiles.append(("Steps done again", _number(again) if steps.done else "–", share, "good" if steps.done and not again
-                  else ""))  # fmt: skip
+    sure = bool(steps.done) and report.knows_every_resume
+    share = share if sure or again or not steps.done else "as far as is known"
+    good = "good" if sure and not again else ""
+    tiles.append(("Steps done again", _number(again) if steps.done else "–", share, good))
     return '<div class="tiles">' + "".join(
         f'<div class="tile {cls}"><div class="name">{safe(name)}</div><div class="value">{safe(value)}</div>'
         f'<div class="more">{safe(more)}</div></div>'
@@ -148,8 +151,9 @@ def _progress(report: Report) -> str:
     done = Series("done", tuple((offset(one.time), float(one.step)) for one in report.samples), begins)
     kept = [one for one in report.samples if one.saved is not None]
     saved = Series("saved", tuple((offset(one.time), float(one.saved or 0)) for one in kept))
-    marks = [Mark(offset(one.time), f"AWS takes {one.instance} at {one.time:%H:%M:%S} UTC", "interruption")
-             for one in report.taken]  # fmt: skip
+    noticed = {one.instance: one.time for one in report.taken}
+    gone = [(stay.instance, noticed.get(stay.instance, stay.end)) for stay in report.lost]
+    marks = [Mark(offset(when), f"{name} is lost at {when:%H:%M:%S} UTC", "interruption") for name, when in gone]
     series = [one for one in (done, saved) if one.points]
     chart = LineChart("progress", "Steps over time", "Steps done, and the newest durable checkpoint.", series, marks,
                       stairs=frozenset({"saved"}), times=(report.start, report.end), y_low=0.0)  # fmt: skip
@@ -374,7 +378,7 @@ def _shape(shape: str, name: str, width: int = 13) -> str:
 
 def _mark_keys(marks: Sequence[Mark]) -> str:
     kinds = {mark.kind for mark in marks}
-    names = (("interruption", "taken by AWS"), ("resume", "resumed"))
+    names = (("interruption", "machine lost"), ("resume", "resumed"))
     shapes = {kind: f'<path class="{kind}-head" d="M2 3h10l-5 8z"/>' for kind, _ in names}
     return "".join(_shape(shapes[kind], name) for kind, name in names if kind in kinds)
 

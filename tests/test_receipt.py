@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spotheal.agent.billing import bill
@@ -257,7 +257,7 @@ rubbish = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(rubbish, max_size=12))
 def test_a_ledger_with_rubbish_in_it_still_gives_a_receipt(events: list[Event]) -> None:
     found = receipt(history(events, known={"i-0a": Known(alive=True)}))
