@@ -19,6 +19,7 @@ from spotheal.fleet.table import duration
 
 POLL_SECONDS = 3.0
 SAVE_SECONDS = 600.0
+SAY_SECONDS = 30.0
 CANCEL_SECONDS = 60.0  # how long the agent has for its last act, cancelling the fleet, before it is done here
 _GONE_SECONDS = 900.0  # a GPU instance's operating system can take minutes to go down
 Say = Callable[[str], None]
@@ -43,6 +44,7 @@ def save_and_end(
     `why` becomes the run's reason. A run that ends by itself meanwhile (done, failed) is left its own end.
     """
     began, asked_of = clock.monotonic(), set[int]()
+    said_at = began
     while True:
         status = _status(run)
         if status is not None:
@@ -57,6 +59,11 @@ def save_and_end(
                 _ask(run, term, why, clock, seconds_max)
                 asked_of.add(term)
                 say(f"asked {writer} to save and end; it hears of it within {HEARTBEAT_SECONDS:.0f} s")
+            if clock.monotonic() - said_at >= SAY_SECONDS:
+                said_at = clock.monotonic()
+                step = (status.get("progress") or {}).get("step")
+                far = "" if step is None else f", step {step} so far"
+                say(f"waiting for the last checkpoint since {duration(said_at - began)}{far}")
         if clock.monotonic() - began >= seconds_max:
             raise WaitTimedOut(
                 f"the trainer has not saved and ended after {duration(seconds_max)}; it is still asked to",
