@@ -79,7 +79,7 @@ soak: $(READY)
 # The checkpoint figures beside torch.save, safetensors, DCP and Lightning, and the trainer beside a bare loop: on a
 # quiet machine about 15 minutes; every program ends with 1 where a figure is missed.
 bench: $(READY)
-	@failed=0; for program in checkpoint throughput redaction; do \
+	@failed=0; for program in checkpoint throughput redaction fleetctl; do \
 	    $(VENV)/bin/python bench/$$program.py || failed=1; done; exit $$failed
 
 clean:
