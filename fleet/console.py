@@ -82,7 +82,9 @@ def ask(question: str, yes: bool) -> None:
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """To standard error. What a run's reason or a name brings along must not steer the terminal."""
+    plain = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+    print(plain, file=sys.stderr, flush=True)
 
 
 def say_progress(text: str, *, quiet: bool) -> None:

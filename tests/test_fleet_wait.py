@@ -204,10 +204,10 @@ def test_watch_ends_with_the_run_in_0_or_7(desk: Desk) -> None:
     desk.end(done["run"], Phase.DONE)
     assert 0 == desk.run("status", "--watch").exit_code
     store = desk.store(done["run"])
-    store.write_status({**(store.read_status() or {}), "phase": "failed", "reason": "no luck"})
+    store.write_status({**(store.read_status() or {}), "phase": "failed", "reason": "no luck\x1b[2J\n  | the tail"})
     result = desk.run("status", "--watch")
     assert ExitCode.JOB_FAILED == result.exit_code
-    assert "the run ended: failed: no luck" in result.stderr
+    assert "the run ended: failed: no luck?[2J\n  | the tail" in result.stderr  # it steers no terminal
 
 
 def test_ctrl_c_leaves_the_run_going_on_and_says_so(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
