@@ -27,9 +27,9 @@ def value_faults(document: dict[str, Any], now: datetime) -> Iterator[str]:
         yield "ValidUntil: is not after ValidFrom; correct one of them"
     for index, spec in enumerate(document.get("LaunchSpecifications") or []):
         for number, group in enumerate(spec.get("SecurityGroups") or []):
-            name = group.get("GroupId") if isinstance(group, dict) else None
-            if isinstance(name, str) and "<" not in name and not _GROUP.fullmatch(name):
-                yield (f'LaunchSpecifications[{index}].SecurityGroups[{number}].GroupId: "{name}" is not of the form '
+            given = group.get("GroupId") if isinstance(group, dict) else None
+            if isinstance(given, str) and "<" not in given and not _GROUP.fullmatch(given):
+                yield (f'LaunchSpecifications[{index}].SecurityGroups[{number}].GroupId: "{given}" is not of the form '
                        "sg-0123456789abcdef0; a name goes into GroupName")  # fmt: skip
 
 
