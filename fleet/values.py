@@ -26,7 +26,8 @@ def value_faults(document: dict[str, Any], now: datetime) -> Iterator[str]:
     if start is not None and end is not None and end <= start:
         yield "ValidUntil: is not after ValidFrom; correct one of them"
     for index, spec in enumerate(document.get("LaunchSpecifications") or []):
-        for number, group in enumerate(spec.get("SecurityGroups") or []):
+        groups = spec.get("SecurityGroups")
+        for number, group in enumerate(groups if isinstance(groups, list) else []):
             given = group.get("GroupId") if isinstance(group, dict) else None
             if isinstance(given, str) and "<" not in given and not _GROUP.fullmatch(given):
                 yield (f'LaunchSpecifications[{index}].SecurityGroups[{number}].GroupId: "{given}" is not of the form '

@@ -47,6 +47,7 @@ def test_each_names_its_place_and_has_a_cure(document: dict[str, Any], place: st
     "document",
     [
         {},
+        {"LaunchSpecifications": [{"SecurityGroups": 3}, {"SecurityGroups": "x"}, {"SecurityGroups": [[]]}]},
         {"SpotPrice": "0.25", "ValidUntil": "2026-11-21T00:00:01Z"},
         {"LaunchSpecifications": [{"SecurityGroups": [{"GroupId": "<SECURITY_GROUP_ID>"}, {"GroupName": "x"}]}]},
         {"LaunchSpecifications": [{"SecurityGroups": [{"GroupId": "sg-0123456789abcdef0"}], "SpotPrice": "1"}]},
