@@ -63,3 +63,17 @@ def seconds_of(option: str, text: str) -> float | None:
         return float(seconds(text)) if text else None
     except ValueError as fault:
         raise ConfigError(f"{option} {text!r} {fault}", next_step="write 90s, 20m, 3h or 2d") from None
+
+
+def group(name: str, says: str, example: str) -> typer.Typer:
+    """A verb that has verbs of its own, with the root's settings."""
+    return typer.Typer(
+        name=name,
+        help=says,
+        epilog=f"Example: {example}",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    )

@@ -8,20 +8,11 @@ import typer
 
 from spotheal.agent.errors import ConfigError
 from spotheal.fleet.console import ask, is_json, open_session, say, verb
-from spotheal.fleet.options import Output, Profile, Region, Yes
+from spotheal.fleet.options import Output, Profile, Region, Yes, group
 
 EXAMPLE = "fleetctl iam show operator"
 DOCUMENTS = ("operator", "administrator", "instance-role", "instance-trust", "fleet-role", "fleet-trust")
-app = typer.Typer(
-    name="iam",
-    help="The policies and roles: show, create, delete.",
-    epilog=f"Example: {EXAMPLE}",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
+app = group("iam", "The policies and roles: show, create, delete.", EXAMPLE)
 StoreOption = Annotated[str, typer.Option("--store", metavar="URL", help="Else bucket spotheal-<account>-<region>.")]
 Name = Annotated[str, typer.Option("--instance-role", metavar="NAME", help="Role and instance profile.")]
 FleetName = Annotated[str, typer.Option("--fleet-role", metavar="NAME", help="Role of Spot Fleet.")]

@@ -8,28 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spotheal.fleet.console import is_json, open_session, say, verb
-from spotheal.fleet.options import JobFile, Output, Profile, Region, RunOption
+from spotheal.fleet.options import JobFile, Output, Profile, Region, RunOption, group
 
 if TYPE_CHECKING:
     from spotheal.fleet.runs import Run
 
 EXAMPLE = "fleetctl results get resnet50 --to ./results"
-_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 Job = Annotated[str, typer.Argument(metavar="JOB", help="The job's name; else that of ./job.toml.")]
 Only = Annotated[
     list[str] | None, typer.Option("--only", metavar="PATTERN", help="Only these, as *.pt or plots/*; may be repeated.")
 ]
 
-app = typer.Typer(
-    name="results",
-    help="What a run has stored as its results: list it, fetch it.",
-    epilog=f"Example: {EXAMPLE}",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings=_SETTINGS,
-)
+app = group("results", "What a run has stored as its results: list it, fetch it.", EXAMPLE)
 
 
 @app.command("ls", epilog="Example: fleetctl results ls resnet50")

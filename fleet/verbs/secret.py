@@ -9,7 +9,7 @@ import typer
 
 from spotheal.agent.errors import ConfigError
 from spotheal.fleet.console import ask, is_json, open_session, say, verb
-from spotheal.fleet.options import JobFile, Output, Profile, Region, Yes
+from spotheal.fleet.options import JobFile, Output, Profile, Region, Yes, group
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,16 +18,7 @@ if TYPE_CHECKING:
     from spotheal.fleet.session import Session
 
 EXAMPLE = "fleetctl secret put HF_TOKEN < token.txt"
-app = typer.Typer(
-    name="secret",
-    help="Tokens and keys that only the trainer gets: put, list, delete.",
-    epilog=f"Example: {EXAMPLE}",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
+app = group("secret", "Tokens and keys that only the trainer gets: put, list, delete.", EXAMPLE)
 
 
 def stores() -> list[str]:

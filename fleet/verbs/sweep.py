@@ -10,23 +10,14 @@ import typer
 
 from spotheal.agent.errors import ConfigError, Conflict
 from spotheal.fleet.console import ask, is_json, open_session, say, say_progress, verb
-from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, seconds_of
+from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, group, seconds_of
 
 if TYPE_CHECKING:
     from spotheal.fleet.runs import Run
     from spotheal.fleet.session import Session
 
 EXAMPLE = "fleetctl sweep run hyperparam_list.yml --parallel 4"
-app = typer.Typer(
-    name="sweep",
-    help="Many runs of a job, one for each entry of a list: run, status, report, scale.",
-    epilog=f"Example: {EXAMPLE}",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
+app = group("sweep", "Many runs of a job, one for each entry of a list: run, status, report, scale.", EXAMPLE)
 Metric = Annotated[str, typer.Option("--metric", metavar="NAME", help="Sort by this one; else by what is running.")]
 Smallest = Annotated[bool, typer.Option("--smallest/--largest", help="Which end of the metric is best.")]
 

@@ -11,7 +11,7 @@ import typer
 
 from spotheal.agent.errors import ConfigError, Conflict
 from spotheal.fleet.console import ask, is_json, open_session, say, verb
-from spotheal.fleet.options import Output, Profile, Region, Yes
+from spotheal.fleet.options import Output, Profile, Region, Yes, group
 
 if TYPE_CHECKING:
     from spotheal.agent.config import JobConfig
@@ -22,17 +22,7 @@ if TYPE_CHECKING:
     from spotheal.fleet.session import Session
 
 EXAMPLE = "fleetctl volume prepare --instance-type c7i.xlarge -- aws s3 cp --recursive s3://bucket/data ."
-_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
-app = typer.Typer(
-    name="volume",
-    help="The volumes of jobs: list, create, adopt, fill, remove.",
-    epilog=f"Example: {EXAMPLE}",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings=_SETTINGS,
-)
+app = group("volume", "The volumes of jobs: list, create, adopt, fill, remove.", EXAMPLE)
 VolumeId = Annotated[str, typer.Argument(metavar="VOLUME", help="Its id, vol-…")]
 Job = Annotated[Path, typer.Option("--job", metavar="FILE", help="The job's file: name, size, mount, store.")]
 InstanceType = Annotated[str, typer.Option("--instance-type", metavar="TYPE", help="What it runs on.")]
