@@ -176,7 +176,7 @@ def power_cut(cloud: Cloud, job: Job, machine: VirtualMachine) -> VirtualMachine
 
 def reboot(cloud: Cloud, job: Job, machine: VirtualMachine) -> VirtualMachine:
     attempts, ordered = len(begins(machine)), time.monotonic()
-    machine.run("systemctl reboot &")
+    machine.run("systemctl reboot --no-block")
     say(f"{machine.launch.instance} reboots")
     begun = trains(machine, attempts + 1, BOOT_SECONDS_MAX)
     say(f"it goes on at step {begun[-1]}, {time.monotonic() - ordered:.0f} s after the order")
