@@ -73,6 +73,11 @@ class Session:
         with translated("ask AWS which account this is"):
             return str(self.client("sts").get_caller_identity()["Account"])
 
+    def check_profile(self) -> None:
+        """PermissionDenied where a profile is named that is not there: no credentials is another thing."""
+        if self.profile:
+            _ = self._boto
+
     def has_credentials(self) -> bool:
         """Whether credentials are configured at all; asks nobody whether they are good."""
         from botocore.exceptions import BotoCoreError

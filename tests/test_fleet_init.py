@@ -253,6 +253,12 @@ def test_hostile_and_senseless_options_are_exit_2_and_write_nothing(nowhere: Pat
     assert list(nowhere.glob("*.json")) == list(nowhere.glob("*.toml")) == []
 
 
+def test_a_profile_that_is_not_there_is_no_reason_to_write_placeholders(nowhere: Path) -> None:
+    result = run(*COMMAND, "--profile", "nobody", "--region", "us-west-2")
+    assert result.exit_code == ExitCode.PERMISSION and "nobody" in result.stderr
+    assert not Path("job.toml").exists()
+
+
 @pytest.mark.parametrize(
     ("repository", "name"),
     [("https://github.com/you/ResNet_50.git", "resnet-50"), ("git@host:team/My.Repo", "my-repo"),

@@ -67,6 +67,8 @@ def init(
     _refuse_existing([fleet_file, job_file], force)
     _check(wishes)
     session, clock = open_session(region, profile), SystemClock()
+    if not offline:
+        session.check_profile()
     if offline or not session.has_credentials():
         choice = choosing.offline(wishes, _region_or_none(session))
     else:
