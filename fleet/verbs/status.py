@@ -58,12 +58,13 @@ def status(
 
 def show_status(session: Session, run: Run, as_json: bool) -> None:
     from spotheal.agent.clock import SystemClock
-    from spotheal.fleet import show
     from spotheal.fleet import status as state
 
     now = SystemClock().now()
     document = state.summarise(state.gather(session, run), now)
     if as_json:
+        from spotheal.fleet import show
+
         print(show.as_json(document))
     else:
         from spotheal.fleet import screen
