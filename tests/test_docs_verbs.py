@@ -62,7 +62,8 @@ def pages() -> dict[str, str]:
     codes = [f"| {int(code)} | {says} |" for code, says in MEANINGS.items()]
     verbs = [f"| [{name}](verbs/{name}.md) | {line} |" for name, line in cli.VERBS.items()]
     made = "Made from `--help` (`python tests/test_docs_verbs.py`), a page a verb. What messages mean:"
-    lines = ["# fleetctl", "", made, "[troubleshooting](troubleshooting.md).", "", "| verb | |", "|---|---|", *verbs, ""]
+    lines = ["# fleetctl", "", made, "[troubleshooting](troubleshooting.md).", ""]
+    lines += ["| verb | |", "|---|---|", *verbs, ""]
     lines += ["## Exit codes", "", "| code | |", "|---|---|", *codes, ""]
     lines += ["## Help", "", "```", cli.help_text(), "```", ""]
     found = {"fleetctl.md": "\n".join(lines)}
