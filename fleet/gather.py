@@ -115,7 +115,9 @@ def make_plan(
     data = userdata.render(instance, wheels.sha256)
     notes = [*wanted.fleet.warnings, *source.warnings]
     described = () if offline else _described_templates(session, wanted.fleet)
-    found = Found((), wanted.fleet) if offline or not account else look(session, wanted.fleet, job, root)
+    found = Found((), wanted.fleet)
+    if account and not offline:
+        found = look(session, wanted.fleet, job, root, sweep=sweep is not None)
     notes += found.notes
     order = request.Order(
         found.fleet, job, run, requested_at, userdata.encoded(data), generation, sweep.parallel if sweep else 1,

@@ -24,6 +24,7 @@ class On(Enum):
     SUPERSEDED = "resources of the run that a verified successor has replaced"
     TAGS = "tags: while creating, else a closed list of keys on resources of the run"
     TOPIC = "the SNS topic that is told of the run"
+    FLEET_SIZE = "how many instances the fleet of a sweep keeps"
     SCHEDULE = "the schedule of the run's on-demand rescue"
     SECRETS = "secrets below the job's path, and those that are named"
     TRAINER = "the role of a caged trainer"
@@ -65,8 +66,10 @@ CALLS: tuple[Call, ...] = (
     Call("ec2:TerminateInstances", On.RUN, _BOTH, ("instance",)),
     Call("ec2:CancelSpotFleetRequests", On.RUN, _BOTH, ("spot-fleet-request",)),
     Call("ec2:DeleteFleets", On.RUN, _BOTH, ("fleet",)),
-    Call("ec2:ModifySpotFleetRequest", On.RUN, _BOTH, ("spot-fleet-request",)),
-    Call("ec2:ModifyFleet", On.RUN, _BOTH, ("fleet",)),
+    Call("ec2:ModifySpotFleetRequest", On.RUN, _O, ("spot-fleet-request",)),
+    Call("ec2:ModifyFleet", On.RUN, _O, ("fleet",)),
+    Call("ec2:ModifySpotFleetRequest", On.FLEET_SIZE, _I),
+    Call("ec2:ModifyFleet", On.FLEET_SIZE, _I),
     Call("ec2:CreateVolume", On.NEW, _BOTH, ("volume", "snapshot")),
     Call("ec2:CreateSnapshot", On.NEW, _I, ("snapshot", "volume")),
     Call("ec2:CreateTags", On.TAGS, _BOTH, ("volume", "snapshot", "instance")),

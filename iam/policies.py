@@ -112,13 +112,27 @@ def instance_role(scope: Scope, *, may_delete: bool = True) -> Document:
         *_creating(scope, Who.INSTANCE),
         *_tagging(scope, Who.INSTANCE),
         *_store(scope, Who.INSTANCE),
-        *_rescue(scope, Who.INSTANCE),
         _statement("Tell", _actions(Who.INSTANCE, On.TOPIC), scope.topics),
         _statement("Secrets", _actions(Who.INSTANCE, On.SECRETS), scope.secret_arns),
         _statement("TrainersRole", _actions(Who.INSTANCE, On.TRAINER), scope.role(TRAINER_ROLE)),
         *_key(scope),
     ]
     return _document([*statements, *_deleting(scope)] if may_delete else statements)
+
+
+def instance_with_rescue(scope: Scope) -> Document:
+    """What an instance of a job with `on_demand_after` needs besides. Apart, because who may write a schedule and pass
+    its role may ask the fleet for machines."""
+    return _document(_rescue(scope, Who.INSTANCE))
+
+
+def instance_of_sweep(scope: Scope) -> Document:
+    """What an instance of a sweep needs besides: to make its fleet smaller. IAM cannot say that it may not make it
+    larger, so this too is no part of what every instance may do."""
+    fleets = [scope.ec2("fleet"), scope.ec2("spot-fleet-request")]
+    return _document([
+        _statement("Resize", _actions(Who.INSTANCE, On.FLEET_SIZE), fleets, scope.tagged("ec2:ResourceTag"))
+    ])  # fmt: skip
 
 
 def operator(scope: Scope) -> Document:

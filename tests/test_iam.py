@@ -127,11 +127,13 @@ def test_only_the_modules_named_here_call_aws_from_an_instance() -> None:
             assert _apis(names) == set(), path
 
 
-@pytest.mark.parametrize(
-    ("who", "document"), [(Who.INSTANCE, policies.instance_role), (Who.OPERATOR, policies.operator)]
-)
-def test_the_document_holds_the_table_and_passing_roles_alone_besides(who: Who, document: Any) -> None:
-    named = {action for statement in statements(document(SCOPE)) for action in statement["Action"]}
+OF_INSTANCES = (policies.instance_role, policies.instance_with_rescue, policies.instance_of_sweep)
+
+
+@pytest.mark.parametrize(("who", "documents"), [(Who.INSTANCE, OF_INSTANCES), (Who.OPERATOR, (policies.operator,))])
+def test_the_documents_hold_the_table_and_passing_roles_alone_besides(who: Who, documents: Any) -> None:
+    found = [statement for document in documents for statement in statements(document(SCOPE))]
+    named = {action for statement in found for action in statement["Action"]}
     more = {"iam:PassRole", "iam:CreateServiceLinkedRole"} if who is Who.OPERATOR else {"iam:PassRole"}
     assert named == {call.action for call in CALLS if who in call.who} | more
 
@@ -209,7 +211,9 @@ def test_other_partitions_have_their_own_arns(region: str, start: str) -> None:
         assert all(resource == "*" or resource.startswith(start) for resource in resources)
 
 
-@pytest.mark.parametrize("name", ["instance-role", "instance-trust", "fleet-role", "fleet-trust", "operator", "administrator"])
+@pytest.mark.parametrize(
+    "name", ["instance-role", "instance-trust", "fleet-role", "fleet-trust", "operator", "administrator"]
+)
 def test_documents_are_printed_and_fit_iams_limit(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--account", "123456789012", "--region", "us-west-2"]) == 0
     document = json.loads(capsys.readouterr().out)

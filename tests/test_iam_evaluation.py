@@ -12,7 +12,8 @@ from spotheal.iam.evaluation import Question, is_allowed
 
 RUN = "01J0"
 SCOPE = policies.Scope("123456789012", "us-west-2", StoreUrl("bucket", "team/job"), run=RUN)
-ROLE = [policies.instance_role(SCOPE)]
+PLAIN = [policies.instance_role(SCOPE)]
+ROLE = [*PLAIN, policies.instance_with_rescue(SCOPE), policies.instance_of_sweep(SCOPE)]
 EC2 = "arn:aws:ec2:us-west-2:123456789012"
 HERE = {"aws:RequestedRegion": ["us-west-2"]}
 
@@ -65,6 +66,14 @@ def test_the_runs_own_things_may_be_changed_and_anothers_may_not(action: str) ->
     assert not allows(action, f"{EC2}:{kind}/x"), "no tag at all"
     assert not allows(action, f"arn:aws:ec2:eu-west-1:123456789012:{kind}/x", **of(RUN)), "another region"
     assert not allows(action, f"arn:aws:ec2:us-west-2:999999999999:{kind}/x", **of(RUN)), "another account"
+
+
+def test_only_instances_of_a_sweep_may_resize_the_fleet_and_only_rescued_ones_write_a_schedule() -> None:
+    resize = Question("ec2:ModifyFleet", f"{EC2}:fleet/x", of(RUN))
+    schedule = f"arn:aws:scheduler:us-west-2:123456789012:schedule/default/spotheal-{RUN}"
+    assert not is_allowed(PLAIN, resize)
+    assert not is_allowed(PLAIN, Question("scheduler:UpdateSchedule", schedule, HERE))
+    assert is_allowed(ROLE, resize)
 
 
 def test_another_jobs_volume_and_snapshot_cannot_be_tagged_as_ours_copied_or_deleted() -> None:

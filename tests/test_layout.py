@@ -18,9 +18,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("agent", "fleet", "training", "userdata", "iam")
 AGENT_THIRD_PARTY = {"boto3", "botocore", "requests", "tenacity", "structlog"}
-FLEET_THIRD_PARTY = {"yaml", "botocore", "boto3", "typer", "click", "rich", "requests", "tomli"}  # tomllib is the library's own
+FLEET_THIRD_PARTY = {"yaml", "botocore", "boto3", "typer", "click", "rich", "requests", "tomli"}
 STDLIB_ONLY = ("agent/names.py", "agent/contract.py", "agent/clock.py", "agent/errors.py", "agent/volume/plan.py",
-               "userdata/bootstrap.py", "userdata/prepare.py", "userdata/__init__.py", "iam/calls.py", "iam/policies.py",
+               "userdata/bootstrap.py", "userdata/prepare.py", "userdata/__init__.py", "iam/calls.py",
+               "iam/policies.py", "iam/evaluation.py",
                "fleet/rehearsal/programs/init.py", "fleet/rehearsal/programs/stand_in.py")  # fmt: skip
 # Modules of ours that a package may import; a name covers what is below it.
 MAY_IMPORT = {

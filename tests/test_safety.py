@@ -15,7 +15,9 @@ from rulebook_world import Region
 
 from spotheal.agent.ec2 import Ec2
 from spotheal.agent.finish import Finishing, cancel
-from spotheal.iam.calls import CALLS, Who
+from spotheal.agent.names import StoreUrl
+from spotheal.iam.calls import CALLS, On, Who
+from spotheal.iam.policies import Scope, instance_role
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "simulation"))
 
@@ -116,9 +118,17 @@ def test_a_notice_at_any_second_of_a_move_loses_nothing(second: int) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- fault 20
+SCOPE = Scope("123456789012", "us-west-2", StoreUrl("bucket", ""))
+
+
 def test_no_instance_may_ask_for_machines() -> None:
-    """A fleet that somebody cancelled, that expired or was set to zero is never fought: nothing on an instance can."""
+    """A fleet that somebody cancelled, that expired or was set to zero is never fought: nothing on an instance can.
+
+    But for the instances of a sweep, which make their fleet smaller, and get the permission for it apart.
+    """
     asks_for_machines = ("RunInstances", "RequestSpotFleet", "RequestSpotInstances", "CreateFleet", "StartInstances",
                          "ModifySpotFleetRequest", "ModifyFleet")  # fmt: skip
-    names = {call.action.partition(":")[2] for call in CALLS if Who.INSTANCE in call.who}
-    assert set() == names & set(asks_for_machines)
+    of_all = [call for call in CALLS if Who.INSTANCE in call.who and call.on is not On.FLEET_SIZE]
+    assert set() == {call.action.partition(":")[2] for call in of_all} & set(asks_for_machines)
+    allowed = {action for one in instance_role(SCOPE)["Statement"] for action in one["Action"]}
+    assert set() == {action.partition(":")[2] for action in allowed} & set(asks_for_machines)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from spotheal.agent.config import InstanceConfig
 from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import ExitCode, Fatal, Retryable
+from spotheal.agent.errors import ExitCode, Fatal, Retryable, SpothealError
 from spotheal.agent.finish import POWER_OFF_SECONDS, End, Finishing, cancel, record
 from spotheal.agent.folders import Folders, publish
 from spotheal.agent.launch import Launch
@@ -89,8 +89,7 @@ class Worker:
             elif not taken.left:
                 self._end_sweep()
                 return ExitCode.OK
-            elif self._has_idled():
-                self._go(taken.left)
+            elif self._has_idled() and self._go(taken.left):
                 return ExitCode.OK
             else:
                 self._clock.sleep(_LOOK_SECONDS, until=self._world.asked_to_stop)
@@ -143,15 +142,24 @@ class Worker:
             self._idle_since = now
         return now - self._idle_since > IDLE_SECONDS_MAX
 
-    def _go(self, left: int) -> None:
-        """Let the fleet keep as many instances as there are runs, then end this one: the fleet does not replace it."""
+    def _go(self, left: int) -> bool:
+        """Let the fleet keep as many instances as there are runs, then end this one: the fleet does not replace it.
+
+        False where the role may not: this instance stays, for what is interrupted meanwhile.
+        """
         fleet = self._cloud.fleet_of(self._here.instance)
         self._log.info("every run is taken: this instance goes", left=left, fleet=fleet)
-        if fleet is not None:
-            self._cloud.set_capacity(fleet, left)
+        try:
+            if fleet is not None:
+                self._cloud.set_capacity(fleet, left)
+        except SpothealError as error:
+            self._log.warning("the fleet cannot be made smaller; this instance waits", error=error.message)
+            self._idle_since = None
+            return False
         self._world.logs.ship(self._store, self._here.instance)
         self._cloud.terminate(self._here.instance)
         self._clock.sleep(POWER_OFF_SECONDS, until=self._world.asked_to_stop)
+        return True
 
     def _end_sweep(self) -> None:
         """Every run is over: say so, and cancel the fleet, last. Two instances may do it at once: it is the same."""

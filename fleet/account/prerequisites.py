@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.aws import translated
-from spotheal.agent.config import JobConfig
+from spotheal.agent.config import JobConfig, seconds
 from spotheal.agent.errors import ConfigError, NotFound, PermissionDenied, SpothealError
 from spotheal.agent.names import TAG_NAME, StoreUrl
 from spotheal.fleet.account import network, roles
@@ -76,12 +76,13 @@ def group_placeholder(name: str) -> str:
     return f"<the new {name}>"
 
 
-def look(session: Session, fleet: FleetConfig, job: JobConfig, store: StoreUrl) -> Found:
+def look(session: Session, fleet: FleetConfig, job: JobConfig, store: StoreUrl, *, sweep: bool = False) -> Found:
     """What is missing in the account for this fleet."""
     steps: list[Step] = []
     notes: list[str] = []
     try:
-        steps += _missing_roles(session, fleet, job, store)
+        additions = [*(["rescue"] if seconds(job.fleet.on_demand_after) else []), *(["sweeps"] if sweep else [])]
+        steps += _missing_roles(session, fleet, job, store, additions)
     except PermissionDenied as error:
         if not error.code:
             raise
@@ -91,7 +92,9 @@ def look(session: Session, fleet: FleetConfig, job: JobConfig, store: StoreUrl) 
     return Found((*steps, *made), _with_groups(fleet, groups), tuple(notes))
 
 
-def _missing_roles(session: Session, fleet: FleetConfig, job: JobConfig, store: StoreUrl) -> list[Step]:
+def _missing_roles(
+    session: Session, fleet: FleetConfig, job: JobConfig, store: StoreUrl, additions: list[str]
+) -> list[Step]:
     steps: list[Step] = []
     role = str(fleet.document.get("IamFleetRole") or "").rpartition("/")[2]
     if role and job.fleet.engine == "spot-fleet" and (fleet_role := roles.missing_fleet_role(session, role)):
@@ -101,6 +104,7 @@ def _missing_roles(session: Session, fleet: FleetConfig, job: JobConfig, store: 
     for name in dict.fromkeys(filter(None, names)):
         if instance_role := roles.missing_instance_role(session, name, store):
             steps.append(instance_role)
+        steps += [step for one in additions if (step := roles.missing_addition(session, name, store, one))]
     return steps
 
 

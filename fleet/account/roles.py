@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 INSTANCE_ROLE = "spotheal-instance"
 FLEET_ROLE = "aws-ec2-spot-fleet-tagging-role"  # as the EC2 console names it
 FLEET_POLICY = "service-role/AmazonEC2SpotFleetTaggingRole"
+ADDITIONS = {"rescue": policies.instance_with_rescue, "sweeps": policies.instance_of_sweep}
 _NAME = re.compile(r"[\w+=,.@-]{1,64}")
 _DESCRIPTION = "Made by fleetctl (spotheal)"
 _EXISTS, _MISSING = "EntityAlreadyExists", "NoSuchEntity"
@@ -92,6 +93,20 @@ def missing_instance_role(session: Session, name: str, store: StoreUrl) -> Creat
     with translated(f"read the policy of role {role}"):
         there = iam.get_role_policy(RoleName=role, PolicyName=wanted)["PolicyDocument"]
     return None if there == json.loads(document) else CreateInstanceRole(name, wanted, document, "update")
+
+
+def missing_addition(session: Session, name: str, store: StoreUrl, which: str) -> CreateInstanceRole | None:
+    """The step that lets instances do what some jobs need beside the rest (`ADDITIONS`). It is only ever added: another
+    job's sweep may be at work with it. None where it is there, or the role is somebody else's."""
+    iam = session.client("iam")
+    wanted = f"{policy_name(session.region, store)[:110]}-{which}"
+    document = json.dumps(ADDITIONS[which](scope(session, store)), separators=(",", ":"))
+    if _found(f"look for role {name}", lambda: iam.get_role(RoleName=name)) is not None:
+        with translated(f"list the policies of role {name}"):
+            inline = iam.list_role_policies(RoleName=name)["PolicyNames"]
+        if wanted in inline or not all(one.startswith("spotheal-") for one in inline):
+            return None
+    return CreateInstanceRole(name, wanted, document, f"for {which}: extend")
 
 
 def missing_fleet_role(session: Session, name: str) -> CreateFleetRole | None:

@@ -201,7 +201,9 @@ class Endpoint:
         world = self.rulebook.world
         found = next((one for one in iam_backends[world.account]["aws"].roles.values() if one.name == role), None)
         if found is None:
-            return [policies.instance_role(policies.Scope(world.account, world.region, StoreUrl("*", "")))]
+            scope = policies.Scope(world.account, world.region, StoreUrl("*", ""))
+            documents = (policies.instance_role, policies.instance_with_rescue, policies.instance_of_sweep)
+            return [document(scope) for document in documents]
         if found.managed_policies or not all(name.startswith("spotheal-") for name in found.policies):
             return [{"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}]
         return [json.loads(text) if isinstance(text, str) else text for text in found.policies.values()]

@@ -88,7 +88,7 @@ class Authorization:
     def _tags(self, name: str) -> dict[str, tuple[str, ...]]:
         world = self._world
         tables = (world.volumes, world.snapshots, world.instances, world.fleets, world.templates)
-        found: Any = next((table.get(name) for table in tables if table.get(name) is not None), None)  # type: ignore[attr-defined]
+        found: Any = next((table.get(name) for table in tables if table.get(name) is not None), None)
         tags = found.tags if found is not None else {}
         both = ("ec2:ResourceTag", "aws:ResourceTag")
         return {f"{where}/{key}": (value,) for where in both for key, value in tags.items()}
