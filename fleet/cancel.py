@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.ec2 import Instance, Volume
 from spotheal.agent.errors import Conflict, Retryable
-from spotheal.agent.names import TAG_JOB, TAG_RUN, Phase
+from spotheal.agent.names import TAG_JOB, TAG_RUN
 from spotheal.fleet import engine, runs
 from spotheal.fleet.session import Session
 
@@ -58,9 +58,9 @@ def carry_out(session: Session, run: runs.Run, plan: CancelPlan, clock: Clock) -
         for instance in plan.instances:
             session.ec2.terminate(instance.id)
     status = run.store.read_status() or {}
-    if status and not any(status.get("phase") == phase.value for phase in Phase if phase.is_end):
-        # The agent may still write while its instance goes down; what it hands over then is the better truth.
-        run.store.write_status({**status, "reason": f"cancelled by fleetctl at {rfc3339(clock.now())}"})
+    if status:
+        # Not over a recorded end. The agent may still write while its instance goes down: that is the better truth.
+        run.store.publish_status({**status, "reason": f"cancelled by fleetctl at {rfc3339(clock.now())}"})
 
 
 def _check_owner(fleet: engine.Fleet, run: runs.Run) -> None:

@@ -67,6 +67,8 @@ def build(order: Order) -> Request:
     config.setdefault("AllocationStrategy", DEFAULT_STRATEGY)
     config.setdefault("ValidUntil", valid_until(order))
     config.setdefault("TerminateInstancesWithExpiration", True)
+    # A whole machine that hangs fails EC2's status check, and nobody else would replace a fleet's only one.
+    config.setdefault("ReplaceUnhealthyInstances", True)
     config.pop("ClientToken", None)
     own = run_tags(order)
     theirs = config.get("TagSpecifications", [])

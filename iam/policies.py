@@ -135,6 +135,11 @@ def instance_of_sweep(scope: Scope) -> Document:
     ])  # fmt: skip
 
 
+def instance_that_tells(scope: Scope) -> Document:
+    """What an instance needs besides to publish to `scope.topic`, where its name does not begin with spotheal."""
+    return _document([_statement("TellTopic", _actions(Who.INSTANCE, On.TOPIC), scope.topics)])
+
+
 def operator(scope: Scope) -> Document:
     """What `fleetctl` needs: request, look, cancel."""
     return _document([

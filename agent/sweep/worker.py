@@ -77,7 +77,7 @@ class Worker:
 
     def work(self) -> ExitCode:
         """Until every run is over, or this machine goes away."""
-        launch = Launch.count(self._store, self._here, self._clock)
+        launch = Launch.count(self._store, self._here, self._clock, self._config.requested_at)
         launch.note(outcome="training", acknowledged=True)  # a machine that comes so far is no failed boot
         while not self._world.asked_to_stop.is_set():
             taken = self._take()

@@ -81,7 +81,9 @@ def look(session: Session, fleet: FleetConfig, job: JobConfig, store: StoreUrl, 
     steps: list[Step] = []
     notes: list[str] = []
     try:
-        additions = [*(["rescue"] if seconds(job.fleet.on_demand_after) else []), *(["sweeps"] if sweep else [])]
+        told = job.notify.sns and not job.notify.sns.rpartition(":")[2].startswith("spotheal")
+        wanted = {"rescue": seconds(job.fleet.on_demand_after), "sweeps": sweep, "topic": told}
+        additions = [name for name, is_wanted in wanted.items() if is_wanted]
         steps += _missing_roles(session, fleet, job, store, additions)
     except PermissionDenied as error:
         if not error.code:
@@ -104,7 +106,8 @@ def _missing_roles(
     for name in dict.fromkeys(filter(None, names)):
         if instance_role := roles.missing_instance_role(session, name, store):
             steps.append(instance_role)
-        steps += [step for one in additions if (step := roles.missing_addition(session, name, store, one))]
+        steps += [step for one in additions if (step := roles.missing_addition(
+            session, name, store, one, job.notify.sns if one == "topic" else ""))]  # fmt: skip
     return steps
 
 

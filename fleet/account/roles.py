@@ -6,11 +6,12 @@ that have other policies only are somebody else's work, and left as they are.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.aws import translated
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
 INSTANCE_ROLE = "spotheal-instance"
 FLEET_ROLE = "aws-ec2-spot-fleet-tagging-role"  # as the EC2 console names it
 FLEET_POLICY = "service-role/AmazonEC2SpotFleetTaggingRole"
-ADDITIONS = {"rescue": policies.instance_with_rescue, "sweeps": policies.instance_of_sweep}
+ADDITIONS = {
+    "rescue": policies.instance_with_rescue,
+    "sweeps": policies.instance_of_sweep,
+    "topic": policies.instance_that_tells,
+}
 _NAME = re.compile(r"[\w+=,.@-]{1,64}")
 _DESCRIPTION = "Made by fleetctl (spotheal)"
 _EXISTS, _MISSING = "EntityAlreadyExists", "NoSuchEntity"
@@ -95,12 +100,15 @@ def missing_instance_role(session: Session, name: str, store: StoreUrl) -> Creat
     return None if there == json.loads(document) else CreateInstanceRole(name, wanted, document, "update")
 
 
-def missing_addition(session: Session, name: str, store: StoreUrl, which: str) -> CreateInstanceRole | None:
+def missing_addition(
+    session: Session, name: str, store: StoreUrl, which: str, topic: str = ""
+) -> CreateInstanceRole | None:
     """The step that lets instances do what some jobs need beside the rest (`ADDITIONS`). It is only ever added: another
     job's sweep may be at work with it. None where it is there, or the role is somebody else's."""
     iam = session.client("iam")
-    wanted = f"{policy_name(session.region, store)[:110]}-{which}"
-    document = json.dumps(ADDITIONS[which](scope(session, store)), separators=(",", ":"))
+    of_topic = f"-{hashlib.sha256(topic.encode()).hexdigest()[:8]}" if topic else ""
+    wanted = f"{policy_name(session.region, store)[:110]}-{which}{of_topic}"
+    document = json.dumps(ADDITIONS[which](replace(scope(session, store), topic=topic)), separators=(",", ":"))
     if _found(f"look for role {name}", lambda: iam.get_role(RoleName=name)) is not None:
         with translated(f"list the policies of role {name}"):
             inline = iam.list_role_policies(RoleName=name)["PolicyNames"]
