@@ -105,6 +105,11 @@ def decide_run(job: str, existing: Existing | None, *, resume: bool, new_run: bo
                 next_step="`fleetctl request --new-run` begins another",
             )
         return Resume(existing)
+    if existing.phase == Phase.DONE.value:
+        raise Conflict(
+            f"job {job!r} has a run, {existing.run}, which is done",
+            next_step=f"--new-run begins another; `fleetctl results get {job}` fetches what this one left",
+        )
     over = existing.phase in {phase.value for phase in Phase if phase.is_end}
     state = f"ended ({existing.phase})" if over else f"has no live fleet (last phase: {existing.phase or 'requested'})"
     raise Conflict(

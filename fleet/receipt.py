@@ -31,6 +31,7 @@ class CostSoFar:
     instances: Decimal
     per_hour: Decimal
     on_demand: Decimal | None
+    saved_percent: float | None
     unpriced: int  # instances whose price nobody knows, which are not in it
 
     def says(self) -> str:
@@ -38,8 +39,8 @@ class CostSoFar:
         text = f"about ${self.dollars:.2f} so far"
         if self.per_hour:
             text += f", ${cents(self.per_hour)} an hour now"
-        if self.on_demand and self.instances < self.on_demand:
-            text += f"; {100 * (1 - self.instances / self.on_demand):.0f} % below on-demand"
+        if self.saved_percent is not None and self.saved_percent > 0:
+            text += f"; {self.saved_percent:.0f} % below on-demand"
         return text + (f"; {self.unpriced} without a known price" if self.unpriced else "")
 
     def to_document(self) -> dict[str, Any]:
@@ -49,6 +50,7 @@ class CostSoFar:
             "dollars": float(self.dollars),
             "dollars_per_hour": float(cents(self.per_hour)),
             "on_demand_dollars": None if self.on_demand is None else float(self.on_demand),
+            "saved_percent": self.saved_percent,
             "instances_without_price": self.unpriced,
         }
 
@@ -56,7 +58,7 @@ class CostSoFar:
 def cost_so_far(history: History) -> CostSoFar:
     found = bill(history)
     instances = found.lines["spot"] + found.lines["on_demand"]
-    return CostSoFar(found.total, instances, found.rate, _on_demand(found), len(found.unpriced))
+    return CostSoFar(found.total, instances, found.rate, _on_demand(found), _saved_percent(found), len(found.unpriced))
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Receipt:
     total: Decimal
     on_demand: Decimal | None
     saved: Decimal | None
+    saved_percent: float | None
     kept_month: Decimal  # dollars a month of what is still there
     steps: Steps
     interruptions: int
@@ -109,8 +112,7 @@ class Receipt:
             "lines": [{**vars(line), "dollars": float(line.dollars)} for line in self.lines],
             "on_demand_dollars": None if self.on_demand is None else float(self.on_demand),
             "saved_dollars": None if self.saved is None else float(self.saved),
-            "saved_percent": None if not self.on_demand or self.saved is None else
-            round(float(100 * self.saved / self.on_demand), 1),
+            "saved_percent": self.saved_percent,
             "kept_dollars_per_month": float(self.kept_month),
             "instances": [_instance(stay) for stay in self.bill.stays],
             "interruptions": self.interruptions,
@@ -133,6 +135,7 @@ def receipt(history: History, status: Mapping[str, Any] | None = None) -> Receip
         total=found.total,
         on_demand=on_demand,
         saved=None if on_demand is None else on_demand - paid,
+        saved_percent=_saved_percent(found),
         kept_month=cents(sum((one.month for one in (*found.volumes, *found.snapshots) if one.exists), Decimal(0))),
         steps=_steps(events, status or {}),
         interruptions=_interruptions(events),
@@ -217,6 +220,14 @@ def _on_demand(found: Bill) -> Decimal | None:
     if not found.stays or any(stay.on_demand is None for stay in found.stays):
         return None
     return cents(sum((stay.on_demand for stay in found.stays if stay.on_demand is not None), Decimal(0)))
+
+
+def _saved_percent(found: Bill) -> float | None:
+    """Of the exact sums: cents would make 100 % of the first minutes. None where nothing is compared."""
+    if not _on_demand(found):
+        return None
+    listed = sum((stay.on_demand for stay in found.stays if stay.on_demand is not None), Decimal(0))
+    return round(float(100 * (1 - (found.spot + found.on_demand) / listed)), 1)
 
 
 def _steps(events: Sequence[Event], status: Mapping[str, Any]) -> Steps:

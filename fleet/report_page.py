@@ -93,7 +93,7 @@ def _tiles(report: Report) -> str:
     cost_more = "an estimate, everything counted" if report.ended else f"{_money(rate)} an hour now"
     tiles = [("Cost", _money(receipt.total), cost_more, "")]
     if receipt.saved is not None and receipt.on_demand:
-        share = f"{100 * receipt.saved / receipt.on_demand:.0f} %"
+        share = f"{receipt.saved_percent or 0:.0f} %"
         tiles.append(("Saved against on-demand", share, f"{_money(receipt.saved)} less for the same hours",
                       "good" if receipt.saved > 0 else ""))  # fmt: skip
     else:

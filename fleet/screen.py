@@ -145,9 +145,9 @@ def cost(document: dict[str, Any]) -> str:
     text = f"about ${document['dollars']:.2f} so far"
     if document["dollars_per_hour"]:
         text += f", ${document['dollars_per_hour']:.2f} an hour now"
-    on_demand = document["on_demand_dollars"]
-    if on_demand and document["dollars"] < on_demand:
-        text += f"; {100 * (1 - document['dollars'] / on_demand):.0f} % below on-demand"
+    saved = document["saved_percent"]  # of the instances alone
+    if saved is not None and saved > 0:
+        text += f"; {saved:.0f} % below on-demand"
     missing = document["instances_without_price"]
     return text + (f"; without {_count(missing, 'instance')} of unknown price" if missing else "")
 

@@ -107,6 +107,8 @@ def test_the_cost_grows_with_the_hours_of_an_instance_that_runs() -> None:
     assert (Decimal("0.41"), Decimal("0.81")) == (first.dollars, second.dollars)  # 0.40 + 0.005 an hour
     assert Decimal("0.405") == second.per_hour
     assert "about $0.81 so far, $0.41 an hour now; 60 % below on-demand" == second.says()
+    early = cost_so_far(history(events, "8:02:00", known=known))  # $0.01 of $0.03, to the cent
+    assert second.saved_percent == early.saved_percent == receipt(history(events, "8:02:00", known=known)).saved_percent
 
 
 def one_stay(ends: list[Event], now: str = "14:00:00", **more: Any) -> Any:
