@@ -129,7 +129,8 @@ def _verdict(
         return True, "its fleet is over"
     given_up = unfinished and seen.phase != Phase.DONE.value
     if seen.results_stored or given_up:
-        return True, f"{seen.results} results are in the store" if seen.results_stored else "given up"
+        stored = "its result is in the store" if seen.results == 1 else f"{seen.results} results are in the store"
+        return True, stored if seen.results_stored else "given up"
     if _is_replaced(thing, others):
         return True, "a newer copy is there"
     return False, _why_kept(seen)

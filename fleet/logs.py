@@ -177,7 +177,7 @@ class Follower:
                 given, over = 0, False
                 try:
                     status = self._run.store.read_status() or {}
-                    over = status.get("phase") in _ENDS
+                    over = status.get("phase") in _ENDS and not self._is_replaced(status)
                     if self._live is not None:
                         self._live.look()
                     for line in self._once():
@@ -198,13 +198,19 @@ class Follower:
         yield from self._taken()
         yield from self._reader.new_lines("" if self._live is None else self._live.instance())
 
+    def _is_replaced(self, status: Mapping[str, Any]) -> bool:
+        return runs.goes_on(str(status.get("reason") or ""), self._heard_seconds(status))
+
     def _is_fresh(self, status: Mapping[str, Any]) -> bool:
         """Whether the run ended a moment ago: its instance stores its last lines after it has recorded the end."""
+        silent = self._heard_seconds(status)
+        return silent is not None and silent < FRESH_SECONDS
+
+    def _heard_seconds(self, status: Mapping[str, Any]) -> float | None:
         try:
-            heard = parse_rfc3339(str(status.get("heartbeat")))
+            return (self._clock.now() - parse_rfc3339(str(status.get("heartbeat")))).total_seconds()
         except ValueError:
-            return False
-        return (self._clock.now() - heard).total_seconds() < FRESH_SECONDS
+            return None
 
     def _taken(self) -> Iterator[Line]:
         if self._live is not None:

@@ -13,6 +13,8 @@ from spotheal.agent.store import Store
 from spotheal.fleet import engine
 
 LIVE_FLEET_STATES = engine.LIVE_STATES
+REPLACED = "replaced by fleetctl request --replace"  # how the reason of an end begins that is none
+REPLACE_SECONDS = 1200.0  # the old instance may take 15 minutes to be gone, then comes the request
 _RUN_ID = re.compile(r"[0-9A-Z]{26}")
 
 
@@ -30,6 +32,12 @@ def check_job_name(name: str) -> str:
     if not JOB_NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no name of a job: 1 to 40 of a-z, 0-9 and -")
     return name
+
+
+def goes_on(reason: str, heartbeat_age_seconds: float | None) -> bool:
+    """Whether a run that has ended was ended by `request --replace` so lately that its new fleet is still to come."""
+    fresh = heartbeat_age_seconds is not None and heartbeat_age_seconds < REPLACE_SECONDS
+    return fresh and reason.startswith(REPLACED)
 
 
 def run_ids(s3: Any, root: StoreUrl, job: str) -> list[str]:

@@ -31,7 +31,7 @@ def wait(
             phase = document["phase"]
             if phase == Phase.DONE.value:
                 return document
-            if phase in _ENDS:
+            if phase in _ENDS and not runs.goes_on(document["reason"] or "", document["heartbeat_age_seconds"]):
                 why = document["reason"] or "no reason given"
                 raise JobFailed(f"the run ended: {phase}: {why}", next_step=f"`fleetctl logs {run.job}`; {_RESUME}")
         if now - fleet_at >= FLEET_SECONDS:

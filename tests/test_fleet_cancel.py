@@ -13,12 +13,12 @@ from agent_world import AgentWorld
 from fleet_desk import Desk, desk, moto_clients, wheels
 
 from spotheal.agent import status
-from spotheal.agent.clock import Stop
+from spotheal.agent.clock import Stop, rfc3339
 from spotheal.agent.ec2 import Ec2
 from spotheal.agent.errors import ExitCode, WaitTimedOut
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet import stopping
-from spotheal.fleet.runs import Run
+from spotheal.fleet.runs import REPLACED, Run
 
 __all__ = ["desk", "moto_clients", "wheels"]
 COUNTING = """
@@ -161,10 +161,26 @@ def test_cancel_save_where_nothing_trains_cancels_at_once(desk: Desk) -> None:
     assert None is desk.store(done["run"]).get_json(LAYOUT.stop(1))
 
 
+@pytest.mark.parametrize(("comes", "code"), [(True, ExitCode.OK), (False, ExitCode.JOB_FAILED)])
+def test_whoever_follows_a_run_follows_it_across_its_replacement(
+    desk: Desk, training: Any, comes: bool, code: ExitCode
+) -> None:
+    _, agent = training
+    agent._write("cancelled", 120, f"{REPLACED} at 2026-11-21T17:47:08Z; the trainer exited with 75")
+    heartbeat = rfc3339(desk.account.clock.now())
+    agent.store.write_status({**agent.store.read_status(), "heartbeat": heartbeat})
+    agent.heed = (lambda: agent._write("done", 400)) if comes else lambda: None
+    assert code == desk.run("status", "--watch").exit_code
+
+
 def test_cancel_says_what_remains_and_what_removes_it(desk: Desk) -> None:
     done = desk.request()
     said = desk.run("cancel", "--yes").stderr
     assert done["volume_id"] in said and "fleetctl clean cifar" in said and "s3://" in said
+    assert "--resume" in said
+    desk.store(done["run"]).write_status({"phase": "done"})
+    said = desk.run("cancel", "--yes").stderr
+    assert done["volume_id"] in said and "--resume" not in said  # a run that is done is not resumed
 
 
 def test_replace_requests_the_same_run_anew_only_when_its_instances_are_gone(desk: Desk, training: Any) -> None:

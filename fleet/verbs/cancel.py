@@ -34,6 +34,7 @@ def cancel(
     """
     from spotheal.agent.clock import SystemClock
     from spotheal.agent.errors import Conflict
+    from spotheal.agent.names import Phase
     from spotheal.fleet import cancel as cancelling
     from spotheal.fleet import show, stopping
     from spotheal.fleet.target import find
@@ -42,6 +43,7 @@ def cancel(
     seconds_max = seconds_of("--timeout", timeout) or stopping.SAVE_SECONDS
     session, found = find(open_session(region, profile), job, job_file, run)
     plan = cancelling.make_plan(session, found)
+    done = (found.store.read_status() or {}).get("phase") == Phase.DONE.value
     say(show.cancel_text(plan))
     if plan.pending:
         raise Conflict(
@@ -64,10 +66,11 @@ def cancel(
     if ended and ended.asked and ended.saved_step is not None:
         said += f"; step {ended.saved_step} is saved"
     print(show.as_json(document) if as_json else said)
-    remains(found.job, [one.id for one in plan.kept], str(found.store.url))
+    remains(found.job, [one.id for one in plan.kept], str(found.store.url), done)
 
 
-def remains(job: str, kept: list[str], store: str) -> None:
+def remains(job: str, kept: list[str], store: str, done: bool) -> None:
     if kept:
-        say(f"{', '.join(kept)} stays and costs; `fleetctl request --resume` goes on with it")
+        resume = "" if done else "; `fleetctl request --resume` goes on with it"
+        say(f"{', '.join(kept)} stays and costs{resume}")
     say(f"{store} stays: status, logs, results. `fleetctl clean {job}` shows what all that costs, and removes it")

@@ -86,13 +86,15 @@ def request(
         ready = gather.make_plan(session, wanted, way, root_url, wheelhouse.build(), clock, offline=offline)
         if dry_run:
             print(show.as_json(show.plan_document(ready.plan, sent=False)), flush=True)
+            if replaces and isinstance(way, plan.Resume):
+                say(_first(way))
             say(f"{show.plan_text(ready.plan)}\n\nnothing was sent")  # after the JSON: on a terminal it stays in sight
             return
         if render is not None:
             _render(ready.plan, render)
             return
         if replaces and isinstance(way, plan.Resume):
-            say(f"first: {way.existing.fleet} saves a checkpoint and ends; then its run goes on as follows\n")
+            say(_first(way))
         say(show.plan_text(ready.plan))
         ask("Go ahead?", yes)
         if replaces:
@@ -107,13 +109,17 @@ def request(
         _wait(session, run, seconds_max)
 
 
+def _first(way: Resume) -> str:
+    return f"first: {way.existing.fleet} saves a checkpoint and ends; then its run goes on as follows\n"
+
+
 def _end_first(session: Session, root: StoreUrl, job: str, run: str) -> Resume:
     """The run at work saves and ends, and no instance of it is left; Conflict where it has come to its own end."""
     from spotheal.agent.clock import SystemClock
     from spotheal.fleet import gather, plan, runs, stopping
 
     clock, found = SystemClock(), runs.open_run(session.client("s3"), root, job, run)
-    ended = stopping.save_and_end(session, found, "replaced by fleetctl request --replace", clock, say)
+    ended = stopping.save_and_end(session, found, runs.REPLACED, clock, say)
     if ended.asked and ended.saved_step is not None:
         say(f"step {ended.saved_step} is saved")
     stopping.await_gone(session, found, clock, say)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,7 +54,7 @@ def ls(
     rows = [(size_of(one.size), one.modified.strftime("%Y-%m-%d %H:%M"), one.name) for one in listed]
     print(table(("SIZE", "STORED (UTC)", "NAME"), rows))
     size = size_of(sum(one.size for one in listed))
-    say(f"{len(listed)} files, {size}; `fleetctl results get {found.job}` fetches them")
+    say(f"{_files(listed)}, {size}; `fleetctl results get {found.job}` fetches them")
 
 
 @app.command("get", epilog=f"Example: {EXAMPLE}")
@@ -105,10 +106,14 @@ def get(
     else:
         by_size = sum(1 for one in fetched if one.checked == "size")
         size = size_of(sum(one.size for one in fetched))
-        print(f"{folder}: {len(fetched)} files, {size}, checked" + (f" ({by_size} by size alone)" if by_size else ""))
+        print(f"{folder}: {_files(fetched)}, {size}, checked" + (f" ({by_size} by size alone)" if by_size else ""))
     if failed:
         kind = type(failed[0][1])
         raise kind(f"{len(failed)} of {len(listed)} results were not fetched", next_step="the same command again")
+
+
+def _files(found: Sequence[object]) -> str:
+    return f"{len(found)} file" + ("s" if len(found) != 1 else "")
 
 
 def _nothing(run: Run) -> str:

@@ -58,6 +58,7 @@ def status(
 
 def show_status(session: Session, run: Run, as_json: bool) -> None:
     from spotheal.agent.clock import SystemClock
+    from spotheal.agent.names import Phase
     from spotheal.fleet import status as state
 
     now = SystemClock().now()
@@ -72,6 +73,11 @@ def show_status(session: Session, run: Run, as_json: bool) -> None:
         print(screen.render(document, now, width=width_of(), colour=colours(), ascii=says_ascii()))
     for note in document["notes"]:
         say(f"note: {note}")
+    if document["ended"]:
+        on = f"fleetctl results get {run.job}, fleetctl clean {run.job}"
+        if document["phase"] != Phase.DONE.value:
+            on = f"fleetctl logs {run.job}; `fleetctl request --resume` goes on from the last checkpoint"
+        say(f"next: {on}")
 
 
 def follow(session: Session, run: Run, seconds_max: float | None) -> dict[str, Any]:
