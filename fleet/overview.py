@@ -48,7 +48,9 @@ def gather(session: Session, root: StoreUrl) -> Overview:
     shown = [*first, *(name for name in names if name not in living)][:max(JOBS_SHOWN, len(first))]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda name: _look(s3, root, name, living.get(name, ())), shown))
-    return Overview(root, tuple(found), len(names) - len(shown))
+    # a job whose store was cleaned leaves the marks of its requests, and is none
+    seen = tuple(one for one in found if one.run or one.instances or one.phase == "unknown")
+    return Overview(root, seen, len(names) - len(shown))
 
 
 def job_names(s3: Any, root: StoreUrl) -> list[str]:

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from spotheal.agent.aws import translated
-from spotheal.agent.errors import Conflict, NotFound, Retryable, SpothealError
+from spotheal.agent.errors import ConfigError, Conflict, NotFound, Retryable, SpothealError
 from spotheal.agent.names import LAYOUT
 from spotheal.fleet import runs
 
@@ -104,7 +104,10 @@ def fetch(
     run: runs.Run, found: Iterable[Result], folder: Path, step: Step
 ) -> Iterator[tuple[Result, Fetched | SpothealError]]:
     """Each with what came of it, as they end; one that fails keeps no other."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}", next_step="--to DIR") from None
     found = tuple(found)
     total, done, lock = sum(one.size for one in found), [0], threading.Lock()
 

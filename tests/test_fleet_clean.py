@@ -14,6 +14,7 @@ from spotheal.agent.history import Disk
 from spotheal.agent.names import LAYOUT, StoreUrl, new_run_id
 from spotheal.agent.store import Store
 from spotheal.fleet.clean import CleanPlan, RunSeen, Thing, began_at, decide
+from spotheal.fleet.verbs import clean as verb
 
 __all__ = ["desk", "moto_clients", "wheels"]
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=timezone.utc)
@@ -179,6 +180,17 @@ def test_clean_of_one_job_leaves_the_others_and_its_store_unless_asked(account: 
     account.good("clean", "cifar", "--store", "--yes", "--region", "us-west-2")
     assert [] == one.store.keys()
     assert two.store.keys() and account.account.rules.volume(two.volume) is not None
+
+
+def test_launch_templates_are_counted_where_the_rest_is_named() -> None:
+    said = verb._text(planned((*ALL, thing("launch template", "t2")), DONE), [])
+    assert "vol-1" in said and "2 of them" in said and "t2" not in said
+
+
+def test_a_job_whose_store_was_cleaned_is_none(account: Desk) -> None:
+    Left(account, "cifar", "done")
+    account.s3.put_object(Bucket=BUCKET, Key="gone/requests/after-nothing.json", Body=b"{}")
+    assert ["cifar"] == [one["job"] for one in account.good("status", "--all", "--region", "us-west-2")["jobs"]]
 
 
 def test_store_without_a_job_is_refused(account: Desk) -> None:

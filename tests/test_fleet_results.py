@@ -13,7 +13,7 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 from moto import mock_aws
 
-from spotheal.agent.errors import NotFound, Retryable, SpothealError
+from spotheal.agent.errors import ConfigError, NotFound, Retryable, SpothealError
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.store import Store
 from spotheal.fleet import results
@@ -193,6 +193,13 @@ def test_a_name_that_is_a_file_here_and_a_folder_there_is_said(run: Run, tmp_pat
     (tmp_path / "a").write_text("a file")
     (came,) = fetched(run, tmp_path).values()
     assert isinstance(came, SpothealError) and "a/b" in came.message
+
+
+def test_a_folder_that_cannot_be_made_is_the_users_to_change(run: Run, tmp_path: Path) -> None:
+    put(run, "a.pt", b"a")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be made"):
+        fetched(run, tmp_path / "file")
 
 
 def test_only_what_a_pattern_names_is_chosen(run: Run) -> None:

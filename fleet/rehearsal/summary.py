@@ -200,7 +200,10 @@ def _weight_faults(story: Story, exact: bool | None) -> Iterator[str]:
     if story.reference_fault:
         yield f"the uninterrupted run failed, so nothing can be compared: {story.reference_fault}"
     elif exact is None:
-        yield "no weights were found to compare: the trainer leaves none in its results or checkpoints"
+        yield (
+            "no weights were found to compare: the trainer leaves none (.pt, .safetensors, .npz …) in its results or"
+            " checkpoints; --no-reference leaves the comparison out"
+        )
     elif not exact:
         yield (
             "the final weights differ from those of a run that was never interrupted (is the trainer deterministic,"

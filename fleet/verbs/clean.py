@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from spotheal.fleet.clean import CleanPlan, Thing, Verdict
 
 EXAMPLE = "fleetctl clean resnet50"
+_TEMPLATE = "launch template"
 
 
 @verb
@@ -69,7 +72,8 @@ def clean(
         freed = sum(float(thing.month) for thing in gone)
         remains = f"${float(plan.kept_month):.2f} a month remains"
         print(f"deleted {len(gone) + len(extra)}: ${freed:.2f} a month less; {remains}")
-        say(f"{root} stays: results and logs" + ("" if store else "; `fleetctl clean JOB --store` deletes a job's"))
+        say(f"{root} stays" + (", with what other jobs have there" if store else
+                               ": results and logs; `fleetctl clean JOB --store` deletes a job's"))  # fmt: skip
     if failed:
         kind = type(failed[0][1])
         raise kind(f"{len(failed)} of {len(plan.deletes)} could not be deleted", next_step="the same command again")
@@ -80,12 +84,12 @@ def _text(plan: CleanPlan, extra: list[str]) -> str:
 
     parts = []
     if plan.deletes:
-        rows = [_cells(one) for one in plan.verdicts if one.deletes]
+        rows = _rows([one for one in plan.verdicts if one.deletes])
         parts.append("to delete:\n" + table(("KIND", "ID", "JOB", "SIZE", "$/MONTH", "WHY"), rows))
     if extra:
         parts.append("to delete:\n" + "\n".join(f"  {line}" for line in extra))
     if plan.keeps:
-        rows = [_cells(one) for one in plan.keeps]
+        rows = _rows(plan.keeps)
         parts.append("remains:\n" + table(("KIND", "ID", "JOB", "SIZE", "$/MONTH", "WHY"), rows))
     if not plan.deletes and not extra:
         parts.append("nothing to delete")
@@ -94,6 +98,14 @@ def _text(plan: CleanPlan, extra: list[str]) -> str:
         most = " at most (a snapshot costs what it holds)" if at_most else ""
         parts.append(f"saves ${float(plan.month):.2f} a month{most}; ${float(plan.kept_month):.2f} a month remains")
     return "\n\n".join(parts)
+
+
+def _rows(found: Sequence[Verdict]) -> list[tuple[str | None, ...]]:
+    """One for each thing; launch templates, a dozen a run and free, are counted by job and reason."""
+    templates = Counter((one.thing.owner[0], one.why) for one in found if one.thing.kind == _TEMPLATE)
+    rows = [_cells(one) for one in found if one.thing.kind != _TEMPLATE]
+    rows += [(_TEMPLATE, f"{count} of them", job, None, None, why) for (job, why), count in templates.items()]
+    return rows
 
 
 def _cells(one: Verdict) -> tuple[str | None, ...]:
