@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from spotheal.agent.errors import ConfigError
 
@@ -65,10 +66,19 @@ def seconds_of(option: str, text: str) -> float | None:
         raise ConfigError(f"{option} {text!r} {fault}", next_step="write 90s, 20m, 3h or 2d") from None
 
 
+class _Group(TyperGroup):
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Each verb's whole first sentence: the default cuts it at the line's end."""
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, made.get_short_help_str(200)) for name, made in commands if made is not None])
+
+
 def group(name: str, says: str, example: str) -> typer.Typer:
     """A verb that has verbs of its own, with the root's settings."""
     return typer.Typer(
         name=name,
+        cls=_Group,
         help=says,
         epilog=f"Example: {example}",
         no_args_is_help=True,

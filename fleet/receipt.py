@@ -138,7 +138,7 @@ def receipt(history: History, status: Mapping[str, Any] | None = None) -> Receip
         saved_percent=_saved_percent(found),
         kept_month=cents(sum((one.month for one in (*found.volumes, *found.snapshots) if one.exists), Decimal(0))),
         steps=_steps(events, status or {}),
-        interruptions=_interruptions(events),
+        interruptions=interruptions(events),
         moves=sum(1 for event in events if event["event"] == "volume" and event.get("moved_from")),
         free_seconds=sum(stay.seconds for stay in found.stays if stay.free),
         notes=tuple(_notes(found)),
@@ -245,8 +245,8 @@ def _steps(events: Sequence[Event], status: Mapping[str, Any]) -> Steps:
     return Steps(done, steps_redone(events), lost, _whole((progress or {}).get("steps_total")))
 
 
-def _interruptions(events: Sequence[Event]) -> int:
-    """Notices, less those that were withdrawn."""
+def interruptions(events: Sequence[Event]) -> int:
+    """Notices of AWS's, less those that were withdrawn; a shutdown from elsewhere is none."""
     noticed: list[str] = []
     for event in events:
         name = str(event.get("instance"))

@@ -121,7 +121,7 @@ def summarise(seen: Seen, now: datetime) -> dict[str, Any]:
         "cost": receipt.cost_so_far(receipt.history_of(seen, now)).to_document() if events else None,
         "notice": status.get("notice"),
         "term": status.get("term"),
-        "interruptions": sum(1 for event in events if event["event"] == "notice"),
+        "interruptions": receipt.interruptions(events),
         "zone_moves": sum(1 for event in events if event["event"] == "volume" and event.get("moved_from")),
         "launches": [_launch(one, seen, now) for one in _launches(seen)],
         "volumes": None if seen.volumes is None else [_volume(one) for one in seen.volumes],
@@ -167,7 +167,9 @@ def _launch(launch: dict[str, Any], seen: Seen, now: datetime) -> dict[str, Any]
     last = max((moment for e in events if (moment := _moment(e.get("time")))), default=None)
     stopped = now if alive else last
     reason = launch.get("reason") or (ends[-1].get("reason") if ends else None)
-    if notice is not None and outcome == "interrupted":
+    if notice is not None and outcome == "interrupted" and notice.get("action") == "shutdown":
+        outcome, reason = "ended", "shut down: by a cancel, or by hand"
+    elif notice is not None and outcome == "interrupted":
         reason = f"notice: {notice.get('action')}"
     elif outcome == "lost":
         taken = next((one.state_reason for one in seen.instances or () if one.id == instance), "")

@@ -82,6 +82,16 @@ def test_interruptions_and_moves_are_counted_from_the_ledger() -> None:
     assert document["launches"][0]["saved_step"] == 90
 
 
+def test_a_shutdown_of_our_own_is_no_interruption() -> None:
+    events = (
+        {"event": "notice", "instance": "i-0a", "action": "shutdown"},
+        {"event": "trainer-ended", "instance": "i-0a", "kind": "interrupted"},
+    )
+    document = summarise(seen(events=events), NOW)
+    assert 0 == document["interruptions"]
+    assert "ended" == document["launches"][0]["outcome"]
+
+
 def test_a_store_that_holds_almost_nothing_still_gives_a_screen() -> None:
     bare = seen(status={}, fleet={}, launches=(), fleet_state="", volumes=None, instances=None)
     document = summarise(bare, NOW)
