@@ -34,6 +34,8 @@ EXAMPLES: dict[tuple[str, str], tuple[Any, list[Any]]] = {
     ("job", "submodules"): (True, [1, "true", None]),
     ("job", "set_aside_broken"): (True, [0, "false"]),
     ("job", "keep_on_failure"): ("20m", ["20", 20, "m", "20 minutes", "-1m", "1.5h"]),
+    ("job", "gpus"): (1, [-1, "all", 1.5, True]),
+    ("job", "gpu_memory_gib"): (24, [-1, "24"]),
     ("job", "nproc_per_node"): (4, [0, -1, 65, "all", True, 1.5]),
     ("job", "nodes"): ("2:4", [2, "2-4", ":", "two"]),
     ("volume", "name"): ("my data", [1, "a\nb"]),
@@ -47,6 +49,8 @@ EXAMPLES: dict[tuple[str, str], tuple[Any, list[Any]]] = {
     ("volume", "delete_superseded"): (False, ["no", 0]),
     ("fleet", "engine"): ("ec2-fleet", ["auto", 1]),
     ("fleet", "harden"): (False, ["no"]),
+    ("fleet", "ssh_from"): ("203.0.113.7/32", ["anywhere", "203.0.113.7/", 1]),
+    ("fleet", "public_key"): ("~/.ssh/id_ed25519.pub", [1, "a\nb"]),
     ("fleet", "on_demand_after"): ("30m", ["later"]),
     ("limits", "failures"): (5, [0, 101, 1.5]),
     ("limits", "hours"): (1.5, [-1, "1", True, float("nan"), float("inf")]),
@@ -238,6 +242,8 @@ def test_the_instance_reads_what_request_wrote() -> None:
         if key.ready:
             document.setdefault(key.table, {})
             document[key.table] = {**document[key.table], key.name: EXAMPLES[key.table, key.name][0]}
+    # Two keys go only with values of others that the examples do not have.
+    document["job"]["repository"], document["cage"]["mode"] = "https://example.org/r.git", "on"
     assert on_instance(document).job.to_document()["volume"]["type"] == "io2"
 
 

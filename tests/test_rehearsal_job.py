@@ -43,7 +43,7 @@ def test_the_example_is_two_files_and_a_repository_with_a_commit(tmp_path: Path)
     found = job.example(tmp_path / "job")
     assert found.notes == ()
     assert found.fleet.zones == ("us-west-2a", "us-west-2b")
-    assert (found.job.job.python, found.job.cage.mode) == (sys.executable, "off")
+    assert (found.job.job.python, found.job.cage.mode) == (sys.executable, "on")
     assert (Path(found.job.job.repository) / ".git").is_dir()
 
 

@@ -171,7 +171,8 @@ class InMemoryS3:
                     prefixes.append(common)
                 else:
                     size = len(found.body)
-                    contents.append({"Key": key, "Size": size, "ETag": found.etag, "LastModified": found.modified})
+                    contents.append({"Key": key, "Size": size, "ETag": found.etag,
+                                     "LastModified": found.modified.replace(microsecond=0)})  # fmt: skip
             answer: dict[str, Any] = {
                 "IsTruncated": truncated,
                 "KeyCount": len(contents) + len(prefixes),

@@ -9,6 +9,7 @@ import boto3
 import pytest
 from botocore.config import Config
 from crashes import tell_in
+from moto.s3 import models as s3_models
 from simulated_life import LifeRegion, Machine
 
 from spotheal.fleet.rehearsal.api import Endpoint
@@ -17,9 +18,11 @@ from spotheal.fleet.rehearsal.rulebook import Faults, Rulebook
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[Endpoint]:
+    """Its store dates objects by the simulated time: what was written last is read first."""
     from spotheal.agent.clock import SystemClock
 
-    with Endpoint(Rulebook(SystemClock())) as served:
+    with Endpoint(Rulebook(SystemClock())) as served, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(s3_models, "utcnow", lambda: served.rulebook.world.now().replace(tzinfo=None))
         yield served
 
 
