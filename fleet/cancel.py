@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.ec2 import Instance, Volume
 from spotheal.agent.errors import Conflict, Retryable
-from spotheal.agent.names import TAG_JOB, TAG_RUN
+from spotheal.agent.names import TAG_JOB, TAG_RUN, Phase
 from spotheal.fleet import engine, runs
 from spotheal.fleet.session import Session
 
@@ -59,8 +59,10 @@ def carry_out(session: Session, run: runs.Run, plan: CancelPlan, clock: Clock) -
             session.ec2.terminate(instance.id)
     status = run.store.read_status() or {}
     if status:
-        # Not over a recorded end. The agent may still write while its instance goes down: that is the better truth.
-        run.store.publish_status({**status, "reason": f"cancelled by fleetctl at {rfc3339(clock.now())}"})
+        # An end, which the agent does not write over while its instance goes down (it saves and hands over all the
+        # same), and which does not go over one that is recorded. `request --resume` takes it back.
+        reason = f"cancelled by fleetctl at {rfc3339(clock.now())}"
+        run.store.publish_status({**status, "phase": Phase.CANCELLED.value, "reason": reason})
 
 
 def _check_owner(fleet: engine.Fleet, run: runs.Run) -> None:
