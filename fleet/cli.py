@@ -56,10 +56,16 @@ OPTIONS = (
 def main() -> None:
     """The console script `fleetctl`."""
     if "_FLEETCTL_COMPLETE" not in os.environ and sys.argv[1:] in ([], ["--help"], ["-h"]):
-        print(help_text())
+        try:
+            print(help_text(), flush=True)
+        except OSError as error:  # `fleetctl | head -1`, a full disk
+            os._exit(0 if isinstance(error, BrokenPipeError) else 1)  # else its end writes once more, and says so
         return
-    from spotheal.fleet.program import run
-
+    try:
+        from spotheal.fleet.program import run
+    except KeyboardInterrupt:  # while typer is imported; behind it `run` sees to it
+        print("fleetctl: interrupted", file=sys.stderr)
+        sys.exit(130)
     run()
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import operator
 import os
 import threading
 import time
@@ -108,6 +109,7 @@ class Store:
         self._held_seconds = self._worked_seconds = 0.0
         self._copy: Copy | None = None
         self._pending: Future[Outcome] | None = None
+        self._beginning = threading.Lock()  # two saves at once would share the buffer
 
     # ----------------------------------------------------------------------------------------------------------- save
     @property
@@ -155,8 +157,18 @@ class Store:
         `best` and `milestone` write the same state into those series as well. `info` is JSON, readable with the header
         alone. Raises UnsavableState; a fault of the disk comes with the outcome (`flush`, `on_end`, `last`).
         """
-        if self.busy:
+        if operator.index(step) < 0:
+            raise ValueError(f"step {step}: a step is 0 or more")
+        if not self._beginning.acquire(blocking=False):
             return False
+        try:
+            return not self.busy and self._begin(operator.index(step), tree, info, later, best, milestone)
+        finally:
+            self._beginning.release()
+
+    def _begin(
+        self, step: int, tree: Any, info: Any, later: Iterable[torch.Tensor], best: bool, milestone: bool
+    ) -> bool:
         began = time.monotonic()
         tensors, text = self._apart(tree)
         info_json = to_json(info)
@@ -175,9 +187,10 @@ class Store:
 
     def wait_copied(self) -> None:
         """Return when the tensors given to the last `save` may be changed again: call it before `optimizer.step`."""
-        if self._copy is not None:
+        copy = self._copy
+        if copy is not None:
             began = time.monotonic()
-            self._copy.wait()
+            copy.wait()
             self._held_seconds += time.monotonic() - began
             self._copy = None
 
@@ -187,15 +200,21 @@ class Store:
 
     def flush(self) -> Outcome | None:
         """Wait for the pending save and return the outcome of the last one; None where there was none."""
-        if self._pending is not None:
-            self.last = self._pending.result()
-            self._pending = None
+        pending = self._pending
+        if pending is not None:
+            try:
+                self.last = pending.result()
+            finally:
+                with self._beginning:  # never forget one that another thread has begun since
+                    if self._pending is pending:
+                        self._pending = None
         return self.last
 
     def save_now(self, step: int, tree: Any, **options: Any) -> Outcome:
         """Save and wait until it is durable. SaveFailed where it is not."""
         self.flush()
-        self.save(step, tree, **options)
+        while not self.save(step, tree, **options):  # another thread's save
+            self.flush()
         outcome = self.flush()
         assert outcome is not None
         if outcome.fault is not None:
@@ -227,6 +246,13 @@ class Store:
             fault = SaveFailed(
                 f"step {step} could not be saved in {self.folder}: {error.strerror or error}",
                 next_step="the checkpoints before it are intact; see `df -h`, `dmesg` and the folder's permissions",
+            )
+        except (ValueError, RecursionError) as error:  # of the state's text, which is made here
+            if copying is not None:
+                copying.exception()
+            fault = SaveFailed(
+                f"step {step} could not be saved: its state cannot be written as JSON: {error}",
+                next_step="the checkpoints before it are intact; no int of thousands of digits, no nesting of hundreds",
             )
         self._worked_seconds = max(0.0, self._processor_seconds() - worked)
         outcome = Outcome(step, time.monotonic() - began, size, paths[0] if paths else None, fault)

@@ -41,7 +41,10 @@ class UnsavableState(SpothealError, TypeError):
 def pack(tree: Any) -> tuple[dict[str, torch.Tensor], Any]:
     """The tensors of `tree` by name, and the rest as values for JSON. UnsavableState names what cannot be saved."""
     tensors: dict[str, torch.Tensor] = {}
-    return tensors, _pack(tree, "", tensors)
+    try:
+        return tensors, _pack(tree, "", tensors)
+    except RecursionError:
+        raise UnsavableState("the state is nested too deeply to be saved, or holds itself") from None
 
 
 def unpack(values: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -65,6 +68,8 @@ def unpack(values: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return tuple(unpack(item, tensors) for item in value)
     if key == "$set":
         return {unpack(item, tensors) for item in value}
+    if key == "$frozenset":  # a set could be no item of a set, and no key
+        return frozenset(unpack(item, tensors) for item in value)
     if key == "$dict":
         return {unpack(name, tensors): unpack(item, tensors) for name, item in value}
     raise ValueError(f"{key!r} is no mark of ours")
@@ -102,7 +107,8 @@ def _pack(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, tuple):
         return {"$tuple": [_pack(item, f"{place}/{index}", tensors) for index, item in enumerate(value)]}
     if isinstance(value, (set, frozenset)):
-        return {"$set": [_pack(item, place, tensors) for item in sorted(value, key=repr)]}
+        mark = "$frozenset" if isinstance(value, frozenset) else "$set"
+        return {mark: [_pack(item, place, tensors) for item in sorted(value, key=repr)]}
     if isinstance(value, Mapping):
         if all(type(key) is str and key[:1] != "$" for key in value):
             begin = f"{place}/" if place else ""
@@ -113,7 +119,10 @@ def _pack(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
             ]
         }
     if type(value).__module__ == "numpy":
-        array = torch.from_numpy(value.copy()) if getattr(value, "shape", ()) else value.item()
+        try:
+            array = torch.from_numpy(value.copy()) if getattr(value, "shape", ()) else value.item()
+        except (TypeError, ValueError, AttributeError):  # objects, texts, foreign byte order; numpy's other classes
+            raise UnsavableState(f"{place or 'the state'} is a numpy {_kind(value)}: not savable") from None
         if isinstance(array, torch.Tensor):
             place = _unused(place, tensors)
             tensors[place] = array
@@ -123,6 +132,10 @@ def _pack(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
         f"{place or 'the state'} is a {type(value).__name__}, which cannot be saved without executing code at the load",
         next_step="give its numbers as int, float, str, list, dict or tensor in state_dict()",
     )
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__name__} of {value.dtype}" if hasattr(value, "dtype") else type(value).__name__
 
 
 def _unused(place: str, tensors: Mapping[str, torch.Tensor]) -> str:

@@ -1,0 +1,32 @@
+"""How the program ends where its surroundings end first: a reader that has gone, Ctrl-C while it is still loading."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def test_the_help_says_nothing_of_a_reader_that_has_gone() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(
+        [sys.executable, "-c", "from spotheal.fleet.cli import main; import sys; sys.argv = ['fleetctl']; main()"],
+        stdout=writes, stderr=subprocess.PIPE, text=True, timeout=60,
+    )  # fmt: skip
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_ctrl_c_while_the_program_loads_is_no_traceback() -> None:
+    loading = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "sys.argv = ['fleetctl', 'status']\n"
+        "from spotheal.fleet.cli import main; main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", loading], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "fleetctl: interrupted\n")
