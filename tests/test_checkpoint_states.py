@@ -98,3 +98,23 @@ def test_threads_that_save_at_once_neither_hang_nor_mix_their_states(tmp_path: P
     loaded = Store(tmp_path).load()
     assert loaded is not None and bool((loaded.tree["w"] == loaded.step).all())
     assert not list(tmp_path.glob("broken-*"))
+
+
+def test_two_writers_of_one_folder_never_acknowledge_each_others_file(tmp_path: Path) -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def in_the_middle() -> None:
+        inside.set()
+        assert leave.wait(60)
+
+    one, other = Store(tmp_path, before_commit=in_the_middle), Store(tmp_path)
+    one.save(1, {"x": 1})
+    assert inside.wait(60)
+    with pytest.raises(SaveFailed, match="another process"):
+        other.save_now(2, {"x": 2})
+    leave.set()
+    outcome = one.flush()
+    assert outcome is not None and outcome.path is not None
+    assert other.save_now(3, {"x": 3}).path is not None
+    one.close()
+    other.close()

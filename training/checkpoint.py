@@ -33,7 +33,7 @@ from spotheal.training.files import Files
 from spotheal.training.format import BrokenCheckpoint, Header
 from spotheal.training.image import Image
 from spotheal.training.skeleton import Skeleton
-from spotheal.training.slots import Payload, Series, read, read_header, set_aside
+from spotheal.training.slots import Payload, Series, alone_in, read, read_header, set_aside
 from spotheal.training.state import pack, to_json, unpack
 
 CHUNK_BYTES = 16 << 20
@@ -236,10 +236,11 @@ class Store:
         paths: list[Path] = []
         fault = None
         try:
-            for one in series:
-                if self._before_commit is not None and not paths:
-                    self._before_commit()
-                paths.append(one.write(self._files, payload, copy.checksum, self._threads))
+            with alone_in(self.folder):
+                for one in series:
+                    if self._before_commit is not None and not paths:
+                        self._before_commit()
+                    paths.append(one.write(self._files, payload, copy.checksum, self._threads))
         except OSError as error:
             if copying is not None:
                 copying.exception()

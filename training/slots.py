@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -193,6 +194,30 @@ def _write_chunk(files: Files, fd: int, out: int, data: memoryview, at: int) -> 
             raise
     files.write(fd, data, at)
     return fd
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """While one writer is inside, another (a trainer started twice, one left over) gets OSError EBUSY.
+
+    They would rename one `.tmp` between them, and acknowledge what the other is still writing. Filesystems without
+    locks are taken as they are. Unlocked before it is closed: a worker forked meanwhile has the descriptor too.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError(errno.EBUSY, "another process saves into this folder at this moment") from None
+        except OSError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        os.close(fd)
 
 
 def read_header(path: Path) -> Header:
