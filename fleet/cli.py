@@ -61,6 +61,10 @@ def main() -> None:
         except OSError as error:  # `fleetctl | head -1`, a full disk
             os._exit(0 if isinstance(error, BrokenPipeError) else 1)  # else its end writes once more, and says so
         return
+    if sys.stdout is None:  # `fleetctl … >&-`: nowhere to print is no reason to fail
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         from spotheal.fleet.program import run
     except KeyboardInterrupt:  # while typer is imported; behind it `run` sees to it

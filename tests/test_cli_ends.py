@@ -30,3 +30,13 @@ def test_a_ctrl_c_while_the_program_loads_is_no_traceback() -> None:
     )
     done = subprocess.run([sys.executable, "-c", loading], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "fleetctl: interrupted\n")
+
+
+def test_a_closed_standard_output_is_no_error() -> None:
+    program = "import sys; sys.argv = ['fleetctl', *sys.argv[1:]]; from spotheal.fleet.cli import main; main()"
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -c "$1" iam show operator >&-', sys.executable, program],
+        stderr=subprocess.PIPE, text=True, timeout=60,
+        env={**os.environ, "AWS_REGION": "us-west-2", "AWS_EC2_METADATA_DISABLED": "true"},
+    )  # fmt: skip
+    assert done.returncode == 0 and "unexpected" not in done.stderr
