@@ -65,6 +65,28 @@ def carry_out(session: Session, run: runs.Run, plan: CancelPlan, clock: Clock) -
         run.store.publish_status({**status, "phase": Phase.CANCELLED.value, "reason": reason})
 
 
+@dataclass(frozen=True)
+class Strays:
+    """What of a job is live though the store has no run of it (its bucket was deleted): it goes on costing."""
+
+    fleets: tuple[str, ...]
+    instances: tuple[str, ...]
+
+
+def find_strays(session: Session, job: str) -> Strays:
+    fleets = tuple(fleet.id for fleet in engine.live_of_job(session.client("ec2"), job))
+    instances = [one.id for one in session.ec2.instances_tagged(TAG_JOB, job) if one.state not in _GONE]
+    return Strays(fleets, tuple(instances))
+
+
+def end_strays(session: Session, strays: Strays) -> None:
+    """The fleets first, so that they replace nothing; instances that no fleet ends, too."""
+    for fleet in strays.fleets:
+        session.ec2.cancel_fleet(fleet)
+    for instance in strays.instances:
+        session.ec2.terminate(instance)
+
+
 def _check_owner(fleet: engine.Fleet, run: runs.Run) -> None:
     for tag, ours in ((TAG_RUN, run.id), (TAG_JOB, run.job)):
         if fleet.tags.get(tag, ours) != ours:

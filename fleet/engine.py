@@ -12,6 +12,7 @@ from typing import Any
 
 from spotheal.agent.aws import translated
 from spotheal.agent.errors import NotFound
+from spotheal.agent.names import TAG_JOB
 
 LIVE_STATES = ("submitted", "active", "modifying")
 _EC2_FLEET_STATES = {
@@ -99,6 +100,17 @@ def history(ec2: Any, fleet: str, since: datetime) -> tuple[FleetEvent, ...]:
             if not answer.get("NextToken"):
                 return tuple(sorted(events, key=lambda event: event.time))
             more = {"NextToken": answer["NextToken"]}
+
+
+def live_of_job(ec2: Any, job: str) -> tuple[Fleet, ...]:
+    """The job's live fleets by their tags: AWS has no filter for them, so all of the account's are read."""
+    found: list[Fleet] = []
+    with translated("list the fleets of the account"):
+        for page in ec2.get_paginator("describe_spot_fleet_requests").paginate():
+            found += [_of_spot_fleet(one) for one in page.get("SpotFleetRequestConfigs", [])]
+        for page in ec2.get_paginator("describe_fleets").paginate():
+            found += [_of_ec2_fleet(one) for one in page.get("Fleets", [])]
+    return tuple(one for one in found if one.is_live and one.tags.get(TAG_JOB) == job)
 
 
 def scale(ec2: Any, fleet: str, instances: int) -> None:

@@ -47,7 +47,13 @@ def wait(
 def _check_fleet(session: Session, run: runs.Run) -> None:
     """JobFailed where the fleet is gone though the run has not ended by itself."""
     try:
-        fleet = str((run.store.get_json(LAYOUT.fleet_document) or {}).get("fleet_id") or "")
+        document = run.store.get_json(LAYOUT.fleet_document)
+        if document is None:
+            raise JobFailed(
+                f"the store of run {run.id} is gone: nobody can tell how it goes on",
+                next_step=f"`fleetctl cancel {run.job}` ends what is left of it",
+            )
+        fleet = str(document.get("fleet_id") or "")
         state = runs.fleet_state(session.client("ec2"), fleet) if fleet else "submitted"
         if state in runs.LIVE_FLEET_STATES or (run.store.read_status() or {}).get("phase") in _ENDS:
             return

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog
 from agent_world import AgentWorld
-from fleet_desk import Desk, desk, moto_clients, wheels
+from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
 
 from spotheal.agent import status
 from spotheal.agent.clock import Stop, rfc3339
@@ -234,3 +234,17 @@ def test_a_wait_for_instances_that_do_not_go_ends(desk: Desk, training: Any) -> 
     run = Run("cifar", training[0]["run"], desk.store(training[0]["run"]))
     with pytest.raises(WaitTimedOut, match="is still running"):
         stopping.await_gone(Real("us-west-2"), run, SystemClock(), lambda _: None, seconds_max=60)
+
+
+def test_where_the_store_is_gone_the_jobs_fleet_is_found_by_its_tags_and_ended(desk: Desk) -> None:
+    desk.request()
+    desk.pass_time(60)
+    for one in desk.s3.list_objects_v2(Bucket=BUCKET)["Contents"]:
+        desk.s3.delete_object(Bucket=BUCKET, Key=one["Key"])
+    desk.s3.delete_bucket(Bucket=BUCKET)
+    ended = desk.good("cancel", "cifar", "--yes")["ended"]
+    assert len(ended) == 2, "the fleet and its instance"
+    assert desk.live_fleets() == []
+    again = desk.run("cancel", "cifar", "--yes")
+    assert again.exit_code == ExitCode.NOT_FOUND
+    assert "there is no run of a job 'cifar'" in again.stderr

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from spotheal.fleet.console import ask, is_json, open_session, say, verb
 from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, seconds_of
+
+if TYPE_CHECKING:
+    from spotheal.agent.errors import SpothealError
+    from spotheal.fleet.session import Session
 
 EXAMPLE = "fleetctl cancel resnet50 --save"
 
@@ -33,7 +38,7 @@ def cancel(
     Says what remains. `fleetctl request --resume` goes on from the last checkpoint.
     """
     from spotheal.agent.clock import SystemClock
-    from spotheal.agent.errors import Conflict
+    from spotheal.agent.errors import Conflict, NotFound
     from spotheal.agent.names import Phase
     from spotheal.fleet import cancel as cancelling
     from spotheal.fleet import show, stopping
@@ -41,7 +46,12 @@ def cancel(
 
     as_json = is_json(output)
     seconds_max = seconds_of("--timeout", timeout) or stopping.SAVE_SECONDS
-    session, found = find(open_session(region, profile), job, job_file, run)
+    opened = open_session(region, profile)
+    try:
+        session, found = find(opened, job, job_file, run)
+    except NotFound as missing:
+        _end_strays(opened, job, job_file, missing, yes, as_json)
+        return
     plan = cancelling.make_plan(session, found)
     done = (found.store.read_status() or {}).get("phase") == Phase.DONE.value
     say(show.cancel_text(plan))
@@ -67,6 +77,25 @@ def cancel(
         said += f"; step {ended.saved_step} is saved"
     print(show.as_json(document) if as_json else said)
     remains(found.job, [one.id for one in plan.kept], str(found.store.url), done)
+
+
+def _end_strays(
+    session: Session, job: str, job_file: Path | None, missing: SpothealError, yes: bool, as_json: bool
+) -> None:
+    """Where the store knows no such run: whatever of the job AWS still runs, by its tags. Else `missing` is raised."""
+    from spotheal.fleet import cancel as cancelling
+    from spotheal.fleet import config, show
+
+    name = job or config.read_job(job_file or Path(config.DEFAULT_JOB_FILE)).job.name
+    strays = cancelling.find_strays(session, name)
+    ends = [*strays.fleets, *strays.instances]
+    if not ends:
+        raise missing
+    say(f"the store has no run of job {name}; by their tags these are its own: {', '.join(ends)}")
+    ask(f"End these {len(ends)}?" if len(ends) > 1 else "End it?", yes)
+    cancelling.end_strays(session, strays)
+    document = {"schema_version": 1, "job": name, "run": None, "cancelled": True, "ended": ends}
+    print(show.as_json(document) if as_json else f"cancelled {', '.join(ends)}")
 
 
 def remains(job: str, kept: list[str], store: str, done: bool) -> None:

@@ -41,6 +41,7 @@ def put(
     job_file: JobFile = None,
     region: Region = "",
     profile: Profile = "",
+    output: Output = "",
 ) -> None:
     """Make or replace a secret, from standard input.
 
@@ -52,7 +53,13 @@ def put(
     session, job = _opened(job_file, region, profile)
     where = secrets.reference(job.job.name, name, store)
     secrets.put(session, where, _value(name), key)
-    print(f'{name} = "{where}"')
+    line = f'{name} = "{where}"'
+    if is_json(output):
+        from spotheal.fleet import show
+
+        print(show.as_json({"schema_version": 1, "name": name, "reference": str(where), "line": line}))
+    else:
+        print(line)
     if job.secrets.get(name) == str(where) or job.job.repository_secret == str(where):
         say(f"{name} is put; job.toml names it already")
     else:
