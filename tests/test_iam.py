@@ -30,7 +30,7 @@ CALL_AWS = ("ec2.py", "store.py", "rescue.py", "secrets.py", "trainer_role.py")
 IAM_NAMES = {"service-quotas": "servicequotas"}  # where IAM has another
 # boto3's own, which stand for several operations; and words of our own classes that are API operations by chance.
 TRANSFERS = {"download_file": "s3:DownloadFile", "upload_fileobj": "s3:UploadFileobj"}
-BY_CHANCE = {"publish"}
+BY_CHANCE = {"list_commands", "publish"}
 
 
 def _operations() -> dict[str, str]:
