@@ -5,9 +5,10 @@ VENV := .venv
 READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help venv rehearse test boot-test boot-vm soak mutants bench lint clean
+.PHONY: help venv rehearse test boot-test boot-vm soak mutants bench lint clean day
 help:
 	@echo "make rehearse   a whole job on this machine: local cloud, spot interruptions, real training (no AWS account)"
+	@echo "make day        an operator's whole day with fleetctl on the local cloud, two to four minutes"
 	@echo "make test       style, types and all tests"
 	@echo "make mutants    every safety line taken out in turn: which tests fall"
 	@echo "make boot-test  a fresh machine: Debian's cloud-init and systemd run the user data (root, Debian; a minute)"
@@ -42,6 +43,10 @@ endef
 
 rehearse: $(READY)
 	@$(VENV)/bin/fleetctl rehearse
+
+# An operator's day with fleetctl alone, from an empty account of the local cloud to nothing left.
+day: $(READY)
+	@bash tests/operators_day.sh $(VENV)/bin/fleetctl
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
