@@ -83,11 +83,15 @@ def _end_strays(
     session: Session, job: str, job_file: Path | None, missing: SpothealError, yes: bool, as_json: bool
 ) -> None:
     """Where the store knows no such run: whatever of the job AWS still runs, by its tags. Else `missing` is raised."""
+    from spotheal.agent.errors import SpothealError
     from spotheal.fleet import cancel as cancelling
     from spotheal.fleet import config, show
 
     name = job or config.read_job(job_file or Path(config.DEFAULT_JOB_FILE)).job.name
-    strays = cancelling.find_strays(session, name)
+    try:
+        strays = cancelling.find_strays(session, name)
+    except SpothealError:
+        raise missing from None
     ends = [*strays.fleets, *strays.instances]
     if not ends:
         raise missing

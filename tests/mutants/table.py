@@ -214,8 +214,8 @@ MUTANTS = (
     Mutant(
         "buffers copied before the step goes on",
         "training/checkpoint.py",
-        "            self._copy.wait()\n",
-        "            pass\n",
+        "            copy.wait()\n            self._held",
+        "            self._held",
         ("tests/test_checkpoint_store.py::test_what_changes_after_the_save_is_not_in_it",),
         quick=False,  # imports torch
     ),
