@@ -27,6 +27,10 @@ VERBS = {
     "cancel": ["cancel", "{}", "--yes"],
     "cancel --save": ["cancel", "{}", "--yes", "--save"],
     "clean": ["clean", "{}", "--yes"],
+    "report": ["report", "{}"],
+    "sweep status": ["sweep", "status", "{}"],
+    "sweep report": ["sweep", "report", "{}"],
+    "sweep scale": ["sweep", "scale", "{}", "2", "--yes"],
 }
 
 

@@ -121,8 +121,9 @@ def status(
     """Where a sweep is: its runs, done, running, waiting and failed."""
     from spotheal.fleet.target import find
 
+    as_json = is_json(output)
     session, found = find(open_session(region, profile), job, job_file, run)
-    _show(session, found, is_json(output))
+    _show(session, found, as_json)
 
 
 @app.command("report", epilog="Example: fleetctl sweep report digits --metric val_accuracy --largest")
@@ -141,10 +142,11 @@ def report(
     from spotheal.fleet.sweep import progress
     from spotheal.fleet.target import find
 
+    as_json = is_json(output)
     session, found = find(open_session(region, profile), job, job_file, run)
     document = progress.summarise(progress.gather(session, found))
     rows = progress.by_metric(document["entries"], metric, smallest=smallest)
-    _print({**document, "metric": metric, "entries": rows}, is_json(output), metric)
+    _print({**document, "metric": metric, "entries": rows}, as_json, metric)
 
 
 @app.command("scale", epilog="Example: fleetctl sweep scale digits 8")
@@ -167,6 +169,7 @@ def scale(
     from spotheal.fleet.sweep import progress
     from spotheal.fleet.target import find
 
+    as_json = is_json(output)
     session, found = find(open_session(region, profile), job, job_file, run)
     seen = progress.summarise(progress.gather(session, found))
     fleet = str(seen["fleet"]["id"] or "")
@@ -182,7 +185,7 @@ def scale(
         ask(f"Go from {before.target} to {wanted} instances? AWS ends {before.target - wanted}.", yes)
     engine.scale(session.client("ec2"), fleet, wanted)
     document = {"schema_version": 1, "job": found.job, "fleet": fleet, "instances": wanted}
-    print(show.as_json(document) if is_json(output) else f"{fleet}  {wanted} instances")
+    print(show.as_json(document) if as_json else f"{fleet}  {wanted} instances")
 
 
 def _show(session: Session, sweep: Run, as_json: bool) -> None:
