@@ -165,3 +165,33 @@ def test_clean_of_an_account_with_nothing_in_it_is_json_that_says_so(monkeypatch
     assert 0 == result.exit_code, result.output
     document = json.loads(result.stdout)
     assert (1, [], []) == tuple(document[key] for key in ("schema_version", "planned", "kept"))
+
+
+# --------------------------------------------------------------------------------- verbs that are not about a job's run
+OTHERS = {
+    "volume ls": ["volume", "ls"],
+    "iam create": ["iam", "create", "--yes"],
+    "iam delete": ["iam", "delete", "--yes"],
+    "init": ["init", "--command", "python train.py", "--gpus", "0", "--ssh-from", "192.0.2.1/32"],
+    "status --all": ["status", "--all"],
+}
+
+
+@pytest.mark.parametrize("verb", OTHERS)
+@pytest.mark.parametrize(
+    ("error", "exit_code", "said"),
+    [
+        (code("AccessDenied", "not authorized"), ExitCode.PERMISSION, "AccessDenied, request req-1"),
+        (code("RequestLimitExceeded", status=503), ExitCode.UNEXPECTED, "RequestLimitExceeded"),
+        (EndpointConnectionError(endpoint_url="https://x"), ExitCode.UNEXPECTED, "https://x"),
+    ],
+)
+def test_the_others_too_say_what_aws_refuses(
+    verb: str, error: Exception, exit_code: ExitCode, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = {"get_caller_identity": {"Account": "123456789012"}}
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATEST")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")  # without any, init writes placeholders and asks nobody
+    result = run(monkeypatch, error, OTHERS[verb], account)
+    said_well(result, exit_code)
+    assert said in result.stderr
