@@ -292,17 +292,18 @@ class Ec2:
             kind = Fatal if code.endswith(("DoesNotExist", "Malformed")) else Retryable
             raise kind(f"could not cancel {fleet}: {said or code}", code=code)
 
-    def set_capacity(self, fleet: str, instances: int) -> None:
-        """How many instances the fleet keeps from now on; ends none that it has more."""
+    def set_capacity(self, fleet: str, instances: int, *, end_excess: bool = False) -> None:
+        """How many instances the fleet keeps from now on; those that it has more go on, unless `end_excess`."""
         with translated(f"set {fleet} to {instances} instances"):
             if fleet.startswith("sfr-"):
+                policy = "default" if end_excess else "noTermination"
                 self._ec2.modify_spot_fleet_request(
-                    SpotFleetRequestId=fleet, TargetCapacity=instances, ExcessCapacityTerminationPolicy="noTermination"
+                    SpotFleetRequestId=fleet, TargetCapacity=instances, ExcessCapacityTerminationPolicy=policy
                 )
             else:
                 self._ec2.modify_fleet(
                     FleetId=fleet,
-                    ExcessCapacityTerminationPolicy="no-termination",
+                    ExcessCapacityTerminationPolicy="termination" if end_excess else "no-termination",
                     TargetCapacitySpecification={"TotalTargetCapacity": instances},
                 )
 

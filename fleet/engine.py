@@ -113,15 +113,6 @@ def live_of_job(ec2: Any, job: str) -> tuple[Fleet, ...]:
     return tuple(one for one in found if one.is_live and one.tags.get(TAG_JOB) == job)
 
 
-def scale(ec2: Any, fleet: str, instances: int) -> None:
-    """Another number of instances from now on; AWS ends those that are too many."""
-    with translated(f"set {fleet} to {instances} instances"):
-        if is_ec2_fleet(fleet):
-            ec2.modify_fleet(FleetId=fleet, TargetCapacitySpecification={"TotalTargetCapacity": instances})
-        else:
-            ec2.modify_spot_fleet_request(SpotFleetRequestId=fleet, TargetCapacity=instances)
-
-
 def _of_spot_fleet(found: dict[str, Any]) -> Fleet:
     config = found.get("SpotFleetRequestConfig", {})
     return Fleet(

@@ -342,8 +342,9 @@ class Plan:
         return {
             "create_volume": next((step.spec.request() for step in self.steps if isinstance(step, CreateVolume)), None),
             "create_launch_template": [step.arguments for step in self.steps if isinstance(step, CreateTemplate)],
-            **{"request_spot_fleet": None, "create_fleet": None},
-            **({call_of(fleet[0]): fleet[0]} if fleet else {}),
+            "request_spot_fleet": None,
+            "create_fleet": None,
+            **{call_of(arguments): arguments for arguments in fleet},
         }
 
 

@@ -65,11 +65,6 @@ def test_a_list_that_is_none_is_refused_with_its_place(text: str, said: str) -> 
     assert said in caught.value.message
 
 
-def test_an_index_out_of_range_is_said_with_the_range() -> None:
-    with pytest.raises(ConfigError, match="no entry 2: it has 2, counted from 0"):
-        entries.at(entries.parse(LIST, "list.yml"), 2, "list.yml")
-
-
 def test_a_name_that_one_entry_alone_has_is_pointed_out() -> None:
     found = entries.uneven([{"lr": 1}, {"lr": 2}, {"lr": 3, "droput": 0.1}])
     assert found == ["'droput': only entries 2 have it"]

@@ -53,14 +53,6 @@ def parse(text: str, source: str) -> list[Entry]:
     return document
 
 
-def at(entries: list[Entry], index: int, source: str) -> Entry:
-    """Entry `index`, counted from 0; ConfigError where there is none."""
-    if not 0 <= index < len(entries):
-        raise ConfigError(f"{source} has no entry {index}: it has {len(entries)}, counted from 0",
-                          next_step=f"an index from 0 to {len(entries) - 1}")  # fmt: skip
-    return entries[index]
-
-
 def uneven(entries: list[Entry]) -> list[str]:
     """Keys that only some entries have, each in a line: more often a slip of the pen than meant."""
     keys = {key for entry in entries for key in entry}

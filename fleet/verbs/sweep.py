@@ -183,7 +183,7 @@ def scale(
     before = engine.describe(session.client("ec2"), fleet)
     if before is not None and before.target > wanted:
         ask(f"Go from {before.target} to {wanted} instances? AWS ends {before.target - wanted}.", yes)
-    engine.scale(session.client("ec2"), fleet, wanted)
+    session.ec2.set_capacity(fleet, wanted, end_excess=True)
     document = {"schema_version": 1, "job": found.job, "fleet": fleet, "instances": wanted}
     print(show.as_json(document) if as_json else f"{fleet}  {wanted} instances")
 
