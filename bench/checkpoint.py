@@ -413,7 +413,7 @@ class Floors:
     def __init__(self, size: int, folder: Path) -> None:
         self.size = size - size % CHUNK
         self.path = folder / "raw"
-        self.memory = mmap.mmap(-1, 2 * self.size)
+        self.memory = large_pages(2 * self.size)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         ctypes.memset(self.address, 1, 2 * self.size)
         self.copy()
@@ -435,10 +435,7 @@ class Floors:
         """Seconds to touch as many bytes that this process did not have: the machine's share of any load."""
 
         def touch() -> None:
-            memory = mmap.mmap(-1, self.size)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                with contextlib.suppress(OSError):
-                    memory.madvise(mmap.MADV_HUGEPAGE)
+            memory = large_pages(self.size)
             ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(memory)), 0, self.size)
 
         return _timed(touch)
@@ -455,6 +452,15 @@ class Floors:
 
         drop_cache(path)
         return _timed(read)
+
+
+def large_pages(size: int) -> mmap.mmap:
+    """Fresh memory in the largest pages that the kernel gives, as ours: floors on small pages would be too easy."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def drop_cache(path: Path) -> None:

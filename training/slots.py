@@ -257,6 +257,7 @@ def read(
         for index, found in enumerate(sums):
             if found() != header.checksums[index]:
                 raise BrokenCheckpoint(f"the checksum of chunk {index} of {len(sums)} does not match")
+        image.keep_on_fork()  # the tensors in it are given away
         return header, image
     finally:
         for future in futures:
