@@ -155,21 +155,23 @@ def story(cloud: Cloud, folder: Path, parts: tuple[str, ...]) -> None:
 
 
 def notice(cloud: Cloud, job: Job, machine: VirtualMachine) -> VirtualMachine:
-    attempts = len(begins(machine))
+    # The replacement may be there before the hand-over is.
+    attempts, count = len(begins(machine)), len(machines(cloud)) + 1
     cloud.make(Interrupt(NOTICE_SECONDS), machine.launch.instance)
     say(f"{machine.launch.instance} gets a notice, {NOTICE_SECONDS:.0f} s ahead")
     until("the volume is handed over", lambda: "handed over" in machine.console.read_text(), PART_SECONDS_MAX)
     say("handed over")
-    successor, begun = boots_and_trains(cloud, job, len(machines(cloud)) + 1, attempts + 1)
+    successor, begun = boots_and_trains(cloud, job, count, attempts + 1)
     hold(begun[-1] == stopped_at(job, machine), "a notice loses no step")
     return successor
 
 
 def power_cut(cloud: Cloud, job: Job, machine: VirtualMachine) -> VirtualMachine:
     attempts, before = len(begins(machine)), int(read(machine, "step.txt"))
+    count = len(machines(cloud)) + 1
     cloud.make(Kill(), machine.launch.instance)
     say(f"{machine.launch.instance}'s power is cut at step {before} or later")
-    successor, begun = boots_and_trains(cloud, job, len(machines(cloud)) + 1, attempts + 1)
+    successor, begun = boots_and_trains(cloud, job, count, attempts + 1)
     hold(begun[-1] >= before, f"no step is lost that was on the disk ({before}, resumed at {begun[-1]})")
     return successor
 
