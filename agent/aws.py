@@ -28,6 +28,7 @@ _RETRYABLE = {
     "InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable", "RequestTimeout", "RequestExpired",
     "500", "502", "503", "504", "ConditionalRequestConflict", "OperationAborted", "IncorrectState",
     "SnapshotCreationPerVolumeRateExceeded", "ConcurrentSnapshotLimitExceeded", "RequestTimeTooSkewed",
+    "DependencyTimeout", "IncorrectFileSystemLifeCycleState", "IncorrectMountTargetState",
 }  # fmt: skip
 _PERMISSION = {
     "UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "AuthFailure", "InvalidClientTokenId",
@@ -37,9 +38,11 @@ _PERMISSION = {
 _CAPACITY = {
     "InsufficientInstanceCapacity", "SpotMaxPriceTooLow", "MaxSpotInstanceCountExceeded", "VcpuLimitExceeded",
     "InstanceLimitExceeded", "VolumeLimitExceeded", "SnapshotLimitExceeded", "MaxSpotFleetRequestCountExceeded",
-    "AttachmentLimitExceeded",
+    "AttachmentLimitExceeded", "FileSystemLimitExceeded", "ThroughputLimitExceeded", "NetworkInterfaceLimitExceeded",
 }  # fmt: skip
-_CONFLICT = {"PreconditionFailed", "412", "VolumeInUse", "InvalidVolume.ZoneMismatch", "IdempotentParameterMismatch"}
+_CONFLICT = {"PreconditionFailed", "412", "VolumeInUse", "InvalidVolume.ZoneMismatch", "IdempotentParameterMismatch",
+             "FileSystemInUse", "FileSystemAlreadyExists", "MountTargetConflict"}  # fmt: skip
+_NOT_FOUND = {"NoSuchKey", "NoSuchBucket", "404", "FileSystemNotFound", "MountTargetNotFound"}
 _NEXT_STEP = {
     PermissionDenied: "check who you are with `aws sts get-caller-identity`, and what is needed in docs/permissions.md",
     CapacityError: "allow more instance types and zones in spot_fleet_config.json, or raise the quota named",
@@ -117,6 +120,6 @@ def _kind(code: str, status: int) -> type[SpothealError]:
         return Conflict
     if code in _RETRYABLE:
         return Retryable
-    if code.endswith(".NotFound") or code in ("NoSuchKey", "NoSuchBucket", "404", "InvalidSpotFleetRequestId.NotFound"):
+    if code.endswith(".NotFound") or code in _NOT_FOUND:
         return NotFound
     return Retryable if status >= 500 or status == 429 else Fatal

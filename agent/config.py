@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spotheal.agent.errors import ConfigError
-from spotheal.agent.names import JOB_NAME, StoreUrl
+from spotheal.agent.names import JOB_NAME, EfsUrl, StoreUrl, parse_results
 from spotheal.agent.secret_reference import SecretReference
 
 INSTANCE_SCHEMA_VERSION = 1
@@ -113,6 +113,16 @@ def _store(value: Any) -> str:
         return _text(value)
     try:
         StoreUrl.parse(value)
+    except ValueError as fault:
+        return str(fault)
+    return ""
+
+
+def _results(value: Any) -> str:
+    if _text(value) or not value:
+        return _text(value)
+    try:
+        parse_results(value)
     except ValueError as fault:
         return str(fault)
     return ""
@@ -280,7 +290,7 @@ KEYS: tuple[Key, ...] = (
     ),
     Key("cage", "trainer_policy", "", _policy, "policy file of a narrow role for the caged trainer"),
     Key("store", "url", "", _store, "s3://bucket/prefix; default: bucket spotheal-<account>-<region>"),
-    Key("store", "results", "", _store, "where results go; default: the store", ready=False),
+    Key("store", "results", "", _results, "s3://bucket/prefix or efs://fs-id/folder for results; default: the store"),
     Key(
         "notify",
         "webhook",
@@ -366,6 +376,11 @@ class CageTable:
 class StoreTable:
     url: str
     results: str
+
+    @property
+    def results_place(self) -> StoreUrl | EfsUrl | None:
+        """Where results go, apart from the store."""
+        return parse_results(self.results) if self.results else None
 
 
 @dataclass(frozen=True)

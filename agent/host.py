@@ -29,7 +29,14 @@ QUERY_SECONDS = 20.0
 MKFS_SECONDS = 600.0
 MOUNT_SECONDS = 900.0  # a log replay on a volume that is still loaded from its snapshot reads at 10 MB/s
 UMOUNT_SECONDS = 300.0  # flushes what is still in memory
+INSTALL_SECONDS = 300.0
 
+# cloud-init and unattended-upgrades hold Debian's lock at boot.
+_NFS_CLIENT = {
+    "apt-get": ("update -q", "install -y -q --no-install-recommends -o DPkg::Lock::Timeout=120 nfs-common"),
+    "dnf": ("install -y -q nfs-utils",),
+    "yum": ("install -y -q nfs-utils",),
+}
 _COLUMNS = "NAME,PATH,SERIAL,SIZE,FSTYPE,UUID,MOUNTPOINTS,TYPE"
 _OLD_COLUMNS = "NAME,SERIAL,SIZE,FSTYPE,UUID,MOUNTPOINT,TYPE"  # util-linux before 2.37 (Ubuntu 20.04, Amazon Linux 2)
 
@@ -177,7 +184,54 @@ class Host:
         if done.code != 0:
             raise Retryable(f"mounting {device} at {mountpoint} failed: {done.said}", next_step="look at `dmesg`")
 
-    def _mount_entry(self, mountpoint: str) -> tuple[str, tuple[str, ...]]:
+    # --------------------------------------------------------------------------------------------------------- network
+    def resolves(self, name: str) -> bool:
+        """Whether the name server has an address for `name`, asked by a program that can be given up."""
+        try:
+            found = programs.run(["getent", "ahostsv4", name], seconds_max=QUERY_SECONDS)
+        except Retryable:
+            return False
+        return found.code == 0 and bool(found.out.strip())
+
+    def install_nfs_client(self) -> None:
+        """mount.nfs4, where it is missing; Retryable where the package cannot be fetched, Fatal where nothing installs
+        packages here."""
+        if programs.exists("mount.nfs4"):
+            return
+        for installer, orders in _NFS_CLIENT.items():
+            if programs.exists(installer):
+                said = ""
+                for order in orders:
+                    argv = [installer, *order.split()]
+                    done = programs.run(argv, seconds_max=INSTALL_SECONDS, DEBIAN_FRONTEND="noninteractive")
+                    said = "" if done.code == 0 else f"`{' '.join(argv)}` failed: {done.said}"
+                if programs.exists("mount.nfs4"):
+                    return
+                raise Retryable(
+                    f"the NFS client cannot be installed: {said or 'mount.nfs4 is still missing'}",
+                    next_step="the machine needs a way to its package mirror, or an AMI that has the NFS client",
+                )
+        programs.find("mount.nfs4")
+
+    def mount_nfs(self, source: str, mountpoint: str, options: str, seconds_max: float) -> None:
+        """`mount -t nfs4`; Retryable with mount's own words, TimedOut after `seconds_max`."""
+        try:
+            os.makedirs(mountpoint, exist_ok=True)
+        except OSError as fault:
+            raise Fatal(f"the mount point {mountpoint} cannot be made: {fault.strerror}") from fault
+        argv = ["mount", "-t", "nfs4", "-o", options, source, mountpoint]
+        done = programs.run(argv, seconds_max=seconds_max)
+        if done.code != 0:
+            raise Retryable(f"mounting {source} failed: {done.said}")
+
+    def nfs_source(self, mountpoint: str) -> str:
+        """What NFS has mounted there (`host:/path`), "" where nothing is; Conflict where something else is."""
+        source, fstype = self._mount_entry(mountpoint, "fstype")
+        if source and not fstype[0].startswith("nfs"):
+            raise Conflict(f"{source} is mounted at {mountpoint}, no NFS", next_step=f"`umount {mountpoint}`")
+        return source
+
+    def _mount_entry(self, mountpoint: str, column: str = "options") -> tuple[str, tuple[str, ...]]:
         found = programs.run(
             ["findmnt", "--json", "--output", "SOURCE,TARGET,FSTYPE,OPTIONS", "--mountpoint", mountpoint],
             seconds_max=QUERY_SECONDS,
@@ -186,7 +240,7 @@ class Host:
             return "", ()
         try:
             entry = json.loads(found.out)["filesystems"][-1]  # the last one hides those below it
-            return str(entry["source"]), tuple(str(entry["options"]).split(","))
+            return str(entry["source"]), tuple(str(entry[column]).split(","))
         except (ValueError, KeyError, TypeError, IndexError) as fault:
             raise Retryable(f"findmnt cannot tell what is mounted at {mountpoint}: {found.said}") from fault
 

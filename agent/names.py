@@ -87,6 +87,7 @@ class StoreLayout:
     metrics = "metrics.jsonl"  # the trainer's metrics file, thinned where it is large
     launches = "launches/"  # launches/<instance>.json, put before anything can fail
     terms = "terms/"
+    checkpoints = "checkpoints/"  # copies of a run without a volume (on AWS Batch): <term>-<number>.json and blobs/
 
     # of a sweep, whose runs have prefixes of their own below its own
     sweep = "sweep.json"  # {"entries": [parameters, …], "source"}
@@ -182,6 +183,35 @@ class StoreUrl:
 
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}" if self.prefix else f"s3://{self.bucket}"
+
+
+@dataclass(frozen=True)
+class EfsUrl:
+    """`efs://fs-0123456789abcdef0/folder` taken apart; `folder` has no slash at either end and may be empty."""
+
+    file_system: str
+    folder: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> EfsUrl:
+        """ValueError where `url` is not `efs://fs-…[/folder]`."""
+        match = re.fullmatch(r"efs://(fs-[0-9a-f]{8,40})(?:/([A-Za-z0-9._/-]*))?", url)
+        parts = (match.group(2) or "").split("/") if match else [".."]
+        if not match or {".", ".."} & set(parts):
+            raise ValueError(f"{url!r} is not of the form efs://fs-0123456789abcdef0/folder")
+        return cls(match.group(1), "/".join(part for part in parts if part))
+
+    def __str__(self) -> str:
+        return f"efs://{self.file_system}/{self.folder}".rstrip("/")
+
+
+def parse_results(url: str) -> StoreUrl | EfsUrl:
+    """What `store.results` names; ValueError where it is neither of the two."""
+    if url.startswith("efs://"):
+        return EfsUrl.parse(url)
+    if url.startswith("s3://"):
+        return StoreUrl.parse(url)
+    raise ValueError(f"{url!r} is neither s3://bucket/prefix nor efs://fs-0123456789abcdef0/folder")
 
 
 TRAINER_ROLE = "spotheal-trainer"  # what a caged trainer with a `cage.trainer_policy` acts as

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ _PACKAGES = {
     "mkfs.ext4": ("e2fsprogs", "e2fsprogs"),
     "sync": ("coreutils", "coreutils"),
     "shutdown": ("systemd-sysv", "systemd"),
+    "mount.nfs4": ("nfs-common", "nfs-utils"),
+    "getent": ("libc-bin", "glibc-common"),
     "git": ("git", "git"),
     "nvidia-smi": ("nvidia-driver", "nvidia-release"),
 }
@@ -46,10 +49,18 @@ class TimedOut(Retryable):
     """A program that had not ended within its limit; it was killed, but may still hang in the kernel."""
 
 
+def _path_of(program: str) -> str | None:
+    folders = [folder for folder in os.environ.get("PATH", "").split(":") if folder.startswith("/")]
+    return shutil.which(program, path=":".join([*folders, *SYSTEM_FOLDERS]))  # never from the working directory
+
+
+def exists(program: str) -> bool:
+    return _path_of(program) is not None
+
+
 def find(program: str) -> str:
     """The path of `program`; Fatal, naming the packages that have it, where there is none."""
-    folders = [folder for folder in os.environ.get("PATH", "").split(":") if folder.startswith("/")]
-    path = shutil.which(program, path=":".join([*folders, *SYSTEM_FOLDERS]))  # never from the working directory
+    path = _path_of(program)
     if path is None:
         debian, amazon = _PACKAGES.get(program, (program, program))
         raise Fatal(
@@ -60,7 +71,7 @@ def find(program: str) -> str:
     return path
 
 
-def run(argv: Sequence[str], *, seconds_max: float) -> Result:
+def run(argv: Sequence[str], *, seconds_max: float, **environment: str) -> Result:
     """Run `argv` to its end; any exit status is a result.
 
     The program stands in `/`, not in our working directory, so that it never holds the volume; it has no standard
@@ -72,7 +83,7 @@ def run(argv: Sequence[str], *, seconds_max: float) -> Result:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=os.environ | {"LC_ALL": "C"},
+        env=os.environ | {"LC_ALL": "C"} | environment,
         start_new_session=True,
         text=True,
         errors="replace",
@@ -80,7 +91,8 @@ def run(argv: Sequence[str], *, seconds_max: float) -> Result:
     try:
         out, err = program.communicate(timeout=seconds_max)
     except subprocess.TimeoutExpired:
-        program.kill()
+        with contextlib.suppress(OSError):  # its session: mount waits for a helper, which would go on
+            os.killpg(program.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             program.communicate(timeout=0.5)  # one that hangs in the kernel stays, but does not take us with it
         raise TimedOut(f"`{' '.join(argv)}` had not ended after {seconds_max:.0f} s") from None

@@ -1,0 +1,255 @@
+"""An EFS file system on this machine: mounted at one place, found to be that file system, and never waited for long.
+
+NFS mounted `hard` hangs while its server is away, and whoever touches it hangs too. So the agent itself never opens a
+path on it: what is done there is done by a program of its own (`efs_files`), which is given up when nothing moves.
+Options: EFS User Guide, "Recommended NFS mount options".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import fspath, killpg, read
+from pathlib import Path
+from typing import Any
+
+from spotheal.agent import programs
+from spotheal.agent.account import Account
+from spotheal.agent.aws import translated
+from spotheal.agent.clock import Clock, Stop
+from spotheal.agent.errors import Fatal, Interrupted, NotFound, Retryable, SpothealError
+from spotheal.agent.host import Host
+from spotheal.agent.names import EfsUrl
+
+OPTIONS = "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport,nosuid,nodev"
+MOUNT_POINT = "var/lib/spotheal/efs"
+MOUNT_SECONDS_MAX = 5 * 60.0  # all tries together
+FOLDER_SECONDS_MAX = 60.0
+STALLED_SECONDS = 120.0  # a copy of which nothing reached the server for so long is given up
+_TRY_SECONDS = 60.0
+_PAUSE_SECONDS = 10.0
+_FILES = Path(__file__).with_name("efs_files.py")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A mount target: the file system's address in one zone."""
+
+    id: str
+    address: str
+    zone: str
+    state: str
+
+
+@dataclass(frozen=True)
+class Put:
+    """What came of one file. `fault`: why it is not there; `again`: whether another try may help."""
+
+    source: Path
+    size: int = 0
+    sha256: str = ""
+    fault: str = ""
+    again: bool = False
+
+
+class Efs:
+    """`client` gives a boto3 client of `efs`; `stop` ends every wait. Again is harmless, also after a restart."""
+
+    def __init__(
+        self,
+        place: EfsUrl,
+        *,
+        region: str,
+        zone: str,
+        root: Path,
+        host: Host,
+        client: Callable[[], Any],
+        clock: Clock,
+        stop: Stop,
+        log: Any,
+    ) -> None:
+        self.place, self.mount_point = place, root / MOUNT_POINT
+        domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+        self._name = f"{place.file_system}.efs.{region}.{domain}"
+        self._zone, self._host, self._client = zone, host, client
+        self._clock, self._stop, self._log = clock, stop, log
+
+    # ---------------------------------------------------------------------------------------------------------- mount
+    def mount(self, seconds_max: float = MOUNT_SECONDS_MAX) -> Path:
+        """The mount point, with this file system there. Tried for `seconds_max`.
+
+        Raises Fatal where trying on cannot help, Retryable after the last try, Interrupted where `stop` is set.
+        """
+        until = self._clock.monotonic() + seconds_max
+        while True:
+            left = until - self._clock.monotonic()
+            try:
+                if not self._is_there():
+                    self._host.install_nfs_client()
+                    self._mount_once(max(5.0, min(_TRY_SECONDS, left)))
+                return self.mount_point
+            except Retryable as error:
+                if self._clock.monotonic() + _PAUSE_SECONDS >= until:
+                    raise
+                self._log.warning("EFS is not mounted yet; trying again", error=error.message)
+            if self._clock.sleep(_PAUSE_SECONDS, until=self._stop):
+                raise Interrupted(f"{self.place.file_system} was not mounted before this machine goes away")
+
+    def _mount_once(self, seconds_max: float) -> None:
+        source, target = self._source()
+        try:
+            self._host.mount_nfs(source, fspath(self.mount_point), OPTIONS, seconds_max)
+        except Retryable as error:
+            raise self._refusal(error, source, target) from error
+        if not self._is_there():
+            raise Retryable(f"{source} was mounted, but something else is at {self.mount_point}")
+        self._log.info("mounted EFS", source=source, at=fspath(self.mount_point))
+
+    def _is_there(self) -> bool:
+        """Whether this very file system is mounted; what else is there is taken away, for the place is ours alone."""
+        for _ in range(4):
+            source = self._host.nfs_source(fspath(self.mount_point))
+            if not source:
+                return False
+            if source in (f"{self._name}:/", *(f"{target.address}:/" for target in self._targets_if_needed(source))):
+                return True
+            self._log.warning("another file system is at EFS's place; unmounting it", source=source)
+            if not self._host.unmount(fspath(self.mount_point), seconds_max=30.0):
+                raise Fatal(
+                    f"{source} is mounted at {self.mount_point} and busy, not {self.place.file_system}",
+                    next_step=f"`umount {self.mount_point}`",
+                )
+        return False
+
+    def _targets_if_needed(self, source: str) -> tuple[Target, ...]:
+        return self._targets() if re.match(r"[\d.]+:/", source) else ()
+
+    def _source(self) -> tuple[str, Target | None]:
+        """By its name, which gives the address in this zone; without it (no DNS in the VPC, no target in the zone) by
+        the address of a mount target."""
+        if self._host.resolves(self._name):
+            return f"{self._name}:/", None
+        found = [target for target in self._targets() if target.state == "available" and target.address]
+        if not found:
+            raise Retryable(
+                f"{self.place.file_system} has no mount target yet",
+                next_step="`fleetctl results create-efs` makes one in each zone of the fleet",
+            )
+        near = [target for target in found if target.zone == self._zone]
+        if not near:
+            self._log.warning("EFS has no mount target in this zone; its traffic between zones costs", zone=self._zone)
+        target = (near or found)[0]
+        return f"{target.address}:/", target
+
+    def _targets(self) -> tuple[Target, ...]:
+        name = self.place.file_system
+        try:
+            with translated(f"describe the mount targets of {name}"):
+                answer = self._client().describe_mount_targets(FileSystemId=name)
+        except NotFound as error:
+            raise Fatal(
+                f"there is no file system {name} in this region",
+                next_step="`fleetctl results create-efs` makes one; correct `[store] results` in job.toml",
+                code=error.code,
+            ) from error
+        return tuple(
+            Target(
+                str(item["MountTargetId"]),
+                str(item.get("IpAddress") or ""),
+                str(item.get("AvailabilityZoneName") or ""),
+                str(item["LifeCycleState"]),
+            )
+            for item in answer.get("MountTargets", [])
+        )
+
+    def _refusal(self, error: Retryable, source: str, target: Target | None) -> SpothealError:
+        """What mount's words mean here."""
+        said, name = error.message, self.place.file_system
+        if isinstance(error, programs.TimedOut) or re.search("timed out|refused|No route|unreachable", said):
+            by = f" (mount target {target.id})" if target else ""
+            return Retryable(
+                f"{name} does not answer on port 2049 at {source.partition(':')[0]}{by}: its security group most likely"
+                " lets this machine's not in",
+                next_step="`fleetctl results create-efs` adds the rule; by hand: `aws ec2"
+                " authorize-security-group-ingress --group-id GROUP_OF_THE_MOUNT_TARGET --protocol tcp --port 2049"
+                " --source-group GROUP_OF_THE_INSTANCES`",
+            )
+        if re.search("access denied|not permitted|Permission denied", said, re.IGNORECASE):
+            return Fatal(
+                f"{name} refuses the mount: {said}",
+                next_step="its file system policy must allow ClientMount and ClientWrite without TLS and IAM",
+            )
+        if re.search("No such device|unknown filesystem type", said):
+            return Fatal(f"this machine's kernel has no NFS: {said}", next_step="use an AMI that has it")
+        return error
+
+    # ---------------------------------------------------------------------------------------------------------- files
+    def folder(self, *parts: str, account: Account | None = None, mode: int = 0o770) -> Path:
+        """The folder `<mount>/<the place's folder>/<parts>`, made for the account where it is not there.
+
+        Mounts first where that is not done. Faults as of `mount`; Retryable where the server does not answer.
+        """
+        path = self.mount().joinpath(self.place.folder, *parts)
+        owner = (str(account.uid), str(account.gid)) if account is not None else ("-1", "-1")
+        argv = [sys.executable, "-I", "-S", fspath(_FILES), "folder", fspath(path), *owner, f"{mode:o}"]
+        done = programs.run(argv, seconds_max=FOLDER_SECONDS_MAX)
+        if done.code != 0:
+            said = json.loads(done.out)["text"] if done.out.startswith("{") else done.said
+            denied = "denied" in said or "not permitted" in said
+            kind: type[SpothealError] = Fatal if denied else Retryable
+            raise kind(
+                f"the folder {path} on {self.place.file_system} cannot be made: {said}",
+                next_step="the file system's policy must allow ClientRootAccess" if denied else "",
+            )
+        return path
+
+    def put(self, files: Sequence[tuple[Path, Path]], stalled_seconds: float = STALLED_SECONDS) -> Iterator[Put]:
+        """Copy each (source, target); a target appears whole or not at all. Yields as they end.
+
+        Ends before the last with a `Put` that has `again` where the server fills up or falls silent.
+        """
+        order = json.dumps({"files": [[fspath(source), fspath(target)] for source, target in files]})
+        for said in _spoken([sys.executable, "-I", "-S", fspath(_FILES), "put"], order, stalled_seconds):
+            if "done" in said:
+                yield Put(Path(said["done"]), int(said["size"]), str(said["sha256"]))
+            elif "failed" in said:
+                yield Put(Path(said["failed"]), fault=str(said["text"]), again=bool(said.get("server")))
+
+
+def _spoken(argv: Sequence[str], order: str, silent_seconds_max: float) -> Iterator[Mapping[str, Any]]:
+    """The JSON lines of a program that reads `order`; Retryable where it falls silent: then it is killed."""
+    program = subprocess.Popen(
+        argv, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    assert program.stdin is not None and program.stdout is not None and program.stderr is not None
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            program.stdin.write(order.encode())
+            program.stdin.close()
+        rest = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(program.stdout, selectors.EVENT_READ)
+            while True:
+                if not selector.select(silent_seconds_max):
+                    raise Retryable(f"EFS has taken nothing for {silent_seconds_max:.0f} s")
+                if not (chunk := read(program.stdout.fileno(), 1 << 16)):
+                    break
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from (json.loads(line) for line in lines)
+        if program.wait(silent_seconds_max) != 0:
+            raise Retryable(f"writing to EFS ended with {program.returncode}: {program.stderr.read()[-200:]!r}")
+    finally:
+        with contextlib.suppress(OSError):
+            killpg(program.pid, signal.SIGKILL)
+        for pipe in (program.stdin, program.stdout, program.stderr):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            program.wait(0.5)  # one that hangs in the kernel stays, and does not take us with it
