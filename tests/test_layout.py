@@ -20,6 +20,7 @@ PACKAGES = ("agent", "fleet", "training", "userdata", "iam")
 AGENT_THIRD_PARTY = {"boto3", "botocore", "requests", "tenacity", "structlog"}
 FLEET_THIRD_PARTY = {"yaml", "botocore", "boto3", "typer", "click", "rich", "requests", "tomli"}
 STDLIB_ONLY = ("agent/names.py", "agent/contract.py", "agent/clock.py", "agent/errors.py", "agent/volume/plan.py",
+               "training/hyperparameters.py",
                "userdata/bootstrap.py", "userdata/prepare.py", "userdata/__init__.py", "iam/calls.py",
                "iam/policies.py", "iam/evaluation.py",
                "fleet/rehearsal/programs/init.py", "fleet/rehearsal/programs/stand_in.py")  # fmt: skip
@@ -32,7 +33,8 @@ MAY_IMPORT = {
               "spotheal.agent.store", "spotheal.agent.errors", "spotheal.agent.config", "spotheal.agent.aws",
               "spotheal.agent.clock", "spotheal.agent.ledger", "spotheal.agent.secret_reference",
               "spotheal.agent.redaction", "spotheal.agent.volume.first", "spotheal.agent.history",
-              "spotheal.agent.stays", "spotheal.agent.billing", "spotheal.userdata", "spotheal.iam"),
+              "spotheal.agent.stays", "spotheal.agent.billing", "spotheal.userdata", "spotheal.iam",
+              "spotheal.training.hyperparameters"),  # what the example trainer takes, asked before it is paid for
     "userdata": ("spotheal.userdata",),
     "iam": ("spotheal.iam", "spotheal.agent.names", "spotheal.agent.secret_reference"),
 }  # fmt: skip

@@ -17,7 +17,8 @@ from typing import Any
 from spotheal.agent import contract
 from spotheal.agent.contract import write_atomically
 from spotheal.agent.errors import ConfigError, SpothealError
-from spotheal.training.options import config_of, parser
+from spotheal.training.options import config_of, of_entry, parser
+from spotheal.training.params import index, params
 
 EXIT_USAGE = 2
 EXIT_FAILED = 1
@@ -42,17 +43,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    folders = Folders(os.environ)
+    options, position = of_this_run(options)
+    folders = Folders(os.environ, position)
     from spotheal.training.distributed import Ranks, on_gpus, start, world
 
     ranks_started = world()
-    if ranks_started.size == 1 and (finished := read_finished(folders.results, options)) is not None:
-        print(f"already finished at step {finished['step']}: {folders.results / 'model.safetensors'}", flush=True)
+    if ranks_started.size == 1 and (finished := read_finished(folders, options)) is not None:
+        print(f"already finished at step {finished['step']}: {folders.model / 'model.safetensors'}", flush=True)
         return contract.EXIT_DONE
 
     start(ranks_started, options.device)
     ranks = Ranks()
-    if ranks.size > 1 and ranks.first(read_finished(folders.results, options)) is not None:
+    if ranks.size > 1 and ranks.first(read_finished(folders, options)) is not None:
         return contract.EXIT_DONE
     if ranks.size > 1 and ranks.rank == 0:
         print(ranks_started.describe(on_gpus(options.device)), flush=True)
@@ -83,25 +85,37 @@ def run(options: argparse.Namespace) -> int:
                 report.say(f"saved at step {training.counters.step} and stopped for the notice")
                 return contract.EXIT_SAVED_AND_STOPPED
             if isinstance(store, Store):
-                write_results(training, store, folders.results, options)
+                write_results(training, store, folders, options)
             ranks.first(True)  # no rank ends, and with it its launcher, before the results are there
-            report.say(f"done: {training.counters.step} steps, {folders.results / 'model.safetensors'}")
+            report.say(f"done: {training.counters.step} steps, {folders.model / 'model.safetensors'}")
             return contract.EXIT_DONE
         finally:
             store.close()
             report.metrics.close()
 
 
-class Folders:
-    """Where things lie: as the agent says, else below the current folder."""
+def of_this_run(options: argparse.Namespace) -> tuple[argparse.Namespace, int | None]:
+    """The options of this run, those of its entry of a sweep over the command's own, and which entry that is."""
+    asked = options.index if options.params or options.index is not None else None
+    position = index() if asked is None else asked
+    entry = params(asked, source=options.params)
+    if entry:
+        print(f"entry {position}: {json.dumps(entry)}", flush=True)
+    return of_entry(options, entry, position), position
 
-    def __init__(self, environment: Any) -> None:
+
+class Folders:
+    """Where things lie: as the agent says, else below the current folder. Of a sweep's run the weights have a folder
+    of their own, so that results of all runs beside each other are `<index>/model/…`."""
+
+    def __init__(self, environment: Any, index: int | None = None) -> None:
         def path(name: str, default: str) -> Path:
             return Path(environment.get(name) or default)
 
         self.datasets = path(contract.DATASETS_DIR, "datasets")
         self.checkpoints = path(contract.CHECKPOINT_DIR, "checkpoints")
         self.results = path(contract.RESULTS_DIR, "results")
+        self.model = self.results if index is None else self.results / "model"
         self.metrics = path(contract.METRICS_FILE, str(self.results / "metrics.jsonl"))
         progress = environment.get(contract.PROGRESS_FILE)
         self.progress = Path(progress) if progress else None
@@ -115,11 +129,11 @@ def saved_threads(store: Any) -> int:
 
 
 # -------------------------------------------------------------------------------------------------------- the results
-def write_results(training: Any, store: Any, folder: Path, options: argparse.Namespace) -> None:
+def write_results(training: Any, store: Any, folders: Folders, options: argparse.Namespace) -> None:
     """model.safetensors (and ema, best), then metrics.json: its presence says that the run is finished."""
     from spotheal.training.export import export
 
-    counters = training.counters
+    counters, folder = training.counters, folders.model
     sums = {"model.safetensors": export(folder / "model.safetensors", training.model.state_dict(), {})}
     if training.average is not None:
         sums["ema.safetensors"] = export(folder / "ema.safetensors", training.average.state_dict(), {})
@@ -134,17 +148,17 @@ def write_results(training: Any, store: Any, folder: Path, options: argparse.Nam
         "sha256": sums,
         "config": training.config,
     }
-    write_atomically(folder / "metrics.json", json.dumps(body, indent=2) + "\n")
+    write_atomically(folders.results / "metrics.json", json.dumps(body, indent=2) + "\n")
 
 
-def read_finished(folder: Path, options: argparse.Namespace) -> dict[str, Any] | None:
+def read_finished(folders: Folders, options: argparse.Namespace) -> dict[str, Any] | None:
     """metrics.json of a run with these very options, where its weights are there too; else None."""
     try:
-        body = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+        body = json.loads((folders.results / "metrics.json").read_text(encoding="utf-8"))
         same = body["finished"] is True and body["config"] == config_of(options)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return body if same and (folder / "model.safetensors").is_file() else None
+    return body if same and (folders.model / "model.safetensors").is_file() else None
 
 
 if __name__ == "__main__":

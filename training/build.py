@@ -17,7 +17,7 @@ from spotheal.agent.errors import ConfigError
 from spotheal.training import data, models
 from spotheal.training.distributed import Ranks
 from spotheal.training.loop import Counters, Run
-from spotheal.training.options import config_of, model_of
+from spotheal.training.options import config_of, model_of, settled
 from spotheal.training.sampler import ExactSampler, SeededSamples, exact_loader
 
 AMP = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -25,13 +25,15 @@ AMP = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def build(options: argparse.Namespace, datasets: Path, saved_threads: int, ranks: Ranks | None = None) -> Run:
     """The run that `options` describe, at step 0. ConfigError where they cannot be had on this machine."""
+    options = settled(options)
     device = device_of(options.device)
     make_deterministic(options, saved_threads)
     ranks = ranks or Ranks()
     loaded = data.load(options.dataset, datasets) if ranks.rank == 0 else None
     ranks.first(True)  # so that rank 0 alone downloads
     loaded = loaded or data.load(options.dataset, datasets)
-    model = models.build(model_of(options), loaded.channels, loaded.size, loaded.classes).to(device)
+    network = models.Network(options.hidden_nodes, options.dropout_rate, options.activate_fn)
+    model = models.build(model_of(options), loaded.channels, loaded.size, loaded.classes, network).to(device)
     forward = replicated(model, options.seed, ranks)
     sampler = ExactSampler(len(loaded.train), seed=options.seed, rank=ranks.rank, world_size=ranks.size)  # type: ignore[arg-type]
     samples = SeededSamples(loaded.train, options.seed) if loaded.augmented else loaded.train
@@ -64,7 +66,7 @@ def build(options: argparse.Namespace, datasets: Path, saved_threads: int, ranks
         ranks=ranks,
         forward=forward,
     )
-    run.scheduler = warm_up_then_cosine(optimizer, run.steps_planned, options.warmup)
+    run.scheduler = scheduler_of(optimizer, run.steps_planned, options.warmup, options.schedule)
     return run
 
 
@@ -112,21 +114,35 @@ def scaled_rate(options: argparse.Namespace, ranks: int) -> float:
 
 
 def optimizer_of(options: argparse.Namespace, model: nn.Module, ranks: int = 1) -> torch.optim.Optimizer:
+    """The one that `options` name; RMSprop, Adam and their like with Keras's constants where torch's are others."""
+    made = torch.optim
     figures: dict[str, Any] = {"lr": scaled_rate(options, ranks), "weight_decay": options.weight_decay}
-    if options.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, **figures)
-    return torch.optim.AdamW(model.parameters(), **figures)
+    kinds: dict[str, tuple[Any, dict[str, Any]]] = {
+        "sgd": (made.SGD, {"momentum": 0.9, "nesterov": True}),
+        "rmsprop": (made.RMSprop, {"alpha": 0.9, "eps": 1e-7}),
+        "adam": (made.Adam, {"eps": 1e-7}),
+        "adamw": (made.AdamW, {}),
+        "adagrad": (made.Adagrad, {"eps": 1e-7}),
+        "adadelta": (made.Adadelta, {"rho": 0.95, "eps": 1e-7}),
+        "adamax": (made.Adamax, {"eps": 1e-7}),
+        "nadam": (made.NAdam, {"eps": 1e-7}),
+    }
+    kind, more = kinds[options.optimizer]
+    optimizer: torch.optim.Optimizer = kind(model.parameters(), **figures, **more)
+    return optimizer
 
 
-def warm_up_then_cosine(
-    optimizer: torch.optim.Optimizer, steps: int, warmup: float
+def scheduler_of(
+    optimizer: torch.optim.Optimizer, steps: int, warmup: float, schedule: str = "cosine"
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """A closed form of the step, so that its state is one number."""
+    """The rate rises, then falls as a cosine or stays. A closed form of the step, so that its state is one number."""
     rising = max(1, round(steps * warmup))
 
     def factor(step: int) -> float:
         if step < rising:
             return (step + 1) / rising
+        if schedule == "constant":
+            return 1.0
         return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - rising) / max(1, steps - rising))))
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

@@ -35,7 +35,9 @@ class Data:
 
 def load(name: str, folder: Path) -> Data:
     """The data set `name`. ConfigError or Retryable, with the next step, where it cannot be had."""
-    loaders: dict[str, Callable[[Path], Data]] = {"cifar10": cifar10, "digits": digits, "fake": fake}
+    loaders: dict[str, Callable[[Path], Data]] = {
+        "cifar10": cifar10, "mnist": mnist, "digits": digits, "fake": fake,
+    }  # fmt: skip
     return loaders[name](folder)
 
 
@@ -58,6 +60,26 @@ def cifar10(folder: Path) -> Data:
             next_step=f"put cifar-10-python.tar.gz into {folder}, or use --dataset digits, which needs no network",
         ) from fault
     return Data(train, valid, 3, 32, 10, augmented=True)
+
+
+def mnist(folder: Path) -> Data:
+    """MNIST through torchvision, 60,000 images to train and 10,000 to validate, as numbers from 0 to 1.
+
+    Downloaded where it is not there, each file by its md5. Source: LeCun et al., "Gradient-based learning applied to
+    document recognition", 1998.
+    """
+    datasets, _ = torchvision_datasets()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        train, valid = (datasets.MNIST(os.fspath(folder), train=part, download=True) for part in (True, False))
+    except (OSError, RuntimeError) as fault:
+        raise Retryable(
+            f"MNIST is not in {folder} and cannot be downloaded: {fault}",
+            next_step=f"put its four .gz files into {folder / 'MNIST' / 'raw'}, or use --dataset digits, which needs no"
+            " network",
+        ) from fault
+    pairs = [TensorDataset(one.data.unsqueeze(1).float().div(255), one.targets) for one in (train, valid)]
+    return Data(pairs[0], pairs[1], 1, 28, 10)
 
 
 def digits(folder: Path) -> Data:

@@ -204,15 +204,16 @@ def end_epoch(
     epoch, rate = run.sampler.epoch, samples / max(seconds, 1e-9)
     figures = {"train_loss": counters.epoch_loss.item() / max(1, counters.epoch_samples), **figures}
     report.metrics.add(step=counters.step, epoch=epoch, closes=True, **figures, lr=run.optimizer.param_groups[0]["lr"])
+    better = is_better(run.best, figures, counters.best)
+    if better is not None:
+        counters.best, counters.best_step = better, counters.step
+    best = {} if counters.best is None else {f"best_{run.best.partition(':')[2]}": counters.best}
     report.progress(now=True, step=counters.step, epoch=epoch, loss=figures["train_loss"], samples_per_second=rate,
-                    extra=figures)  # fmt: skip
+                    extra={**figures, **best})  # fmt: skip
     report.say(
         f"epoch {epoch + 1}/{run.epochs}  step {counters.step}/{run.steps_total}  {rate:.0f} samples/s"
         + "".join(f"  {name.replace('_', ' ')} {value:.4f}" for name, value in figures.items())
     )
-    better = is_better(run.best, figures, counters.best)
-    if better is not None:
-        counters.best, counters.best_step = better, counters.step
     run.sampler.next_epoch()
     counters.epoch_loss.zero_()
     counters.epoch_samples = 0
@@ -438,7 +439,7 @@ def refuse_another_run(now: dict[str, Any], before: dict[str, Any], report: Repo
     """SpothealError where the checkpoint is of another model or data; a warning where only figures differ."""
     different: Sequence[str] = [name for name in now if now[name] != before.get(name)]
     listed = ", ".join(f"{name} {before.get(name)!r} -> {now[name]!r}" for name in different)
-    if {"dataset", "model", "optimizer"} & set(different):
+    if {"dataset", "model", "optimizer", "hidden_nodes", "activate_fn"} & set(different):
         raise SpothealError(
             f"the checkpoint is of another run: {listed}",
             next_step="use the options of the run that wrote it, or an empty checkpoint folder",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,10 +14,24 @@ from spotheal.agent.errors import ConfigError
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101")
 
 
-def build(name: str, channels: int, size: int, classes: int) -> nn.Module:
-    """A model for images of `channels` x `size` x `size`. ConfigError where torchvision is needed and unusable."""
+@dataclass(frozen=True)
+class Network:
+    """What the article's list says of its network."""
+
+    hidden_nodes: Sequence[int] = (10, 20, 30)
+    dropout_rate: float = 0.5
+    activate_fn: str = "relu"
+
+
+def build(name: str, channels: int, size: int, classes: int, network: Network | None = None) -> nn.Module:
+    """A model for images of `channels` x `size` x `size`; `network` is for `dense` alone.
+
+    ConfigError where torchvision is needed and unusable.
+    """
     if name == "mlp":
         return mlp(channels * size * size, classes)
+    if name == "dense":
+        return dense(channels * size * size, classes, network or Network())
     if name == "convnet":
         return convnet(channels, size, classes)
     return resnet(name, channels, size, classes)
@@ -28,6 +43,36 @@ def mlp(features: int, classes: int, width: int = 128) -> nn.Module:
     for inputs in (features, width):
         layers += [nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2)]
     return nn.Sequential(*layers, nn.Linear(width, classes))
+
+
+def dense(features: int, classes: int, network: Network) -> nn.Module:
+    """512 nodes, then dropout and a layer for each of `hidden_nodes`, then dropout of 0.2 and the classes' scores.
+
+    Softmax is the loss's part. Weights begin as Keras's do: uniform by Glorot and Bengio, "Understanding the difficulty
+    of training deep feedforward neural networks", 2010, and biases at 0.
+    Source: `build_model` of the article "AWS Batch, distributed deep learning #2".
+    """
+    layers: list[nn.Module] = [nn.Flatten(), nn.Linear(features, 512), nn.ReLU()]
+    width = 512
+    for nodes in network.hidden_nodes:
+        layers += [nn.Dropout(network.dropout_rate), nn.Linear(width, nodes), activation(network.activate_fn)]
+        width = nodes
+    layers += [nn.Dropout(0.2), nn.Linear(width, classes)]
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+    return nn.Sequential(*layers)
+
+
+def activation(name: str) -> nn.Module:
+    """One of hyperparameters.ACTIVATIONS, by Keras's name."""
+    known: Mapping[str, Callable[[], nn.Module]] = {
+        "relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "elu": nn.ELU, "selu": nn.SELU, "gelu": nn.GELU,
+        "silu": nn.SiLU, "swish": nn.SiLU, "softplus": nn.Softplus, "softsign": nn.Softsign,
+        "leaky_relu": lambda: nn.LeakyReLU(0.3), "linear": nn.Identity,
+    }  # fmt: skip
+    return known[name]()
 
 
 def convnet(channels: int, size: int, classes: int, width: int = 32) -> nn.Module:

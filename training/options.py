@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from spotheal.agent.errors import ConfigError
+from spotheal.training import hyperparameters
+from spotheal.training.hyperparameters import ACTIVATIONS, DATASETS, MODELS, NETWORK, OPTIMIZERS, RATES, SCHEDULES
 from spotheal.training.pace import Every
 
-DATASETS = ("cifar10", "digits", "fake")
-MODELS = ("mlp", "convnet", "resnet18", "resnet34", "resnet50", "resnet101")
 _EXAMPLE = """\
 example, which needs no network; SIGTERM saves, and the same command goes on:
   python -m spotheal.training --dataset digits --epochs 40
@@ -23,21 +24,37 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    data = known.add_argument_group("what is trained")
-    add = data.add_argument
-    add("--dataset", choices=DATASETS, default="cifar10", help="%(default)s; digits needs no network, fake no data")
+    _add_training(known.add_argument_group("what is trained").add_argument)
+    _add_network(known.add_argument_group("the network of --model dense").add_argument)
+    _add_saving(known.add_argument_group("checkpoints").add_argument)
+    _add_machine(known.add_argument_group("machine").add_argument)
+    return known
+
+
+def _add_training(add: Callable[..., object]) -> None:
+    add("--dataset", choices=DATASETS, help="cifar10, with --model dense mnist; digits needs no network, fake no data")
     add("--model", choices=MODELS, metavar="NAME", help=f"{', '.join(MODELS)}; by data set resnet50, mlp, resnet18")
+    add("--params", metavar="LIST", help="take the options of an entry of this list (YAML, JSON; on disk or s3://…)")
+    add("--index", type=int, metavar="N", help="of the entry, from 0; below the agent it is told which")
     add("--epochs", type=positive(int), default=20, metavar="N", help="%(default)s")
     add("--batch-size", type=positive(int), default=128, metavar="N", help="%(default)s")
-    add("--optimizer", choices=("sgd", "adamw"), default="adamw", help="%(default)s")
-    add("--lr", type=positive(float), default=1e-3, metavar="RATE", help="%(default)s, the highest, after the warm-up")
+    add("--optimizer", choices=OPTIMIZERS, default="adamw", metavar="NAME", help=f"adamw; {', '.join(OPTIMIZERS)}")
+    add("--lr", type=positive(float), metavar="RATE", help="the highest, after the warm-up; by optimizer, adamw 0.001")
     add("--scale-lr", choices=("no", "linear", "sqrt"), default="no", help="by the number of ranks: %(default)s")
-    add("--weight-decay", type=float, default=5e-4, metavar="RATE", help="%(default)s")
-    add("--warmup", type=float, default=0.05, metavar="SHARE", help="%(default)s of the steps, while the rate rises")
+    add("--schedule", choices=SCHEDULES, help="of the rate: cosine, with --model dense constant")
+    add("--weight-decay", type=float, metavar="RATE", help="0.0005, with --model dense 0")
+    add("--warmup", type=float, metavar="SHARE", help="0.05 of the steps, while the rate rises; with --model dense 0")
     add("--ema", type=float, default=0.0, metavar="DECAY", help="also keep an average of the weights, e.g. 0.999")
     add("--seed", type=int, default=0, metavar="N", help="%(default)s")
-    saving = known.add_argument_group("checkpoints")
-    add = saving.add_argument
+
+
+def _add_network(add: Callable[..., object]) -> None:
+    add("--hidden-nodes", type=nodes, default=[10, 20, 30], metavar="N,N,…", help="after the first 512: 10,20,30")
+    add("--dropout-rate", type=float, default=0.5, metavar="RATE", help="before each of them: %(default)s")
+    add("--activate-fn", choices=ACTIVATIONS, default="relu", metavar="NAME", help=f"relu; {', '.join(ACTIVATIONS)}")
+
+
+def _add_saving(add: Callable[..., object]) -> None:
     add(
         "--save-every",
         type=every,
@@ -63,8 +80,9 @@ def parser() -> argparse.ArgumentParser:
         help="%(default)s between two; for auto",
     )
     add("--no-imds", action="store_true", help="do not ask the instance metadata service for notices")
-    machine = known.add_argument_group("machine")
-    add = machine.add_argument
+
+
+def _add_machine(add: Callable[..., object]) -> None:
     add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1, …")
     add("--amp", choices=("off", "bf16", "fp16"), default="off", help="mixed precision: %(default)s")
     add("--workers", type=int, default=0, metavar="N", help="DataLoader workers: %(default)s")
@@ -78,18 +96,46 @@ def parser() -> argparse.ArgumentParser:
     add("--fast", action="store_true", help="allow kernels that are not deterministic: a resume is then not exact")
     add("--log-every", type=positive(int), default=10, metavar="STEPS", help="%(default)s between lines of metrics")
     add("--step-seconds", type=float, default=0.0, metavar="SECONDS", help="make steps last so long, for rehearsals")
-    return known
+
+
+def of_entry(options: argparse.Namespace, entry: dict[str, Any], index: int | None) -> argparse.Namespace:
+    """`options` with an entry of a sweep over them. ConfigError that names entry, key and what is allowed."""
+    name = "the entry" if index is None else f"entry {index}"
+    if found := hyperparameters.faults(entry, options.model or ""):
+        raise ConfigError("\n".join(f"{name}: {one}" for one in found), next_step="correct the list of the sweep")
+    values = hyperparameters.normal(entry)
+    if not options.model and any(key in values for key in NETWORK):
+        values = {"model": "dense"} | values
+    return argparse.Namespace(**{**vars(options), **values})
+
+
+def settled(options: argparse.Namespace) -> argparse.Namespace:
+    """`options` with what depends on others filled in. The article trains its network at a constant rate."""
+    dense = options.model == "dense"
+    chosen = {
+        "dataset": "mnist" if dense else "cifar10",
+        "lr": RATES[options.optimizer],
+        "schedule": "constant" if dense else "cosine",
+        "weight_decay": 0.0 if dense else 5e-4,
+        "warmup": 0.0 if dense else 0.05,
+    }
+    return argparse.Namespace(**{**vars(options), **{k: v for k, v in chosen.items() if getattr(options, k) is None}})
 
 
 def config_of(options: argparse.Namespace) -> dict[str, Any]:
     """The options on which the weights depend; they are saved, and compared at a resume."""
+    options = settled(options)
     names = ("dataset", "optimizer", "epochs", "batch_size", "lr", "weight_decay", "warmup", "ema", "seed", "amp")
-    scaled = {} if options.scale_lr == "no" else {"scale_lr": options.scale_lr}  # older checkpoints have no such option
-    return {"model": model_of(options), **{name: getattr(options, name) for name in names}, **scaled}
+    # Older checkpoints have none of these.
+    later = {"scale_lr": "no", "schedule": "cosine"}
+    more = {name: getattr(options, name) for name, usual in later.items() if getattr(options, name) != usual}
+    network = {name: getattr(options, name) for name in NETWORK} if model_of(options) == "dense" else {}
+    return {"model": model_of(options), **{name: getattr(options, name) for name in names}, **more, **network}
 
 
 def model_of(options: argparse.Namespace) -> str:
-    return str(options.model or {"cifar10": "resnet50", "digits": "mlp", "fake": "resnet18"}[options.dataset])
+    usual = {"cifar10": "resnet50", "mnist": "mlp", "digits": "mlp", "fake": "resnet18"}
+    return str(options.model or usual[options.dataset or "cifar10"])
 
 
 # -------------------------------------------------------------------------------------------------- values of options
@@ -102,6 +148,16 @@ def positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 
     parse.__name__ = kind.__name__
     return parse
+
+
+def nodes(text: str) -> list[int]:
+    try:
+        found = [int(one) for one in text.split(",") if one.strip()]
+    except ValueError:
+        found = [0]
+    if not hyperparameters.RULES["hidden_nodes"].holds(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form 10,20,30")
+    return found
 
 
 def at_least_two(text: str) -> int:

@@ -1,4 +1,11 @@
-"""The parameters of a run of a sweep, as the agent hands them over: one entry of the list `fleetctl sweep` took."""
+"""The parameters of one run of a sweep: an entry of the list that `fleetctl sweep run` took.
+
+    p = params(known={"lr", "batch_size"}, default={"lr": 0.1})     # below the agent: this run's own entry
+    p = params(3, source="s3://bucket/hyperparam_list.yml")         # anywhere: entry 3 of a list
+
+By hand, without the agent: SPOTHEAL_PARAMS names the list (YAML or JSON, on disk or in S3), and SPOTHEAL_INDEX or
+AWS_BATCH_JOB_ARRAY_INDEX, or the argument, the entry. A list in YAML needs PyYAML, one in S3 boto3.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +15,135 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.contract import INDEX, PARAMS_FILE
+from spotheal.agent.contract import BATCH_INDEX, INDEX, PARAMS_FILE
+from spotheal.agent.errors import ConfigError
+
+LIST = "SPOTHEAL_PARAMS"
+_LIST_BYTES_MAX = 4 << 20
+
+
+class BadParams(ConfigError, ValueError):
+    """The list, the entry or its index is not what it must be."""
 
 
 def index() -> int | None:
-    """The position in the sweep, from 0; None outside of one. ValueError where the environment holds no number."""
-    text = os.environ.get(INDEX)
-    return None if text is None else int(text)
+    """The position in the sweep, from 0; None outside of one. BadParams where the environment holds no such number."""
+    for name in (INDEX, BATCH_INDEX):
+        if (text := os.environ.get(name)) is not None:
+            return checked_index(text, name)
+    return None
+
+
+def checked_index(value: Any, name: str = "the index") -> int:
+    """`value` as a position from 0 on, also where it is text. BadParams says what it is instead."""
+    text = str(value).strip()
+    if isinstance(value, (bool, float)) or not (text.isascii() and text.isdigit()):
+        raise BadParams(f"{name} must be a whole number from 0 on, and is {value!r}",
+                        next_step="entries of a list are counted from 0")  # fmt: skip
+    return int(text)
 
 
 def params(
-    known: Collection[str] | None = None, default: Mapping[str, Any] | None = None, path: Path | None = None
+    index: int | None = None,
+    *,
+    known: Collection[str] | None = None,
+    default: Mapping[str, Any] | None = None,
+    source: str | Path | None = None,
 ) -> dict[str, Any]:
     """This run's parameters: `default` with the entry's values over it.
 
-    `known`: the names that the trainer reads; an entry with another is refused, because a misspelt name would train
-    with a default in silence. `path`: the entry's file, else that of SPOTHEAL_PARAMS_FILE; outside of a sweep the
-    defaults alone. ValueError names what is wrong.
+    `index`: which entry; below the agent the run's own, and no other. `known`: the names that the trainer reads; an
+    entry with another is refused, because a misspelt name would train with a default in silence. `source`: a list to
+    take the entry from, else that of SPOTHEAL_PARAMS. Outside of a sweep the defaults alone. BadParams says what is
+    wrong with list, entry or index.
     """
-    name = str(path) if path is not None else os.environ.get(PARAMS_FILE, "")
-    found = dict(default or {})
-    if not name:
-        return found
-    try:
-        entry = json.loads(Path(name).read_text(encoding="utf-8"))
-    except OSError as fault:
-        raise ValueError(f"the parameters of this run cannot be read: {fault}") from fault
-    except ValueError as fault:
-        raise ValueError(f"{name} is not JSON: {fault}") from fault
-    if not isinstance(entry, dict):
-        raise ValueError(f"{name} must hold one mapping of names to values")
+    asked, entry = _entry(None if index is None else checked_index(index), None if source is None else str(source))
     if known is not None and (strange := sorted(set(entry) - set(known))):
-        raise ValueError(f"entry {index()} has {', '.join(strange)}; the trainer knows {', '.join(sorted(known))}")
-    return found | entry
+        raise BadParams(f"entry {asked} has {', '.join(strange)}; the trainer knows {', '.join(sorted(known))}",
+                        next_step="correct the list")  # fmt: skip
+    return dict(default or {}) | entry
+
+
+def entry_of(document: Any, index: int, source: str) -> dict[str, Any]:
+    """Entry `index` of a list that was read. BadParams where it is no list, has no such entry or no mapping there."""
+    if not isinstance(document, list):
+        raise BadParams(f"{source} must be a list of mappings", next_step="write one `- {name: value}` an entry")
+    if not document:
+        raise BadParams(f"{source} has no entry", next_step="write one `- {name: value}` an entry")
+    if not 0 <= index < len(document):
+        raise BadParams(f"there is no entry {index} in {source}: it has {len(document)}, 0 to {len(document) - 1}",
+                        next_step="start as many runs as the list has entries")  # fmt: skip
+    found = document[index]
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise BadParams(f"entry {index} of {source} must be a mapping of names to values")
+    return found
+
+
+def _entry(asked: int | None, source: str | None) -> tuple[int | None, dict[str, Any]]:
+    own, file = index(), os.environ.get(PARAMS_FILE, "")
+    listed = source or ("" if file else os.environ.get(LIST, ""))
+    if listed:
+        position = own if asked is None else asked
+        if position is None:
+            raise BadParams(f"which entry of {listed}?", next_step=f"params(0), or {INDEX}=0 in the environment")
+        return position, entry_of(_read(listed), position, listed)
+    if not file:
+        if asked is not None:
+            raise BadParams(f"there is no list to take entry {asked} from",
+                            next_step=f"`fleetctl sweep run LIST`, or {LIST}=LIST in the environment")  # fmt: skip
+        return own, {}
+    if asked is not None and own is not None and asked != own:
+        raise BadParams(f"this is run {own} of the sweep, and entry {asked} is another run's",
+                        next_step="params() without an index is this run's own")  # fmt: skip
+    found = _parsed(_from_disk(file), file)
+    if not isinstance(found, dict):
+        raise BadParams(f"{file} must hold one mapping of names to values")
+    return own if asked is None else asked, found
+
+
+def _read(source: str) -> Any:
+    return _parsed(_from_s3(source) if source.startswith("s3://") else _from_disk(source), source)
+
+
+def _from_disk(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_LIST_BYTES_MAX + 1)
+    except OSError as fault:
+        raise BadParams(f"the parameters of this run cannot be read: {fault}") from fault
+
+
+def _from_s3(source: str) -> bytes:
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError as fault:
+        raise BadParams(f"{source} needs boto3: {fault}", next_step="python -m pip install boto3") from fault
+    bucket, _, key = source.removeprefix("s3://").partition("/")
+    try:
+        return bytes(boto3.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read(_LIST_BYTES_MAX + 1))
+    except (BotoCoreError, ClientError, ValueError) as fault:
+        raise BadParams(f"{source} cannot be read: {fault}") from fault
+
+
+def _parsed(raw: bytes, source: str) -> Any:
+    """JSON, else YAML: below the agent it is always JSON, and no library is needed."""
+    if len(raw) > _LIST_BYTES_MAX:
+        raise BadParams(f"{source} has more than {_LIST_BYTES_MAX} bytes")
+    try:
+        text = raw.decode("utf-8-sig")
+        return json.loads(text)
+    except UnicodeDecodeError as fault:
+        raise BadParams(f"{source} is no UTF-8 text: {fault}") from fault
+    except (ValueError, RecursionError) as fault:
+        if source.endswith(".json"):
+            raise BadParams(f"{source} is not JSON: {fault}") from fault
+    try:
+        import yaml
+    except ImportError as fault:
+        raise BadParams(f"{source} is not JSON, and PyYAML is not installed",
+                        next_step="python -m pip install pyyaml") from fault  # fmt: skip
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as fault:
+        raise BadParams(f"{source} is no YAML: {str(fault).splitlines()[0]}") from fault
