@@ -108,6 +108,19 @@ class Curves:
     _before = b""
 
 
+class Metrics:
+    """The trainer's metrics file, read again where it has changed."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._mark: tuple[int, int] | None = None
+
+    def read(self) -> bytes:
+        """Its lines, thinned to `METRICS_BYTES_MAX` and without secrets; nothing where they are as before."""
+        self._mark, body = _metrics(self.file, self._mark)
+        return _without_secrets(body)
+
+
 def _metrics(path: Path, known: tuple[int, int] | None) -> tuple[tuple[int, int] | None, bytes]:
     """The file's lines, thinned to `METRICS_BYTES_MAX`, and its mark; nothing where it is as `known` or unreadable."""
     try:

@@ -6,16 +6,18 @@ ends this very instance, so everything that must survive is stored before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from spotheal.agent.clock import Clock, Stop
+from spotheal.agent.efs import Put
 from spotheal.agent.errors import Retryable, SpothealError
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.names import LAYOUT, TAG_REASON, TAG_SAVED_STEP, TAG_STATE, Phase, VolumeState
 from spotheal.agent.redaction import redacted
+from spotheal.agent.results import InStore, Place
 from spotheal.agent.status import Status
 from spotheal.agent.store import Store
 
@@ -126,54 +128,69 @@ class Finishing:
     volume: str | None
     results: Path | None
     saved_step: int | None = None
-    results_to: tuple[Store, str] | None = None  # store and prefix; else `results/` of the run's own
+    results_to: Place | None = None  # else `results/` of the run's own store
+    results_too: Sequence[tuple[str, Path]] = ()  # (name, file) beside what is in the folder
 
 
 def store_results(work: Finishing, stop: Stop) -> str:
-    """Upload the results folder; returns "" or why not all of it is stored. Retried for `RESULTS_SECONDS_MAX`.
+    """Copy the results to their place; returns "" or why not all of it is there. Retried for `RESULTS_SECONDS_MAX`.
 
-    A file that cannot be stored at all (its name, its permissions) is named, and keeps no other from the store.
+    A file that cannot be stored at all (its name, its permissions) is named, and keeps no other from its place.
     """
     if work.results is None or not work.results.is_dir():
         return ""
-    files = sorted(path for path in work.results.rglob("*") if path.is_file() and not path.is_symlink())
+    found = sorted(path for path in work.results.rglob("*") if path.is_file() and not path.is_symlink())
+    files = [*((path.relative_to(work.results).as_posix(), path) for path in found), *work.results_too]
+    place = work.results_to or InStore(work.store, LAYOUT.results)
+    names = {path: name for name, path in files}
     began = work.clock.monotonic()
-    stored: set[Path] = set()
+    stored: dict[Path, Put] = {}
     hopeless: dict[Path, str] = {}
     while True:
-        passing = _upload(work, [path for path in files if path not in stored | hopeless.keys()], stored, hopeless)
+        passing = _put(place, [(n, path) for n, path in files if path not in stored | hopeless], stored, hopeless)
+        if not passing:
+            passing = _list(work, place, [(names[path], put) for path, put in stored.items()])
         if not passing:
             break
         work.log.warning("results are not stored yet; trying again", error=passing, stored=len(stored), of=len(files))
         late = work.clock.monotonic() - began > RESULTS_SECONDS_MAX
         if late or work.clock.sleep(_RETRY_SECONDS, until=stop):
             return passing
-    work.log.info("stored the results", files=len(stored), to=f"{work.store.url}/{LAYOUT.results}")
+    work.log.info("stored the results", files=len(stored), to=str(place))
     if not hopeless:
         return ""
     path, why = next(iter(hopeless.items()))
     more = f" and {len(hopeless) - 1} more" if len(hopeless) > 1 else ""
-    name = _relative(work, path).encode("utf-8", "backslashreplace").decode()
+    name = names[path].encode("utf-8", "backslashreplace").decode()
     return f"{name}{more}: {why}"
 
 
-def _upload(work: Finishing, files: list[Path], stored: set[Path], hopeless: dict[Path, str]) -> str:
-    """One round; returns why it is worth another, or "". Ends at the first such fault: the store is down for all."""
-    for path in files:
-        try:
-            store, prefix = work.results_to or (work.store, LAYOUT.results)
-            store.put_file(prefix + _relative(work, path), path)
-            stored.add(path)
-        except Retryable as error:
-            return error.message
-        except (SpothealError, OSError) as error:
-            hopeless[path] = getattr(error, "message", "") or str(error)
+def _put(
+    place: Place, files: Sequence[tuple[str, Path]], stored: dict[Path, Put], hopeless: dict[Path, str]
+) -> str:
+    """One round; returns why it is worth another, or ""."""
+    for put in place.put(files):
+        if put.again:
+            return put.fault
+        if put.fault:
+            hopeless[put.source] = put.fault
+        else:
+            stored[put.source] = put
     return ""
 
 
-def _relative(work: Finishing, path: Path) -> str:
-    assert work.results is not None
-    return path.relative_to(work.results).as_posix()
+def _list(work: Finishing, place: Place, stored: Sequence[tuple[str, Put]]) -> str:
+    """Results that lie elsewhere are listed in the run's store, which an operator can always read."""
+    if not place.is_elsewhere or not stored:
+        return ""
+    files = [{"name": name, "size": put.size, **({"sha256": put.sha256} if put.sha256 else {})} for name, put in stored]
+    try:
+        work.store.put_json(LAYOUT.results_listing, {"place": str(place), "files": files})
+    except Retryable as error:
+        return error.message
+    except SpothealError as error:
+        work.log.warning("what is stored is not listed in the store", error=error.message)
+    return ""
 
 
 def record(work: Finishing, end: End, missing: str = "") -> End:

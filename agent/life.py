@@ -20,6 +20,7 @@ from spotheal.agent.clock import Clock, SystemClock, rfc3339
 from spotheal.agent.config import InstanceConfig, seconds
 from spotheal.agent.confinement import Confinement
 from spotheal.agent.ec2 import Ec2
+from spotheal.agent.efs import Efs
 from spotheal.agent.errors import ExitCode, Fatal, Interrupted, NoCredentials, Retryable, SpothealError
 from spotheal.agent.finish import (
     BARRED,
@@ -52,10 +53,11 @@ from spotheal.agent.look_back import LookBack
 from spotheal.agent.messages import interruption_message
 from spotheal.agent.metadata import Metadata
 from spotheal.agent.money import Money, used_gib
-from spotheal.agent.names import LAYOUT, TAG_JOB, TAG_NAME, TAG_RUN, Phase
+from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, EfsUrl, Phase
 from spotheal.agent.notify import SECONDS_MAX, Message, topic_region
 from spotheal.agent.paths import Paths
 from spotheal.agent.rescue import Rescue
+from spotheal.agent.results import LiveMetrics, place_of
 from spotheal.agent.setup_commands import prepare as run_setup
 from spotheal.agent.status import Status
 from spotheal.agent.store import Store
@@ -167,10 +169,14 @@ class Life:
         self._mount_point = world.paths.mount_point(config.job.volume.mount)
         self._folders = Folders.at(world.paths.root, config.job.volume.mount)
         self._warmup = Warmup(self._log)
+        self._client = world.client or (lambda service: aws.client(service, config.region))
         self._confinement = Confinement(
             config, world.paths, self._folders, self._here, world.metadata, self._clock, self._stop, self._log,
-            world.client or (lambda service: aws.client(service, config.region)),
+            self._client,
         )  # fmt: skip
+        self._results = place_of(config, world.s3, self._efs, lambda: self._confinement.account)
+        scratch = self._folders.run_dir / "metrics.jsonl"
+        self._live = LiveMetrics(self._results, self._folders, scratch, self._clock, self._log)
         self._interpreter: Interpreter | None = None
         self._held: Held | None = None
         self._trainer: TrainerStage | None = None
@@ -410,9 +416,12 @@ class Life:
             raise Interrupted("this machine goes away")
         self._launch.note(outcome="training")
         self._status.update(phase=Phase.TRAINING)
+        trained = threading.Event()
+        self._beside("metrics", lambda: self._live.watch(trained))
         try:
             return self._trainer.run()
         finally:
+            trained.set()
             self._saved_step, self._trainer = self._trainer.saved_step, None
             self._used_gib = used_gib(self._mount_point)
 
@@ -506,7 +515,8 @@ class Life:
             instance=self._here.instance,
             volume=None if self._held is None else self._held.volume,
             results=None if self._held is None else self._folders.results,
-            results_to=self._results_of_sweep(),
+            results_to=self._results,
+            results_too=[] if self._held is None or self._over else self._live.last(),
             saved_step=self._saved_step,
         )
         known = self._over  # an earlier instance has recorded it; only its fleet is still there
@@ -531,10 +541,12 @@ class Life:
         self._rescue.drop()
         self._leave_machine(work, end)
 
-    def _results_of_sweep(self) -> tuple[Store, str] | None:
-        """The results of all runs of a sweep lie beside each other."""
-        index = self._config.index
-        return None if index is None else (self._sources, f"{LAYOUT.results}{index}/")
+    def _efs(self, place: EfsUrl) -> Efs:
+        world, here = self._world, self._here
+        return Efs(
+            place, region=self._config.region, zone=here.zone, root=world.paths.root, host=world.host,
+            client=lambda: self._client("efs"), clock=self._clock, stop=self._stop, log=self._log,
+        )  # fmt: skip
 
     def _leave_machine(self, work: Finishing, end: End) -> None:
         """The last act: the fleet, and with it this instance. A sweep's run leaves both to the next run."""

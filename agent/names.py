@@ -85,6 +85,8 @@ class StoreLayout:
     logs = "logs/"  # logs/<instance>/agent.0000.jsonl, logs/<instance>/trainer.0000.log
     results = "results/"
     metrics = "metrics.jsonl"  # the trainer's metrics file, thinned where it is large
+    live_metrics = "metrics.jsonl"  # the same among the results, where the trainer put no file of that name there
+    results_listing = "results.json"  # {"place", "files": [{"name", "size", "sha256"}]} of results that lie elsewhere
     launches = "launches/"  # launches/<instance>.json, put before anything can fail
     terms = "terms/"
     checkpoints = "checkpoints/"  # copies of a run without a volume (on AWS Batch): <term>-<number>.json and blobs/
