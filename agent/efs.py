@@ -223,16 +223,6 @@ class Efs:
                 yield Put(Path(said["failed"]), fault=str(said["text"]), again=bool(said.get("server")))
 
 
-class MountedEfs(Efs):
-    """One that somebody else has mounted at `path`: in a container, ECS does. Its root is the file system's."""
-
-    def __init__(self, place: EfsUrl, path: Path) -> None:
-        self.place, self.mount_point = place, path
-
-    def mount(self, seconds_max: float = MOUNT_SECONDS_MAX) -> Path:
-        return self.mount_point
-
-
 def _spoken(argv: Sequence[str], order: str, silent_seconds_max: float) -> Iterator[Mapping[str, Any]]:
     """The JSON lines of a program that reads `order`; Retryable where it falls silent: then it is killed."""
     program = subprocess.Popen(
