@@ -25,7 +25,7 @@ from spotheal.agent.store import Store
 from spotheal.fleet import engine, plan, repository, rescue
 from spotheal.fleet.account import prerequisites, roles
 from spotheal.fleet.account.prerequisites import CreateSecurityGroup, ImportKey, OpenSsh, filled
-from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole
+from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole, CreateTrainerRole
 from spotheal.fleet.gather import Ready, bucket_exists
 from spotheal.fleet.session import Session
 
@@ -44,7 +44,7 @@ def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[st
     for step in ready.plan.steps:
         say(step.says())
         match step:
-            case CreateInstanceRole() | CreateFleetRole():
+            case CreateInstanceRole() | CreateFleetRole() | CreateTrainerRole():
                 prerequisites.make(session, step)
                 usable_at = clock.monotonic() + prerequisites.IAM_SECONDS
             case CreateSecurityGroup() | OpenSsh() | ImportKey():

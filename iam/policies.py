@@ -8,7 +8,7 @@ delete could delete whatever it tags, so deleting stands alone and can be left o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,7 +172,8 @@ def administrator(scope: Scope) -> Document:
 
 def _roles(scope: Scope) -> list[str]:
     profile = scope.role(scope.instance_role).replace(":role/", ":instance-profile/")
-    return [*(scope.role(name) for name in (scope.instance_role, scope.fleet_role, scope.rescue_role)), profile]
+    names = (scope.instance_role, scope.fleet_role, scope.rescue_role, TRAINER_ROLE)
+    return [*map(scope.role, names), profile]
 
 
 def fleet_role(scope: Scope) -> Document:
@@ -199,16 +200,30 @@ def rescue_role(scope: Scope) -> Document:
     ])  # fmt: skip
 
 
-def trainer_trust(scope: Scope) -> Document:
-    """Who may take the role of a caged trainer: the instance's role. What it may do is the account's to say; a job's
-    `cage.trainer_policy` only narrows it."""
-    taken_by = {"AWS": scope.role(scope.instance_role)}
-    return _document([{"Effect": "Allow", "Principal": taken_by, "Action": "sts:AssumeRole"}])
+def trainer_trust(scope: Scope, takers: Iterable[str] = ()) -> Document:
+    """Who may take the role of a caged trainer: the instances' role (`takers`: ARNs; default: the scope's).
+
+    By the condition and not as principal, which IAM would turn into the id of a role that must exist by now, and that
+    another role of the same name, made later, does not have. What the role may do is the account's to say; a job's
+    `cage.trainer_policy` only narrows it.
+    """
+    account = {"AWS": f"arn:{scope.partition}:iam::{scope.account}:root"}
+    which = {"ArnEquals": {"aws:PrincipalArn": sorted(takers) or [scope.role(scope.instance_role)]}}
+    statement = {"Effect": "Allow", "Principal": account, "Action": "sts:AssumeRole", "Condition": which}
+    return _document([statement])
 
 
 def trust(service: str) -> Document:
     """Who may take the role: `ec2.amazonaws.com` for the instance's, `spotfleet.amazonaws.com` for the fleet's."""
     return _document([{"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}])
+
+
+# Whose calls which documents allow, all additions for some jobs included.
+DOCUMENTS: dict[Who, tuple[Callable[[Scope], Document], ...]] = {
+    Who.INSTANCE: (instance_role, instance_with_rescue, instance_of_sweep, instance_that_tells),
+    Who.OPERATOR: (operator,),
+    Who.ADMINISTRATOR: (administrator,),
+}
 
 
 # ----------------------------------------------------------------------------------------------------------- statements

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import aws_calls
 from botocore.auth import S3SigV4Auth, SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
@@ -126,6 +127,8 @@ def _handler(cloud: Cloud) -> type[BaseHTTPRequestHandler]:
 
         def _store(self, body: bytes) -> None:
             split = urlsplit(self.path)
+            asked = "ListBucket" if split.query else {"PUT": "PutObject", "GET": "GetObject"}[self.command]
+            aws_calls.notes.add(("instance", f"s3:{asked}"))
             if split.query:
                 prefix = parse_qs(split.query)["prefix"][0]
                 keys = [f"{PREFIX}/{key}" for key in sorted(cloud.objects)]
@@ -148,6 +151,7 @@ def _handler(cloud: Cloud) -> type[BaseHTTPRequestHandler]:
 
         def _ec2(self, form: dict[str, str]) -> None:
             cloud.ec2.append(form)
+            aws_calls.notes.add(("instance", f"ec2:{form['Action']}"))
             cloud.times[form["Action"]] = time.monotonic()
             if cloud.ec2_refuses:
                 return self._answer(403, b"<Errors><Error><Code>UnauthorizedOperation</Code></Error></Errors>")

@@ -13,9 +13,54 @@ if str(Path(__file__).parent) not in sys.path:
     sys.path.insert(0, str(Path(__file__).parent))
 
 
+import aws_calls
+
+_wrong = pytest.StashKey[list[str]]()
+
+
 @pytest.fixture(scope="session")
 def torchvision() -> Any:
     """See torchvision_here."""
     from torchvision_here import torchvision_here
 
     return torchvision_here()
+
+
+# ----------------------------------------------------------------------- calls of AWS against the policies (aws_calls)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """By now every test module is imported, and with it whatever answers as AWS."""
+    if not session.config.option.collectonly:
+        aws_calls.record(sys.modules)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A worker of xdist has ended: what it noted."""
+    aws_calls.notes.update((who, action) for who, action in getattr(node, "workeroutput", {}).get("aws_calls", ()))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    config = session.config
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["aws_calls"] = sorted(aws_calls.notes)
+        return
+    is_whole = exitstatus == pytest.ExitCode.OK and _runs_everything(config)
+    wrong = aws_calls.faults(aws_calls.notes, aws_calls.allowed(), is_whole) if aws_calls.notes else []
+    config.stash[_wrong] = wrong
+    if wrong and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if wrong := config.stash.get(_wrong, []):
+        terminalreporter.section("calls of AWS against the policies of iam/", red=True)
+        for line in wrong:
+            terminalreporter.write_line(line)
+
+
+def _runs_everything(config: pytest.Config) -> bool:
+    """Only then is a permission without a call one that nothing needs."""
+    option = config.option
+    chosen = (option.keyword, option.markexpr, option.deselect, option.ignore, option.ignore_glob,
+              getattr(option, "lf", False), option.collectonly)  # fmt: skip
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not any(chosen)

@@ -26,6 +26,7 @@ __all__ = ["desk", "moto_clients", "wheels"]  # fixtures
 THEIRS = '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "ec2:Describe*", "Resource": "*"}]}'
 TRUST = json.dumps(policies.trust("ec2.amazonaws.com"))
 FLEET_ROLE = "aws-ec2-spot-fleet-tagging-role"
+SPOTHEAL_INSTANCE = "arn:aws:iam::123456789012:role/spotheal-instance"
 
 
 @pytest.fixture
@@ -181,6 +182,48 @@ def test_a_role_with_policies_of_somebody_elses_is_left_as_it_is(empty: Desk, mo
     iam.create_instance_profile(InstanceProfileName="spotheal-instance")
     iam.add_role_to_instance_profile(InstanceProfileName="spotheal-instance", RoleName="spotheal-instance")
     assert roles.missing_instance_role(Session("us-west-2"), "spotheal-instance", StoreUrl(BUCKET, "")) is None
+
+
+def test_a_job_with_a_trainer_policy_gets_its_role_in_the_plan(empty: Desk, moto_clients: dict[str, Any]) -> None:
+    """One inline policy a job: what a trainer gets is narrowed to its own job's."""
+    iam, trainer = moto_clients["iam"], {"RoleName": "spotheal-trainer"}
+    (empty.folder / "policy.json").write_text(THEIRS)
+    with (empty.folder / "job.toml").open("a") as job:
+        job.write('[cage]\ntrainer_policy = "policy.json"\n')
+    first = empty.request()
+    assert "create role spotheal-trainer for caged trainers: what this job's trainer_policy allows" in first["steps"]
+    assert iam.list_role_policies(**trainer)["PolicyNames"] == ["spotheal-cifar"]
+    assert iam.get_role_policy(**trainer, PolicyName="spotheal-cifar")["PolicyDocument"] == json.loads(THEIRS)
+    (trust,) = iam.get_role(**trainer)["Role"]["AssumeRolePolicyDocument"]["Statement"]
+    assert trust["Condition"]["ArnEquals"]["aws:PrincipalArn"] == [SPOTHEAL_INSTANCE]
+
+    session, others = Session("us-west-2"), ["theirs", "spotheal-instance"]
+    assert roles.missing_trainer_role(session, ["spotheal-instance"], "cifar", THEIRS) is None
+    assert roles.missing_trainer_role(session, ["spotheal-instance"], "", "") is None
+    changed = roles.missing_trainer_role(session, ["spotheal-instance"], "cifar", '{"Statement": []}')
+    assert changed is not None and changed.verb == "update"
+    more = roles.missing_trainer_role(session, others, "imagenet", THEIRS)
+    assert more is not None and more.verb == "extend"
+    prerequisites.make(session, more)
+    assert sorted(iam.list_role_policies(**trainer)["PolicyNames"]) == ["spotheal-cifar", "spotheal-imagenet"]
+    (trust,) = iam.get_role(**trainer)["Role"]["AssumeRolePolicyDocument"]["Statement"]
+    theirs = SPOTHEAL_INSTANCE.replace("spotheal-instance", "theirs")
+    assert trust["Condition"]["ArnEquals"]["aws:PrincipalArn"] == [SPOTHEAL_INSTANCE, theirs]
+
+
+def test_where_the_administrator_says_what_trainers_may_do_a_job_adds_nothing(empty: Desk) -> None:
+    session = Session("us-west-2")
+    step = roles.missing_trainer_role(session, ["spotheal-instance"], "", THEIRS)
+    assert step is not None
+    prerequisites.make(session, step)
+    assert roles.missing_trainer_role(session, ["spotheal-instance"], "cifar", '{"Statement": []}') is None
+
+
+def test_a_trainers_role_of_somebody_elses_is_left_as_it_is(empty: Desk, moto_clients: dict[str, Any]) -> None:
+    iam = moto_clients["iam"]
+    iam.create_role(RoleName="spotheal-trainer", AssumeRolePolicyDocument=TRUST)
+    iam.put_role_policy(RoleName="spotheal-trainer", PolicyName="theirs", PolicyDocument=THEIRS)
+    assert roles.missing_trainer_role(Session("us-west-2"), ["spotheal-instance"], "cifar", THEIRS) is None
 
 
 def test_tomorrows_address_is_opened_beside_todays(empty: Desk, moto_clients: dict[str, Any]) -> None:

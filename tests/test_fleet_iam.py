@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import boto3
 import pytest
@@ -12,12 +13,16 @@ from spotheal.agent.errors import ExitCode
 
 __all__ = ["cloud_desk", "served"]  # fixtures
 FLEET_ROLE = "aws-ec2-spot-fleet-tagging-role"
+READS_DATA = {
+    "Version": "2012-10-17",
+    "Statement": [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::data/*"}],
+}
 
 
 def test_each_document_is_printed_as_iam_takes_it(cloud_desk: CloudDesk) -> None:
     every = cloud_desk.good("iam", "show")
     assert set(every) - {"schema_version"} == {
-        "operator", "administrator", "instance-role", "instance-trust", "fleet-role", "fleet-trust"
+        "operator", "administrator", "instance-role", "instance-trust", "fleet-role", "fleet-trust", "trainer-trust"
     }  # fmt: skip
     for name in set(every) - {"schema_version"}:
         result = cloud_desk.run("iam", "show", name)
@@ -39,13 +44,38 @@ def test_without_credentials_the_accounts_number_is_zeros(
 
 def test_roles_are_made_once_and_taken_away_once(cloud_desk: CloudDesk) -> None:
     made = cloud_desk.good("iam", "create", "--yes")
-    assert len(made["made"]) == 2
+    assert len(made["made"]) == 3
+    assert made["trainer_role"] == "arn:aws:iam::123456789012:role/spotheal-trainer"
     assert made["instance_profile"] == "arn:aws:iam::123456789012:instance-profile/spotheal-instance"
     assert made["fleet_role"] == f"arn:aws:iam::123456789012:role/{FLEET_ROLE}"
     assert cloud_desk.good("iam", "create", "--yes")["made"] == []
     gone = cloud_desk.good("iam", "delete", "--yes")["deleted"]
-    assert gone == ["instance profile spotheal-instance", "role spotheal-instance", f"role {FLEET_ROLE}"]
+    assert gone == [
+        "instance profile spotheal-instance", "role spotheal-instance", f"role {FLEET_ROLE}", "role spotheal-trainer"
+    ]  # fmt: skip
     assert cloud_desk.good("iam", "delete", "--yes")["deleted"] == []
+
+
+def test_trainers_of_any_job_may_do_what_the_administrators_policy_says(cloud_desk: CloudDesk) -> None:
+    Path("data.json").write_text(json.dumps(READS_DATA))
+    made = cloud_desk.good("iam", "create", "--yes", "--trainer-policy", "data.json")["made"]
+    assert any("role spotheal-trainer" in step for step in made)
+    iam = boto3.client("iam", region_name="us-west-2")
+    (name,) = iam.list_role_policies(RoleName="spotheal-trainer")["PolicyNames"]
+    assert iam.get_role_policy(RoleName="spotheal-trainer", PolicyName=name)["PolicyDocument"] == READS_DATA
+    assert cloud_desk.good("iam", "create", "--yes", "--trainer-policy", "data.json")["made"] == []
+    assert "role spotheal-trainer" in cloud_desk.good("iam", "delete", "--yes")["deleted"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"Version": "2012-10-17"}', None])
+def test_a_trainers_policy_that_is_none_is_refused_before_anything_is_made(
+    cloud_desk: CloudDesk, text: str | None
+) -> None:
+    if text is not None:
+        Path("data.json").write_text(text)
+    result = cloud_desk.run("iam", "create", "--yes", "--trainer-policy", "data.json")
+    assert result.exit_code == ExitCode.USAGE
+    assert "data.json" in result.stderr and "Traceback" not in result.output
 
 
 def test_a_fleet_role_that_fleetctl_did_not_make_is_left(cloud_desk: CloudDesk) -> None:

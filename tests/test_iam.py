@@ -19,7 +19,7 @@ from spotheal import userdata
 from spotheal.agent.names import TAG_JOB, TAG_RUN, StoreUrl
 from spotheal.iam import policies
 from spotheal.iam.__main__ import main
-from spotheal.iam.calls import CALLS, Who
+from spotheal.iam.calls import CALLS, NOT_CALLS, Who
 
 AGENT = Path(spotheal.agent.ec2.__file__).resolve().parent
 FLEET = Path(spotheal.fleet.__file__).resolve().parent
@@ -29,17 +29,21 @@ SERVICES = ("service-quotas", "ec2-instance-connect", "ec2", "s3", "sts", "ssm",
 CALL_AWS = ("ec2.py", "store.py", "rescue.py", "secrets.py", "trainer_role.py")
 IAM_NAMES = {"service-quotas": "servicequotas"}  # where IAM has another
 # boto3's own, which stand for several operations; and words of our own classes that are API operations by chance.
-TRANSFERS = {"download_file": "s3:DownloadFile", "upload_fileobj": "s3:UploadFileobj"}
+TRANSFERS = {
+    "download_file": ("HeadObject", "GetObject"),
+    "upload_fileobj": ("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload",
+                       "AbortMultipartUpload"),
+}  # fmt: skip
 BY_CHANCE = {"list_commands", "publish"}
 
 
-def _operations() -> dict[str, str]:
+def _operations() -> dict[str, set[str]]:
     session = botocore.session.get_session()
-    named: dict[str, str] = {}
+    named: dict[str, set[str]] = {}
     for service in reversed(SERVICES):
         for operation in session.get_service_model(service).operation_names:
-            named[xform_name(operation)] = f"{IAM_NAMES.get(service, service)}:{operation}"
-    return {**named, **TRANSFERS}
+            named[xform_name(operation)] = {f"{IAM_NAMES.get(service, service)}:{operation}"}
+    return {**named, **{name: {f"s3:{one}" for one in several} for name, several in TRANSFERS.items()}}
 
 
 OPERATIONS = _operations()
@@ -57,7 +61,7 @@ def _called(tree: ast.AST) -> set[str]:
 
 
 def _apis(names: Iterable[str]) -> set[str]:
-    return {OPERATIONS[name] for name in names if name in OPERATIONS and name not in BY_CHANCE}
+    return {api for name in names if name not in BY_CHANCE for api in OPERATIONS.get(name, ())}
 
 
 def _methods(path: Path, cls: str) -> dict[str, set[str]]:
@@ -127,14 +131,11 @@ def test_only_the_modules_named_here_call_aws_from_an_instance() -> None:
             assert _apis(names) == set(), path
 
 
-OF_INSTANCES = (policies.instance_role, policies.instance_with_rescue, policies.instance_of_sweep)
-
-
-@pytest.mark.parametrize(("who", "documents"), [(Who.INSTANCE, OF_INSTANCES), (Who.OPERATOR, (policies.operator,))])
-def test_the_documents_hold_the_table_and_passing_roles_alone_besides(who: Who, documents: Any) -> None:
-    found = [statement for document in documents for statement in statements(document(SCOPE))]
+@pytest.mark.parametrize("who", [Who.INSTANCE, Who.OPERATOR])
+def test_the_documents_hold_the_table_and_passing_roles_alone_besides(who: Who) -> None:
+    found = [statement for document in policies.DOCUMENTS[who] for statement in statements(document(SCOPE))]
     named = {action for statement in found for action in statement["Action"]}
-    more = {"iam:PassRole", "iam:CreateServiceLinkedRole"} if who is Who.OPERATOR else {"iam:PassRole"}
+    more = set(NOT_CALLS) if who is Who.OPERATOR else {"iam:PassRole"}
     assert named == {call.action for call in CALLS if who in call.who} | more
 
 

@@ -16,7 +16,7 @@ from spotheal.agent.config import JobConfig, seconds
 from spotheal.agent.errors import ConfigError, NotFound, PermissionDenied, SpothealError
 from spotheal.agent.names import TAG_NAME, StoreUrl
 from spotheal.fleet.account import network, roles
-from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole
+from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole, CreateTrainerRole
 from spotheal.fleet.config import FleetConfig
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class ImportKey:
         return f"import key pair {self.name} from {self.file}"
 
 
-Step = CreateInstanceRole | CreateFleetRole | CreateSecurityGroup | OpenSsh | ImportKey
-STEPS = (CreateInstanceRole, CreateFleetRole, CreateSecurityGroup, OpenSsh, ImportKey)
+Step = CreateInstanceRole | CreateFleetRole | CreateTrainerRole | CreateSecurityGroup | OpenSsh | ImportKey
+STEPS = (CreateInstanceRole, CreateFleetRole, CreateTrainerRole, CreateSecurityGroup, OpenSsh, ImportKey)
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,12 @@ def _missing_roles(
             steps.append(instance_role)
         steps += [step for one in additions if (step := roles.missing_addition(
             session, name, store, one, job.notify.sns if one == "topic" else ""))]  # fmt: skip
+    if job.cage.trainer_policy and (
+        role_of_trainer := roles.missing_trainer_role(
+            session, filter(None, dict.fromkeys(names)), job.job.name, job.cage.trainer_policy
+        )
+    ):
+        steps.append(role_of_trainer)
     return steps
 
 
@@ -201,6 +207,8 @@ def make(session: Session, step: Step) -> dict[str, str]:
             roles.create_instance_role(session, step)
         case CreateFleetRole():
             roles.create_fleet_role(session, step)
+        case CreateTrainerRole():
+            roles.create_trainer_role(session, step)
         case CreateSecurityGroup():
             return {group_placeholder(step.name): _create_group(session, step)}
         case OpenSsh(group, _, ssh_from):

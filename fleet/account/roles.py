@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.aws import translated
 from spotheal.agent.errors import Conflict, NotFound, SpothealError
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.names import TRAINER_ROLE, StoreUrl
 from spotheal.iam import policies
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ ADDITIONS = {
     "sweeps": policies.instance_of_sweep,
     "topic": policies.instance_that_tells,
 }
+EVERY_JOB = "spotheal--every-job"  # the trainer policy of the account's administrator; no job's name begins with a dash
 _NAME = re.compile(r"[\w+=,.@-]{1,64}")
 _DESCRIPTION = "Made by fleetctl (spotheal)"
 _EXISTS, _MISSING = "EntityAlreadyExists", "NoSuchEntity"
@@ -54,6 +55,21 @@ class CreateFleetRole:
 
     def says(self) -> str:
         return f"create role {self.name} for Spot Fleet (AWS's {FLEET_POLICY.partition('/')[2]})"
+
+
+@dataclass(frozen=True)
+class CreateTrainerRole:
+    """What a caged trainer acts as. `document` "" leaves it without a permission; `takers` are ARNs of the roles that
+    may take it."""
+
+    policy: str
+    document: str
+    takers: tuple[str, ...]
+    verb: str = "create"  # extend: the role is there, this job's policy or its instances' role is not; or update
+
+    def says(self) -> str:
+        allowed = "what this job's trainer_policy allows" if self.document else "which allows nothing yet"
+        return f"{self.verb} role {TRAINER_ROLE} for caged trainers: {allowed}"
 
 
 def policy_name(region: str, store: StoreUrl) -> str:
@@ -127,6 +143,55 @@ def missing_fleet_role(session: Session, name: str) -> CreateFleetRole | None:
     return None if attached or inline else CreateFleetRole(name)
 
 
+def missing_trainer_role(
+    session: Session, profiles: Iterable[str], job: str, document: str
+) -> CreateTrainerRole | None:
+    """The step that lets caged trainers have what `document`, the job's trainer_policy, allows; `job` "" is the
+    account's administrator, whose policy is every job's. None where nothing is missing, or the role is somebody else's.
+
+    Each job's policy is an inline one: a trainer gets the role with its own job's as session policy, and so never what
+    another's allows.
+    """
+    iam = session.client("iam")
+    takers = {_role_of(session, profile) for profile in profiles}
+    wanted = f"spotheal-{job}" if job else EVERY_JOB
+    described = _found(f"look for role {TRAINER_ROLE}", lambda: iam.get_role(RoleName=TRAINER_ROLE))
+    if described is None:
+        return CreateTrainerRole(wanted, document, tuple(sorted(takers)))
+    with translated(f"list the policies of role {TRAINER_ROLE}"):
+        inline = iam.list_role_policies(RoleName=TRAINER_ROLE)["PolicyNames"]
+        attached = iam.list_attached_role_policies(RoleName=TRAINER_ROLE)["AttachedPolicies"]
+    if attached or not all(one.startswith("spotheal-") for one in inline):
+        return None
+    there = _takers(described["Role"]["AssumeRolePolicyDocument"])
+    every = tuple(sorted(takers | there))
+    if job and EVERY_JOB in inline:  # then what jobs' trainers may do is the administrator's to say
+        document = ""
+    if not takers <= there or (document and wanted not in inline):
+        return CreateTrainerRole(wanted, document, every, "extend")
+    if not document:
+        return None
+    with translated(f"read the policy of role {TRAINER_ROLE}"):
+        now = iam.get_role_policy(RoleName=TRAINER_ROLE, PolicyName=wanted)["PolicyDocument"]
+    return None if now == json.loads(document) else CreateTrainerRole(wanted, document, every, "update")
+
+
+def _role_of(session: Session, profile: str) -> str:
+    """ARN of the role in that instance profile; one that is to be made has the profile's name."""
+    iam = session.client("iam")
+    what = f"look for instance profile {profile}"
+    found = _found(what, lambda: iam.get_instance_profile(InstanceProfileName=profile))
+    roles = found["InstanceProfile"]["Roles"] if found else []
+    return str(roles[0]["Arn"]) if roles else scope(session, StoreUrl("any", "")).role(profile)
+
+
+def _takers(trust: Any) -> set[str]:
+    """The roles that a trust policy of ours names."""
+    statements = trust.get("Statement", []) if isinstance(trust, dict) else []
+    named = [one.get("Condition", {}).get("ArnEquals", {}).get("aws:PrincipalArn", []) for one in statements]
+    return {arn for some in named for arn in ([some] if isinstance(some, str) else some)}
+
+
 def _found(what: str, call: Callable[[], Any]) -> Any:
     try:
         with translated(what):
@@ -159,6 +224,18 @@ def create_fleet_role(session: Session, step: CreateFleetRole) -> None:
     partition = policies.Scope("", session.region, StoreUrl("any", "")).partition
     with translated(f"attach {FLEET_POLICY} to role {name}"):
         iam.attach_role_policy(RoleName=name, PolicyArn=f"arn:{partition}:iam::aws:policy/{FLEET_POLICY}")
+
+
+def create_trainer_role(session: Session, step: CreateTrainerRole) -> None:
+    iam = session.client("iam")
+    trust = json.dumps(policies.trainer_trust(scope(session, StoreUrl("any", "")), step.takers))
+    _once(f"create role {TRAINER_ROLE}", lambda: iam.create_role(
+        RoleName=TRAINER_ROLE, AssumeRolePolicyDocument=trust, Description=_DESCRIPTION))  # fmt: skip
+    with translated(f"say who may take role {TRAINER_ROLE}"):
+        iam.update_assume_role_policy(RoleName=TRAINER_ROLE, PolicyDocument=trust)
+    if step.document:
+        with translated(f"write the policy of role {TRAINER_ROLE}"):
+            iam.put_role_policy(RoleName=TRAINER_ROLE, PolicyName=step.policy, PolicyDocument=step.document)
 
 
 def _once(what: str, call: Callable[[], Any], also: str = "") -> None:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from spotheal.agent.errors import ConfigError
+from spotheal.agent.names import TRAINER_ROLE
 from spotheal.fleet.console import ask, is_json, open_session, say, verb
 from spotheal.fleet.options import Output, Profile, Region, Yes, group
 
 EXAMPLE = "fleetctl iam show operator"
-DOCUMENTS = ("operator", "administrator", "instance-role", "instance-trust", "fleet-role", "fleet-trust")
+DOCUMENTS = ("operator", "administrator", "instance-role", "instance-trust", "fleet-role", "fleet-trust",
+             "trainer-trust")  # fmt: skip
 app = group("iam", "The policies and roles: show, create, delete.", EXAMPLE)
 StoreOption = Annotated[str, typer.Option("--store", metavar="URL", help="Else bucket spotheal-<account>-<region>.")]
 Name = Annotated[str, typer.Option("--instance-role", metavar="NAME", help="Role and instance profile.")]
 FleetName = Annotated[str, typer.Option("--fleet-role", metavar="NAME", help="Role of Spot Fleet.")]
+TrainerPolicy = Annotated[
+    str,
+    typer.Option("--trainer-policy", metavar="FILE",
+                 help="What trainers of any job may do; else each job's is added by `request`."),
+]  # fmt: skip
 INSTANCE_ROLE, FLEET_ROLE = "spotheal-instance", "aws-ec2-spot-fleet-tagging-role"
 
 
@@ -54,6 +63,7 @@ def show(
         "instance-trust": policies.trust("ec2.amazonaws.com"),
         "fleet-role": policies.fleet_role(scope),
         "fleet-trust": policies.trust("spotfleet.amazonaws.com"),
+        "trainer-trust": policies.trainer_trust(scope),
     }
     if account == PLACEHOLDER_ACCOUNT:
         say(f"note: without credentials the account's number is written as {PLACEHOLDER_ACCOUNT}")
@@ -79,6 +89,7 @@ def create(
     store: StoreOption = "",
     instance_role: Name = INSTANCE_ROLE,
     fleet_role: FleetName = FLEET_ROLE,
+    trainer_policy: TrainerPolicy = "",
     yes: Yes = False,
     region: Region = "",
     profile: Profile = "",
@@ -86,7 +97,8 @@ def create(
 ) -> None:
     """Create what is missing of the roles and the instance profile, once an account.
 
-    `fleetctl request` does the same in its plan; this is for an account whose operators may not make roles.
+    `fleetctl request` does the same in its plan; this is for an account whose operators may not make roles. The role of
+    caged trainers is made too; without --trainer-policy it allows nothing yet.
     """
     from spotheal.fleet import show as shown
     from spotheal.fleet.account import prerequisites, roles
@@ -94,9 +106,14 @@ def create(
     as_json = is_json(output)
     for name in (instance_role, fleet_role):
         roles.check_name(name)
+    policy = _policy(trainer_policy) if trainer_policy else ""
     session = open_session(region, profile)
     root = session.store_root(_checked(store))
-    found = (roles.missing_fleet_role(session, fleet_role), roles.missing_instance_role(session, instance_role, root))
+    found = (
+        roles.missing_fleet_role(session, fleet_role),
+        roles.missing_instance_role(session, instance_role, root),
+        roles.missing_trainer_role(session, [instance_role], "", policy),
+    )
     steps = [step for step in found if step is not None]
     for step in steps:
         say(step.says())
@@ -105,13 +122,29 @@ def create(
     for step in steps:
         prerequisites.make(session, step)
     arns = {"instance_profile": roles.profile_arn(session, instance_role),
-            "fleet_role": roles.scope(session, root).role(fleet_role)}  # fmt: skip
+            "fleet_role": roles.scope(session, root).role(fleet_role),
+            "trainer_role": roles.scope(session, root).role(TRAINER_ROLE)}  # fmt: skip
     made = [step.says() for step in steps]
     if as_json:
         print(shown.as_json({"schema_version": 1, "made": made, **arns}))
     else:
         print("\n".join(arns.values()))
-        say("made" if steps else "both are there already")
+        say("made" if steps else "all are there already")
+
+
+def _policy(file: str) -> str:
+    """The IAM policy in that file, on one line."""
+    from spotheal.agent.config import policy_fault
+
+    try:
+        text = json.dumps(json.loads(Path(file).read_text(encoding="utf-8")), separators=(",", ":"))
+    except OSError as fault:
+        raise ConfigError(f"--trainer-policy: {file} cannot be read: {fault.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"--trainer-policy: {file} is no JSON", next_step="write an IAM policy there") from None
+    if said := policy_fault(text):
+        raise ConfigError(f"--trainer-policy: {file} {said}", next_step="write an IAM policy there")
+    return text
 
 
 @app.command("delete", epilog="Example: fleetctl iam delete")
@@ -126,7 +159,7 @@ def delete(
 ) -> None:
     """Delete the roles and the instance profile; runs that are at work lose their permissions.
 
-    A fleet role that fleetctl did not make is left: other fleets of the account may use it.
+    A role of fleets or of trainers that fleetctl did not make is left: somebody else may use it.
     """
     from spotheal.fleet import show as shown
     from spotheal.fleet.account import roles
@@ -135,10 +168,11 @@ def delete(
     session = open_session(region, profile)
     session.settle_region()
     names = [instance_role]
-    if roles.is_made_by_us(session, fleet_role):
-        names.append(fleet_role)
-    else:
-        say(f"role {fleet_role} is not there, or not made by fleetctl, and is left alone")
+    for role in (fleet_role, TRAINER_ROLE):
+        if roles.is_made_by_us(session, role):
+            names.append(role)
+        else:
+            say(f"role {role} is not there, or not made by fleetctl, and is left alone")
     say(f"delete {', '.join(names)}, with their policies")
     ask("Go ahead?", yes)
     gone = [what for name in names for what in roles.delete_role(session, name)]
