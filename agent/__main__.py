@@ -18,6 +18,8 @@ from spotheal.agent.errors import ConfigError, ExitCode, SpothealError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 the run is over or AWS takes this machine, 2 configuration, anything else: start me again."""
     options = _parser().parse_args(arguments)
+    if options.command == "batch":
+        return _run_in_container()
     try:
         config = InstanceConfig.from_json(_read(options.config), source=str(options.config))
     except ConfigError as error:
@@ -29,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(config: InstanceConfig) -> int:
     # Imported here so that a wrong configuration is named at once, without boto3's third of a second.
     from spotheal.agent.life import World
+    from spotheal.agent.nodes.life import NodeLife
     from spotheal.agent.run import run
     from spotheal.agent.sweep.worker import run_sweep
 
@@ -42,12 +45,35 @@ def _run(config: InstanceConfig) -> int:
     signal.signal(signal.SIGTERM, terminated)
     signal.signal(signal.SIGINT, terminated)
     try:
-        return run_sweep(config, world) if config.entries else run(config, world)
+        if config.entries:
+            return run_sweep(config, world)
+        return run(config, world, NodeLife if config.job.on_machines else None)
     except SpothealError as error:
         world.logs.log.error(error.message, next=error.next_step or None, code=error.code or None)
         return error.exit_code
     except Exception:
         world.logs.log.exception("unexpected error; the agent is started again")
+        return ExitCode.UNEXPECTED
+
+
+def _run_in_container() -> int:
+    """A container of AWS Batch. Exit codes: 0 done, 75 again on another host, anything else an end."""
+    from spotheal.agent.batch.container import run_container
+    from spotheal.agent.contract import EXIT_SAVED_AND_STOPPED
+    from spotheal.agent.errors import Interrupted, NoCredentials, Retryable
+
+    try:
+        return run_container()
+    except (Retryable, Interrupted, NoCredentials) as error:
+        print(f"spotheal-agent: {error}", file=sys.stderr)
+        return EXIT_SAVED_AND_STOPPED
+    except SpothealError as error:
+        print(f"spotheal-agent: {error}", file=sys.stderr)
+        return error.exit_code
+    except Exception:
+        import traceback
+
+        print(f"spotheal-agent: unexpected error\n{traceback.format_exc()}", file=sys.stderr)
         return ExitCode.UNEXPECTED
 
 
@@ -70,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run the job until it is over or this machine goes away")
     run.add_argument("--config", type=Path, required=True, metavar="FILE", help="the configuration, JSON")
+    commands.add_parser("batch", help="run the job in a container of AWS Batch, which `fleetctl batch submit` starts")
     return parser
 
 

@@ -19,6 +19,7 @@ from spotheal.agent.secret_reference import SecretReference
 INSTANCE_SCHEMA_VERSION = 1
 ENTRIES_MAX = 10_000  # of a sweep
 REQUIRED: Any = object()
+MACHINES_MAX = 64  # of a run: each is an EC2 describe and an S3 object in every look at the others
 POLICY_CHARACTERS_MAX = 2048
 _DURATION = re.compile(r"(\d+)\s*(s|m|h|d)")
 _DURATION_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -126,6 +127,29 @@ def _results(value: Any) -> str:
     except ValueError as fault:
         return str(fault)
     return ""
+
+
+def _machines(value: Any) -> str:
+    match = re.fullmatch(r"(\d{1,3})(?::(\d{1,3}))?", value) if isinstance(value, str) else None
+    least, most = machines(value) if match else (0, 0)
+    return "" if 1 <= least <= most <= MACHINES_MAX else f'must be "1" to "{MACHINES_MAX}", or a range such as "2:4"'
+
+
+def machines(nodes: str) -> tuple[int, int]:
+    """The least and the most of `nodes`, "2" or "2:4"."""
+    least, _, most = nodes.partition(":")
+    return int(least), int(most or least)
+
+
+def _memory(value: Any) -> str:
+    return _amount(value) or ("" if 0.25 <= value <= 4096 else "must be from 0.25 to 4096")
+
+
+def _types(value: Any) -> str:
+    good = isinstance(value, list) and all(
+        isinstance(one, str) and re.fullmatch(r"[a-z][a-z0-9-]*(\.[a-z0-9-]+)?", one) for one in value
+    )
+    return "" if good else 'must be a list of instance types or families, such as ["g5", "g6.xlarge"]'
 
 
 def _gpus(value: Any) -> str:
@@ -238,7 +262,8 @@ KEYS: tuple[Key, ...] = (
         "GPUs a machine must have; an instance type that has fewer is not used for the run; 0 = not looked at",
     ),
     Key("job", "gpu_memory_gib", 0, _amount, "of each of them, as the card is sold; 0 = any"),
-    Key("job", "nodes", "1", _matching(r"\d+(:\d+)?", 'a count or a range, "1" or "2:4"'), "machines", ready=False),
+    Key("job", "nodes", "1", _machines, 'machines that train together, "2", or at least and at most, "2:4"; needs EFS'),
+    Key("job", "nodes_wait", "15m", _duration, "how long fewer machines than the least wait for others; then it parks"),
     Key("volume", "name", "DL-datasets-checkpoints", _text, "Name tag of the volume"),
     Key("volume", "size_gib", 100, _integer(1, 65536), "size in GiB"),
     Key("volume", "type", "gp3", _one_of("gp3", "gp2", "io1", "io2", "st1", "sc1"), "EBS volume type"),
@@ -291,6 +316,16 @@ KEYS: tuple[Key, ...] = (
     Key("cage", "trainer_policy", "", _policy, "policy file of a narrow role for the caged trainer"),
     Key("store", "url", "", _store, "s3://bucket/prefix; default: bucket spotheal-<account>-<region>"),
     Key("store", "results", "", _results, "s3://bucket/prefix or efs://fs-id/folder for results; default: the store"),
+    Key("batch", "image", "", _matching(r"[A-Za-z0-9./:@_-]{0,255}", "a container image"),
+        "image of the containers; default: the one that `fleetctl batch image push` makes"),
+    Key("batch", "vcpus", 4, _integer(1, 192), "vCPUs of a container"),
+    Key("batch", "memory_gib", 14.0, _memory, "memory of a container; some of its host's is ECS's own"),
+    Key("batch", "gpus", 0, _integer(0, 16), "GPUs of a container; 0: what `[job] gpus` says"),
+    Key("batch", "max_vcpus", 64, _integer(1, 100_000), "vCPUs of all containers at once, spot and on demand each"),
+    Key("batch", "instance_types", [], _types, "types or families; default: g4dn, g5, g6 for GPUs, else AWS's choice"),
+    Key("batch", "on_demand", True, _boolean, "on-demand instances where spot has no capacity"),
+    Key("batch", "attempts", 10, _integer(1, 10), "how often a host may go away under a container; 10 is AWS's most"),
+    Key("batch", "copy_every", "5m", _duration, "how often changed checkpoints are copied to the store (without EFS)"),
     Key(
         "notify",
         "webhook",
@@ -334,6 +369,7 @@ class JobTable:
     gpus: int
     gpu_memory_gib: float
     nodes: str
+    nodes_wait: str
 
 
 @dataclass(frozen=True)
@@ -384,6 +420,19 @@ class StoreTable:
 
 
 @dataclass(frozen=True)
+class BatchTable:
+    image: str
+    vcpus: int
+    memory_gib: float
+    gpus: int
+    max_vcpus: int
+    instance_types: tuple[str, ...]
+    on_demand: bool
+    attempts: int
+    copy_every: str
+
+
+@dataclass(frozen=True)
 class NotifyTable:
     webhook: str
     sns: str
@@ -399,9 +448,20 @@ class JobConfig:
     limits: LimitsTable
     cage: CageTable
     store: StoreTable
+    batch: BatchTable
     notify: NotifyTable
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def machines(self) -> tuple[int, int]:
+        """At least and at most so many train together."""
+        return machines(self.job.nodes)
+
+    @property
+    def on_machines(self) -> bool:
+        """Several machines: EFS in the place of a volume."""
+        return self.machines != (1, 1)
 
     def to_document(self) -> dict[str, Any]:
         """Plain tables, as job.toml has them: `parse_job(config.to_document())` gives `config` again."""
@@ -419,6 +479,7 @@ _TABLES = {
     "limits": LimitsTable,
     "cage": CageTable,
     "store": StoreTable,
+    "batch": BatchTable,
     "notify": NotifyTable,
 }
 
@@ -469,8 +530,26 @@ def _faults_between(values: Mapping[str, Mapping[str, Any]], document: Mapping[s
         faults.append("[job] repository_secret: is for a repository with an https or ssh address")
     if cage["trainer_policy"] and cage["mode"] != "on":
         faults.append('[cage] trainer_policy: needs mode = "on": without the relay the trainer has no role of its own')
+    if machines(job["nodes"]) != (1, 1):
+        faults += _machines_faults(values)
     both = sorted(set(document.get("environment", {})) & set(document.get("secrets", {})))
     return faults + [f"[secrets] {name}: stands in [environment] too" for name in both]
+
+
+def _machines_faults(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What several machines need, and what goes with one only."""
+    results, fleet, nodes = values["store"]["results"], values["fleet"], values["job"]["nodes"]
+    faults = []
+    if not results.startswith("efs://"):
+        faults.append(
+            f'[job] nodes: "{nodes}" machines keep their checkpoints on EFS; write results = "efs://fs-…/folder" in'
+            " [store] (`fleetctl results create-efs` makes the file system)"
+        )
+    if fleet["on_demand_after"] != "0m":
+        faults.append("[fleet] on_demand_after: is for a job on one machine")
+    if values["volume"]["snapshot"]:
+        faults.append("[volume] snapshot: several machines have no volume; put the dataset on EFS, or download it")
+    return faults
 
 
 def _value(key: Key, given: Mapping[str, Any]) -> tuple[Any, str]:

@@ -34,6 +34,7 @@ from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.heal import Held
 from spotheal.agent.volume.release import create_base
 from spotheal.agent.volume.retention import clean_up
+from spotheal.agent.world import Meeting
 
 RETENTION_SECONDS = 600.0  # describes are stale for minutes: what one look at the surplus misses, a later one finds
 STOP_SECONDS_MIN, STOP_SECONDS_MAX = 30.0, 3600.0  # what a last checkpoint may take, whatever is asked
@@ -42,17 +43,18 @@ BASE_AFTER_SAVE_SECONDS = 30.0  # how long a base snapshot waits for the save th
 
 @dataclass(frozen=True)
 class Instruments:
-    """What the stage tells, and the volume it runs on."""
+    """What the stage tells, and the volume it runs on (None where it runs without one: on AWS Batch)."""
 
     clock: Clock
     logs: Logs
     ledger: Ledger
     status: Status
     launch: Launch
-    context: Context
-    held: Held
+    context: Context | None
+    held: Held | None
     limits: Limits
     curves: Curves
+    meeting: Meeting | None = None  # with the run's other machines
 
 
 class TrainerStage:
@@ -92,8 +94,9 @@ class TrainerStage:
                 on_line=around.logs.trainer_line,
                 on_progress=self._on_progress,
                 on_attempt=self._on_attempt,
-                on_event=lambda name, **fields: around.ledger.add(name, **fields),
+                on_event=self._on_event,
             ),
+            meeting=around.meeting,
         )
 
     def run(self) -> Trained:
@@ -137,10 +140,11 @@ class TrainerStage:
         self.base_snapshot()
 
     def base_snapshot(self) -> None:
-        if self._over.is_set():
+        context, held = self._around.context, self._around.held
+        if self._over.is_set() or context is None or held is None:
             return
         try:
-            found = create_base(self._around.context, self._around.held, self.saved_step)
+            found = create_base(context, held, self.saved_step)
             self._log.info("took a base snapshot", snapshot=found)
             if found:
                 mounted = self._folders.checkpoints.parent
@@ -190,9 +194,19 @@ class TrainerStage:
         self._around.status.note(attempt=attempt)
         self._remember(attempt=attempt)
 
+    @property
+    def _leads(self) -> bool:
+        """This machine speaks for the run: what all its machines see is told once."""
+        return self._around.meeting is None or self._around.meeting.leads
+
+    def _on_event(self, name: str, **fields: Any) -> None:
+        if self._leads:
+            self._around.ledger.add(name, **fields)
+
     def _on_progress(self, progress: Progress) -> None:
         self._around.status.progress(progress)
-        self._around.curves.note(progress)
+        if self._leads:
+            self._around.curves.note(progress)
         self._heed_stop()
         saved = progress.saved.step if progress.saved else None
         if saved is not None and saved != self.saved_step:
@@ -224,11 +238,12 @@ class TrainerStage:
         self._clean_up()
 
     def _clean_up(self) -> None:
-        if not self._config.job.volume.delete_superseded:
+        context, held = self._around.context, self._around.held
+        if context is None or held is None or not self._config.job.volume.delete_superseded:
             return
         try:
             step = self.saved_step if self.saved_step is not None else 0
-            gone = clean_up(self._around.context, self._around.held, acknowledged_step=step)
+            gone = clean_up(context, held, acknowledged_step=step)
             if gone.volumes or gone.snapshots:
                 self._log.info("deleted what is superseded", volumes=gone.volumes, snapshots=gone.snapshots)
                 names = {"volumes": list(gone.volumes), "snapshots": list(gone.snapshots)}
@@ -238,6 +253,8 @@ class TrainerStage:
 
     def _remember(self, **changes: Any) -> None:
         self._memory = replace(self._memory, saved_step=self.saved_step, **changes)
+        if not self._leads:
+            return
         try:
             self._memory.write(self._folders)
         except OSError as error:

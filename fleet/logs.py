@@ -25,7 +25,9 @@ FRESH_SECONDS = 90.0
 _ENDS = frozenset(phase.value for phase in Phase if phase.is_end)
 _TRAINER = "trainer | "
 _AGENT_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [a-z]+ +.*?(?=  |$)")
-_KEY = re.compile(r"logs/(?P<instance>i-[0-9a-f]+)/(?P<source>agent|trainer)\.(?P<number>\d+)\.(?:jsonl|log)")
+_KEY = re.compile(
+    r"logs/(?P<instance>(i|batch)-[0-9A-Za-z-]+)/(?P<source>agent|trainer)\.(?P<number>\d+)\.(?:jsonl|log)"
+)
 _HIDDEN = {"timestamp", "level", "event", "job", "run", "instance", "zone", "term", "attempt"}
 
 

@@ -1,0 +1,333 @@
+"""Copies of a trainer's checkpoints in the store, for a run whose disk dies with its host.
+
+    checkpoints/blobs/<sha256>               contents; what did not change is sent once
+    checkpoints/<term>-<number>.json         a copy: which files it holds. Put last, so a copy is there whole or not
+
+A copy is only put where no file changed while it was made. The newest whole one is read back; one whose contents are
+missing or wrong is named, and the one before is taken. The two newest are kept. Of an attempt that was thought dead and
+lives on, copies have a lower term, and are never preferred to those of its successor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from spotheal.agent.clock import Clock, rfc3339
+from spotheal.agent.errors import NotFound, SpothealError
+from spotheal.agent.folders import Folders
+from spotheal.agent.names import LAYOUT
+from spotheal.agent.store import Store
+
+KEPT = 2
+PASSES_MAX = 5
+_PAUSE_SECONDS = 1.0
+_BLOBS = f"{LAYOUT.checkpoints}blobs/"
+_MANIFEST = re.compile(rf"{LAYOUT.checkpoints}(\d{{6}})-(\d{{6}})\.json")
+_HALF = re.compile(r".*\.(tmp|part|partial)|\..*\.tmp")  # being written; a trainer's next start removes or ignores it
+_SLOT = re.compile(r"step-(\d+)")  # spotheal.training's slots: the two newest do
+_SLOTS_COPIED = 2
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of a copy, by its path below the run's folder; `link` is the target of a link instead of contents."""
+
+    path: str
+    size: int = 0
+    sha256: str = ""
+    mode: int = 0o644
+    mtime_ns: int = 0
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was read back: the copy's key, its step (None: not known), its files."""
+
+    key: str
+    saved_step: int | None
+    files: int
+    size: int
+
+
+class Changed(Exception):
+    """A file changed while it was copied."""
+
+
+class Copies:
+    """Of one run. `copy` from any thread; two at once make two copies."""
+
+    def __init__(self, store: Store, folders: Folders, term: int, clock: Clock, log: Any) -> None:
+        self._store, self._folders, self._term = store, folders, term
+        self._clock, self._log = clock, log
+        self._top = folders.checkpoints.parent
+        self._sent: set[str] | None = None  # blobs that the store has
+        self._number = 0
+        self._made: list[str] = []  # manifests of this attempt, oldest first
+        self._hashes: dict[tuple[str, int, int, int], str] = {}
+        self._lock = threading.Lock()
+        self.abandon = threading.Event()  # a later copy is made in place of those under way
+
+    # ---------------------------------------------------------------------------------------------------------- making
+    def copy(self, saved_step: int | None, *, last: bool = False) -> bool:
+        """Make a copy now; whether it stands. Raises SpothealError where the store cannot be reached.
+
+        `last`: nothing writes any more, and nobody waits for what is surplus to be deleted.
+        """
+        with self._lock:
+            self._number += 1
+            number = self._number
+            if self._sent is None:
+                self._sent = {key.removeprefix(_BLOBS) for key in self._store.keys(_BLOBS)}
+        for attempt in range(PASSES_MAX):
+            if self._is_given_up(last) or (attempt and self._clock.sleep(_PAUSE_SECONDS, until=self.abandon)):
+                return False
+            try:
+                entries = self._send_all(last)
+            except Changed as changed:
+                self._log.info("a checkpoint changed while it was copied; copying again", file=str(changed))
+                continue
+            if entries is None:
+                return False
+            self._put(number, entries, saved_step)
+            if not last:
+                self._delete_surplus()
+            return True
+        self._log.warning("the checkpoints change all the time; no copy was made", tries=PASSES_MAX)
+        return False
+
+    def _is_given_up(self, last: bool) -> bool:
+        return self.abandon.is_set() and not last
+
+    def _send_all(self, last: bool) -> list[Entry] | None:
+        """Contents of every file; None where it was given up."""
+        found: list[Entry] = []
+        seen: list[tuple[Path, os.stat_result]] = []
+        for path in files_to_copy(self._folders):
+            if self._is_given_up(last):
+                return None
+            try:
+                status = os.lstat(path)
+            except FileNotFoundError:
+                raise Changed(path.name) from None
+            if stat.S_ISLNK(status.st_mode):
+                found.append(Entry(self._name(path), link=os.readlink(path)))
+                continue
+            if path in (self._folders.metrics_file, _memory(self._folders)):
+                found.append(self._send_as_it_is(path, status))
+                continue
+            seen.append((path, status))
+            found.append(self._send(path, status))
+        for path, status in seen:
+            if _mark(path) != _mark_of(status):
+                raise Changed(path.name)
+        return found
+
+    def _send(self, path: Path, status: os.stat_result) -> Entry:
+        digest = self._digest(path, status)
+        assert self._sent is not None
+        if digest not in self._sent:
+            self._store.put_file(_BLOBS + digest, path)
+            if _mark(path) != _mark_of(status):
+                self._store.delete(_BLOBS + digest)  # what was sent may be a mixture, under a name that promises more
+                raise Changed(path.name)
+            self._sent.add(digest)
+        mode = stat.S_IMODE(status.st_mode)
+        return Entry(self._name(path), status.st_size, digest, mode, status.st_mtime_ns)
+
+    def _send_as_it_is(self, path: Path, status: os.stat_result) -> Entry:
+        """A file that only grows: as long as it is now."""
+        body = _read(path)
+        digest = hashlib.sha256(body).hexdigest()
+        assert self._sent is not None
+        if digest not in self._sent:
+            self._store.put_bytes(_BLOBS + digest, body)
+            self._sent.add(digest)
+        return Entry(self._name(path), len(body), digest, stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+
+    def _digest(self, path: Path, status: os.stat_result) -> str:
+        mark = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
+        if mark not in self._hashes:
+            digest = hashlib.sha256()
+            with open(_open(path), "rb") as file:
+                while piece := file.read(1 << 20):
+                    digest.update(piece)
+            if _mark(path) != _mark_of(status):
+                raise Changed(path.name)
+            self._hashes[mark] = digest.hexdigest()
+        return self._hashes[mark]
+
+    def _put(self, number: int, entries: list[Entry], saved_step: int | None) -> None:
+        key = f"{LAYOUT.checkpoints}{self._term:06d}-{number:06d}.json"
+        document = {
+            "schema_version": 1, "time": rfc3339(self._clock.now()), "saved_step": saved_step,
+            "files": [asdict(entry) for entry in entries],
+        }  # fmt: skip
+        self._store.put_json(key, document)
+        with self._lock:
+            self._made.append(key)
+        self._log.info("copied the checkpoints to the store", saved_step=saved_step, files=len(entries), copy=key)
+
+    def _delete_surplus(self) -> None:
+        """Once this attempt has enough copies of its own: manifests first, then the contents nobody names."""
+        with self._lock:
+            if len(self._made) < KEPT or self.abandon.is_set():
+                return
+            kept = set(self._made[-KEPT:])
+        try:
+            keys = [key for key in self._store.keys(LAYOUT.checkpoints) if _MANIFEST.fullmatch(key)]
+            ours = [key for key in keys if key <= max(kept)]  # never a successor's
+            named = {one.sha256 for key in {*kept, *(set(keys) - set(ours))} for one in self._entries(key)}
+            for key in ours:
+                if key not in kept:
+                    self._store.delete(key)
+            if len(ours) < len(keys):
+                return  # a successor is at work, and knows best what is surplus
+            for blob in self._store.keys(_BLOBS):
+                if blob.removeprefix(_BLOBS) not in named:
+                    self._store.delete(blob)
+                    if self._sent is not None:
+                        self._sent.discard(blob.removeprefix(_BLOBS))
+        except SpothealError as error:
+            self._log.warning("surplus copies stay in the store", error=error.message)
+
+    def _entries(self, key: str) -> list[Entry]:
+        return _entries_of(self._store.get_json(key) or {})
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._top).as_posix()
+
+    # --------------------------------------------------------------------------------------------------- reading back
+    def read_back(self) -> Found | None:
+        """The newest whole copy, in place of what is there; None where there is none (the run begins anew)."""
+        keys = [key for key in self._store.keys(LAYOUT.checkpoints) if _MANIFEST.fullmatch(key)]
+        for key in sorted(keys, reverse=True):
+            document = self._store.get_json(key)
+            if document is None:
+                continue
+            try:
+                entries = _entries_of(document)
+                self._fetch(entries)
+            except (NotFound, ValueError) as fault:
+                self._log.warning("a copy of the checkpoints is not whole; taking the one before", copy=key,
+                                  why=str(fault))  # fmt: skip
+                continue
+            step = document.get("saved_step")
+            found = Found(key, step if isinstance(step, int) else None, len(entries), sum(one.size for one in entries))
+            self._log.info("read back the checkpoints", copy=key, saved_step=found.saved_step, files=found.files)
+            return found
+        return None
+
+    def _fetch(self, entries: list[Entry]) -> None:
+        """All contents first, beside their places, then all renames. ValueError where contents are not what they were.
+        """
+        ready: list[tuple[Path, Path, Entry]] = []
+        try:
+            for number, entry in enumerate(entries):
+                place = self._top / entry.path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                beside = place.parent / f".{number}.read-back.tmp"
+                ready.append((beside, place, entry))
+                self._fetch_one(entry, beside)
+        except (SpothealError, ValueError, OSError):
+            for beside, _, _ in ready:
+                beside.unlink(missing_ok=True)
+            raise
+        for beside, place, _ in ready:
+            os.replace(beside, place)
+
+    def _fetch_one(self, entry: Entry, beside: Path) -> None:
+        beside.unlink(missing_ok=True)
+        if entry.link:
+            beside.symlink_to(entry.link)
+            return
+        self._store.download(_BLOBS + entry.sha256, beside)
+        digest = hashlib.sha256()
+        with beside.open("rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+        if digest.hexdigest() != entry.sha256:
+            raise ValueError(f"{entry.path}: its contents are not those that were copied")
+        beside.chmod(entry.mode & 0o777)
+        os.utime(beside, ns=(entry.mtime_ns, entry.mtime_ns))
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+def files_to_copy(folders: Folders) -> Iterator[Path]:
+    """What a successor needs: checkpoints, kept paths, the metrics, the run's memory. Half-written files are left out,
+    and of spotheal.training's slots all but the newest two."""
+    slots = sorted(int(match.group(1)) for name in _names(folders.checkpoints) if (match := _SLOT.fullmatch(name)))
+    old = {f"step-{number}" for number in slots[:-_SLOTS_COPIED]}
+    for top in (folders.checkpoints, folders.keep):
+        for place, inner, names in os.walk(top):
+            inner.sort()
+            for name in sorted(names):
+                path = Path(place, name)
+                if _HALF.fullmatch(name) or (place == str(folders.checkpoints) and name in old):
+                    continue
+                if path.is_symlink() or path.is_file():
+                    yield path
+            for name in inner:
+                if Path(place, name).is_symlink():
+                    yield Path(place, name)
+    for path in (folders.metrics_file, _memory(folders)):
+        if path.is_file() and not path.is_symlink():
+            yield path
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+def _memory(folders: Folders) -> Path:
+    return folders.environments / "run.json"
+
+
+def _entries_of(document: Mapping[str, Any]) -> list[Entry]:
+    """ValueError where the manifest is none, or leads out of the run's folder."""
+    try:
+        entries = [Entry(**one) for one in document["files"]]
+    except (KeyError, TypeError) as fault:
+        raise ValueError(f"its list of files cannot be read: {fault}") from None
+    for entry in entries:
+        parts = PurePosixPath(entry.path).parts
+        if not parts or entry.path.startswith("/") or ".." in parts:
+            raise ValueError(f"{entry.path!r} leads out of the run's folder")
+        if not entry.link and not re.fullmatch(r"[0-9a-f]{64}", entry.sha256):
+            raise ValueError(f"{entry.path!r} has no contents")
+    return entries
+
+
+def _mark_of(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    try:
+        return _mark_of(os.lstat(path))
+    except OSError:
+        return None
+
+
+def _open(path: Path) -> int:
+    """The trainer owns the folder: a link in place of a file is not followed."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise Changed(path.name) from None
+
+
+def _read(path: Path) -> bytes:
+    with open(_open(path), "rb") as file:
+        return file.read()

@@ -1,0 +1,49 @@
+"""How the end of a child of an array, and of the whole list, is recorded: as a fleet's sweep does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from spotheal.agent.clock import Clock
+from spotheal.agent.config import InstanceConfig
+from spotheal.agent.metadata import Identity
+from spotheal.agent.names import Phase
+from spotheal.agent.status import Status
+from spotheal.agent.store import Store
+from spotheal.agent.sweep.queue import Entry, Queue
+
+
+class NoFleet:
+    """What an end asks of the cloud where there is no fleet and no volume."""
+
+    def tag(self, resources: Iterable[str], tags: Mapping[str, str]) -> None:
+        return None
+
+    def fleet_of(self, instance: str) -> str | None:
+        return None
+
+    def cancel_fleet(self, fleet: str) -> None:
+        return None
+
+
+def record_end(queue: Queue, index: int, phase: Phase, reason: str) -> None:
+    if not queue.has_ended(index):
+        queue.end(index, phase, reason)
+
+
+def end_of_sweep(
+    store: Store, entries: list[Entry], clock: Clock, log: Any, config: InstanceConfig, here: Identity
+) -> None:
+    """Every run is over. Two children may do it at once: the first end stands, and they are the same."""
+    missed = [entry.index for entry in entries if entry.ended != "done"]
+    reason = f"{len(entries) - len(missed)} of {len(entries)} runs are done"
+    if missed:
+        shown = ", ".join(str(index) for index in missed[:10]) + (", …" if len(missed) > 10 else "")
+        reason += f"; the others are {shown}"
+    status = Status(
+        store, clock, log, job=config.job.job.name, run=store.url.prefix.rpartition("/")[2], instance=here.instance,
+        instance_type=here.instance_type or None, zone=here.zone or None, revision=config.revision,
+    )  # fmt: skip
+    phase, reason = status.end(Phase.FAILED if missed else Phase.DONE, reason)
+    log.info("the list is over", phase=phase.value, reason=reason)

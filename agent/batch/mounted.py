@@ -1,0 +1,59 @@
+"""EFS in a container: the job definition has mounted it, and everything that must outlive the host lies on it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from spotheal.agent.clock import Clock, never
+from spotheal.agent.config import InstanceConfig
+from spotheal.agent.efs import MOUNT_SECONDS_MAX, Efs
+from spotheal.agent.errors import SetupFailed
+from spotheal.agent.folders import PRIVATE, Folders
+from spotheal.agent.host import Host
+from spotheal.agent.names import EfsUrl
+from spotheal.agent.paths import Paths
+
+
+class MountedEfs(Efs):
+    """Nothing is mounted here; the mount point is Docker's."""
+
+    def mount(self, seconds_max: float = MOUNT_SECONDS_MAX) -> Path:
+        return self.mount_point
+
+
+def mounted(config: InstanceConfig, at: str, clock: Clock, log: Any) -> Efs | None:
+    """The file system at `at`; None where the job uses none. SetupFailed where it should be there and is not."""
+    url = config.job.store.results_place
+    if not isinstance(url, EfsUrl):
+        return None
+    if not at or not os.path.isdir(at):
+        raise SetupFailed(
+            f"{url.file_system} is not mounted in this container",
+            next_step="`fleetctl batch create` writes the job definition that mounts it",
+        )
+
+    def no_client() -> Any:
+        raise SetupFailed("a container mounts nothing")
+
+    efs = MountedEfs(
+        url, region=config.region, zone="", root=Path(at), host=Host(), client=no_client, clock=clock, stop=never(),
+        log=log,
+    )  # fmt: skip
+    efs.mount_point = Path(at)
+    return efs
+
+
+def folders_of(config: InstanceConfig, paths: Paths, efs: Efs | None) -> Folders:
+    """As on an instance; on EFS checkpoints, kept paths, metrics and the run's memory, beside each other's runs."""
+    own = Folders.at(paths.root, config.job.volume.mount)
+    if efs is None:
+        return own
+    run = config.sources if config.index is not None and config.sources else config.store
+    parts = [*run.prefix.split("/")[-2:], "state", *([] if config.index is None else [str(config.index)])]
+    top = efs.mount().joinpath(efs.place.folder, *parts)
+    return replace(
+        own, checkpoints=top / "checkpoints", keep=top / "keep", logs=top / "logs", environments=top / PRIVATE
+    )

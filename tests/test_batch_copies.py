@@ -1,0 +1,159 @@
+"""Copies of checkpoints in the store: whole or not there, the newest whole one is read back."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from spotheal.agent.batch.copies import Copies
+from spotheal.agent.clock import SystemClock
+from spotheal.agent.folders import Folders
+from spotheal.agent.names import StoreUrl
+from spotheal.agent.store import Store
+from spotheal.fleet.rehearsal.client import InMemoryS3
+
+
+@dataclass
+class Disk:
+    """One attempt's disk."""
+
+    folders: Folders
+    copies: Copies
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folders.checkpoints / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def read(self) -> dict[str, str]:
+        top = self.folders.checkpoints
+        return {str(path.relative_to(top)): path.read_text() for path in sorted(top.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store(InMemoryS3("bucket"), StoreUrl("bucket", "j/run"))
+
+
+def disk(tmp_path: Path, store: Store, term: int) -> Disk:
+    folders = Folders.at(tmp_path / str(term), "/dltraining")
+    folders.make(None)
+    log: Any = structlog.get_logger()
+    return Disk(folders, Copies(store, folders, term, SystemClock(), log))
+
+
+def manifests(store: Store) -> list[str]:
+    return [key for key in store.keys("checkpoints/") if key.endswith(".json")]
+
+
+def blobs(store: Store) -> list[str]:
+    return store.keys("checkpoints/blobs/")
+
+
+def test_what_was_copied_is_read_back_with_links_modes_and_times(tmp_path: Path, store: Store) -> None:
+    first, second = disk(tmp_path, store, 1), disk(tmp_path, store, 2)
+    path = first.write("checkpoint-5/model.pt", "five")
+    path.chmod(0o600)
+    os.utime(path, ns=(1, 2_000_000_000))
+    (first.folders.checkpoints / "last").symlink_to("checkpoint-5/model.pt")
+    first.folders.metrics_file.write_text('{"step": 5}\n')
+    assert first.copies.copy(5)
+    found = second.copies.read_back()
+    assert found is not None and found.saved_step == 5
+    there = second.folders.checkpoints / "checkpoint-5/model.pt"
+    assert (there.read_text(), there.stat().st_mode & 0o777, there.stat().st_mtime_ns) == ("five", 0o600, 2_000_000_000)
+    assert os.readlink(second.folders.checkpoints / "last") == "checkpoint-5/model.pt"
+    assert second.folders.metrics_file.read_text() == '{"step": 5}\n'
+
+
+def test_nothing_to_read_back_is_a_run_that_begins(tmp_path: Path, store: Store) -> None:
+    assert disk(tmp_path, store, 1).copies.read_back() is None
+
+
+def test_a_copy_whose_contents_are_gone_or_wrong_is_passed_over(tmp_path: Path, store: Store) -> None:
+    first = disk(tmp_path, store, 1)
+    first.write("model.pt", "old")
+    first.copies.copy(1)
+    kept = set(blobs(store))
+    first.write("model.pt", "new")
+    first.copies.copy(2)
+    (newest,) = set(blobs(store)) - kept
+    store.put_bytes(newest, b"ne")
+    second = disk(tmp_path, store, 2)
+    found = second.copies.read_back()
+    assert found is not None and (found.saved_step, second.read()) == (1, {"model.pt": "old"})
+    store.delete(newest)
+    assert disk(tmp_path, store, 3).copies.read_back() == found
+
+
+def test_a_file_that_changes_while_it_is_sent_is_sent_again_before_the_copy_stands(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = disk(tmp_path, store, 1)
+    path = one.write("model.pt", "half")
+    send, changed = store.put_file, []
+
+    def put_file(key: str, source: Path) -> None:
+        if not changed:
+            changed.append(path.write_text("whole and longer"))
+        send(key, source)
+
+    monkeypatch.setattr(store, "put_file", put_file)
+    monkeypatch.setattr("spotheal.agent.batch.copies._PAUSE_SECONDS", 0.01)
+    assert one.copies.copy(1)
+    assert len(manifests(store)) == 1 and len(blobs(store)) == 1
+    second = disk(tmp_path, store, 2)
+    second.copies.read_back()
+    assert second.read() == {"model.pt": "whole and longer"}
+
+
+def test_what_did_not_change_is_sent_once_and_what_nobody_names_is_deleted(tmp_path: Path, store: Store) -> None:
+    one = disk(tmp_path, store, 1)
+    one.write("tokenizer.json", "the same")
+    sent = []
+    for step in range(1, 6):
+        one.write("model.pt", str(step))
+        one.copies.copy(step)
+        sent.append(len(blobs(store)))
+    assert sent[-1] == 3 and len(manifests(store)) == 2, "the same file, and the model of the two newest copies"
+
+
+def test_of_slots_the_two_newest_are_copied_and_no_half_written_file(tmp_path: Path, store: Store) -> None:
+    one, other = disk(tmp_path, store, 1), disk(tmp_path, store, 2)
+    for step in (9, 10, 11):
+        one.write(f"step-{step}", str(step))
+    one.write(".step.tmp", "half")
+    one.write("milestone-5", "5")
+    one.copies.copy(11)
+    other.copies.read_back()
+    assert other.read() == {"milestone-5": "5", "step-10": "10", "step-11": "11"}
+
+
+def test_an_attempt_that_was_thought_dead_never_outranks_or_harms_its_successor(tmp_path: Path, store: Store) -> None:
+    dead = disk(tmp_path, store, 1)
+    for step in (1, 2, 3):
+        dead.write("model.pt", f"dead {step}")
+        dead.copies.copy(step)
+    heir = disk(tmp_path, store, 2)
+    heir.copies.read_back()
+    heir.write("model.pt", "heir 4")
+    heir.copies.copy(4)
+    for step in (7, 8, 9):
+        dead.write("model.pt", f"dead {step}")
+        dead.copies.copy(step)
+    third = disk(tmp_path, store, 3)
+    third.copies.read_back()
+    assert third.read() == {"model.pt": "heir 4"}
+
+
+def test_a_manifest_that_leads_out_of_the_folder_is_no_copy(tmp_path: Path, store: Store) -> None:
+    entry = {"path": "../../etc/passwd", "size": 1, "sha256": "0" * 64, "mode": 420, "mtime_ns": 0, "link": ""}
+    store.put_json("checkpoints/000001-000001.json", {"saved_step": 1, "files": [entry]})
+    store.put_json("checkpoints/000001-000002.json", {"files": "none"})
+    assert disk(tmp_path, store, 2).copies.read_back() is None
