@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,27 +12,12 @@ from fleet_desk import Desk, desk, moto_clients, wheels
 from spotheal.agent.config import InstanceConfig
 from spotheal.agent.errors import ConfigError, ExitCode
 from spotheal.agent.names import LAYOUT, Phase
-from spotheal.agent.sweep.queue import Entry, choose
+from spotheal.agent.sweep.queue import Entry, Queue, choose
 from spotheal.agent.sweep.worker import entry_of
 from spotheal.fleet.sweep import entries, progress
 
 __all__ = ["desk", "moto_clients", "wheels"]
-# As the article has it (AWS Batch, hyperparam_list.yml).
-LIST = """\
-- batch_size: 128
-  epochs: 20
-  hidden_nodes: [10, 20, 30]
-  dropout_rate: 0.2
-  activate_fn: relu
-  optimizer: rmsprop
-
-- batch_size: 128
-  epochs: 20
-  hidden_nodes: [30, 50, 70]
-  dropout_rate: 0.7
-  activate_fn: tanh
-  optimizer: rmsprop
-"""
+LIST = (Path(__file__).resolve().parent.parent / "examples" / "hyperparam_list.yml").read_text()
 
 
 # ------------------------------------------------------------------------------------------------------------- the list
@@ -69,6 +55,18 @@ def test_a_name_that_one_entry_alone_has_is_pointed_out() -> None:
     found = entries.uneven([{"lr": 1}, {"lr": 2}, {"lr": 3, "droput": 0.1}])
     assert found == ["'droput': only entries 2 have it"]
     assert entries.uneven([{"lr": 1, "d": 1}, {"lr": 2, "d": 1}, {"lr": 3}]) == ["'d': all but entries 2 have it"]
+
+
+def test_what_the_example_trainer_would_refuse_is_refused_before_anything_is_sent(desk: Desk) -> None:
+    job = (desk.folder / "job.toml").read_text()
+    (desk.folder / "list.yml").write_text("- {hiden_nodes: [10]}\n- {dropout_rate: 1.5, lr: 0.1}\n")
+    assert desk.run("sweep", "run", "list.yml", "--dry-run").exit_code == ExitCode.OK, "another trainer may know them"
+    (desk.folder / "job.toml").write_text(job.replace('"train.py"', '"-m", "spotheal.training"'))
+    refused = desk.run("sweep", "run", "list.yml", "--yes")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "list.yml: entry 0: hiden_nodes: is not known; the trainer knows hidden_nodes," in refused.stderr
+    assert "list.yml: entry 1: dropout_rate: must be a number from 0 to below 1, and is 1.5" in refused.stderr
+    assert desk.live_fleets() == []
 
 
 # ---------------------------------------------------------------------------------------------------------- the request
@@ -131,6 +129,80 @@ def test_scale_changes_the_fleet_and_never_beyond_what_is_left(desk: Desk) -> No
     assert desk.live_fleets()[0].target == 2
     assert desk.good("sweep", "scale", "cifar", "1", "--yes")["instances"] == 1
     assert desk.live_fleets()[0].target == 1
+
+
+def over(desk: Desk, run: str, index: int, phase: Phase, claims: int = 1) -> None:
+    """What an instance leaves of a run that ended."""
+    store = desk.store(run)
+    store.put_json(LAYOUT.queue_claim(index, claims), {"instance": "i-1", "time": "2026-11-21T00:00:00Z"})
+    store.put_json(f"{LAYOUT.entry(index)}/status.json", {
+        "phase": phase.value, "reason": "the trainer exited with 1", "instance": "i-1", "progress": {"step": 5}})
+    store.put_json(LAYOUT.queue_ended(index, phase is Phase.DONE), {"instance": "i-1", "reason": "x"})  # fmt: skip
+
+
+def test_a_run_that_failed_is_given_back_to_any_instance_and_waits_with_its_steps(desk: Desk) -> None:
+    run = sweep(desk, "--parallel", "2")["run"]
+    over(desk, run, 0, Phase.DONE)
+    over(desk, run, 1, Phase.FAILED)
+    desk.good("sweep", "scale", "cifar", "1", "--yes")
+    assert desk.good("sweep", "retry", "cifar", "1")["begun_again"] == [1]
+    seen = desk.good("sweep", "status")
+    assert seen["runs"] == {"all": 2, "done": 1, "failed": 0, "running": 0, "waiting": 1}
+    assert seen["entries"][1]["step"] == 5
+    queue = Queue(desk.store(run), 2, "i-2", desk.account.clock)
+    assert [(entry.claims, entry.holder, entry.ended) for entry in queue.look()] == [(1, "", "done"), (2, "", "")]
+    assert [entry.index for entry in choose(queue.look(), "i-2", set())] == [1]
+
+
+def test_instances_that_left_for_want_of_work_come_back_for_a_run_that_begins_again(desk: Desk) -> None:
+    run = sweep(desk, "--parallel", "2")["run"]
+    over(desk, run, 1, Phase.FAILED)
+    desk.store(run).put_json(LAYOUT.queue_claim(0, 1), {"instance": "i-1", "time": "2026-11-21T00:00:00Z"})
+    desk.good("sweep", "scale", "cifar", "1", "--yes")
+    assert desk.live_fleets()[0].target == 1
+    desk.good("sweep", "retry", "cifar")
+    assert desk.live_fleets()[0].target == 2, "one trains, one begins again"
+
+
+def test_only_runs_that_failed_are_begun_again(desk: Desk) -> None:
+    run = sweep(desk)["run"]
+    over(desk, run, 0, Phase.DONE)
+    for given, code, said in ((["0"], ExitCode.CONFLICT, "run 0 is done"),
+                              (["1"], ExitCode.CONFLICT, "run 1 is waiting"),
+                              (["7"], ExitCode.NOT_FOUND, "the sweep has 2, 0 to 1"),
+                              ([], ExitCode.CONFLICT, "no run of this sweep has failed"),
+                              (["x"], ExitCode.USAGE, "valid integer")):  # fmt: skip
+        refused = desk.run("sweep", "retry", "cifar", *given)
+        assert (refused.exit_code, said in refused.stderr) == (code, True), refused.stderr
+
+
+def test_a_sweep_that_ended_with_failures_goes_on_with_them_under_a_new_fleet(desk: Desk) -> None:
+    run = sweep(desk)["run"]
+    over(desk, run, 0, Phase.DONE)
+    over(desk, run, 1, Phase.FAILED, claims=3)
+    desk.end(run, Phase.FAILED)
+    assert "--retry-failed" in desk.run("sweep", "retry", "cifar").stderr
+    refused = desk.run("sweep", "run", "list.yml", "--yes", "--resume")
+    assert refused.exit_code == ExitCode.CONFLICT
+    assert "every run of sweep" in refused.stderr and "1 done, 1 failed" in refused.stderr
+    again = sweep(desk, "--retry-failed", "--parallel", "2")
+    assert again["run"] == run
+    assert desk.live_fleets()[0].target == 1, "one run is left"
+    seen = desk.good("sweep", "status")
+    assert (seen["phase"], seen["runs"]["waiting"], seen["runs"]["failed"]) == ("training", 1, 0)
+
+
+def test_a_sweep_with_a_run_that_failed_ends_the_wait_with_exit_code_7_and_names_it(desk: Desk) -> None:
+    run = sweep(desk)["run"]
+    over(desk, run, 0, Phase.DONE)
+    over(desk, run, 1, Phase.FAILED)
+    status = desk.store(run).read_status() or {}
+    ended = {**status, "phase": "failed", "reason": "1 of 2 runs are done; failed: 1"}
+    desk.store(run).write_status(ended)
+    waited = desk.run("sweep", "run", "list.yml", "--yes", "--wait")
+    assert waited.exit_code == ExitCode.JOB_FAILED
+    assert "the sweep ended: failed: 1 of 2 runs are done; failed: 1" in waited.stderr
+    assert "--retry-failed" in waited.stderr
 
 
 def test_a_job_that_is_no_sweep_is_named_so(desk: Desk) -> None:

@@ -26,7 +26,8 @@ _GONE = ("shutting-down", "terminated", "stopping", "stopped")
 
 @dataclass(frozen=True)
 class Entry:
-    """One run of the sweep. `claims`: how often it was taken; `holder` and `since`: of the last claim."""
+    """One run of the sweep. `claims`: how often it was taken; `holder` and `since`: of the last claim, whose holder is
+    "" where an operator gave the run back (`fleetctl sweep retry`)."""
 
     index: int
     claims: int = 0
@@ -46,9 +47,9 @@ class Taken:
 def choose(entries: Iterable[Entry], here: str, gone: Collection[str], silent: Collection[int] = ()) -> list[Entry]:
     """The entries that `here` may take, the best first; pure.
 
-    Its own first (the agent was started again), then those that lost their instance, so that interrupted runs go on
-    before new ones start, then new ones in the list's order, and last those whose holder lives but has not been heard
-    of: healing ends such a holder before it touches the volume.
+    Its own first (the agent was started again), then those that lost their instance or were given back, so that
+    they go on before new ones start, then new ones in the list's order, and last those whose holder lives but has not
+    been heard of: healing ends such a holder before it touches the volume.
     """
     free: list[tuple[int, str, Entry]] = []
     for entry in entries:
@@ -56,7 +57,7 @@ def choose(entries: Iterable[Entry], here: str, gone: Collection[str], silent: C
             continue
         if entry.holder == here and entry.claims:
             free.append((0, "", entry))
-        elif entry.claims and entry.holder in gone:
+        elif entry.claims and (entry.holder in gone or not entry.holder):
             free.append((1, entry.since, entry))
         elif not entry.claims:
             free.append((2, "", entry))

@@ -24,6 +24,8 @@ from spotheal.agent.status import Status
 from spotheal.agent.store import Store
 from spotheal.agent.sweep import volume
 from spotheal.agent.sweep.queue import Queue, Taken
+from spotheal.agent.volume.heal import Held
+from spotheal.agent.volume.release import create_handover
 
 IDLE_SECONDS_MAX = 300.0  # a run that is interrupted meanwhile is taken at once; after that the machine goes
 _LOOK_SECONDS = 30.0
@@ -55,7 +57,17 @@ class EntryLife(Life):
             if left:
                 self._log.warning("the run's volume stays; `fleetctl clean` removes it", why=left)
         elif self._held is not None:
-            self._cloud.detach(self._held.volume, self._here.instance)
+            self._hand_back(self._held)
+
+    def _hand_back(self, held: Held) -> None:
+        """As at an interruption: this machine lives on with other runs, and who begins this one again (`fleetctl sweep
+        retry`) is not to wait for its end."""
+        try:
+            create_handover(self._context, held, self._saved_step)
+        except SpothealError as error:
+            self._log.warning("the run that ended is not handed back; it waits for this machine's end",
+                              error=error.message)  # fmt: skip
+        self._cloud.detach(held.volume, self._here.instance)
 
     def _has_results(self) -> bool:
         """Whether the store has them; of an end that an earlier instance recorded, the volume's tag says it."""
@@ -168,7 +180,7 @@ class Worker:
         reason = f"{len(entries) - len(missed)} of {len(entries)} runs are done"
         if missed:
             shown = ", ".join(str(index) for index in missed[:10]) + (", …" if len(missed) > 10 else "")
-            reason += f"; the others are {shown}"
+            reason += f"; failed: {shown}"
         end = End(Phase.FAILED if missed else Phase.DONE, reason)
         self._log.info("the sweep is over", phase=end.phase.value, reason=reason)
         job, here = self._config.job.job.name, self._here

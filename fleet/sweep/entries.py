@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from spotheal.agent.aws import translated
 from spotheal.agent.config import ENTRIES_MAX
 from spotheal.agent.errors import ConfigError, NotFound
 from spotheal.agent.names import StoreUrl
+from spotheal.training import hyperparameters
 
 if TYPE_CHECKING:
     from spotheal.fleet.session import Session
@@ -48,9 +50,20 @@ def parse(text: str, source: str) -> list[Entry]:
                           next_step="cut the list in several sweeps, each a job of its own name")  # fmt: skip
     faults = [f"{source}: entry {index}: {wrong}" for index, one in enumerate(document) if (wrong := _fault(one))]
     if faults:
-        shown = "\n".join(faults[:10]) + (f"\n… and {len(faults) - 10} more" if len(faults) > 10 else "")
-        raise ConfigError(shown, next_step=f"correct {source}")
+        raise ConfigError(_some(faults), next_step=f"correct {source}")
     return document
+
+
+def refuse_unfit(entries: Sequence[Entry], command: Sequence[str], source: str) -> None:
+    """ConfigError that names entry, key and what is allowed, where `command` is the example trainer and would refuse
+    it; what another trainer takes is not known here."""
+    model = hyperparameters.command_model(command)
+    if model is None:
+        return
+    found = ((index, one) for index, entry in enumerate(entries) for one in hyperparameters.faults(entry, model))
+    faults = [f"{source}: entry {index}: {one}" for index, one in found]
+    if faults:
+        raise ConfigError(_some(faults), next_step=f"correct {source}")
 
 
 def uneven(entries: list[Entry]) -> list[str]:
@@ -68,6 +81,10 @@ def uneven(entries: list[Entry]) -> list[str]:
 
 
 _EXAMPLE = "a list looks like:\n    - {batch_size: 128, optimizer: rmsprop}\n    - {batch_size: 256, optimizer: adam}"
+
+
+def _some(faults: list[str]) -> str:
+    return "\n".join(faults[:10]) + (f"\n… and {len(faults) - 10} more" if len(faults) > 10 else "")
 
 
 def _fault(entry: Any) -> str:

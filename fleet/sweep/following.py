@@ -39,7 +39,8 @@ def follow(
                 return str(document["reason"])
             if phase in {one.value for one in Phase if one.is_end}:
                 raise JobFailed(f"the sweep ended: {phase}: {document['reason']}",
-                                next_step=f"`fleetctl sweep status {sweep.job}` names the runs")  # fmt: skip
+                                next_step=f"`fleetctl sweep status {sweep.job}` says why; "
+                                "`fleetctl sweep run LIST --resume --retry-failed` begins them again")  # fmt: skip
             state = document["fleet"]["state"]
             if document["fleet"]["id"] and state not in engine.LIVE_STATES:
                 raise JobFailed(f"the fleet is {state or 'gone'}, and the sweep has not ended by itself",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotheal.agent.errors import ConfigError, NotFound
-from spotheal.agent.names import LAYOUT
+from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet import runs
 from spotheal.fleet.session import Session
 from spotheal.fleet.table import lines_of, table
@@ -85,7 +85,7 @@ def _row(seen: Seen, index: int) -> dict[str, Any]:
     return {
         "index": index,
         "parameters": seen.entries[index],
-        "state": ended or ("running" if claims else "waiting"),
+        "state": ended or ("running" if claims and status.get("phase") != Phase.REQUESTED.value else "waiting"),
         "instances": claims,
         "instance": status.get("instance") if claims and not ended else None,
         "phase": status.get("phase"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from spotheal.fleet.session import Session
 
 EXAMPLE = "fleetctl sweep run hyperparam_list.yml --parallel 4"
-app = group("sweep", "Many runs of a job, one for each entry of a list: run, status, report, scale.", EXAMPLE)
+app = group("sweep", "Many runs of a job, one for each entry of a list: run, status, report, retry, scale.", EXAMPLE)
 Metric = Annotated[str, typer.Option("--metric", metavar="NAME", help="Sort by this one; else by what is running.")]
 Smallest = Annotated[bool, typer.Option("--smallest/--largest", help="Which end of the metric is best.")]
 
@@ -35,6 +36,9 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Send nothing; print the exact request as JSON.")] = False,
     new_run: Annotated[bool, typer.Option("--new-run", help="Begin another sweep of a job that has one.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs that are not over.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="--resume, and begin the runs that failed again, too.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the sweep to its end.")] = False,
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="TIME", help="With --wait: give up after 90s, 20m, 3h …")
@@ -53,6 +57,7 @@ def run(
     from spotheal.fleet.sweep import entries as listed
 
     as_json, seconds_max = is_json(output), seconds_of("--timeout", timeout)
+    resume = resume or retry_failed
     if resume and new_run:
         raise ConfigError("--resume and --new-run exclude each other", next_step="give one of them")
     if not dry_run and not yes and not sys.stdin.isatty():
@@ -67,6 +72,7 @@ def run(
     found = listed.read(file, session)
     for slip in listed.uneven(found):
         say(f"note: {slip}")
+    listed.refuse_unfit(found, wanted.job.job.command, file)
     name, disk = wanted.job.job.name, wanted.job.volume
     say_progress("reading the account …", quiet=False)
     root = session.store_root(wanted.job.store.url)
@@ -74,18 +80,24 @@ def run(
     if isinstance(way, plan.Show):
         at_work = runs.open_run(session.client("s3"), root, name, way.existing.run)
         say(f"job {name} is at work already: run {at_work.id}, {way.existing.fleet}")
+        if retry_failed:
+            _retry(session, at_work, ())
         _show(session, at_work, as_json)
     else:
+        left, failed, begun = len(found), 0, None
         if isinstance(way, plan.Resume):
-            found = _as_begun(runs.open_run(session.client("s3"), root, name, way.existing.run), found, file)
-        step = plan.WriteSweep(tuple(found), file, min(parallel, len(found)), disk.size_gib, disk.type)
+            begun = runs.open_run(session.client("s3"), root, name, way.existing.run)
+            left, failed = _left(session, begun, found, file, retry_failed)
+        step = plan.WriteSweep(tuple(found), file, min(parallel, left), disk.size_gib, disk.type)
         ready = gather.make_plan(session, wanted, way, root, wheelhouse.build(), clock, sweep=step)
         if dry_run:
             print(show.as_json(show.plan_document(ready.plan, sent=False)), flush=True)
             say(f"{show.plan_text(ready.plan)}\n\nnothing was sent")
             return
         say(show.plan_text(ready.plan))
-        ask("Go ahead?", yes)
+        ask(f"Begin {failed} failed again, and go ahead?" if failed else "Go ahead?", yes)
+        if failed and begun is not None:
+            _retry(session, begun, ())
         done = submit.carry_out(session, ready, clock, say)
         document = show.plan_document(ready.plan, sent=True, result=done)
         print(show.as_json(document) if as_json else f"{done['fleet_id']}  sweep {ready.plan.run} of job {name}")
@@ -97,15 +109,30 @@ def run(
         say(f"done: {follow(session, at_work, clock, say, seconds_max)}")
 
 
-def _as_begun(sweep: Run, found: list[dict[str, Any]], source: str) -> list[dict[str, Any]]:
-    """The list that the sweep began with: an index means one entry for as long as it lives."""
+def _left(
+    session: Session, sweep: Run, found: list[dict[str, Any]], source: str, retry_failed: bool
+) -> tuple[int, int]:
+    """How many runs a resumed sweep has to do, and how many of them failed before.
+
+    Conflict where there is none, or where it began with another list: an index means one entry for as long as it lives.
+    """
     from spotheal.agent.names import LAYOUT
+    from spotheal.fleet.sweep import progress
 
     begun = list((sweep.store.get_json(LAYOUT.sweep) or {}).get("entries") or [])
     if begun and begun != found:
         raise Conflict(f"{source} is not the list that run {sweep.id} began with ({len(begun)} entries)",
                        next_step="--new-run begins a sweep with this list")  # fmt: skip
-    return found
+    if not begun:  # cut off before it was stored
+        return len(found), 0
+    count = progress.summarise(progress.gather(session, sweep))["runs"]
+    failed = count["failed"] if retry_failed else 0
+    left = count["running"] + count["waiting"] + failed
+    if not left:
+        raise Conflict(f"every run of sweep {sweep.id} is over: {count['done']} done, {count['failed']} failed",
+                       next_step="--retry-failed begins those that failed again" if count["failed"]
+                       else "--new-run begins another sweep")  # fmt: skip
+    return left, failed
 
 
 @app.command("status", epilog="Example: fleetctl sweep status digits")
@@ -147,6 +174,56 @@ def report(
     document = progress.summarise(progress.gather(session, found))
     rows = progress.by_metric(document["entries"], metric, smallest=smallest)
     _print({**document, "metric": metric, "entries": rows}, as_json, metric)
+
+
+@app.command("retry", epilog="Example: fleetctl sweep retry digits 3 17")
+@verb
+def retry(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")],
+    indices: Annotated[
+        list[int] | None, typer.Argument(metavar="INDEX", min=0, help="Runs that failed; else all of those.")
+    ] = None,
+    job_file: JobFile = None,
+    run: RunOption = "",
+    region: Region = "",
+    profile: Profile = "",
+    output: Output = "",
+) -> None:
+    """Begin runs that failed again, from their last checkpoints.
+
+    On the sweep's fleet; where that is gone, `sweep run LIST --retry-failed` does it with a new one.
+    """
+    from spotheal.fleet import engine, show
+    from spotheal.fleet.sweep import progress
+    from spotheal.fleet.target import find
+
+    as_json = is_json(output)
+    session, found = find(open_session(region, profile), job, job_file, run)
+    state = progress.gather(session, found).fleet_state
+    if state not in engine.LIVE_STATES:
+        raise Conflict(f"the fleet of job {found.job} is {state or 'gone'}",
+                       next_step="`fleetctl sweep run LIST --retry-failed` goes on with a new one")  # fmt: skip
+    begun = _retry(session, found, indices or ())
+    document = {"schema_version": 1, "job": found.job, "run": found.id, "begun_again": begun}
+    print(show.as_json(document) if as_json else f"{found.id}  begun again: {', '.join(map(str, begun))}")
+
+
+def _retry(session: Session, sweep: Run, indices: Collection[int]) -> list[int]:
+    """Give runs that failed back to the queue, and bring instances back that left for want of work."""
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet.sweep import progress
+    from spotheal.fleet.sweep import retry as again
+
+    seen = progress.gather(session, sweep)
+    begun = again.chosen(progress.summarise(seen)["entries"], indices)
+    for index in begun:
+        again.give_back(sweep, index, SystemClock())
+        say(f"run {index} begins again from its last checkpoint")
+    now = progress.summarise(progress.gather(session, sweep))
+    fleet = str(now["fleet"]["id"] or "")
+    if fleet and (more := again.make_room(session, fleet, len(begun), now)) is not None:
+        say(f"{fleet} goes to {more} instances")
+    return begun
 
 
 @app.command("scale", epilog="Example: fleetctl sweep scale digits 8")

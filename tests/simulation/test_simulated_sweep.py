@@ -8,6 +8,11 @@ import random
 import pytest
 from simulated_sweep import RUN, STEPS, SweepRegion, some_machine
 
+from spotheal.agent.names import StoreUrl
+from spotheal.agent.store import Store
+from spotheal.fleet.runs import Run
+from spotheal.fleet.sweep import retry
+
 HOUR = 3600.0
 RUNS = int(os.environ.get("SPOTHEAL_SWEEP_RUNS", "60"))
 PARALLEL = max(2, RUNS // 10)
@@ -46,8 +51,28 @@ def test_a_run_that_fails_ends_alone_and_the_sweep_names_it() -> None:
         assert region.ended() == {**dict.fromkeys(range(6), "done"), 2: "failed"}
         status = region.status_of_sweep()
         assert status["phase"] == "failed"
-        assert status["reason"] == "5 of 6 runs are done; the others are 2"
+        assert status["reason"] == "5 of 6 runs are done; failed: 2"
         assert [region.run_of(volume) for volume in region.volumes_left()] == [f"{RUN}00002"], "its checkpoints stay"
+
+
+def test_a_run_that_is_begun_again_goes_on_from_its_checkpoint_while_its_machine_trains_another() -> None:
+    with SweepRegion(entries=12, failing=frozenset({0}), seed=2) as region:
+        region.request_sweep(3)
+        sweep = Run("digits", RUN, Store(region.s3, StoreUrl("bucket", f"digits/{RUN}")))
+
+        def look() -> None:
+            if region.ended().get(0) != "failed":
+                region.time.at(region.time.seconds + 20.0, look)
+                return
+            region.failing = frozenset()
+            retry.give_back(sweep, 0, region.time)
+
+        region.time.at(60.0, look)
+        finish(region, 12 * HOUR)
+        assert region.ended() == dict.fromkeys(range(12), "done")
+        assert len(region.machines) == 3, "no machine was ended for it"
+        assert [entry for _, entry in region.begun].count(0) == 2
+        assert region.volumes_left() == []
 
 
 def test_an_interrupted_run_goes_on_before_a_new_one_starts() -> None:

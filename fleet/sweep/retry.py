@@ -1,0 +1,77 @@
+"""Runs of a sweep that failed, begun again from their last checkpoints.
+
+A run that ended is one whose store says so; here that is taken back, its claim is given to nobody, and last the mark of
+its end goes. Cut off anywhere and called again, it does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from spotheal.agent.clock import Clock, rfc3339
+from spotheal.agent.errors import Conflict, NotFound
+from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase
+from spotheal.agent.store import Store
+from spotheal.fleet import engine
+from spotheal.fleet.runs import Run
+from spotheal.fleet.session import Session
+
+NOBODY = ""  # holder of a claim that an instance may take
+
+
+def chosen(rows: Sequence[dict[str, Any]], asked: Collection[int]) -> list[int]:
+    """Which of a summary's rows to begin again: those asked for, else every one that failed.
+
+    NotFound where there is no such run, Conflict where it has not failed or none has.
+    """
+    states = {int(row["index"]): str(row["state"]) for row in rows}
+    if missing := sorted(set(asked) - states.keys()):
+        raise NotFound(f"there is no run {missing[0]}: the sweep has {len(states)}, 0 to {len(states) - 1}",
+                       next_step="`fleetctl sweep status` lists them")  # fmt: skip
+    if other := [index for index in sorted(set(asked)) if states[index] != "failed"]:
+        raise Conflict(f"run {other[0]} is {states[other[0]]}: only one that failed is begun again",
+                       next_step="`fleetctl sweep status` names those that failed")  # fmt: skip
+    found = sorted(set(asked) or {index for index, state in states.items() if state == "failed"})
+    if not found:
+        raise Conflict("no run of this sweep has failed", next_step="`fleetctl sweep status` lists them")
+    return found
+
+
+def give_back(sweep: Run, index: int, clock: Clock) -> None:
+    """Let any instance take run `index`, which failed, from its last checkpoint on."""
+    own, now = Store(sweep.store.client, sweep.store.url.below(LAYOUT.entry(index))), rfc3339(clock.now())
+    number = 1 + max(_claims(sweep, index), default=0)
+    before = own.read_status() or {}
+    own.write_status({
+        "schema_version": STATUS_SCHEMA_VERSION, "job": sweep.job, "run": f"{sweep.id}{index:05d}",
+        "phase": Phase.REQUESTED.value, "reason": "", "heartbeat": now, "term": None, "fleet": None, "instance": None,
+        "instance_type": None, "zone": None, "attempt": before.get("attempt"), "launches": None, "volume": None,
+        "revision": before.get("revision"), "progress": before.get("progress"), "notice": None,
+    })  # fmt: skip
+    # Launches without a checkpoint are counted towards parking; those of before are forgiven.
+    own.count_launch(f"retry-{number}", {"time": now, "acknowledged": True, "outcome": "retried"})
+    sweep.store.claim(LAYOUT.queue_claim(index, number), {"instance": NOBODY, "time": now}, lambda _: False)
+    sweep.store.delete(LAYOUT.queue_ended(index, False))
+
+
+def _claims(sweep: Run, index: int) -> list[int]:
+    start = f"{LAYOUT.queue}{index:05d}."
+    found = [key.removeprefix(start) for key in sweep.store.keys(start)]
+    return [int(what) for what in found if what.isdigit()]
+
+
+def make_room(session: Session, fleet: str, begun: int, seen: dict[str, Any]) -> int | None:
+    """Instances that left for want of work come back, where nothing but what is `begun` again waits for one.
+
+    `seen`: the summary after that. The new number of instances, None where it stays.
+    """
+    found = engine.describe(session.client("ec2"), fleet)
+    count = seen["runs"]
+    if found is None or not found.is_live or count["waiting"] > begun:
+        return None
+    wanted = min(found.target + begun, count["running"] + count["waiting"])
+    if wanted <= found.target:
+        return None
+    session.ec2.set_capacity(fleet, wanted)
+    return int(wanted)
