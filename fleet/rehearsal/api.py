@@ -27,6 +27,7 @@ from spotheal.agent.names import StoreUrl
 from spotheal.fleet.rehearsal import tags, wire
 from spotheal.fleet.rehearsal.account import Account
 from spotheal.fleet.rehearsal.authorization import Authorization, of_request
+from spotheal.fleet.rehearsal.efs import FileSystems
 from spotheal.fleet.rehearsal.faults import Faults
 from spotheal.fleet.rehearsal.imds import Imds
 from spotheal.fleet.rehearsal.rulebook import ApiError, Call, ReplyLost, Rulebook
@@ -61,6 +62,7 @@ class Endpoint:
         self.send_key: Callable[[str, str], bool] = lambda instance, key: False  # the cloud's machines may take it
         self.control: Callable[[str, dict[str, str]], dict[str, Any]] | None = None  # orders below /_cloud/
         self.schedules = Schedules(rulebook)
+        self.efs = FileSystems(rulebook)
         self.authorization = Authorization(rulebook.world, self._policies)
         rulebook.authorize = self.authorization.ec2
         self._conditional = threading.Lock()
@@ -106,6 +108,10 @@ class Endpoint:
 
     # ---------------------------------------------------------------------------------------------------------- answers
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") == "/_cloud/nfs":  # asked by the machines' own mount and getent
+            given = dict(parse_qsl(environ.get("QUERY_STRING", "")))
+            found = self.efs.mountable(given.get("host", ""), given.get("instance", ""))
+            return _send(start_response, 200, json.dumps(found).encode())
         if self.control is not None and environ.get("PATH_INFO", "").startswith("/_cloud/"):
             return self._ordered(environ, start_response)
         match = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", ""))
@@ -132,6 +138,11 @@ class Endpoint:
             body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             status, document = self.schedules.answer(environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), body)
             return _send(start_response, status, json.dumps(document).encode())
+        if service == "elasticfilesystem":
+            body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            asked = environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")
+            status, document = self.efs.answer(*asked, body)
+            return _send(start_response, status, b"" if status == 204 else json.dumps(document).encode())
         if service == "iam":
             self.account.note_iam(action, form.get("RoleName" if action == "CreateRole" else "InstanceProfileName", ""))
         if service and service not in _KNOWN_SERVICES:  # moto would print and raise

@@ -123,6 +123,10 @@ def of_request(service: str, operation: str, body: bytes, path: str, region: str
         name = path.rpartition("/")[2]
         verb = {"PUT": "UpdateSchedule", "GET": "GetSchedule", "DELETE": "DeleteSchedule", "POST": "CreateSchedule"}
         return Question(f"scheduler:{verb[operation]}", f"arn:aws:scheduler:{where}:schedule/default/{name}")
+    if service == "elasticfilesystem":
+        kind = "MountTarget" if "/mount-targets" in path else "FileSystem"
+        verb = {"GET": f"Describe{kind}s", "POST": f"Create{kind}", "DELETE": f"Delete{kind}"}
+        return Question(f"elasticfilesystem:{verb.get(operation, operation)}", f"arn:aws:elasticfilesystem:{where}:*")
     if service in ("ssm", "secretsmanager"):
         try:
             asked = json.loads(body or b"{}")

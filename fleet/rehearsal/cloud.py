@@ -14,6 +14,7 @@ from pathlib import Path
 
 from spotheal.agent.clock import SystemClock
 from spotheal.fleet.rehearsal.api import Endpoint
+from spotheal.fleet.rehearsal.efs import Seconds
 from spotheal.fleet.rehearsal.instances import addresses
 from spotheal.fleet.rehearsal.machines import Launch, Machine, Machines
 from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
@@ -29,6 +30,7 @@ LATENCIES = Latencies(
     snapshot_interval=0.5, running=1.0, shutdown=5.0, launch=0.5, replacement=1.0, capacity_retry=2.0,
     fleet_terminate=0.5,
 )  # fmt: skip
+EFS_SECONDS = Seconds(file_system=0.5, mount_target=2.0, delete=1.0)
 BOOT_SECONDS = 1.5
 _TICK_SECONDS = 0.1
 
@@ -58,6 +60,7 @@ class Cloud:
         self._hook()
         self.endpoint = Endpoint(self.rules)
         self.endpoint.send_key = self.shells.allow
+        self.endpoint.efs.folder, self.endpoint.efs.seconds = folder / "efs", EFS_SECONDS
         self._clock = threading.Thread(target=self._tick, name="time of the rehearsal", daemon=True)
         self._clock.start()
 

@@ -16,6 +16,8 @@ NAMES = (
     "findmnt",
     "mount",
     "umount",
+    "mount.nfs4",
+    "getent",
     "mkfs.xfs",
     "mkfs.ext4",
     "fsfreeze",

@@ -231,6 +231,8 @@ def mount(arguments: list[str]) -> None:
     if len(operands) != 2:
         fail("bad usage", 1)
     source, target = operands
+    if given.get("-t") == "nfs4":
+        return mount_nfs(source, target, given.get("-o", ""))
     device = device_at(source)
     if device is None:
         fail(f"{target}: special device {source} does not exist.", MOUNT_FAILED)
@@ -256,6 +258,58 @@ def mount(arguments: list[str]) -> None:
         entry |= {"uuid": identity, "covered": covered, "frozen": False, "files": device["files"]}
         entry["options"] = ",".join(["rw", "relatime", *filter(None, [given.get("-o", "")])])
         table.append(entry)
+
+
+def mount_nfs(source: str, target: str, wanted: str) -> None:
+    """A file system of the rehearsal's EFS. A port that is closed answers nothing: mount waits, as a real one does."""
+    host, _, path = source.partition(":")
+    found = nfs_at(host)
+    if not found["address"] or path != "/":
+        said = "Name or service not known" if not found["address"] else f"No such file or directory: {path}"
+        print(f"mount.nfs4: Failed to resolve server {host}: {said}", file=sys.stderr)
+        sys.exit(MOUNT_FAILED)
+    if not found["open"]:
+        signal.pause()
+    with mounts(write=True) as table:
+        if any(same(entry["target"], target) for entry in table):
+            fail(f"{target}: {source} already mounted or mount point busy.", MOUNT_FAILED)
+        if not os.path.isdir(target) or os.listdir(target):
+            fail(f"{target}: mount point does not exist.", MOUNT_FAILED)
+        os.rmdir(target)
+        os.symlink(found["folder"], target)
+        entry = {"device": source, "volume": "", "target": os.path.abspath(target), "fstype": "nfs4", "uuid": ""}
+        entry |= {"covered": "", "frozen": False, "files": found["folder"], "options": f"rw,relatime,{wanted}"}
+        table.append(entry)
+
+
+def nfs_at(host: str) -> Record:
+    """What the rehearsal's network has under a name or an address."""
+    import urllib.parse
+    import urllib.request
+
+    url = os.environ.get("AWS_ENDPOINT_URL", "").rstrip("/")
+    query = urllib.parse.urlencode({"host": host, "instance": os.path.basename(FOLDER)})
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(f"{url}/_cloud/nfs?{query}", timeout=10) as answer:
+            found: Record = json.load(answer)
+            return found
+    except (OSError, ValueError):
+        return {"address": "", "open": False, "folder": ""}
+
+
+def mount_nfs4(arguments: list[str]) -> None:
+    fail("the rehearsal's stand-in is called as `mount -t nfs4`")
+
+
+def getent(arguments: list[str]) -> None:
+    """Names of EFS are the rehearsal's; every other the machine's own."""
+    if len(arguments) == 2 and ".efs." in arguments[1]:
+        if not (address := nfs_at(arguments[1])["address"]):
+            sys.exit(2)
+        print(f"{address}  STREAM {arguments[1]}")
+        return
+    os.execv("/usr/bin/getent", ["getent", *arguments])
 
 
 def umount(arguments: list[str]) -> None:
@@ -411,6 +465,8 @@ PROGRAMS = {
     "findmnt": findmnt,
     "mount": mount,
     "umount": umount,
+    "mount.nfs4": mount_nfs4,
+    "getent": getent,
     "mkfs.xfs": mkfs_xfs,
     "mkfs.ext4": mkfs_ext4,
     "fsfreeze": fsfreeze,
