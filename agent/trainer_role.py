@@ -52,8 +52,8 @@ class TrainerRole:
         except Fatal as error:
             raise SetupFailed(
                 f"the trainer's role cannot be taken: {error.message}",
-                next_step=f"let fleetctl make the role {TRAINER_ROLE} (`request`, or `iam create` by who makes roles; by"
-                " hand: `fleetctl iam show trainer-trust`); or leave out `[cage] trainer_policy`",
+                next_step=f"let fleetctl make the role {TRAINER_ROLE} (`request`, or `iam create` by who makes roles;"
+                " by hand: `fleetctl iam show trainer-trust`); or leave out `[cage] trainer_policy`",
                 code=error.code,
             ) from error
 

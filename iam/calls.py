@@ -20,6 +20,10 @@ class On(Enum):
     """What a call works on, and so which condition the policy puts on it."""
 
     ANYTHING = "a read that takes no condition but the region"
+    ACCOUNT = "resources of this account and region, whoever's"
+    LAUNCH = "a launch, which takes part of the account's and of others' resources: images, subnets, templates"
+    PUBLIC = "parameters that AWS publishes for everybody: its images"
+    SSH = "instances that carry the run's tag, by the condition key that EC2 Instance Connect knows"
     RUN = "existing resources that carry the run's tag"
     NEW = "a new resource, which must be tagged as the run's in the same call"
     SUPERSEDED = "resources of the run that a verified successor has replaced"
@@ -103,33 +107,33 @@ CALLS: tuple[Call, ...] = (
     Call("ec2:DescribeAvailabilityZones", On.ANYTHING, _O),
     Call("ec2:DescribeLaunchTemplateVersions", On.ANYTHING, _O),
     Call("ec2:DescribeSpotFleetRequests", On.ANYTHING, _O),
-    Call("ec2:DescribeSpotFleetRequestHistory", On.ANYTHING, _O),
+    Call("ec2:DescribeSpotFleetRequestHistory", On.ACCOUNT, _O, ("spot-fleet-request",)),
     Call("ec2:DescribeFleets", On.ANYTHING, _O),
-    Call("ec2:DescribeFleetHistory", On.ANYTHING, _O),
+    Call("ec2:DescribeFleetHistory", On.ACCOUNT, _O, ("fleet",)),
     Call("ec2:DescribeSubnets", On.ANYTHING, _O),
-    Call("ec2:CreateLaunchTemplate", On.ANYTHING, _O),
+    Call("ec2:CreateLaunchTemplate", On.ACCOUNT, _O, ("launch-template",)),
     Call("ec2:DescribeLaunchTemplates", On.ANYTHING, _O),
-    Call("ec2:DeleteLaunchTemplate", On.ANYTHING, _O),
+    Call("ec2:DeleteLaunchTemplate", On.ACCOUNT, _O, ("launch-template",)),
     Call("ec2:DeleteSnapshot", On.RUN, _O, ("snapshot",)),
-    Call("ec2:DeleteSecurityGroup", On.ANYTHING, _O),
-    Call("ec2:RequestSpotFleet", On.ANYTHING, _O),
-    Call("ec2:CreateFleet", On.ANYTHING, _O),
-    Call("ec2:RunInstances", On.ANYTHING, _O, operations=("RunInstances", "RequestSpotFleet", "CreateFleet")),
-    Call("ec2:DeleteVolume", On.ANYTHING, _O),
-    Call("ec2:AttachVolume", On.ANYTHING, _O),  # to the instance that fills it, which carries no run's tag
-    Call("ec2-instance-connect:SendSSHPublicKey", On.RUN, _O, ("instance",)),
+    Call("ec2:DeleteSecurityGroup", On.ACCOUNT, _O, ("security-group",)),
+    Call("ec2:RequestSpotFleet", On.LAUNCH, _O),
+    Call("ec2:CreateFleet", On.LAUNCH, _O),
+    Call("ec2:RunInstances", On.LAUNCH, _O, operations=("RunInstances", "RequestSpotFleet", "CreateFleet")),
+    Call("ec2:DeleteVolume", On.ACCOUNT, _O, ("volume",)),
+    Call("ec2:AttachVolume", On.ACCOUNT, _O, ("volume", "instance")),  # the instance that fills it is no run's
+    Call("ec2-instance-connect:SendSSHPublicKey", On.SSH, _O, ("instance",)),
     Call("ec2:DescribeImages", On.ANYTHING, _O),
-    Call("ec2:GetConsoleOutput", On.ANYTHING, _O),
+    Call("ec2:GetConsoleOutput", On.ACCOUNT, _O, ("instance",)),
     Call("ec2:DescribeInstanceTypes", On.ANYTHING, _O),
     Call("ec2:DescribeInstanceTypeOfferings", On.ANYTHING, _O),
     Call("ec2:DescribeVpcs", On.ANYTHING, _O),
     Call("ec2:DescribeSecurityGroups", On.ANYTHING, _O),
     Call("ec2:DescribeKeyPairs", On.ANYTHING, _O),
-    Call("ec2:CreateSecurityGroup", On.ANYTHING, _O),
-    Call("ec2:AuthorizeSecurityGroupIngress", On.ANYTHING, _O),
-    Call("ec2:ImportKeyPair", On.ANYTHING, _O),
-    Call("ssm:GetParameter", On.ANYTHING, _O),
-    Call("ssm:GetParametersByPath", On.ANYTHING, _O),
+    Call("ec2:CreateSecurityGroup", On.ACCOUNT, _O, ("security-group", "vpc")),
+    Call("ec2:AuthorizeSecurityGroupIngress", On.ACCOUNT, _O, ("security-group",)),
+    Call("ec2:ImportKeyPair", On.ACCOUNT, _O, ("key-pair",)),
+    Call("ssm:GetParameter", On.PUBLIC, _O),
+    Call("ssm:GetParametersByPath", On.PUBLIC, _O),
     Call("servicequotas:GetServiceQuota", On.ANYTHING, _O),
     Call("iam:GetRole", On.ROLES, _O | _A),
     Call("iam:GetRolePolicy", On.ROLES, _O | _A),

@@ -28,6 +28,7 @@ from spotheal.agent.secret_reference import SecretReference
 from spotheal.iam.calls import CALLS, On, Who
 
 Document = dict[str, Any]
+LAUNCHING_SERVICES = ("ec2fleet.amazonaws.com", "spot.amazonaws.com", "spotfleet.amazonaws.com")
 # The keys an instance may change on what is the run's already; never run and job, which say whose a thing is.
 TAG_KEYS = (TAG_REASON, TAG_SAVED_STEP, TAG_STATE, TAG_TERM)
 
@@ -92,6 +93,10 @@ class Scope:
                 found.append(f"{manager}:{one.id}-??????")
         return found
 
+    @property
+    def public_parameters(self) -> str:
+        return f"arn:{self.partition}:ssm:{self.region}:*:parameter/aws/service/*"
+
     def role(self, name: str) -> str:
         return f"arn:{self.partition}:iam::{self.account}:role/{name}"
 
@@ -144,6 +149,12 @@ def operator(scope: Scope) -> Document:
     """What `fleetctl` needs: request, look, cancel."""
     return _document([
         _statement("Look", _actions(Who.OPERATOR, On.ANYTHING), "*"),
+        _statement("LookForImages", _actions(Who.OPERATOR, On.PUBLIC), scope.public_parameters),
+        _statement("Launch", _actions(Who.OPERATOR, On.LAUNCH), "*",
+                   {"StringEquals": {"aws:RequestedRegion": scope.region}}),
+        _statement("InTheAccount", _actions(Who.OPERATOR, On.ACCOUNT),
+                   [scope.ec2(kind) for kind in _kinds(Who.OPERATOR, On.ACCOUNT)]),
+        _statement("Ssh", _actions(Who.OPERATOR, On.SSH), scope.ec2("instance"), scope.tagged("aws:ResourceTag")),
         *_on_the_run(scope, Who.OPERATOR),
         *_creating(scope, Who.OPERATOR),
         *_tagging(scope, Who.OPERATOR),
@@ -159,8 +170,9 @@ def operator(scope: Scope) -> Document:
         _statement("LookAtRoles", _actions(Who.OPERATOR, On.ROLES), _roles(scope)),
         _statement("PassRoles", ["iam:PassRole"], [scope.role(scope.instance_role), scope.role(scope.fleet_role)],
                    {"StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com", "spotfleet.amazonaws.com"]}}),
-        _statement("FirstSpotRequestOfAnAccount", ["iam:CreateServiceLinkedRole"], "*",
-                   {"StringEquals": {"iam:AWSServiceName": ["spot.amazonaws.com", "spotfleet.amazonaws.com"]}}),
+        _statement("FirstSpotRequestOfAnAccount", ["iam:CreateServiceLinkedRole"],
+                   [scope.role(f"aws-service-role/{service}/*") for service in LAUNCHING_SERVICES],
+                   {"StringEquals": {"iam:AWSServiceName": list(LAUNCHING_SERVICES)}}),
     ])  # fmt: skip
 
 
@@ -228,8 +240,7 @@ DOCUMENTS: dict[Who, tuple[Callable[[Scope], Document], ...]] = {
 
 # ----------------------------------------------------------------------------------------------------------- statements
 def _on_the_run(scope: Scope, who: Who) -> list[Document]:
-    kinds = sorted({kind for call in CALLS if who in call.who and call.on is On.RUN for kind in call.resources})
-    resources = [scope.ec2(kind) for kind in kinds]
+    resources = [scope.ec2(kind) for kind in _kinds(who, On.RUN)]
     return [_statement("OnTheRun", _actions(who, On.RUN), resources, scope.tagged("ec2:ResourceTag"))]
 
 
@@ -301,6 +312,10 @@ def _key(scope: Scope) -> list[Document]:
 
 def _actions(who: Who, on: On) -> list[str]:
     return sorted(call.action for call in CALLS if who in call.who and call.on is on)
+
+
+def _kinds(who: Who, on: On) -> list[str]:
+    return sorted({kind for call in CALLS if who in call.who and call.on is on for kind in call.resources})
 
 
 def _statement(sid: str, actions: list[str], resource: str | list[str], condition: Document | None = None) -> Document:
