@@ -27,7 +27,7 @@ _GONE = ("shutting-down", "terminated", "stopping", "stopped")
 @dataclass(frozen=True)
 class Entry:
     """One run of the sweep. `claims`: how often it was taken; `holder` and `since`: of the last claim, whose holder is
-    "" where an operator gave the run back (`fleetctl sweep retry`)."""
+    "" where the run was given back: by an instance that handed it over, or an operator (`fleetctl sweep retry`)."""
 
     index: int
     claims: int = 0
@@ -64,6 +64,14 @@ def choose(entries: Iterable[Entry], here: str, gone: Collection[str], silent: C
         elif entry.index in silent:
             free.append((3, entry.since, entry))
     return [entry for _, _, entry in sorted(free, key=lambda each: (each[0], each[1], each[2].index))]
+
+
+def give_back(store: Store, index: int, clock: Clock) -> None:
+    """Leave entry `index`, of the sweep whose prefix `store` is, to whoever looks next: a claim that nobody holds."""
+    start = f"{LAYOUT.queue}{index:05d}."
+    claims = [key.removeprefix(start) for key in store.keys(start)]
+    number = 1 + max((int(what) for what in claims if what.isdigit()), default=0)
+    store.claim(LAYOUT.queue_claim(index, number), {"instance": "", "time": rfc3339(clock.now())}, lambda _: False)
 
 
 class Queue:

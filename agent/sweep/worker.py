@@ -15,6 +15,7 @@ from spotheal.agent.ec2 import Ec2
 from spotheal.agent.errors import ExitCode, Fatal, Retryable, SpothealError
 from spotheal.agent.finish import POWER_OFF_SECONDS, End, Finishing, cancel, record
 from spotheal.agent.folders import Folders, publish
+from spotheal.agent.handover import HandoverResult
 from spotheal.agent.launch import Launch
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.life import Life, World
@@ -23,7 +24,7 @@ from spotheal.agent.run import run
 from spotheal.agent.status import Status
 from spotheal.agent.store import Store
 from spotheal.agent.sweep import volume
-from spotheal.agent.sweep.queue import Queue, Taken
+from spotheal.agent.sweep.queue import Queue, Taken, give_back
 from spotheal.agent.volume.heal import Held
 from spotheal.agent.volume.release import create_handover
 
@@ -58,6 +59,16 @@ class EntryLife(Life):
                 self._log.warning("the run's volume stays; `fleetctl clean` removes it", why=left)
         elif self._held is not None:
             self._hand_back(self._held)
+
+    def _report_handover(self, result: HandoverResult) -> None:
+        """What is handed over may go on at once, on a machine that is free, before this one is gone."""
+        super()._report_handover(result)
+        if self._config.index is None or not (result.snapshot and result.detached):
+            return
+        try:
+            give_back(self._sources, self._config.index, self._clock)
+        except SpothealError as error:  # then it is taken when this machine is seen to end
+            self._log.warning("the run is not given back", error=error.message)
 
     def _hand_back(self, held: Held) -> None:
         """As at an interruption: this machine lives on with other runs, and who begins this one again (`fleetctl sweep

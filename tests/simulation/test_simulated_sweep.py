@@ -87,6 +87,25 @@ def test_an_interrupted_run_goes_on_before_a_new_one_starts() -> None:
         assert set(region.ended().values()) == {"done"}
 
 
+def test_what_an_instance_hands_over_goes_on_before_that_instance_is_gone() -> None:
+    with SweepRegion(entries=12, seed=3, snapshot_seconds=0.0) as region:
+        region.request_sweep(2)
+        struck: list[float] = []
+
+        def strike() -> None:
+            struck.append(region.time.seconds)
+            region.interrupt(next(iter(region.machines.values())))
+
+        region.time.at(130.0, strike)
+        finish(region, 12 * HOUR)
+        order = [entry for _, entry in region.begun]
+        lost = next(entry for entry in order if order.count(entry) > 1)
+        again = [when for when, entry in region.begun if entry == lost][1]
+        assert again - struck[0] < 110.0, "AWS takes the machine after 120 s"
+        assert set(region.ended().values()) == {"done"}
+        assert region.volumes_left() == []
+
+
 def test_instances_that_find_every_run_taken_go_and_are_not_replaced() -> None:
     with SweepRegion(entries=2, seed=5) as region:
         region.request_sweep(6)
