@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, replace
 
-from spotheal.agent.contract import EXIT_DONE, EXIT_SAVED_AND_STOPPED
+from spotheal.agent.contract import EXIT_DONE, EXIT_RANKS_LOST, EXIT_SAVED_AND_STOPPED
 
 BACK_OFF_SECONDS_MAX = 60.0
 UNASKED_STOPS_MAX = 3
+RANKS_LOST_MAX = 10  # in a row with no step gained: from then on each counts as a failure
 # A trainer without a progress file is believed to gain where its checkpoints change; one that writes its first
 # checkpoint at each start and then dies would be believed for ever.
 FAILURES_WITHOUT_PROGRESS_FILE_FACTOR = 10
@@ -42,6 +43,7 @@ class Tally:
     failures: int = 0  # in a row, with no step gained between them
     unasked_stops: int = 0  # exits with 75 in a row, with no step gained between them
     failures_at_all: int = 0  # since the last step that a progress file proved
+    ranks_lost: int = 0  # ends in a row, with no step gained between them, because other machines went
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ def decide(end: AttemptEnd, tally: Tally, failures_max: int) -> Done | Stopped |
         return Done()
     if end.gained:
         tally = Tally(failures_at_all=0 if end.reports else tally.failures_at_all)
+    if end.exit_code == EXIT_RANKS_LOST:
+        tally = replace(tally, ranks_lost=tally.ranks_lost + 1)
+        if tally.ranks_lost <= RANKS_LOST_MAX:
+            pause = min(BACK_OFF_SECONDS_MAX, 2.0 ** (tally.ranks_lost - 2))
+            return StartAgain(pause, tally, "the other machines of this world are gone")
     if end.exit_code == EXIT_SAVED_AND_STOPPED:
         tally = replace(tally, unasked_stops=tally.unasked_stops + 1)
         if tally.unasked_stops < UNASKED_STOPS_MAX:

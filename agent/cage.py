@@ -105,9 +105,10 @@ def enclose(
 
 
 def writable_folders(config: InstanceConfig, paths: Paths, folders: Folders) -> tuple[Path, ...]:
-    """Volume, clone, home, and the agent's folder for the trainer's progress."""
-    volume = paths.mount_point(config.job.volume.mount)
-    return (volume, folders.results, folders.clone, folders.home, folders.run_dir / "trainer")
+    """Volume (or the run's folder on EFS, and the job's datasets there), clone, home, and the agent's folder for the
+    trainer's progress."""
+    places = (paths.mount_point(config.job.volume.mount), folders.checkpoints.parent, folders.datasets, folders.results)
+    return (*dict.fromkeys(places), folders.clone, folders.home, folders.run_dir / "trainer")
 
 
 def _refuse_without_root() -> None:

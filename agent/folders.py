@@ -29,6 +29,10 @@ class Folders:
     keep: Path
     environments: Path
     home: Path  # HOME of a trainer whose user has none
+    # Of a run on several machines these lie where all see them, and the ranks' logs apart for each:
+    progress: Path | None = None
+    memory: Path | None = None
+    ranks: Path | None = None
 
     @classmethod
     def at(cls, root: Path, mount: str) -> Folders:
@@ -57,7 +61,7 @@ class Folders:
 
     @property
     def progress_file(self) -> Path:
-        return self.run_dir / "trainer" / "progress.json"
+        return self.progress or self.run_dir / "trainer" / "progress.json"
 
     @property
     def params_file(self) -> Path:

@@ -167,7 +167,7 @@ class Life:
         self._rescue = Rescue(world.scheduler, config.run, after, self._clock, self._log)
         self._stop = threading.Event()  # this machine goes away: every wait ends
         self._mount_point = world.paths.mount_point(config.job.volume.mount)
-        self._folders = Folders.at(world.paths.root, config.job.volume.mount)
+        self._folders = self._lay_out()
         self._warmup = Warmup(self._log)
         self._client = world.client or (lambda service: aws.client(service, config.region))
         self._confinement = Confinement(
@@ -401,14 +401,12 @@ class Life:
 
     def run_trainer(self) -> Trained:
         """The trainer, attempt by attempt, until it is done, has failed, or must go."""
-        assert self._interpreter is not None and self._held is not None  # the stages before
-        limits, curves = self._money.limits(self._tell), self._money.curves(self._folders.metrics_file)
-        around = Instruments(
-            self._clock, self._world.logs, self._ledger, self._status, self._launch, self._context, self._held,
-            limits, curves,
-        )  # fmt: skip
+        assert self._interpreter is not None  # the stages before
+        around = self._instruments()
         cage, python = self._confinement, self._interpreter.path
-        self._trainer = TrainerStage(self._config, self._folders, python, cage.account, around, cage.trainers)
+        self._trainer = TrainerStage(
+            self._config, self._folders, python, cage.account, around, {**cage.trainers, **self._surroundings()}
+        )
         interruption = self._watcher.interruption
         if interruption is not None:  # it came between the last look and here
             self._trainer.notify(interruption)
@@ -424,6 +422,17 @@ class Life:
             trained.set()
             self._saved_step, self._trainer = self._trainer.saved_step, None
             self._used_gib = used_gib(self._mount_point)
+
+    def _instruments(self) -> Instruments:
+        assert self._held is not None  # the stages before
+        return Instruments(
+            self._clock, self._world.logs, self._ledger, self._status, self._launch, self._context, self._held,
+            self._money.limits(self._tell), self._money.curves(self._folders.metrics_file),
+        )  # fmt: skip
+
+    def _surroundings(self) -> dict[str, str]:
+        """More of the trainer's environment."""
+        return {}
 
     # --------------------------------------------------------------------------------------------- the ways to leave
     def hand_over(self) -> None:
@@ -505,6 +514,7 @@ class Life:
 
     def finish(self, end: End) -> None:
         """Record the end and cancel the fleet, last. Raises Interrupted where the machine goes away before that."""
+        results = self._folders.results if self._has_results_here else None
         work = Finishing(
             store=self._store,
             cloud=self._cloud,
@@ -514,9 +524,9 @@ class Life:
             log=self._log,
             instance=self._here.instance,
             volume=None if self._held is None else self._held.volume,
-            results=None if self._held is None else self._folders.results,
+            results=results,
             results_to=self._results,
-            results_too=[] if self._held is None or self._over else self._live.last(),
+            results_too=[] if results is None or self._over else self._live.last(),
             saved_step=self._saved_step,
         )
         known = self._over  # an earlier instance has recorded it; only its fleet is still there
@@ -540,6 +550,13 @@ class Life:
         self._world.logs.ship(self._store, self._here.instance)
         self._rescue.drop()
         self._leave_machine(work, end)
+
+    def _lay_out(self) -> Folders:
+        return Folders.at(self._world.paths.root, self._config.job.volume.mount)
+
+    @property
+    def _has_results_here(self) -> bool:
+        return self._held is not None
 
     def _efs(self, place: EfsUrl) -> Efs:
         world, here = self._world, self._here

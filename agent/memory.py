@@ -47,4 +47,4 @@ class RunMemory:
 
 
 def _path(folders: Folders) -> Path:
-    return folders.environments / _NAME
+    return (folders.memory or folders.environments) / _NAME

@@ -60,6 +60,7 @@ class Identity:
     account: str
     image: str
     launched: str = ""  # RFC 3339; "" where the document does not say it
+    address: str = ""  # private, IPv4; "" where the document names none
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,9 @@ def _identity(text: str) -> Identity:
         launched = rfc3339(parse_rfc3339(str(body.get("pendingTime"))))
     except (ValueError, OverflowError):
         launched = ""
-    return Identity(**values, launched=launched)
+    address = body.get("privateIp")
+    known = isinstance(address, str) and re.fullmatch(r"\d{1,3}(\.\d{1,3}){3}", address)
+    return Identity(**values, launched=launched, address=str(address) if known else "")
 
 
 def _spot_action(text: str) -> SpotAction:

@@ -89,6 +89,7 @@ class StoreLayout:
     results_listing = "results.json"  # {"place", "files": [{"name", "size", "sha256"}]} of results that lie elsewhere
     launches = "launches/"  # launches/<instance>.json, put before anything can fail
     terms = "terms/"
+    nodes = "nodes/"  # of a run on several machines at once
     checkpoints = "checkpoints/"  # copies of a run without a volume (on AWS Batch): <term>-<number>.json and blobs/
 
     # of a sweep, whose runs have prefixes of their own below its own
@@ -136,6 +137,16 @@ class StoreLayout:
     def barred(instance_type: str) -> str:
         """What a machine of this type lacked: no other of it is used for the run."""
         return f"barred/{instance_type}.json"
+
+    @staticmethod
+    def node(instance: str) -> str:
+        """What a machine of a run on several says of itself; its heartbeat too."""
+        return f"nodes/{instance}.json"
+
+    @staticmethod
+    def rendezvous(term: int) -> str:
+        """Where the holder of the term serves the store of torchrun's rendezvous: {"instance", "address", "port"}."""
+        return f"rendezvous/{term}.json"
 
     @staticmethod
     def launch(instance: str) -> str:

@@ -36,7 +36,7 @@ from spotheal.agent.trainer_files import (
 )
 from spotheal.agent.trainer_hooks import Ended, Hooks, Kind, Teller
 from spotheal.agent.watch import Request, Timing, Watch
-from spotheal.agent.world import World, gpu_count, last_words, visible, world_of
+from spotheal.agent.world import Meeting, Rendezvous, World, gpu_count, last_words, visible, world_of
 
 __all__ = ["Ended", "Folders", "Hooks", "Supervisor", "Timing"]
 
@@ -50,7 +50,8 @@ class Supervisor:
     """One run of the trainer on this machine. `notify`, `rebalance`, `stop`, `stop_for_limit` from any thread.
 
     `first_attempt`, `best_step`, `failures` and `saved_step` carry on from earlier instances. Trainer's user and
-    interpreter are the caller's (`account.trainer_account`, `interpreter.find_interpreter`).
+    interpreter are the caller's (`account.trainer_account`, `interpreter.find_interpreter`). `meeting`: of a run on
+    several machines, asked before each attempt where they meet; what they all see only the one that leads writes.
     """
 
     def __init__(
@@ -69,7 +70,10 @@ class Supervisor:
         failures: int = 0,
         hooks: Hooks | None = None,
         timing: Timing | None = None,
+        meeting: Meeting | None = None,
     ) -> None:
+        self._meeting = meeting
+        self._rendezvous: Rendezvous | None = None
         self._config, self._folders, self._clock, self.log = config, folders, clock, log
         self._interpreter, self._account = interpreter, account
         self._given = dict(given or {})  # beside the contract: secrets among it
@@ -139,7 +143,7 @@ class Supervisor:
         if leftovers:
             self.log.warning("ended what an earlier agent had left running", processes=leftovers)
         self._folders.rebalance_file.unlink(missing_ok=True)
-        if self.attempt == 0:
+        if self.attempt == 0 and self._leads:
             self._folders.progress_file.unlink(missing_ok=True)
         try:
             return self._until_over()
@@ -151,6 +155,11 @@ class Supervisor:
         while True:
             if self._request is not None:
                 return self._ended(self._request.kind, None, self._request.reason)
+            if self._meeting is not None:
+                found = self._meeting.meet(self._requested)
+                if found is None:
+                    continue
+                self._rendezvous = found
             end = self._attempt()
             verdict = decide(end, self._tally, self._config.job.limits.failures)
             match verdict:
@@ -209,7 +218,7 @@ class Supervisor:
         # Only what this very process saw saved is certain: what an earlier machine was known to have saved may lie
         # before the checkpoint that its trainer left, and lines up to that one must stay.
         saved = self.progress.saved if self.progress else None
-        if saved is not None:
+        if saved is not None and self._leads:
             dropped = drop_metrics_after(self._folders.metrics_file, saved.step)
             if dropped:
                 self.log.info("dropped metrics of steps that are done again", lines=dropped, after=saved.step)
@@ -231,7 +240,8 @@ class Supervisor:
             gpus=visible(gpu_count(), environment),
             directory=directory,
             interpreter=self._interpreter,
-            logs=self._folders.logs / "ranks" / f"attempt-{self.attempt}",
+            logs=(self._folders.ranks or self._folders.logs / "ranks") / f"attempt-{self.attempt}",
+            rendezvous=() if self._rendezvous is None else self._rendezvous.options(),
         )
         if world.says:
             self.log.info(world.says, others=str(world.logs) if world.logs else None)
@@ -268,6 +278,10 @@ class Supervisor:
                 f"the trainer could not be started: {argv[0]}: {error.strerror}",
                 next_step="correct `command` in job.toml; PATH on the instance is " + environment["PATH"],
             ) from error
+
+    @property
+    def _leads(self) -> bool:
+        return self._meeting is None or self._meeting.leads
 
     def _line(self, line: str) -> None:
         self._tail.append(line)
@@ -359,7 +373,15 @@ class Supervisor:
     def note(self, progress: Progress) -> bool:
         """A new progress document; whether it is a step beyond the best so far."""
         self._reports = True
-        self.progress = progress
+        before, self.progress = self.progress, progress
+        if self._rendezvous is not None and before is not None and progress.step < before.step:
+            # The launcher has started the ranks again, without or with another machine, in the same attempt.
+            resumed = progress.saved.step if progress.saved else progress.step
+            self.event(
+                "trainer-ended", attempt=self.attempt, kind="restarting", exit_code=None, signal=None,
+                last_step=before.step, saved_step=resumed, reason="another world of machines",
+            )  # fmt: skip
+            self.event("trainer-started", attempt=self.attempt, resumed_step=resumed)
         if progress.saved is not None:
             self._saved_step = progress.saved.step
         gained = progress.step > (self.best_step or 0)

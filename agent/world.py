@@ -10,8 +10,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from spotheal.agent import programs
+from spotheal.agent.clock import Stop
 from spotheal.agent.errors import Fatal, Retryable, SetupFailed
 from spotheal.agent.launchers import RANKS_MODULE, launches, processes_asked
 
@@ -32,6 +34,23 @@ class World:
     warns: str = ""
     logs: Path | None = None
     gpus: int = 0  # that the trainer is to use
+
+
+class Rendezvous(Protocol):
+    """Where the machines of a run meet."""
+
+    def options(self) -> list[str]:
+        """torchrun's."""
+        ...
+
+
+class Meeting(Protocol):
+    """How a supervisor's trainer meets those of other machines. `leads`: this machine speaks for the run."""
+
+    @property
+    def leads(self) -> bool: ...
+
+    def meet(self, stop: Stop) -> Rendezvous | None: ...
 
 
 def gpu_count() -> int:
@@ -66,16 +85,22 @@ def world_of(
     directory: Path,
     interpreter: Path,
     logs: Path,
-    machines: int = 1,
+    rendezvous: Sequence[str] = (),
 ) -> World:
     """The world of a job with `nproc_per_node = asked` on a machine with `gpus`. SetupFailed where they do not agree.
 
-    `command` is the job's, ready to be run; `logs` a folder of this attempt's own.
+    `command` is the job's, ready to be run; `logs` a folder of this attempt's own. `rendezvous`: torchrun's options of
+    one with other machines; the launcher says how many they are, each time that one comes or goes.
     """
     argv = tuple(command)
     if launches(argv, directory):
+        if rendezvous:
+            raise SetupFailed(
+                "the command launches its ranks itself, and so knows nothing of the other machines",
+                next_step="leave the launcher out of `command`: with `nodes` torchrun is put before it",
+            )
         return _launched_by_itself(asked, argv, gpus)
-    if asked == 1:
+    if asked == 1 and not rendezvous:
         idle = f'{gpus - 1} of {gpus} GPUs may stay idle: nproc_per_node = "gpu" in job.toml starts a rank on each'
         return World(argv, warns=idle if gpus > 1 else "", gpus=gpus)
     count = gpus if asked == "gpu" else int(asked)
@@ -87,16 +112,17 @@ def world_of(
             f"nproc_per_node = {count}, but this machine has {gpus} GPUs: {what}",
             next_step=_NEXT + "; CUDA_VISIBLE_DEVICES in [environment] leaves GPUs out on purpose",
         )
-    torchrun = [str(interpreter), "-m", RANKS_MODULE, "--standalone", f"--nproc_per_node={count}", "--max_restarts=0"]
+    where = rendezvous or ["--standalone"]
+    torchrun = [str(interpreter), "-m", RANKS_MODULE, *where, f"--nproc_per_node={count}", "--max_restarts=0"]
     if count > 1:  # both outputs of all ranks but the first go to files
         torchrun += [f"--log_dir={logs}", "--redirects=" + ",".join(f"{rank}:3" for rank in range(1, count))]
-    return World((*torchrun, "--no_python", *argv), says=describe(count, machines, gpus), logs=logs, gpus=gpus)
+    says = "" if rendezvous else describe(count, gpus)
+    return World((*torchrun, "--no_python", *argv), says=says, logs=logs, gpus=gpus)
 
 
-def describe(processes: int, machines: int, gpus: int) -> str:
-    """`world 8 = 2 machines x 4 GPUs`."""
-    each = "GPU" if gpus else "process"
-    return f"world {processes * machines} = {_some(machines, 'machine')} x {_some(processes, each)}"
+def describe(processes: int, gpus: int) -> str:
+    """`world 4 = 1 machine x 4 GPUs`."""
+    return f"world {processes} = 1 machine x {_some(processes, 'GPU' if gpus else 'process')}"
 
 
 def last_words(logs: Path | None, lines_max: int = 15) -> list[str]:

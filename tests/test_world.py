@@ -31,10 +31,12 @@ def nvidia_smi(folder: Path, body: str) -> None:
     (folder / "nvidia-smi").chmod(0o755)
 
 
-def world(asked: int | str, command: list[str], gpus: int, tmp_path: Path, machines: int = 1) -> World:
+def world(
+    asked: int | str, command: list[str], gpus: int, tmp_path: Path, rendezvous: tuple[str, ...] = ()
+) -> World:
     return world_of(
         asked, command, gpus=gpus, directory=tmp_path, interpreter=Path("/env/python"), logs=tmp_path / "ranks",
-        machines=machines,
+        rendezvous=rendezvous,
     )  # fmt: skip
 
 
@@ -86,8 +88,8 @@ def test_torchrun_is_put_around_a_plain_command(tmp_path: Path) -> None:
 
 
 def test_what_is_said_names_machines_and_gpus() -> None:
-    assert describe(4, 2, 4) == "world 8 = 2 machines x 4 GPUs"
-    assert describe(2, 1, 0) == "world 2 = 1 machine x 2 processes"
+    assert describe(4, 4) == "world 4 = 1 machine x 4 GPUs"
+    assert describe(2, 0) == "world 2 = 1 machine x 2 processes"
 
 
 def test_one_gpu_gets_a_rank_of_its_own_too_where_that_was_asked(tmp_path: Path) -> None:

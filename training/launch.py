@@ -2,7 +2,8 @@
 
     python -m spotheal.training.launch --standalone --nproc_per_node=4 --no_python python train.py
 
-Options are torchrun's. The agent puts it in front of a command where job.toml asks for several processes.
+Options are torchrun's. The agent puts it in front of a command where job.toml asks for several processes; on several
+machines (`--nnodes`, no `--standalone`) elastic.py lets machines come and go.
 """
 
 from __future__ import annotations
@@ -15,13 +16,24 @@ from spotheal.agent.contract import EXIT_SAVED_AND_STOPPED
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where every rank ended with 0; 75 where one ended with 75 and none failed before; else 1."""
+    """0 where every rank ended with 0; 75 where one ended with 75 and none failed before; else 1.
+
+    On several machines as elastic.main.
+    """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun sets the same, and prints six lines about it
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if "--standalone" not in given:
+        mine = os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR") == "ERROR"
+        from spotheal.training.elastic import main as over_machines
+
+        if mine:  # a store that is gone is told in one line of ours, not in stacks of C++; ranks say what they like
+            del os.environ["TORCH_CPP_LOG_LEVEL"]
+        return over_machines(given)
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
     try:
-        torchrun(list(sys.argv[1:] if arguments is None else arguments))
+        torchrun(given)
     except ChildFailedError as ended:
         # torchrun ends the others when the first one ends, so what counts is how that one did.
         rank, first = ended.get_first_failure()

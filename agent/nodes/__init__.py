@@ -1,0 +1,1 @@
+"""A run on several machines at once: who is there, who leads, and where their ranks meet."""

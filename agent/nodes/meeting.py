@@ -1,0 +1,293 @@
+"""One machine's part in the meetings of a run's machines: what it says of itself, and how it finds the others.
+
+`nodes/<instance>.json` is what each says of itself, and its heartbeat; `terms/<n>` and `rendezvous/<n>.json` say who
+hosts the n-th rendezvous, and where. What is decided about them is in `plan`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from spotheal.agent.clock import Clock, Stop, parse_rfc3339, rfc3339
+from spotheal.agent.ec2 import Instance
+from spotheal.agent.errors import Interrupted, Retryable, SpothealError
+from spotheal.agent.finish import End as RunEnd
+from spotheal.agent.life import RunOver
+from spotheal.agent.metadata import Identity
+from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.nodes.plan import (
+    BEAT_SECONDS,
+    ClaimTerm,
+    End,
+    Join,
+    Place,
+    Seen,
+    Wait,
+    decide,
+    machine_of,
+    place_of,
+)
+from spotheal.agent.store import Claim, Store
+
+LOOK_SECONDS, LOOK_SECONDS_MAX = 1.0, 5.0
+_ENDS = {phase.value: phase for phase in Phase if phase.is_end}
+
+
+class Cloud(Protocol):
+    """What of `ec2.Ec2` a meeting needs."""
+
+    def instances(self, instances: Iterable[str]) -> tuple[Instance, ...]: ...
+
+    def terminate(self, instance: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Of torchrun's rendezvous, in seconds. A machine is lost after `keep_alive` times `missed` without a heartbeat."""
+
+    join: int = 180
+    last_call: int = 10
+    keep_alive: int = 5
+    missed: int = 5
+    read: int = 60
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """The one to go to. `hosts`: this machine serves torchrun's store."""
+
+    run: str
+    place: Place
+    address: str  # ours
+    hosts: bool
+    least: int
+    most: int
+    timing: Timing = Timing()
+
+    def options(self) -> list[str]:
+        """torchrun's."""
+        t = self.timing
+        settings = {
+            "is_host": int(self.hosts), "join_timeout": t.join, "last_call_timeout": t.last_call,
+            "keep_alive_interval": t.keep_alive, "keep_alive_max_attempt": t.missed, "read_timeout": t.read,
+        }  # fmt: skip
+        return [
+            f"--nnodes={self.least}:{self.most}",
+            "--rdzv_backend=c10d",
+            f"--rdzv_id={self.run}-{self.place.term}",
+            f"--rdzv_endpoint={self.place.address}:{self.place.port}",
+            f"--local_addr={self.address}",
+            "--rdzv_conf=" + ",".join(f"{name}={value}" for name, value in settings.items()),
+        ]
+
+
+class Meeting:
+    """`on_term` is told each term that this machine has claimed, with its rendezvous; it may raise RunOver.
+
+    `meet` and `leave` from one thread, `beat` from any. `leads`: this machine holds its rendezvous' term.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        cloud: Cloud,
+        clock: Clock,
+        log: Any,
+        here: Identity,
+        *,
+        run: str,
+        machines: tuple[int, int],
+        wait_seconds: float,
+        on_term: Callable[[int], None] = lambda term: None,
+        timing: Timing | None = None,
+    ) -> None:
+        self._store, self._cloud, self._clock, self._log, self._here = store, cloud, clock, log, here
+        self._run, (self._least, self._most), self._wait_seconds = run, machines, wait_seconds
+        self._on_term, self._timing = on_term, timing or Timing()
+        self._lock = threading.Lock()
+        self._says: dict[str, Any] = {"term": None, "leads": False, "leaving": False, "doing": "booting"}
+
+    @property
+    def leads(self) -> bool:
+        return bool(self._says["leads"])
+
+    @property
+    def term(self) -> int | None:
+        term: int | None = self._says["term"]
+        return term
+
+    # ------------------------------------------------------------------------------------------- what it says of itself
+    def beat(self) -> None:
+        """Say again that this machine is here; a store that is down hears it the next time."""
+        with contextlib.suppress(SpothealError):
+            self._say()
+
+    def beat_until(self, over: Stop) -> None:
+        while not self._clock.sleep(BEAT_SECONDS, until=over):
+            self.beat()
+
+    def leave(self) -> None:
+        """This machine goes away: its ranks have ended, and it comes to no rendezvous any more."""
+        with contextlib.suppress(SpothealError):
+            self._say(term=None, leads=False, leaving=True, doing="leaving")
+
+    def note(self, doing: str) -> None:
+        with contextlib.suppress(SpothealError):
+            self._say(doing=doing)
+
+    def _say(self, **fields: Any) -> None:
+        with self._lock:
+            self._says |= fields
+            here = self._here
+            self._store.put_json(LAYOUT.node(here.instance), {
+                "instance": here.instance, "address": here.address, "zone": here.zone,
+                "instance_type": here.instance_type, **self._says, "time": rfc3339(self._clock.now()),
+            })  # fmt: skip
+
+    # ---------------------------------------------------------------------------------------------------------- meeting
+    def meet(self, stop: Stop) -> Rendezvous | None:
+        """The rendezvous to go to; None where `stop` is set. RunOver: the run has ended, or too few machines come.
+
+        Whatever rendezvous this machine was in it has left: its ranks have ended.
+        """
+        few_since: float | None = None
+        told, pause = "", LOOK_SECONDS
+        left = False
+        while not stop.is_set():
+            try:
+                if not left:
+                    self._say(term=None, leads=False, leaving=False)
+                    left = True
+                self.check_end()
+                action = decide(self.look())
+                if isinstance(action, Wait):
+                    if action.why != told:
+                        told = action.why
+                        self._log.info("waiting for the other machines", why=told)
+                        self._say(doing=f"waiting: {told}")
+                    few_since = self._patience(action, few_since)
+                elif (found := self._act(action)) is not None:
+                    return found
+                else:
+                    pause = LOOK_SECONDS
+            except Retryable as error:
+                self._log.warning("the other machines cannot be looked for; trying again", error=error.message)
+            self._clock.sleep(pause, until=stop)
+            pause = min(LOOK_SECONDS_MAX, pause * 1.3)
+        return None
+
+    def check_end(self) -> None:
+        """RunOver where the store has an end of the run."""
+        status = self._store.read_status() or {}
+        phase = _ENDS.get(str(status.get("phase")))
+        if phase is not None:
+            raise RunOver(RunEnd(phase, str(status.get("reason") or "")))
+
+    def await_end(self, seconds_max: float, stop: Stop) -> RunEnd | None:
+        """The end that another machine records; None where none has within `seconds_max`, or `stop` is set."""
+        until = self._clock.monotonic() + seconds_max
+        while self._clock.monotonic() < until:
+            try:
+                self.check_end()
+            except RunOver as over:
+                return over.end
+            except SpothealError as error:
+                self._log.warning("the end of the run is not known yet", error=error.message)
+            if self._clock.sleep(LOOK_SECONDS, until=stop):
+                break
+        return None
+
+    def look(self) -> Seen:
+        """What the store and EC2 say of the run's machines now."""
+        claim = self._store.highest_term()
+        now = self._clock.now()
+        me = self._here.instance
+        documents = [found for key in self._store.keys(LAYOUT.nodes) if (found := self._store.get_json(key))]
+        ages = {str(one.get("instance")): _age(now, str(one.get("time"))) for one in documents}
+        asked = {str(one.get("instance")) for one in documents if one.get("term") is not None}
+        asked |= {claim.instance} if claim is not None else set()
+        asked -= {me}
+        found = {one.id: one.state for one in self._cloud.instances(asked)} if asked else {}
+        machines = []
+        for one in documents:
+            name = str(one.get("instance"))
+            machines.append(machine_of(one, ages[name], found.get(name, "") if name in asked else None))
+        if claim is None:
+            return Seen(me, tuple(machines), self._least)
+        place = place_of(self._store.get_json(LAYOUT.rendezvous(claim.number)), claim.number)
+        age = _age(now, claim.time)
+        return Seen(me, tuple(machines), self._least, claim.number, claim.instance, age, place)
+
+    def _act(self, action: Join | ClaimTerm | End) -> Rendezvous | None:
+        match action:
+            case Join(place):
+                return self._join(place)
+            case ClaimTerm(term):
+                return self._claim(term)
+            case End(instance):
+                self._log.warning("a machine that has long said nothing is ended", instance=instance)
+                self._cloud.terminate(instance)
+                return None
+
+    def _join(self, place: Place) -> Rendezvous | None:
+        self._say(term=place.term, leads=False, doing="training")
+        claim = self._store.highest_term()
+        if claim is None or claim.number != place.term:  # it ended while we came
+            self._say(term=None)
+            return None
+        self._log.info("joining the others", rendezvous=place.term, host=place.instance)
+        return self._rendezvous(place, hosts=False)
+
+    def _claim(self, term: int) -> Rendezvous | None:
+        here = self._here
+        if not self._store.claim_term(Claim(term, here.instance, here.zone, rfc3339(self._clock.now()))):
+            return None
+        highest = self._store.highest_term()
+        if highest is None or highest.number != term:
+            return None
+        place = Place(term, here.instance, here.address, free_port(here.address))
+        self._say(term=term, leads=True, doing="training")
+        document = {"instance": place.instance, "address": place.address, "port": place.port}
+        self._store.put_json(LAYOUT.rendezvous(term), {**document, "time": rfc3339(self._clock.now())})
+        self._log.info("the others meet here", rendezvous=term, address=place.address, port=place.port)
+        self._on_term(term)
+        return self._rendezvous(place, hosts=True)
+
+    def _rendezvous(self, place: Place, hosts: bool) -> Rendezvous:
+        return Rendezvous(self._run, place, self._here.address, hosts, self._least, self._most, self._timing)
+
+    def _patience(self, wait: Wait, since: float | None) -> float | None:
+        """Since when there are too few. RunOver once that is too long: what is here costs, and does nothing."""
+        if not wait.few:
+            return None
+        now = self._clock.monotonic()
+        since = now if since is None else since
+        if now - since > self._wait_seconds:
+            raise RunOver(RunEnd(
+                Phase.PARKED,
+                f"{wait.why}, and no more came within {self._wait_seconds / 60:.0f} min (nodes_wait in job.toml);"
+                " `fleetctl request --resume` goes on from the last checkpoint",
+            ))  # fmt: skip
+        return since
+
+
+def free_port(address: str) -> int:
+    """A port on which nothing listens now. Interrupted where the address is not this machine's."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError as error:
+            raise Interrupted(f"{address} is not an address of this machine: {error.strerror}") from error
+        return int(probe.getsockname()[1])
+
+
+def _age(now: Any, said: str) -> float:
+    try:
+        return max(0.0, float((now - parse_rfc3339(said)).total_seconds()))
+    except ValueError:
+        return float("inf")
