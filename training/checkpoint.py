@@ -101,20 +101,38 @@ class Store:
         self._plan: Plan | None = None
         self._skeleton: Skeleton | None = None
         self._planned: Skeleton | None = None
+        self._held_seconds = self._worked_seconds = 0.0
+        self._start()
+
+    def _start(self) -> None:
+        """What belongs to one process: its threads, and the save they are at."""
+        self._pid = os.getpid()
         # Two copy, and two write in turns: the disk has the next chunk before it is done with one.
         self._clocks: list[int] = []
         self._threads = ThreadPoolExecutor(
             4, thread_name_prefix="checkpoint", initializer=_keep_clock, initargs=(self._clocks,)
         )
-        self._held_seconds = self._worked_seconds = 0.0
         self._copy: Copy | None = None
         self._pending: Future[Outcome] | None = None
         self._beginning = threading.Lock()  # two saves at once would share the buffer
+
+    def _settle_after_fork(self) -> None:
+        """In a forked child the threads that save are not there, and would be waited for without end: the parent's save
+        is the parent's. What the child saves or loads it does with threads and a buffer of its own."""
+        if self._pid == os.getpid():
+            return
+        if self._pending is not None:
+            log.warning("process %d was forked from %d, which saves a checkpoint: neither waited for nor ended here",
+                        os.getpid(), self._pid)  # fmt: skip
+        self._of_parent = (self._threads, self._image, self._copy, self._pending)  # kept, so that nothing finalizes
+        self._image = None
+        self._start()
 
     # ----------------------------------------------------------------------------------------------------------- save
     @property
     def busy(self) -> bool:
         """A save is pending: copying, writing or waiting for the disk."""
+        self._settle_after_fork()
         return self._pending is not None and not self._pending.done()
 
     @property
@@ -159,6 +177,7 @@ class Store:
         """
         if operator.index(step) < 0:
             raise ValueError(f"step {step}: a step is 0 or more")
+        self._settle_after_fork()
         if not self._beginning.acquire(blocking=False):
             return False
         try:
@@ -187,6 +206,7 @@ class Store:
 
     def wait_copied(self) -> None:
         """Return when the tensors given to the last `save` may be changed again: call it before `optimizer.step`."""
+        self._settle_after_fork()
         copy = self._copy
         if copy is not None:
             began = time.monotonic()
@@ -196,10 +216,14 @@ class Store:
 
     def ended(self) -> Outcome | None:
         """The outcome of a save that has ended since the last call; None where there is none. Never waits."""
+        self._settle_after_fork()
         return self.flush() if self._pending is not None and self._pending.done() else None
 
     def flush(self) -> Outcome | None:
-        """Wait for the pending save and return the outcome of the last one; None where there was none."""
+        """Wait for the pending save and return the outcome of the last one; None where there was none.
+
+        A forked child waits for no save of its parent's, and says so in the log."""
+        self._settle_after_fork()
         pending = self._pending
         if pending is not None:
             try:
