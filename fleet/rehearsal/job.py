@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,10 +80,11 @@ class Rehearsed:
     notes: tuple[str, ...] = ()
 
 
-def example(folder: Path, *, ranks: bool = False) -> Rehearsed:
+def example(folder: Path, *, ranks: bool = False, command: Sequence[str] = ()) -> Rehearsed:
     """The example: a small repository and two files, written to `folder` for the operator to look at.
 
-    With `ranks` it is distributed: `nproc_per_node = "gpu"`, on machines that show two.
+    With `ranks` it is distributed: `nproc_per_node = "gpu"`, on machines that show two. `command`: another one than
+    the example's own.
     """
     repository = folder / "repository"
     repository.mkdir(parents=True)
@@ -93,9 +95,9 @@ def example(folder: Path, *, ranks: bool = False) -> Rehearsed:
     git(repository, "add", "README")
     git(repository, "commit", "--quiet", "--message", "The trainer is spotheal's own")
     job_file, fleet_file = folder / "job.toml", folder / "spot_fleet_config.json"
-    command = json.dumps(list(EXAMPLE_RANKS_COMMAND if ranks else EXAMPLE_COMMAND))
+    words = json.dumps(list(command or (EXAMPLE_RANKS_COMMAND if ranks else EXAMPLE_COMMAND)))
     more = 'nproc_per_node = "gpu"\n' if ranks else ""
-    job_file.write_text(_EXAMPLE_JOB.format(repository=json.dumps(str(repository)), command=command, more=more))
+    job_file.write_text(_EXAMPLE_JOB.format(repository=json.dumps(str(repository)), command=words, more=more))
     fleet_file.write_text(json.dumps(_EXAMPLE_FLEET, indent=2) + "\n")
     return users(fleet_file, job_file)
 

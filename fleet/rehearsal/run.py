@@ -6,6 +6,7 @@ endpoint is not on this machine, and the credentials it sets are no account's.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -28,7 +29,7 @@ from spotheal.fleet.rehearsal import job as jobs
 from spotheal.fleet.rehearsal.programs import GPUS
 from spotheal.fleet.rehearsal.progress import Display, Silent
 from spotheal.fleet.rehearsal.scenario import Event, Scenario, due, scenario
-from spotheal.fleet.rehearsal.summary import Story, Summary, summarise
+from spotheal.fleet.rehearsal.summary import Outcome, Story, Summary, summarise
 
 if TYPE_CHECKING:
     from spotheal.fleet.gather import Ready
@@ -57,7 +58,7 @@ class Options:
     seconds_max: float = 6 * 3600.0
 
 
-def rehearse(options: Options, show: Display | None = None) -> Summary:
+def rehearse(options: Options, show: Display | None = None) -> Summary | Outcome:
     """Rehearse a job; returns what came of it. ConfigError where it cannot begin, WaitTimedOut after `seconds_max`."""
     chosen = scenario(options.scenario, options.seed)
     check_machine()
@@ -69,6 +70,12 @@ def rehearse(options: Options, show: Display | None = None) -> Summary:
         stack.enter_context(redirect_stdout(sys.stderr))  # moto prints; standard output is the caller's data
         folder = Path(tempfile.mkdtemp(prefix="spotheal-rehearsal-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        if chosen.module:
+            if options.fleet_file is not None:
+                raise ConfigError(f"scenario {chosen.name} is of an example of its own",
+                                  next_step="leave out the files, or choose another scenario")  # fmt: skip
+            module = importlib.import_module(f"spotheal.fleet.rehearsal.{chosen.module}")
+            return module.rehearse(options, chosen, folder, show or Silent(), stack)  # type: ignore[no-any-return]
         if options.fleet_file is None:
             rehearsed = jobs.example(folder / "job", ranks=chosen.ranks)
         else:

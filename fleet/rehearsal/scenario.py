@@ -82,6 +82,7 @@ class Scenario:
     says: str
     events: tuple[Event, ...]
     ranks: bool = False  # the example trains on several ranks
+    module: str = ""  # of fleet.rehearsal, where it is not of one job's one run: its `rehearse` does it all
 
     @property
     def needs_zones(self) -> int:
@@ -191,8 +192,10 @@ _SCENARIOS: dict[str, tuple[str, Callable[[random.Random], tuple[Event, ...]]]] 
         Event(0.6, (NextZone(other=False), Kill())),
     )),
     "storm": ("3 to 6 random faults, by --seed", _storm),
+    "sweep": ("four runs of a sweep on two machines: a notice to one, a kill without notice of another", _fixed()),
 }  # fmt: skip
 _OF_RANKS = {"ddp"}
+_MODULES = {"sweep": "sweep_rehearsal"}
 NAMES = tuple(_SCENARIOS)
 
 
@@ -201,7 +204,7 @@ def scenario(name: str, seed: int = 0) -> Scenario:
     if name not in _SCENARIOS:
         raise ConfigError(f"there is no scenario {name!r}", next_step=f"--scenario is one of {', '.join(NAMES)}")
     says, make = _SCENARIOS[name]
-    return Scenario(name, says, make(random.Random(seed)), name in _OF_RANKS)
+    return Scenario(name, says, make(random.Random(seed)), name in _OF_RANKS, _MODULES.get(name, ""))
 
 
 def describe() -> str:

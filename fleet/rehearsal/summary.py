@@ -10,11 +10,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from spotheal.agent.names import SNAPSHOTS_KEPT, Phase
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 SCHEMA_VERSION = 1
+
+
+class Outcome(Protocol):
+    """What came of a scenario with a module of its own. `broken` as of Summary; `render` is for a person."""
+
+    @property
+    def broken(self) -> tuple[str, ...]: ...
+
+    @property
+    def passed(self) -> bool: ...
+
+    def to_document(self) -> dict[str, Any]: ...
+
+    def render(self) -> RenderableType: ...
 
 
 @dataclass(frozen=True)

@@ -58,16 +58,17 @@ def rehearse(
     from spotheal.fleet import show
     from spotheal.fleet.rehearsal.progress import display
     from spotheal.fleet.rehearsal.report import report
+    from spotheal.fleet.rehearsal.summary import Summary
 
     with display(Console(stderr=True)) as shown:
         summary = rehearse(options, shown)
     if as_json:
         print(show.as_json(summary.to_document()))
     else:
-        Console().print(report(summary))
+        Console().print(report(summary) if isinstance(summary, Summary) else summary.render())
     if not summary.passed:
         cure = f"read {keep}/instances/*/logs/" if keep else "the same with --keep DIR leaves all logs in DIR"
-        if "No module named" in summary.story.reason:
+        if "No module named" in "\n".join(summary.broken):
             cure = f"`setup` in job.toml, or install it for {sys.executable} (or what `python` in job.toml names)"
         raise JobFailed(
             f"the rehearsal did not pass: {'; '.join(summary.broken)}" if as_json else "the rehearsal did not pass",

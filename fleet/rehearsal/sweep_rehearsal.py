@@ -1,0 +1,365 @@
+"""A sweep rehearsed: four runs of the article's network on a fleet of two, one machine interrupted, another killed.
+
+What is asked in the end: each run was done exactly once, with its own parameters, its results are there whole, what was
+interrupted went on where it was, and nothing is left that costs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spotheal.agent.clock import SystemClock
+from spotheal.agent.errors import Retryable, WaitTimedOut
+from spotheal.agent.ledger import read_events
+from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.trainer_files import progress_of
+from spotheal.fleet.rehearsal import job as jobs
+from spotheal.fleet.rehearsal.progress import Display
+from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, NextZone, Scenario
+from spotheal.fleet.rehearsal.summary import InstanceStory
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from spotheal.fleet.rehearsal.cloud import Cloud
+    from spotheal.fleet.rehearsal.machines import Machine
+    from spotheal.fleet.rehearsal.run import Options
+    from spotheal.fleet.rehearsal.watch import Watch
+    from spotheal.fleet.runs import Run
+    from spotheal.fleet.session import Session
+
+SCHEMA_VERSION = 1
+PARALLEL = 2
+SAVE_STEPS = 10
+# The article's two entries, and two more; 12 steps an epoch of at least 120 ms: a quarter of a minute each.
+_ARTICLE = {"batch_size": 128, "epochs": 10, "dropout_rate": 0.2, "activate_fn": "relu", "optimizer": "rmsprop"}
+ENTRIES: tuple[dict[str, Any], ...] = (
+    {**_ARTICLE, "hidden_nodes": [10, 20, 30]},
+    {**_ARTICLE, "hidden_nodes": [30, 50, 70], "dropout_rate": 0.7, "activate_fn": "tanh"},
+    {**_ARTICLE, "hidden_nodes": [64], "optimizer": "adam"},
+    {**_ARTICLE, "hidden_nodes": [64, 32], "optimizer": "sgd"},
+)
+COMMAND = (
+    "python", "-m", "spotheal.training", "--dataset", "digits", "--threads", "1", "--save-every", str(SAVE_STEPS),
+    "--step-seconds", "0.12",
+)  # fmt: skip
+_FAULTS = 2  # a notice, then a kill once a run is done
+_LOOK_SECONDS, _STORE_SECONDS = 0.2, 1.0
+_EARLY, _LATE = 0.25, 0.75  # of a run: where something may happen to its machine
+
+
+@dataclass(frozen=True)
+class EntryStory:
+    """One run of the sweep. `ends`: how many its ledger has. `resumed`: the steps that its trainers began at."""
+
+    index: int
+    state: str
+    claims: int
+    steps_total: int | None
+    ends: int
+    resumed: tuple[int, ...]
+    files: tuple[str, ...]  # of its results
+    has_own_parameters: bool
+
+
+@dataclass(frozen=True)
+class Struck:
+    """A machine that went away: `step` is its trainer's last, `next_step` where that run went on (None: nowhere)."""
+
+    instance: str
+    index: int | None
+    notice: bool
+    step: int | None = None
+    next_step: int | None = None
+
+    @property
+    def lost(self) -> int | None:
+        return None if self.step is None or self.next_step is None else max(0, self.step - self.next_step)
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """Everything that was seen; what was not as it should be is `broken`."""
+
+    run: str
+    seconds: float
+    phase: str | None
+    reason: str
+    entries: tuple[EntryStory, ...]
+    struck: tuple[Struck, ...]
+    instances: tuple[InstanceStory, ...]
+    fleet_state: str | None
+    fleet_cancelled_by: str | None
+    volumes_left: int
+    snapshots_left: int
+    api_calls: int
+    broken: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "broken", tuple(_broken(self)))
+
+    @property
+    def passed(self) -> bool:
+        return not self.broken
+
+    def to_document(self) -> dict[str, Any]:
+        lost = {notice: [one.lost for one in self.struck if one.notice is notice] for notice in (True, False)}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "scenario": "sweep",
+            "run": self.run,
+            "outcome": "ok" if self.passed else "failed",
+            "broken": list(self.broken),
+            "phase": self.phase,
+            "reason": self.reason,
+            "runs": len(self.entries),
+            "done": sum(one.state == "done" for one in self.entries),
+            "instances": len(self.instances),
+            "interruptions": sum(one.notice for one in self.struck),
+            "kills": sum(not one.notice for one in self.struck),
+            "steps_lost_with_notice": _sum(lost[True]),
+            "steps_lost_without_notice": _sum(lost[False]),
+            "fleet_state": self.fleet_state,
+            "fleet_cancelled_by": self.fleet_cancelled_by,
+            "volumes_left": self.volumes_left,
+            "snapshots_left": self.snapshots_left,
+            "api_calls": self.api_calls,
+            "seconds": round(self.seconds, 1),
+            "entries": [asdict(one) for one in self.entries],
+            "struck": [{**asdict(one), "lost": one.lost} for one in self.struck],
+        }
+
+    def render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for title in ("run", "state", "instances", "began at step", "steps", "parameters"):
+            table.add_column(title)
+        for one in self.entries:
+            own = ", ".join(f"{name}={value}" for name, value in ENTRIES[one.index].items() if name != "batch_size")
+            resumed = ", ".join(map(str, one.resumed))
+            table.add_row(str(one.index), one.state, str(one.claims), resumed, str(one.steps_total or "-"), own)
+        names = {True: "notice", False: "kill"}
+        lost = [f"{names[one.notice]}: run {one.index}, {one.lost} steps done again" for one in self.struck]
+        figures = Table(box=None, show_header=False, pad_edge=False)
+        for name, value in (
+            ("sweep", f"{self.run}: {self.phase or 'unknown'}, {self.reason}"),
+            ("machines", f"{len(self.instances)}; {'; '.join(lost)}"),
+            ("fleet", f"{self.fleet_state}, cancelled by {self.fleet_cancelled_by or 'nobody'}"),
+            ("left", f"{self.volumes_left} volumes, {self.snapshots_left} snapshots"),
+            ("seconds", f"{self.seconds:.0f}"),
+        ):
+            figures.add_row(Text(name, "bold"), value)
+        said = [Text("The rehearsal passed.", "bold green")] if self.passed else [
+            Text("The rehearsal did not pass:", "bold red"), *(Text(f"  - {one}") for one in self.broken)
+        ]  # fmt: skip
+        return Group(table, figures, *said)
+
+
+def _sum(lost: Sequence[int | None]) -> int | None:
+    known = [one for one in lost if one is not None]
+    return sum(known) if len(known) == len(lost) else None
+
+
+def _broken(seen: SweepOutcome) -> Iterator[str]:
+    if seen.phase != Phase.DONE.value:
+        yield f"the sweep did not finish: {seen.phase or 'its phase is unknown'}: {seen.reason}"
+    for one in seen.entries:
+        if one.state != "done":
+            yield f"run {one.index} is {one.state}"
+        elif one.ends != 1:
+            yield f"run {one.index} ended {one.ends} times"
+        elif not {"model/model.safetensors", "model/best.safetensors", "metrics.json"} <= set(one.files):
+            yield f"the results of run {one.index} are not whole: {', '.join(one.files) or 'nothing is there'}"
+        elif not one.has_own_parameters:
+            yield f"run {one.index} was trained with other parameters than entry {one.index} has"
+    if len(seen.struck) < _FAULTS:
+        yield f"only {len(seen.struck)} of {_FAULTS} faults took place before the end"
+    for fault in seen.struck:
+        if fault.lost is None:
+            yield f"where the run of {fault.instance} went on is not known"
+        elif fault.notice and fault.lost:
+            yield f"{fault.lost} steps were lost although {fault.instance} had a notice"
+        elif fault.lost > 2 * SAVE_STEPS:
+            yield f"{fault.lost} steps were lost with {fault.instance}; a checkpoint is saved every {SAVE_STEPS}"
+    if not (seen.fleet_state or "").startswith(("cancelled", "deleted")):
+        yield f"the fleet was not cancelled: its state is {seen.fleet_state or 'unknown'}"
+    if not (seen.fleet_cancelled_by or "").startswith("i-"):
+        yield f"the fleet was cancelled by {seen.fleet_cancelled_by or 'nobody'}, not by the agent"
+    if seen.volumes_left or seen.snapshots_left:
+        yield f"{seen.volumes_left} volumes and {seen.snapshots_left} snapshots are left, not none"
+
+
+# ---------------------------------------------------------------------------------------------------------- the whole
+def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, stack: ExitStack) -> SweepOutcome:
+    """Rehearse the sweep; WaitTimedOut after `options.seconds_max`."""
+    from spotheal.fleet.rehearsal.cloud import Cloud
+    from spotheal.fleet.rehearsal.keep import keep
+    from spotheal.fleet.rehearsal.run import local_aws, passed_on
+    from spotheal.fleet.rehearsal.watch import Watch
+
+    show.event(0.0, f"scenario {chosen.name}: {chosen.says}")
+    rehearsed = jobs.example(folder / "job", command=COMMAND)
+    zones = tuple(f"{jobs.REGION}{letter}" for letter in "abcd")
+    cloud = stack.enter_context(Cloud(folder, jobs.REGION, zones, options.seed, passed_on()))
+    stack.enter_context(local_aws(cloud.url, jobs.REGION))
+    session, sweep = _request(rehearsed)
+    watch = Watch(cloud, sweep.store, rehearsed.job.volume.mount, time.monotonic(), reports=True)
+    show.event(0.0, f"sweep {sweep.id} requested: {len(ENTRIES)} runs on {PARALLEL} instances")
+    work = _Sweep(cloud, session, sweep, watch, show)
+    try:
+        work.until_over(options.seconds_max)
+        return work.outcome()
+    finally:
+        cloud.machines.close()
+        if options.keep is not None:
+            keep(options.keep, cloud, sweep.store, watch, None)
+
+
+def _request(rehearsed: jobs.Rehearsed) -> tuple[Session, Run]:
+    """Exactly what `fleetctl sweep run` does, after the same questions."""
+    from spotheal.fleet import gather, plan, runs, submit, wheelhouse
+    from spotheal.fleet.session import Session
+
+    session, clock, job = Session(jobs.REGION), SystemClock(), rehearsed.job
+    wanted = gather.Wanted(rehearsed.fleet, job, rehearsed.job_file, rehearsed.fleet_file)
+    gather.settle_region(session, wanted)
+    root = session.store_root(job.store.url)
+    step = plan.WriteSweep(ENTRIES, "list.yml", PARALLEL, job.volume.size_gib, job.volume.type)
+    ready = gather.make_plan(
+        session, wanted, plan.Begin(), root, wheelhouse.build(), clock, allow_paths=True, account=False, sweep=step
+    )
+    submit.carry_out(session, ready, clock, lambda _: None)
+    return session, runs.open_run(session.client("s3"), root, ready.plan.job, ready.plan.run)
+
+
+class _Sweep:
+    """The rehearsal as it goes on."""
+
+    def __init__(self, cloud: Cloud, session: Session, sweep: Run, watch: Watch, show: Display) -> None:
+        self._cloud, self._session, self._sweep, self._watch, self._show = cloud, session, sweep, watch, show
+        self._rows: list[dict[str, Any]] = []
+        self._struck: list[Struck] = []
+        self._looked = float("-inf")
+
+    def until_over(self, seconds_max: float) -> None:
+        while not self._watch.is_over():
+            if self._watch.seconds > seconds_max:
+                raise WaitTimedOut(f"the rehearsal was not over after {seconds_max:.0f} s",
+                                   next_step="look at its logs with --keep DIR")  # fmt: skip
+            self._watch.look()
+            self._look()
+            if len(self._struck) < _FAULTS:
+                self._strike()
+            self._show.show(self._watch.view())
+            time.sleep(_LOOK_SECONDS)
+        self._watch.look(store_too=True)
+        limit = time.monotonic() + 20.0  # a fleet is `cancelled` when its last machine is gone
+        while any(one.state == "cancelled_terminating" for one in self._cloud.rules.fleets()):
+            if time.monotonic() > limit:
+                break
+            time.sleep(_LOOK_SECONDS)
+
+    def _look(self) -> None:
+        """What the store says of the runs, and what is new of it."""
+        from spotheal.fleet.sweep import progress
+
+        if time.monotonic() - self._looked < _STORE_SECONDS:
+            return
+        self._looked = time.monotonic()
+        try:
+            rows = progress.summarise(progress.gather(self._session, self._sweep))["entries"]
+        except Retryable:
+            return
+        before = self._rows or [{"state": "waiting", "instances": 0}] * len(rows)
+        for was, row in zip(before, rows, strict=True):
+            if row["state"] in ("done", "failed") and row["state"] != was["state"]:
+                self._say(f"run {row['index']} is {row['state']}: {row['reason']}".partition("\n")[0])
+            elif row["instances"] > was["instances"]:
+                self._say(f"run {row['index']} is {'taken' if row['instances'] == 1 else 'handed over, or lost'}")
+        self._rows = rows
+
+    def _say(self, text: str) -> None:
+        self._show.event(self._watch.seconds, text)
+
+    def _strike(self) -> None:
+        """A notice to the first machine in the midst of a run; once a run is done, the end of another such machine."""
+        if self._struck and not any(row["state"] == "done" for row in self._rows):
+            return
+        for machine in self._cloud.machines.all():
+            name = machine.launch.instance
+            found, step = self._cloud.rules.instance(name), self._share(machine)
+            own = (row for row in self._rows if row["instance"] == name and row["phase"] == Phase.TRAINING.value)
+            index = next((int(row["index"]) for row in own), None)
+            free = found is not None and found.state == "running" and found.notice is None
+            if not free or index is None or step is None or not _EARLY < step < _LATE:
+                continue
+            notice = not self._struck
+            self._struck.append(Struck(name, index, notice))
+            self._cloud.make(NextZone(other=notice), name)
+            self._say(self._cloud.make(Interrupt() if notice else Kill(), name))
+            return
+
+    def _share(self, machine: Machine) -> float | None:
+        """How far its trainer is."""
+        found = progress_of(self._watch.folders(machine).progress_file)
+        progress = None if found is None else found[0]
+        return None if progress is None or not progress.steps_total else progress.step / progress.steps_total
+
+    # -------------------------------------------------------------------------------------------------------- the end
+    def outcome(self) -> SweepOutcome:
+        self._looked = float("-inf")
+        self._look()
+        rules, fleets = self._cloud.rules, self._cloud.rules.fleets()
+        events = {row["index"]: self._events(row["index"]) for row in self._rows}
+        return SweepOutcome(
+            run=self._sweep.id,
+            seconds=self._watch.seconds,
+            phase=self._watch.phase,
+            reason=str(self._watch.status.get("reason") or ""),
+            entries=tuple(self._entry(row, events[row["index"]]) for row in self._rows),
+            struck=tuple(self._followed(one, events) for one in self._struck),
+            instances=self._watch.stories(),
+            fleet_state=fleets[-1].state if fleets else None,
+            fleet_cancelled_by=self._watch.cancelled_by(),
+            volumes_left=sum(volume.state not in ("deleting", "deleted") for volume in rules.volumes()),
+            snapshots_left=len(rules.snapshots()),
+            api_calls=len(rules.calls),
+        )
+
+    def _events(self, index: int) -> list[dict[str, Any]]:
+        body = self._sweep.store.get_bytes(f"{LAYOUT.entry(index)}/{LAYOUT.ledger}") or b""
+        return list(read_events(body.decode()))
+
+    def _entry(self, row: dict[str, Any], events: list[dict[str, Any]]) -> EntryStory:
+        index, prefix = int(row["index"]), f"{LAYOUT.results}{row['index']}/"
+        config = (self._sweep.store.get_json(f"{prefix}metrics.json") or {}).get("config") or {}
+        started = [event for event in events if event["event"] == "trainer-started"]
+        return EntryStory(
+            index=index,
+            state=str(row["state"]),
+            claims=int(row["instances"]),
+            steps_total=row["steps_total"],
+            ends=sum(event["event"] == "end" for event in events),
+            resumed=tuple(int(event.get("resumed_step") or 0) for event in started),
+            files=tuple(key.removeprefix(prefix) for key in self._sweep.store.keys(prefix)),
+            has_own_parameters={name: config.get(name) for name in ENTRIES[index]} == ENTRIES[index],
+        )
+
+    def _followed(self, struck: Struck, events: dict[int, list[dict[str, Any]]]) -> Struck:
+        """Where the run of a machine that went away was, and where it went on."""
+        machine = next(one for one in self._cloud.machines.all() if one.launch.instance == struck.instance)
+        found = progress_of(self._watch.folders(machine).progress_file)
+        of_run = [event for event in events.get(struck.index or 0, []) if event["event"] == "trainer-started"]
+        names = [event.get("instance") for event in of_run]
+        after = of_run[names.index(struck.instance) + 1 :] if struck.instance in names else []
+        step = None if found is None else found[0].step
+        return Struck(struck.instance, struck.index, struck.notice, step,
+                      int(after[0].get("resumed_step") or 0) if after else None)  # fmt: skip
