@@ -74,7 +74,7 @@ def line_chart(chart: LineChart, width: int, height: int = 260) -> str:
     def py(y: float) -> float:
         return top + (1 - values.share(y)) * h
 
-    parts = [_grid(values, py, left, width - right, chart.percent)]
+    parts = [grid(values, py, left, width - right, chart.percent)]
     parts.append(_below(chart, across, px, height - bottom, width))
     parts += [_mark(mark, px(mark.x), top, top + h) for mark in chart.marks if across.low <= mark.x <= across.high]
     for number, one in reversed(list(enumerate(chart.series))):
@@ -83,26 +83,36 @@ def line_chart(chart: LineChart, width: int, height: int = 260) -> str:
     return svg(chart.id, width, height, chart.title, chart.what, parts)
 
 
-def _grid(axis: Axis, py: Callable[[float], float], left: int, right: int, percent: bool) -> str:
+def grid(axis: Axis, py: Callable[[float], float], left: int, right: int, percent: bool) -> str:
     parts = []
-    for tick in axis.ticks(4):
-        label = f"{tick * 100:.3g} %" if percent else brief(tick)
-        parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>')
-        parts.append(text(left - 8, py(tick) + 4, label, anchor="end"))
+    for value in axis.ticks(4):
+        label = f"{value * 100:.3g} %" if percent else brief(value)
+        parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{py(value):.1f}" y2="{py(value):.1f}"/>')
+        parts.append(text(left - 8, py(value) + 4, label, anchor="end"))
     return "".join(parts)
 
 
 def _below(chart: LineChart, axis: Axis, px: Callable[[float], float], y: float, width: int) -> str:
-    parts = [f'<line class="axis" x1="{px(axis.low):.1f}" x2="{px(axis.high):.1f}" y1="{y:.1f}" y2="{y:.1f}"/>']
     if chart.times is not None:
-        return "".join(parts) + time_ticks(*chart.times, px, y, width)
-    ticks = [tick for tick in axis.ticks(max(3, width // 80)) if tick == int(tick)]
-    parts += [_tick(px(tick), y, brief(tick), width) for tick in ticks]
-    parts.append(text((px(axis.low) + px(axis.high)) / 2, y + 34, chart.x_name, anchor="middle"))
+        line = f'<line class="axis" x1="{px(axis.low):.1f}" x2="{px(axis.high):.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        return line + time_ticks(*chart.times, px, y, width)
+    return below(axis, px, y, width, chart.x_name, whole=True)
+
+
+def below(axis: Axis, px: Callable[[float], float], y: float, width: int, name: str, *, whole: bool = False) -> str:
+    """The axis under a chart, with its name; `whole`: only whole numbers get a figure."""
+    parts = [f'<line class="axis" x1="{px(axis.low):.1f}" x2="{px(axis.high):.1f}" y1="{y:.1f}" y2="{y:.1f}"/>']
+    taken = -1e9
+    for value in axis.ticks(max(3, width // 80)):
+        half = len(brief(value)) * _LETTER / 2
+        if (not whole or value == int(value)) and px(value) - half > taken + 6:
+            parts.append(tick(px(value), y, brief(value), width))
+            taken = px(value) + half
+    parts.append(text((px(axis.low) + px(axis.high)) / 2, y + 34, name, anchor="middle"))
     return "".join(parts)
 
 
-def _tick(x: float, y: float, label: str, width: int) -> str:
+def tick(x: float, y: float, label: str, width: int) -> str:
     half = len(label) * _LETTER / 2
     anchor, at = ("end", width - 2.0) if x + half > width else ("start", 2.0) if x < half else ("middle", x)
     return f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{y:.1f}" y2="{y + 4:.1f}"/>' + text(
@@ -125,7 +135,7 @@ def time_ticks(start: datetime, end: datetime, px: Callable[[float], float], y: 
             label = day if moment.hour == 0 and moment.minute == 0 else label
         x = px((moment - start).total_seconds())
         if x - len(label) * _LETTER / 2 > taken + 8:
-            parts.append(_tick(x, y, label, width))
+            parts.append(tick(x, y, label, width))
             taken = x + len(label) * _LETTER / 2
         moment += timedelta(seconds=step)
     return "".join(parts)

@@ -1,15 +1,8 @@
-"""A report as one static page: nothing is loaded from elsewhere, no script runs. Pure.
-
-The policy in its head allows this very style sheet and nothing else, so that whatever a hostile name brought into the
-page could do nothing.
-"""
+"""A report as one static page: nothing is loaded from elsewhere, no script runs. Pure."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from decimal import Decimal
 from itertools import pairwise
@@ -17,31 +10,36 @@ from itertools import pairwise
 from spotheal.agent.names import Phase
 from spotheal.fleet.report import Report
 from spotheal.fleet.report_charts import LineChart, Mark, cost_bars, line_chart, safe, stems, timeline
+from spotheal.fleet.report_pieces import (
+    HALF,
+    NUMBER,
+    WIDE,
+    card,
+    cell,
+    counted,
+    document,
+    key,
+    legend,
+    lines,
+    number,
+    safe_long,
+    shape,
+    stacked,
+    three,
+)
 from spotheal.fleet.report_series import Series, brief, losses, scores
-from spotheal.fleet.report_style import STYLE
-from spotheal.fleet.table import duration, printable
+from spotheal.fleet.table import duration
 
-_NARROW, _MIDDLE, _WIDE, _HALF = 336, 632, 1074, 506  # the insides of a card at the style sheet's three sizes
 _REASON_MAX = 6000
 _INSTANCES_SHOWN = 100
 _TABLE_ROWS = 12
-NUMBER = ' class="number"'
 _BAD = {Phase.FAILED.value, Phase.SETUP_FAILED.value, Phase.PARKED.value}
 
 
 def page(report: Report) -> str:
     """The whole document, valid on its own; `.encode()` never fails."""
-    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     body = "".join([_head(report), _tiles(report), *_cards(report), _foot(report)])
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="referrer" content="no-referrer"><meta name="generator" content="spotheal">'
-        f"<title>{safe(report.job)}: training report</title><style>{STYLE}</style></head><body><main>{body}</main>"
-        "</body></html>\n"
-    )
+    return document(f"{report.job}: training report", body)
 
 
 def _cards(report: Report) -> Iterable[str]:
@@ -72,8 +70,8 @@ def _sentence(report: Report) -> str:
     zones = {stay.zone for stay in stays}
     took = duration((report.end - report.start).total_seconds())
     done = report.receipt.steps.done
-    steps = f"<strong>{_number(done)} steps</strong> in {took}" if done else f"<strong>{took}</strong>"
-    machines = f"{_counted(len(stays), 'instance')} in {_counted(len(zones), 'zone')}"
+    steps = f"<strong>{number(done)} steps</strong> in {took}" if done else f"<strong>{took}</strong>"
+    machines = f"{counted(len(stays), 'instance')} in {counted(len(zones), 'zone')}"
     count = len(report.lost)
     survived = f"machines were lost <strong>{_times(count)}</strong>" if count else "no machine was lost"
     verb = "have run" if not report.ended else "ran"
@@ -99,7 +97,7 @@ def _tiles(report: Report) -> str:
     else:
         tiles.append(("Saved against on-demand", "–", "no list price is known", ""))
     silent = _silent(report)
-    words = [f"{silent} without notice" if silent else "", f"{_counted(receipt.moves, 'move')} to another zone"
+    words = [f"{silent} without notice" if silent else "", f"{counted(receipt.moves, 'move')} to another zone"
              if receipt.moves else ""]  # fmt: skip
     more = ", ".join(word for word in words if word) or ("each with notice" if report.taken else "none so far")
     tiles.append(("Interruptions", str(len(report.lost)), more, ""))
@@ -110,7 +108,7 @@ def _tiles(report: Report) -> str:
     sure = bool(steps.done) and report.knows_every_resume
     share = share if sure or again or not steps.done else "as far as is known"
     good = "good" if sure and not again else ""
-    tiles.append(("Steps done again", _number(again) if steps.done else "–", share, good))
+    tiles.append(("Steps done again", number(again) if steps.done else "–", share, good))
     return '<div class="tiles">' + "".join(
         f'<div class="tile {cls}"><div class="name">{safe(name)}</div><div class="value">{safe(value)}</div>'
         f'<div class="more">{safe(more)}</div></div>'
@@ -121,21 +119,21 @@ def _tiles(report: Report) -> str:
 # ----------------------------------------------------------------------------------------------------------- the charts
 def _timeline(report: Report) -> str:
     kinds = {bar.kind for bar in report.bars}
-    legend = [("bar spot", "spot")] if "spot" in kinds else []
-    legend += [("bar free", "spot, free: taken within its first hour")] if "free" in kinds else []
-    legend += [("bar on-demand", "on-demand")] if "on-demand" in kinds else []
-    keys = "".join(_key(cls, name) for cls, name in legend)
-    keys += _key("boot", "starting and healing", under="bar spot")
+    shown = [("bar spot", "spot")] if "spot" in kinds else []
+    shown += [("bar free", "spot, free: taken within its first hour")] if "free" in kinds else []
+    shown += [("bar on-demand", "on-demand")] if "on-demand" in kinds else []
+    keys = "".join(key(cls, name) for cls, name in shown)
+    keys += key("boot", "starting and healing", under="bar spot")
     if any(bar.interrupted for bar in report.bars):
-        keys += _shape('<path class="interruption-head" d="M2 3h10l-5 8z"/>', "taken by AWS")
+        keys += shape('<path class="interruption-head" d="M2 3h10l-5 8z"/>', "taken by AWS")
     if any(bar.moved for bar in report.bars):
-        keys += _shape('<path class="move" d="M0 7h16"/>', "the volume moved to this zone", 16)
+        keys += shape('<path class="move" d="M0 7h16"/>', "the volume moved to this zone", 16)
 
     def draw(width: int) -> str:
         return timeline(report.bars, report.start, report.end, width)
 
     what = "Each bar is one machine. When AWS takes one away, the fleet starts another and the run goes on."
-    return _card("Machines and zones", what, _list(keys) + _three(draw), tail="Times are UTC.")
+    return card("Machines and zones", what, legend(keys) + three(draw), tail="Times are UTC.")
 
 
 def _progress(report: Report) -> str:
@@ -157,9 +155,9 @@ def _progress(report: Report) -> str:
     series = [one for one in (done, saved) if one.points]
     chart = LineChart("progress", "Steps over time", "Steps done, and the newest durable checkpoint.", series, marks,
                       stairs=frozenset({"saved"}), times=(report.start, report.end), y_low=0.0)  # fmt: skip
-    keys = _key("s0", "step") + (_key("s1", "newest checkpoint") if saved.points else "") + _mark_keys(marks)
+    keys = key("s0", "step") + (key("s1", "newest checkpoint") if saved.points else "") + _mark_keys(marks)
     what = "The gap between the lines is what an interruption without notice would cost."
-    return _card("Progress", what, _list(keys) + _three(lambda width: line_chart(chart, width)))
+    return card("Progress", what, legend(keys) + three(lambda width: line_chart(chart, width)))
 
 
 def _curves(report: Report) -> str:
@@ -173,14 +171,14 @@ def _curves(report: Report) -> str:
             continue
         percent = name == "Accuracy" and all(0 <= y <= 1 for one in found for _, y in one.points)
         chart = LineChart(name.lower(), name, f"{name} over the steps of the run.", found, marks, percent=percent)
-        keys = "".join(_key(f"s{number}", one.name) for number, one in enumerate(found)) + _mark_keys(marks)
+        keys = "".join(key(f"s{number}", one.name) for number, one in enumerate(found)) + _mark_keys(marks)
         cards.append((name, what, chart, keys, found))
     if not cards:
-        return _card("Loss and accuracy", "The trainer wrote neither to its metrics file nor to its progress file: see"
+        return card("Loss and accuracy", "The trainer wrote neither to its metrics file nor to its progress file: see"
                      " docs/contract.md for how it can.", "")  # fmt: skip
-    wide = _HALF if len(cards) > 1 else _WIDE
+    wide = HALF if len(cards) > 1 else WIDE
     drawn = [
-        _card(name, what, _list(keys) + _three(lambda width, chart=chart: line_chart(chart, width), wide=wide)  # type: ignore[misc]
+        card(name, what, legend(keys) + three(lambda width, chart=chart: line_chart(chart, width), wide=wide)  # type: ignore[misc]
               + _figures(name, found))
         for name, what, chart, keys, found in cards
     ]  # fmt: skip
@@ -205,7 +203,7 @@ def _figures(name: str, found: Sequence[Series]) -> str:
         every = max(1, -(-len(one.points) // _TABLE_ROWS))
         shown = list(one.points[::every])
         shown += [one.points[-1]] if shown[-1] != one.points[-1] else []
-        rows += [(one.name, _number(int(x)), brief(y)) for x, y in shown]
+        rows += [(one.name, number(int(x)), brief(y)) for x, y in shown]
     body = "".join(f"<tr><td>{safe(n)}</td><td{NUMBER}>{x}</td><td{NUMBER}>{y}</td></tr>" for n, x, y in rows)
     heads = f'<th scope="col">Figure</th><th scope="col"{NUMBER}>Step</th><th scope="col"{NUMBER}>Value</th>'
     return (
@@ -230,12 +228,12 @@ def _checkpoints(report: Report) -> str:
     points = points[:: max(1, -(-len(points) // 300))]
     stalls = [stall for _, _, stall in seen.values() if stall is not None]
     longest = max(seconds for _, seconds, _ in seen.values())
-    what = f"{_counted(len(seen), 'checkpoint')} seen; the longest took {longest:.2f} s to write"
+    what = f"{counted(len(seen), 'checkpoint')} seen; the longest took {longest:.2f} s to write"
     if stalls:
         share = 100 * sum(stalls) / max(1.0, (report.end - report.start).total_seconds())
         what += f"; training stood still {max(stalls):.3f} s at most, {sum(stalls):.2f} s in all ({share:.2g} %)"
     said = f"{what}. Each line is one checkpoint, as high as it took to write."
-    return _card("Checkpoints", said, _three(lambda width: stems(points, report.start, report.end, width, what)))
+    return card("Checkpoints", said, three(lambda width: stems(points, report.start, report.end, width, what)))
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
@@ -261,8 +259,8 @@ def _cost(report: Report) -> str:
     kept = ""
     if receipt.kept_month:
         kept = f" What is still there costs about {_money(receipt.kept_month)} a month; fleetctl clean removes it."
-    bars = f"<div>{_three(draw, wide=_HALF - 5)}{_why(report)}</div>"
-    return _card("Cost", f"An estimate from AWS's prices at the time; AWS's bill counts.{kept}",
+    bars = f"<div>{three(draw, wide=HALF - 5)}{_why(report)}</div>"
+    return card("Cost", f"An estimate from AWS's prices at the time; AWS's bill counts.{kept}",
                  f'<div class="split">{bars}<div>{table}</div></div>')  # fmt: skip
 
 
@@ -290,19 +288,19 @@ def _steps(report: Report) -> str:
         return ""
     rows = "".join(
         "<tr>"
-        + _cell("When (UTC)", f"{one.time:%b %d %H:%M:%S}")
-        + _cell("Instance", one.instance)
-        + _cell("Went on at step", "–" if one.step is None else _number(one.step), number=True)
-        + _cell("Steps done again", _number(one.again), number=True)
+        + cell("When (UTC)", f"{one.time:%b %d %H:%M:%S}")
+        + cell("Instance", one.instance)
+        + cell("Went on at step", "–" if one.step is None else number(one.step), number=True)
+        + cell("Steps done again", number(one.again), number=True)
         + "</tr>"
         for one in report.resumes[:_INSTANCES_SHOWN]
     )
     lost, free = report.receipt.steps.lost, report.receipt.free_seconds
-    what = f"{_number(report.receipt.steps.redone)} steps were done again in all"
-    what += f"; {_number(lost)} done and not saved when the run stopped" if lost else ""
+    what = f"{number(report.receipt.steps.redone)} steps were done again in all"
+    what += f"; {number(lost)} done and not saved when the run stopped" if lost else ""
     what += f"; {duration(free)} of machines were free" if free else ""
     heads = ("When (UTC)", "Instance", "Went on at step", "Steps done again")
-    return _card("Interruptions and what they cost", f"{what}.", _stacked(heads, rows, 2))
+    return card("Interruptions and what they cost", f"{what}.", stacked(heads, rows, 2))
 
 
 def _instances(report: Report) -> str:
@@ -314,20 +312,20 @@ def _instances(report: Report) -> str:
         cost = "free" if stay.free else "–" if stay.dollars is None else f"${stay.dollars:.4f}"
         rows.append(
             "<tr>"
-            + _cell("Instance", stay.instance, more=stay.instance_type)
-            + _cell("Zone", stay.zone)
+            + cell("Instance", stay.instance, more=stay.instance_type)
+            + cell("Zone", stay.zone)
             + f'<td data-name="Kind"><span class="tag {tag}">{safe(tag)}</span></td>'
-            + _cell("Launched (UTC)", f"{stay.start:%b %d %H:%M:%S}")
-            + _cell("Ran", duration(stay.seconds))
-            + _cell("End", ends.get(stay.ended_by, stay.ended_by))
-            + _cell("An hour", price, number=True)
-            + _cell("Cost", cost, number=True)
+            + cell("Launched (UTC)", f"{stay.start:%b %d %H:%M:%S}")
+            + cell("Ran", duration(stay.seconds))
+            + cell("End", ends.get(stay.ended_by, stay.ended_by))
+            + cell("An hour", price, number=True)
+            + cell("Cost", cost, number=True)
             + "</tr>"
         )
     heads = ("Instance", "Zone", "Kind", "Launched (UTC)", "Ran", "End", "An hour", "Cost")
     hidden = len(report.receipt.bill.stays) - len(rows)
     what = f"The newest {len(rows)}; {hidden} before them are left out here." if hidden else ""
-    return _card("Instances", what, _stacked(heads, "".join(rows), 2))
+    return card("Instances", what, stacked(heads, "".join(rows), 2))
 
 
 def _facts(report: Report) -> str:
@@ -342,8 +340,8 @@ def _facts(report: Report) -> str:
     ]
     items = "".join(f"<dt>{safe(name)}</dt><dd>{safe(value)}</dd>" for name, value in rows if value)
     reason = report.reason[:_REASON_MAX]
-    said = f"<pre>{_lines(reason)}</pre>" if reason else ""
-    return _card("The job", "", f"<dl>{items}</dl>{said}")
+    said = f"<pre>{lines(reason)}</pre>" if reason else ""
+    return card("The job", "", f"<dl>{items}</dl>{said}")
 
 
 def _foot(report: Report) -> str:
@@ -351,72 +349,15 @@ def _foot(report: Report) -> str:
     return f"<footer>{notes}<p>Made {report.made:%Y-%m-%d %H:%M:%S} UTC by fleetctl report.</p></footer>"
 
 
-# ----------------------------------------------------------------------------------------------------------- the pieces
-def _card(title: str, what: str, body: str, tail: str = "") -> str:
-    said = f'<p class="what">{safe_long(what)}{" " + safe(tail) if tail else ""}</p>' if what or tail else ""
-    return f'<section class="card"><h2>{safe(title)}</h2>{said}{body}</section>'
-
-
-def _three(draw: Callable[[int], str], wide: int = _WIDE) -> str:
-    """The same chart for phones, tablets and desktops: one that is scaled has text too small to read."""
-    sizes = (("n", _NARROW), ("m", _MIDDLE), ("w", wide))
-    return "".join(f'<div class="{cls}">{draw(width)}</div>' for cls, width in sizes)
-
-
-def _list(keys: str) -> str:
-    return f'<ul class="legend">{keys}</ul>' if keys else ""
-
-
-def _key(cls: str, name: str, under: str = "") -> str:
-    below = f'<rect class="{under}" x="0" y="2" width="12" height="10" rx="3"/>' if under else ""
-    return _shape(f'{below}<rect class="{cls}" x="0" y="2" width="12" height="10" rx="3"/>', name)
-
-
-def _shape(shape: str, name: str, width: int = 13) -> str:
-    return f'<li><svg class="key" aria-hidden="true" width="{width}" height="14">{shape}</svg>{safe(name)}</li>'
-
-
 def _mark_keys(marks: Sequence[Mark]) -> str:
     kinds = {mark.kind for mark in marks}
     names = (("interruption", "machine lost"), ("resume", "resumed"))
     shapes = {kind: f'<path class="{kind}-head" d="M2 3h10l-5 8z"/>' for kind, _ in names}
-    return "".join(_shape(shapes[kind], name) for kind, name in names if kind in kinds)
-
-
-def _stacked(heads: Sequence[str], rows: str, numbers: int) -> str:
-    """A table that becomes a list of blocks on a phone; its last `numbers` columns are figures."""
-    first = len(heads) - numbers
-    cells = "".join(
-        f'<th scope="col"{NUMBER if index >= first else ""}>{safe(head)}</th>' for index, head in enumerate(heads)
-    )
-    return f'<table class="stacked"><thead><tr>{cells}</tr></thead><tbody>{rows}</tbody></table>'
-
-
-def _cell(name: str, value: object, *, number: bool = False, more: str = "") -> str:
-    cls = NUMBER if number else ""
-    small = f"<small>{safe(more)}</small>" if more else ""
-    return f'<td data-name="{safe(name)}"{cls}>{safe(value)}{small}</td>'
-
-
-def _lines(text: str) -> str:
-    return "\n".join(safe_long(line) for line in text.split("\n"))
-
-
-def safe_long(text: str) -> str:
-    """As `safe`, without a limit of length."""
-    return html.escape(printable(text))
+    return "".join(shape(shapes[kind], name) for kind, name in names if kind in kinds)
 
 
 def _money(dollars: Decimal) -> str:
-    return f"${dollars:,.2f}"
-
-
-def _number(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}" + ("" if number == 1 else "s")
+    return "under $0.01" if 0 < dollars < Decimal("0.005") else f"${dollars:,.2f}"
 
 
 def _times(number: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from spotheal.fleet.report import Report
 
 EXAMPLE = "fleetctl report resnet50 --out resnet50.html"
-_MARK = b'<meta name="generator" content="spotheal">'
-_MARK_WITHIN = 4096
 
 
 @verb
@@ -57,7 +54,9 @@ def report(
 
 def write_page(made: Report, path: Path, *, quiet: bool = False) -> None:
     """Write the page to `path` (`-`: stdout); a file that is no report of ours is not replaced."""
+    from spotheal.agent.billing import about
     from spotheal.fleet.report_page import page
+    from spotheal.fleet.report_pieces import write
 
     body = page(made).encode()
     if str(path) == "-":
@@ -66,14 +65,7 @@ def write_page(made: Report, path: Path, *, quiet: bool = False) -> None:
         sys.stdout.flush()
         sys.stdout.buffer.write(body)
         return
-    try:
-        if path.exists() and _MARK not in path.read_bytes()[:_MARK_WITHIN]:
-            raise ConfigError(f"{path} is there already and is no report", next_step="name another file with --out")
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_bytes(body)
-        os.replace(beside, path)
-    except OSError as fault:
-        raise ConfigError(f"{path} cannot be written: {fault.strerror or fault}", next_step="--out FILE") from fault
+    write(body, path)
     if not quiet:
         print(path)
-    say(f"about ${made.receipt.total:.2f}; {len(body) / 1000:.0f} kB, open it in a browser")
+    say(f"{about(made.receipt.total)}; {len(body) / 1000:.0f} kB, open it in a browser")
