@@ -13,6 +13,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -23,10 +24,12 @@ from moto.moto_api._internal.models import moto_api_backend
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
+from spotheal.agent.clock import rfc3339
 from spotheal.agent.names import StoreUrl
 from spotheal.fleet.rehearsal import tags, wire
 from spotheal.fleet.rehearsal.account import Account
 from spotheal.fleet.rehearsal.authorization import Authorization, of_request
+from spotheal.fleet.rehearsal.batch import Batch
 from spotheal.fleet.rehearsal.efs import FileSystems
 from spotheal.fleet.rehearsal.faults import Faults
 from spotheal.fleet.rehearsal.imds import Imds
@@ -37,6 +40,7 @@ from spotheal.iam import policies
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 _KNOWN_SERVICES = frozenset(list_of_moto_modules())
+_ROLES = "/_role/"  # credentials of containers, as ECS's agent hands them out
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]*)/([^/]+)/aws4_request")
 _REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 412: "Precondition Failed", 500: "Internal Server Error",
             503: "Service Unavailable"}  # fmt: skip
@@ -62,6 +66,8 @@ class Endpoint:
         self.send_key: Callable[[str, str], bool] = lambda instance, key: False  # the cloud's machines may take it
         self.control: Callable[[str, dict[str, str]], dict[str, Any]] | None = None  # orders below /_cloud/
         self.schedules = Schedules(rulebook)
+        self.batch: Batch | None = None  # with CloudWatch Logs; the cloud's, which runs containers
+        self.keys: dict[str, str] = {}  # access key ids of roles that are no instance's -> "role/NAME"
         self.efs = FileSystems(rulebook)
         self.authorization = Authorization(rulebook.world, self._policies)
         rulebook.authorize = self.authorization.ec2
@@ -114,6 +120,8 @@ class Endpoint:
             return _send(start_response, 200, json.dumps(found).encode())
         if self.control is not None and environ.get("PATH_INFO", "").startswith("/_cloud/"):
             return self._ordered(environ, start_response)
+        if environ.get("PATH_INFO", "").startswith(_ROLES):
+            return self._role_credentials(environ, start_response)
         match = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", ""))
         key, service = (match.group(1), match.group(3)) if match else ("", "")
         form = _form(environ)
@@ -123,7 +131,7 @@ class Endpoint:
                 return self._ec2(environ, start_response, action, form, key)
         elif service == "s3":
             return self._s3(environ, start_response, key)
-        elif (caller := self.rulebook.caller_of(key)) and not self._may(caller, service, action, environ):
+        elif (caller := self._caller(key)) and not self._may(caller, service, action, environ):
             body = b'{"__type": "AccessDeniedException", "message": "The role of this instance does not allow this."}'
             return _send(start_response, 403, body)
         elif action == "GetCallerIdentity" and (caller := self.rulebook.caller_of(key)):
@@ -134,6 +142,11 @@ class Endpoint:
             return _send(start_response, status, json.dumps(document).encode())
         if target and (answered := self._account(environ, target)):
             return _send(start_response, answered[0], json.dumps(answered[1]).encode())
+        if self.batch is not None and (service == "batch" or target.startswith("Logs_20140328.")):
+            body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            path = environ.get("PATH_INFO", "")
+            said = self.batch.answer(path, body) if service == "batch" else self.batch.answer_logs(target, body)
+            return _send(start_response, said[0], json.dumps(said[1]).encode())
         if service == "scheduler":
             body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             status, document = self.schedules.answer(environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), body)
@@ -224,7 +237,7 @@ class Endpoint:
             body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
             return _send(start_response, 503, body)
         asked = environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")
-        if not self.authorization.s3(self.rulebook.caller_of(key), *asked):
+        if not self.authorization.s3(self._caller(key), *asked):
             body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
             return _send(start_response, 403, body)
         operation = f"s3:{environ['REQUEST_METHOD']} {environ.get('PATH_INFO', '')}"
@@ -246,6 +259,22 @@ class Endpoint:
         application: Any = self._moto.get_application(environ)
         found: Iterable[bytes] = application(environ, started)
         return found
+
+    def container_credentials(self, container: str, role: str) -> str:
+        """The address at which a container finds credentials of its role."""
+        self.keys[self.rulebook.key_of(container)] = f"role/{role}"
+        return f"{self.url}{_ROLES}{container}"
+
+    def _role_credentials(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        container = environ["PATH_INFO"].removeprefix(_ROLES)
+        ends = self.rulebook.world.clock.now() + timedelta(hours=6)
+        found = {"AccessKeyId": self.rulebook.key_of(container), "SecretAccessKey": "rehearsal", "Token": "rehearsal",
+                 "Expiration": rfc3339(ends)}  # fmt: skip
+        return _send(start_response, 200, json.dumps(found).encode())
+
+    def _caller(self, key: str) -> str | None:
+        """An instance, or `role/NAME` for who has a role's keys from elsewhere; None for the operator."""
+        return self.keys.get(key) or self.rulebook.caller_of(key)
 
     def _identity(self, caller: str) -> bytes:
         found = self.rulebook.instance(caller)

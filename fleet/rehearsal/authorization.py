@@ -42,7 +42,8 @@ class Authorization:
 
     def _all(self, caller: str, questions: Iterator[Question]) -> bool:
         found = self._world.instances.get(caller)
-        documents = self._policies(found.role if found and found.role else "")
+        role = caller.removeprefix("role/") if caller.startswith("role/") else found.role if found else ""
+        documents = self._policies(role)
         region = {"aws:RequestedRegion": (self._world.region,)}
         for question in questions:
             if not is_allowed(documents, Question(question.action, question.resource, {**region, **question.context})):

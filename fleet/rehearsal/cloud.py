@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from spotheal.agent.clock import SystemClock
 from spotheal.fleet.rehearsal.api import Endpoint
+from spotheal.fleet.rehearsal.batch import Batch, Container, image_fault_of
+from spotheal.fleet.rehearsal.batch_containers import ProcessContainer
+from spotheal.fleet.rehearsal.batch_things import Job
 from spotheal.fleet.rehearsal.efs import Seconds
 from spotheal.fleet.rehearsal.instances import addresses
 from spotheal.fleet.rehearsal.machines import Launch, Machine, Machines
@@ -60,6 +64,10 @@ class Cloud:
         self._hook()
         self.endpoint = Endpoint(self.rules)
         self.endpoint.send_key = self.shells.allow
+        self.batch = self.endpoint.batch = Batch(self.rules, self._container)
+        self.batch.image_fault = image_fault_of(self._images)
+        self.batch.role_fault = self._batch_fault
+        self._folder = folder
         self.endpoint.efs.folder, self.endpoint.efs.seconds = folder / "efs", EFS_SECONDS
         self._clock = threading.Thread(target=self._tick, name="time of the rehearsal", daemon=True)
         self._clock.start()
@@ -75,6 +83,7 @@ class Cloud:
         self.shells.close()
         self.machines.close()
         self._clock.join(5)
+        self.batch.close()
         self.endpoint.close()
 
     @property
@@ -148,6 +157,8 @@ class Cloud:
         if found is None or self._closing.is_set():
             return
         self.launched_at[instance] = time.monotonic()
+        if self.batch.owns(found):
+            return  # a host of Batch: what runs on it are its containers
         machine = self.machines.launch(self._launch(found))
         later = threading.Timer(BOOT_SECONDS, self._start_shell, (found, machine))
         later.daemon = True
@@ -175,12 +186,14 @@ class Cloud:
 
     def _on_shutdown(self, instance: str, seconds: float) -> None:
         """The operating system's shutdown takes time; the rule book does not wait for it."""
+        self.batch.host_shuts_down(instance)
         machine = self.machines.get(instance)
         if machine is not None:
             threading.Thread(target=machine.shut_down, args=(seconds,), daemon=True).start()
 
     def _on_terminate(self, instance: str) -> None:
         self.shells.end(instance)
+        self.batch.host_ended(instance)
         self._with(instance, lambda machine: machine.end())
 
     def _on_end(self, machine: Machine) -> None:
@@ -211,6 +224,35 @@ class Cloud:
                 if time.monotonic() >= until and self.throttled_calls() >= calls:
                     self.rules.faults.throttle = 0.0
             self.rules.tick()
+            self.batch.tick()
+
+    # ------------------------------------------------------------------------------------------------- AWS Batch's side
+    def _container(self, job: Job, host: Instance) -> Container:
+        """One attempt, in a folder beside the machines'."""
+        name = f"{job.id.replace(':', '-')}-{len(job.attempts) + 1}"
+        role = str(job.container().get("jobRoleArn", "")).rpartition("/")[2]
+        environment = {
+            **self._passed_on,
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.endpoint.metadata_url(host.id),
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI": self.endpoint.container_credentials(name, role),
+        }
+        return ProcessContainer(self._folder / "containers" / name, job, host, environment, self._mounts)
+
+    @property
+    def _mounts(self) -> Path:
+        """Where file systems are: a folder for each, whoever mounts it."""
+        return self._folder / "efs"
+
+    def _images(self, repository: str) -> set[str] | None:
+        from moto.ecr.models import ecr_backends
+
+        found = ecr_backends[self.rules.account][self.rules.region].repositories.get(repository)
+        return None if found is None else {str(tag) for image in found.images for tag in image.image_tags}
+
+    def _batch_fault(self, resources: Mapping[str, Any]) -> str:
+        profile = str(resources["instanceRole"])
+        return self.endpoint.account.profile_fault({"Name": profile.rpartition("/")[2]}) or ""
 
 
 def _text(path: Path) -> str:
