@@ -64,13 +64,22 @@ def look(session: Session, root: StoreUrl, job: str, run: str, *, alive: Iterabl
     if status is None and document is None:
         return RunSeen(job, run, known=False)
     sizes = store.sizes()
-    results = [size for key, size in sizes if key.startswith(LAYOUT.results) and not key.endswith("/")]
+    results = [size for key, size in sizes if key.startswith(LAYOUT.results) and _is_result(key)]
+    for key in (key for key, _ in sizes if key.rpartition("/")[2] == LAYOUT.results_listing and not
+                key.startswith(LAYOUT.results)):  # fmt: skip
+        listed = (store.get_json(key) or {}).get("files") or []  # they lie elsewhere, EFS for instance
+        results += [int(one.get("size") or 0) for one in listed if _is_result(str(one.get("name") or ""))]
     said = {key: str((status or {}).get(key) or "") for key in ("phase", "reason")}
     return RunSeen(
         job, run, known=True, phase=said["phase"], reason=said["reason"],
         at_work=_at_work(session, job, run, document or {}, _alive(session, job) if alive is None else alive),
         results=len(results), results_bytes=sum(results), store_files=len(sizes), store_bytes=sum(s for _, s in sizes),
     )  # fmt: skip
+
+
+def _is_result(key: str) -> bool:
+    """The metrics are there from the beginning, and are no copy of what was trained."""
+    return not key.endswith("/") and key.rpartition("/")[2] != LAYOUT.live_metrics
 
 
 def _at_work(session: Session, job: str, run: str, document: dict[str, Any], alive: Iterable[str]) -> str:

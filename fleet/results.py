@@ -1,4 +1,4 @@
-"""A run's results in the store: listed, and fetched so that what lies here is what lies there, or is not here at all.
+"""A run's results: listed, and fetched so that what lies here is what lies there, or is not here at all.
 
 A file is written beside its place under a name that holds its object's version, checked against size and checksum, and
 renamed: what was cut off goes on where it was, and what is partial never looks complete. Checks: the object's CRC32
@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 
 from spotheal.agent.aws import translated
 from spotheal.agent.errors import ConfigError, Conflict, NotFound, Retryable, SpothealError
-from spotheal.agent.names import LAYOUT
+from spotheal.agent.names import LAYOUT, StoreUrl
 from spotheal.fleet import runs
 
 PARALLEL = 4
@@ -33,16 +33,17 @@ Step = Callable[[int, int], None]  # bytes done, bytes in all
 
 @dataclass(frozen=True)
 class Result:
-    """`name`: relative to the results, with /."""
+    """`name`: relative to the results, with /. `modified` and `sha256`: None and "" where they are not known."""
 
     name: str
     size: int
-    modified: datetime
+    modified: datetime | None
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """`checked`: crc32, md5, or size where the object carries no checksum that can be computed."""
+    """`checked`: sha256, crc32, md5, or size where nothing says what checksum it must have."""
 
     name: str
     path: Path
@@ -55,19 +56,16 @@ class Refused(SpothealError):
     """A key that is no path below the folder."""
 
 
-def results(run: runs.Run) -> tuple[Result, ...]:
-    """What is stored, by name; directories' own markers left out."""
-    prefix = run.store.url.below(LAYOUT.results.rstrip("/")).prefix + "/"
-    found: list[Result] = []
-    with translated(f"list the results of run {run.id}"):
-        pages = run.store.client.get_paginator("list_objects_v2").paginate(Bucket=run.store.url.bucket, Prefix=prefix)
-        for page in pages:
-            found += [
-                Result(item["Key"][len(prefix) :], int(item["Size"]), item["LastModified"])
-                for item in page.get("Contents", [])
-                if not item["Key"].endswith("/")
-            ]
-    return tuple(found)
+class Source(Protocol):
+    """Where results lie. `str()` of it is for people."""
+
+    def list(self) -> tuple[Result, ...]:
+        """What is there, by name."""
+        ...
+
+    def fetch(self, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
+        """Put it at `target`, whole and checked. SpothealError and OSError where it cannot be."""
+        ...
 
 
 def chosen(found: Iterable[Result], patterns: Iterable[str]) -> tuple[Result, ...]:
@@ -101,7 +99,7 @@ def place(folder: Path, name: str) -> Path:
 
 
 def fetch(
-    run: runs.Run, found: Iterable[Result], folder: Path, step: Step
+    source: Source, found: Iterable[Result], folder: Path, step: Step, parallel: int = PARALLEL
 ) -> Iterator[tuple[Result, Fetched | SpothealError]]:
     """Each with what came of it, as they end; one that fails keeps no other."""
     try:
@@ -118,68 +116,101 @@ def fetch(
 
     def one(result: Result) -> tuple[Result, Fetched | SpothealError]:
         try:
-            return result, _fetch(run, result, place(folder, result.name), progress)
+            return result, source.fetch(result, place(folder, result.name), progress)
         except SpothealError as error:
             return result, error
         except OSError as error:
             return result, Conflict(f"{result.name} could not be written: {error.strerror or error}")
 
-    with ThreadPoolExecutor(PARALLEL) as pool:
+    with ThreadPoolExecutor(parallel) as pool:
         yield from pool.map(one, found)
 
 
-def _fetch(run: runs.Run, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
-    head = _head(run, result)
-    size, etag = int(head["ContentLength"]), str(head["ETag"]).strip('"')
-    if target.is_file() and target.stat().st_size == size:
-        checked = _check(target, head)
-        if checked and checked != "size":  # a file of the same size that nobody checked may be another
-            progress(size)
-            return Fetched(result.name, target, size, checked, was_there=True)
+def partial_of(target: Path, version: str) -> Path:
+    """Where a file is written until it is whole; its folder is made."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{hashlib.sha256(etag.encode()).hexdigest()[:8]}.partial")
-    _download(run, result, partial, size, etag, progress)
-    checked = _check(partial, head)
-    if not checked:
-        partial.unlink(missing_ok=True)
-        raise Retryable(f"{result.name} came damaged: its checksum is another", next_step="the same command again")
-    os.replace(partial, target)
-    return Fetched(result.name, target, size, checked, was_there=False)
+    return target.with_name(f".{target.name}.{hashlib.sha256(version.encode()).hexdigest()[:8]}.partial")
 
 
-def _head(run: runs.Run, result: Result) -> dict[str, Any]:
-    with translated(f"look at {result.name}"):
-        answer: dict[str, Any] = run.store.client.head_object(
-            Bucket=run.store.url.bucket, Key=_key(run, result), ChecksumMode="ENABLED"
-        )
-        return answer
+def damaged(partial: Path, name: str) -> Retryable:
+    partial.unlink(missing_ok=True)
+    return Retryable(f"{name} came damaged: its checksum is another", next_step="the same command again")
 
 
-def _download(
-    run: runs.Run, result: Result, partial: Path, size: int, etag: str, progress: Callable[[int], None]
-) -> None:
-    """From where an earlier one was cut off, of the same object; Conflict where it was replaced meanwhile."""
-    with partial.open("ab") as file:
-        there = file.tell()
-        if there > size:
-            file.truncate(0)
-            there = 0
-        progress(there)
-        if there == size:
-            return
-        with translated(f"read {result.name}"):
-            answer = run.store.client.get_object(
-                Bucket=run.store.url.bucket, Key=_key(run, result), Range=f"bytes={there}-", IfMatch=etag
+class Objects:
+    """Objects below a prefix of S3, directories' own markers left out."""
+
+    def __init__(self, client: Any, url: StoreUrl) -> None:
+        self._client, self._url = client, url
+
+    def __str__(self) -> str:
+        return f"{self._url}/"
+
+    def list(self) -> tuple[Result, ...]:
+        prefix = self._key("")
+        found: list[Result] = []
+        with translated(f"list the results in {self}"):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._url.bucket, Prefix=prefix)
+            for page in pages:
+                found += [
+                    Result(item["Key"][len(prefix) :], int(item["Size"]), item["LastModified"])
+                    for item in page.get("Contents", [])
+                    if not item["Key"].endswith("/")
+                ]
+        return tuple(found)
+
+    def fetch(self, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
+        head = self._head(result)
+        size, etag = int(head["ContentLength"]), str(head["ETag"]).strip('"')
+        if target.is_file() and target.stat().st_size == size:
+            checked = _check(target, head)
+            if checked and checked != "size":  # a file of the same size that nobody checked may be another
+                progress(size)
+                return Fetched(result.name, target, size, checked, was_there=True)
+        partial = partial_of(target, etag)
+        self._download(result, partial, size, etag, progress)
+        checked = _check(partial, head)
+        if not checked:
+            raise damaged(partial, result.name)
+        os.replace(partial, target)
+        return Fetched(result.name, target, size, checked, was_there=False)
+
+    def _head(self, result: Result) -> dict[str, Any]:
+        with translated(f"look at {result.name}"):
+            answer: dict[str, Any] = self._client.head_object(
+                Bucket=self._url.bucket, Key=self._key(result.name), ChecksumMode="ENABLED"
             )
-            for chunk in answer["Body"].iter_chunks(_CHUNK):
-                file.write(chunk)
-                progress(len(chunk))
-        file.flush()
-        os.fsync(file.fileno())
+            return answer
+
+    def _download(
+        self, result: Result, partial: Path, size: int, etag: str, progress: Callable[[int], None]
+    ) -> None:
+        """From where an earlier one was cut off, of the same object; Conflict where it was replaced meanwhile."""
+        with partial.open("ab") as file:
+            there = file.tell()
+            if there > size:
+                file.truncate(0)
+                there = 0
+            progress(there)
+            if there == size:
+                return
+            with translated(f"read {result.name}"):
+                answer = self._client.get_object(
+                    Bucket=self._url.bucket, Key=self._key(result.name), Range=f"bytes={there}-", IfMatch=etag
+                )
+                for chunk in answer["Body"].iter_chunks(_CHUNK):
+                    file.write(chunk)
+                    progress(len(chunk))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _key(self, name: str) -> str:
+        return f"{self._url.prefix}/{name}" if self._url.prefix else name
 
 
-def _key(run: runs.Run, result: Result) -> str:
-    return run.store.url.below(LAYOUT.results.rstrip("/")).prefix + "/" + result.name
+def objects(run: runs.Run) -> Objects:
+    """Those in the run's own store."""
+    return Objects(run.store.client, run.store.url.below(LAYOUT.results.rstrip("/")))
 
 
 # ---------------------------------------------------------------------------------------------------------- checksums

@@ -58,7 +58,7 @@ def hosts(session: Session, run: runs.Run) -> tuple[Host, ...]:
     found = []
     with translated(f"list the instances of run {run.id}"):
         for page in session.client("ec2").get_paginator("describe_instances").paginate(Filters=filters):
-            found += [_host(item) for reservation in page["Reservations"] for item in reservation["Instances"]]
+            found += [host_of(item) for reservation in page["Reservations"] for item in reservation["Instances"]]
     return tuple(sorted(found, key=lambda host: host.launched, reverse=True))
 
 
@@ -69,7 +69,8 @@ def writer(session: Session, run: runs.Run) -> Host | None:
     return next((host for host in up if host.instance == named), up[0] if up else None)
 
 
-def _host(item: dict[str, Any]) -> Host:
+def host_of(item: dict[str, Any]) -> Host:
+    """An instance as EC2 describes it."""
     public = str(item.get("PublicIpAddress") or "")
     return Host(
         instance=str(item["InstanceId"]),

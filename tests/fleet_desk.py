@@ -26,6 +26,7 @@ from spotheal.agent.store import Store
 from spotheal.fleet import wheelhouse
 from spotheal.fleet.cli import app
 from spotheal.fleet.rehearsal.client import InMemoryEc2
+from spotheal.fleet.rehearsal.efs import FileSystems, InMemoryEfs
 from spotheal.fleet.rehearsal.rulebook import Rulebook
 from spotheal.fleet.rehearsal.schedules import InMemoryScheduler, Schedules
 from spotheal.fleet.rehearsal.world import Fleet, Volume
@@ -76,6 +77,8 @@ class Account:
         self._own = InMemoryEc2(self.rules, validate=True)
         self.schedules = Schedules(self.rules)
         self.scheduler = InMemoryScheduler(self.schedules)
+        self.file_systems = FileSystems(self.rules)
+        self.efs = InMemoryEfs(self.file_systems)
         self._others = others
         self.rules.world.zone_of_subnet = self._zone_of_subnet
 
@@ -85,7 +88,7 @@ class Account:
         return str(found[0]["AvailabilityZone"]) if found else None
 
     def client(self, service: str, region: str, session: Any = None) -> Any:
-        own = {"ec2": self, "scheduler": self.scheduler}
+        own = {"ec2": self, "scheduler": self.scheduler, "efs": self.efs}
         return own.get(service) or self._others[service]
 
     def __getattr__(self, name: str) -> Any:

@@ -81,7 +81,8 @@ def put(run: Run, name: str, body: bytes) -> None:
 
 
 def fetched(run: Run, folder: Path) -> dict[str, Fetched | SpothealError]:
-    return {one.name: came for one, came in results.fetch(run, results.results(run), folder, lambda *_: None)}
+    source = results.objects(run)
+    return {one.name: came for one, came in results.fetch(source, source.list(), folder, lambda *_: None)}
 
 
 def test_what_is_stored_comes_with_its_folders_and_is_checked(run: Run, tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_progress_counts_every_byte_once(run: Run, tmp_path: Path) -> None:
     put(run, "a", b"a" * 1000)
     put(run, "b", b"b" * 500)
     told: list[tuple[int, int]] = []
-    list(results.fetch(run, results.results(run), tmp_path, lambda *step: told.append(step)))
+    list(results.fetch(results.objects(run), results.objects(run).list(), tmp_path, lambda *step: told.append(step)))
     assert (1500, 1500) == told[-1]
 
 
@@ -205,7 +206,7 @@ def test_a_folder_that_cannot_be_made_is_the_users_to_change(run: Run, tmp_path:
 def test_only_what_a_pattern_names_is_chosen(run: Run) -> None:
     for name in ("model.pt", "plots/loss.svg", "plots/accuracy.svg"):
         put(run, name, b"x")
-    found = results.results(run)
+    found = results.objects(run).list()
     assert ["plots/accuracy.svg", "plots/loss.svg"] == [one.name for one in results.chosen(found, ["plots/*"])]
     assert ["model.pt"] == [one.name for one in results.chosen(found, ["*.pt"])]
     with pytest.raises(NotFound, match="nope"):

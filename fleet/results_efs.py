@@ -1,0 +1,279 @@
+"""Results on EFS, which no AWS call reads: listed from the run's store, fetched from a folder where the file system is
+mounted, or over ssh through an instance that has it mounted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.errors import NotFound, PermissionDenied, Retryable, SpothealError
+from spotheal.agent.names import LAYOUT, TAG_RUN, EfsUrl, StoreUrl, parse_results
+from spotheal.fleet import ssh
+from spotheal.fleet.results import Fetched, Objects, Result, Source, damaged, objects, partial_of
+from spotheal.fleet.runs import Run
+
+if TYPE_CHECKING:
+    from spotheal.fleet.session import Session
+
+MOUNT_POINT = "/var/lib/spotheal/efs"  # agent.efs mounts it there
+_CHUNK = 1 << 20
+_INSTANCES_TRIED = 3
+_ASK_SECONDS = 60.0
+# SPOTHEAL_ROOT is set on a rehearsal's machines alone. The run's folder is the trainer's: read as root where need be.
+_READ = (
+    'f="${SPOTHEAL_ROOT:-}"PATH; if [ -r "$f" ]; then exec PROGRAM; fi; '
+    "if sudo -n true 2>/dev/null; then exec sudo -n PROGRAM; fi; exec PROGRAM"
+)
+Say = Callable[[str], None]
+
+
+def remote(path: str, program: str) -> str:
+    """Shell text for an instance: `program` with `"$f"` for the path."""
+    return _READ.replace("PROGRAM", program).replace("PATH", shlex.quote(path))
+
+
+# ------------------------------------------------------------------------------------------------------- where they lie
+def place_of(run: Run) -> StoreUrl | EfsUrl | None:
+    """What `store.results` was when the run was requested; None: the run's own store."""
+    document = run.store.get_json(LAYOUT.job_document) or {}
+    asked = str((document.get("store") or {}).get("results") or "")
+    return parse_results(asked) if asked else None
+
+
+def listed(run: Run) -> tuple[Result, ...]:
+    """What agents have noted of results that lie elsewhere; those of a sweep's runs below their numbers."""
+    count = int(((run.store.get_json(LAYOUT.job_document) or {}).get("run") or {}).get("entries") or 0)
+    keys = {f"{index}/": f"{LAYOUT.entry(index)}/{LAYOUT.results_listing}" for index in range(count)}
+    keys = keys or {"": LAYOUT.results_listing}
+    with ThreadPoolExecutor(8) as pool:
+        found = zip(keys, pool.map(run.store.get_json, keys.values()), strict=True)
+        return tuple(_result(below, one) for below, document in found for one in (document or {}).get("files", []))
+
+
+def _result(below: str, one: Mapping[str, Any]) -> Result:
+    return Result(f"{below}{one['name']}", int(one["size"]), None, str(one.get("sha256") or ""))
+
+
+@contextmanager
+def opened(
+    session: Session, run: Run, folder: Path | None, say: Say, *, user: str = "", identity: Path | None = None,
+    reading: bool = True,
+) -> Iterator[Source]:
+    """Where the run's results are. `folder`: where EFS is mounted here. `reading` False: they are only listed."""
+    place = place_of(run)
+    with ExitStack() as stack:
+        match place:
+            case None:
+                yield objects(run)
+            case StoreUrl():
+                yield Objects(run.store.client, place.below(run.job, run.id))
+            case EfsUrl() if folder is not None:
+                yield Mounted(_below(folder, place, run), listed(run))
+            case EfsUrl() if not reading:
+                yield Listed(place, listed(run))
+            case EfsUrl():
+                path = "/".join(part for part in (MOUNT_POINT, place.folder, run.job, run.id) if part)
+                connection = _connection(stack, session, run, path, say, place, user, identity)
+                yield OverSsh(connection, path, listed(run))
+
+
+class Listed:
+    """What the run's store says of results on EFS; nothing here can read them."""
+
+    def __init__(self, place: EfsUrl, found: tuple[Result, ...]) -> None:
+        self._place, self._found = place, found
+
+    def __str__(self) -> str:
+        return f"{self._place}/"
+
+    def list(self) -> tuple[Result, ...]:
+        return self._found
+
+    def fetch(self, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
+        raise NotFound(f"{result.name} lies on {self._place}")
+
+
+# ------------------------------------------------------------------------------------------------------- mounted here
+def _below(folder: Path, place: EfsUrl, run: Run) -> Path:
+    """The run's own folder, whether `folder` is the file system's top or any folder on the way."""
+    for parts in ((place.folder, run.job, run.id), (run.job, run.id), (run.id,)):
+        if (found := folder.joinpath(*parts)).is_dir():
+            return found
+    if folder.name == run.id and folder.is_dir():
+        return folder
+    raise NotFound(
+        f"no folder of run {run.id} is below {folder}",
+        next_step=f"--from where {place.file_system} is mounted; or the folder is another user's: sudo",
+    )
+
+
+class Mounted:
+    """A folder: the file system is mounted on this machine."""
+
+    def __init__(self, folder: Path, found: tuple[Result, ...]) -> None:
+        self._folder, self._known = folder, {one.name: one for one in found}
+
+    def __str__(self) -> str:
+        return f"{self._folder}/"
+
+    def list(self) -> tuple[Result, ...]:
+        """What is there, that of a run that is at work too; half-written files are hidden ones and left out."""
+        found = []
+        for top, _, names in os.walk(self._folder):
+            for name in names:
+                path = Path(top, name)
+                if not path.is_symlink() and path.is_file() and not (name[0] == "." and name.endswith(".partial")):
+                    seen = path.stat()
+                    relative = path.relative_to(self._folder).as_posix()
+                    known = self._known.get(relative)
+                    same = known is not None and known.size == seen.st_size
+                    modified = datetime.fromtimestamp(seen.st_mtime, timezone.utc)
+                    found.append(Result(relative, seen.st_size, modified, known.sha256 if known and same else ""))
+        return tuple(sorted(found, key=lambda one: one.name))
+
+    def fetch(self, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
+        with (self._folder / result.name).open("rb") as original:
+            return _copy(result, target, lambda: original.read(_CHUNK), original.seek, progress)
+
+
+def _copy(
+    result: Result, target: Path, read: Callable[[], bytes], skip: Callable[[int], object],
+    progress: Callable[[int], None],
+) -> Fetched:
+    """`read` gives what comes next, b"" at the end, after `skip` bytes."""  # fmt: skip
+    if target.is_file() and target.stat().st_size == result.size and result.sha256 and _sha256(target) == result.sha256:
+        progress(result.size)
+        return Fetched(result.name, target, result.size, "sha256", was_there=True)
+    partial = partial_of(target, result.sha256 or f"{result.size} {result.modified}")
+    with partial.open("ab") as file:
+        if not result.sha256 or file.tell() > result.size:  # nothing would tell that the rest is another's
+            file.truncate(0)
+        there = file.tell()
+        progress(there)
+        if there < result.size or not result.size:
+            skip(there)
+            while chunk := read():
+                file.write(chunk)
+                progress(len(chunk))
+        file.flush()
+        os.fsync(file.fileno())
+    size = partial.stat().st_size
+    if size < result.size:
+        raise Retryable(f"{result.name} was cut off", next_step="the same command goes on where it was")
+    if size != result.size or (result.sha256 and _sha256(partial) != result.sha256):
+        raise damaged(partial, result.name)
+    os.replace(partial, target)
+    return Fetched(result.name, target, result.size, "sha256" if result.sha256 else "size", was_there=False)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------------------ over ssh
+def _connection(
+    stack: ExitStack, session: Session, run: Run, path: str, say: Say, place: EfsUrl, user: str, identity: Path | None
+) -> ssh.Connection:
+    """To an instance on which the run's folder is to be seen: the run's own, else one of any job's."""
+    last: SpothealError | None = None
+    for host in _hosts(session, run)[:_INSTANCES_TRIED]:
+        try:
+            connection = stack.enter_context(ssh.Connection(session, host, say, user=user, identity=identity))
+            done = _ask(connection, remote(path, 'test -d "$f"'))
+            if done.returncode == 0:
+                say(f"through {host.instance}, which has {place.file_system} mounted")
+                return connection
+            if done.returncode == 255:
+                last = connection.refusal(done.stderr.decode(errors="replace").strip())
+        except SpothealError as error:
+            last = error
+    there = f"`fleetctl results get {run.job} --from DIR`"
+    mount = f"mount {place.file_system} on a machine in its VPC and type {there} on it"
+    if last is not None:
+        raise PermissionDenied(f"the results on {place} cannot be fetched: {last.message}", next_step=mount)
+    raise NotFound(
+        f"the results of run {run.id} lie on {place}, and no instance of fleetctl's that has it mounted is up",
+        next_step=f"{mount}; docs/results.md shows the mount",
+    )
+
+
+def _hosts(session: Session, run: Run) -> list[ssh.Host]:
+    own = [host for host in ssh.hosts(session, run) if host.state == "running" and host.address]
+    filters = [{"Name": "tag-key", "Values": [TAG_RUN]}, {"Name": "instance-state-name", "Values": ["running"]}]
+    with translated("list the instances of all jobs"):
+        pages = session.client("ec2").get_paginator("describe_instances").paginate(Filters=filters)
+        items = [item for page in pages for one in page["Reservations"] for item in one["Instances"]]
+    others = [ssh.host_of(item) for item in items]
+    known = {host.instance for host in own}
+    return own + [host for host in others if host.instance not in known and host.address]
+
+
+def _ask(connection: ssh.Connection, command: str) -> subprocess.CompletedProcess[bytes]:
+    argv = connection.argv([command], ["-T", "-o", "BatchMode=yes"])
+    try:
+        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise Retryable(f"{connection.host.instance} does not answer", next_step="the same command again") from None
+
+
+class OverSsh:
+    """Files on an instance, read as they are by `tail -c`, one after the other."""
+
+    def __init__(self, connection: ssh.Connection, path: str, found: tuple[Result, ...]) -> None:
+        self._connection, self._path, self._known = connection, path, found
+
+    def __str__(self) -> str:
+        return f"{self._connection.host.instance}:{self._path}/"
+
+    def list(self) -> tuple[Result, ...]:
+        """What the store has listed; of a run that is at work, what the instance sees."""
+        if self._known:
+            return self._known
+        done = _ask(self._connection, remote(self._path, "find -P \"$f\" -type f -printf '%s %T@ %P\\0'"))
+        return tuple(_found(done.stdout))
+
+    def fetch(self, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
+        begun: list[subprocess.Popen[bytes]] = []
+
+        def begin(there: int) -> None:
+            command = remote(f"{self._path}/{result.name}", f'tail -c +{there + 1} "$f"')
+            argv = self._connection.argv([command], ["-T", "-o", "BatchMode=yes"])
+            begun.append(subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            ))  # fmt: skip
+
+        def read() -> bytes:
+            assert begun[0].stdout is not None
+            return begun[0].stdout.read1(_CHUNK)  # type: ignore[attr-defined, no-any-return]
+
+        try:
+            return _copy(result, target, read, begin, progress)
+        finally:
+            for program in begun:
+                program.kill()
+                program.wait()
+                if program.stdout is not None:
+                    program.stdout.close()
+
+
+def _found(printed: bytes) -> Iterable[Result]:
+    for line in printed.split(b"\0"):
+        size, _, rest = line.partition(b" ")
+        when, _, name = rest.partition(b" ")
+        text = name.decode(sys.getfilesystemencoding(), "replace")
+        if size.isdigit() and not (os.path.basename(text).startswith(".") and text.endswith(".partial")):
+            yield Result(text, int(size), datetime.fromtimestamp(float(when), timezone.utc))
