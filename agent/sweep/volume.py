@@ -5,13 +5,14 @@ from __future__ import annotations
 from spotheal.agent.clock import Clock
 from spotheal.agent.config import InstanceConfig
 from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import Retryable, SpothealError
-from spotheal.agent.names import LAYOUT
+from spotheal.agent.errors import NotFound, Retryable, SpothealError
+from spotheal.agent.names import LAYOUT, TAG_STATE, VolumeState
 from spotheal.agent.store import Store
 from spotheal.agent.volume.first import first_volume
 
 DELETE_SECONDS_MAX = 300.0
 _LOOK_SECONDS = 5.0
+_NOT_NEEDED = VolumeState.SUPERSEDED.value
 
 
 def make(cloud: Ec2, store: Store, config: InstanceConfig, zone: str) -> None:
@@ -39,6 +40,9 @@ def delete(cloud: Ec2, config: InstanceConfig, instance: str, clock: Clock) -> s
     while True:
         try:
             left = [one for one in cloud.volumes_of_run(config.run) if one.state not in ("deleting", "deleted")]
+            # The role may delete only what bears this mark; the volume of a run that is done bears another.
+            if unmarked := [one.id for one in left if one.tags.get(TAG_STATE) != _NOT_NEEDED]:
+                cloud.tag(unmarked, {TAG_STATE: _NOT_NEEDED})
             for volume in left:
                 if any(attachment.instance == instance for attachment in volume.attachments):
                     cloud.detach(volume.id, instance)
@@ -49,7 +53,7 @@ def delete(cloud: Ec2, config: InstanceConfig, instance: str, clock: Clock) -> s
                     cloud.delete_snapshot(snapshot.id)
                 return ""
             why = f"{', '.join(one.id for one in left)} cannot be deleted yet"
-        except Retryable as error:
+        except (Retryable, NotFound) as error:  # a describe may still show what is gone
             why = error.message
         except SpothealError as error:
             return error.message

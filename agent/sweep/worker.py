@@ -81,9 +81,10 @@ class EntryLife(Life):
         self._cloud.detach(held.volume, self._here.instance)
 
     def _has_results(self) -> bool:
-        """Whether the store has them; of an end that an earlier instance recorded, the volume's tag says it."""
-        found = self._cloud.volumes_of_run(self._config.run)
-        return self._results_stored or any(one.tags.get(TAG_STATE) == VolumeState.DONE.value for one in found)
+        """Whether the store has them; of an end that an earlier instance recorded, the volumes' tags say it."""
+        over = (VolumeState.DONE.value, VolumeState.SUPERSEDED.value)
+        found = [one.tags.get(TAG_STATE) for one in self._cloud.volumes_of_run(self._config.run)]
+        return self._results_stored or (bool(found) and all(state in over for state in found))
 
 
 class Worker:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.clock import SystemClock
+from spotheal.agent.clock import SystemClock, rfc3339
 from spotheal.agent.errors import Retryable, WaitTimedOut
 from spotheal.agent.ledger import read_events
 from spotheal.agent.names import LAYOUT, Phase
@@ -72,8 +72,9 @@ class Struck:
     """A machine that went away: `step` is its trainer's last, `next_step` where that run went on (None: nowhere)."""
 
     instance: str
-    index: int | None
+    index: int
     notice: bool
+    time: str  # RFC 3339
     step: int | None = None
     next_step: int | None = None
 
@@ -301,8 +302,10 @@ class _Sweep:
             free = found is not None and found.state == "running" and found.notice is None
             if not free or index is None or step is None or not _EARLY < step < _LATE:
                 continue
+            if any(one.index == index for one in self._struck):
+                continue
             notice = not self._struck
-            self._struck.append(Struck(name, index, notice))
+            self._struck.append(Struck(name, index, notice, rfc3339(SystemClock().now())))
             self._cloud.make(NextZone(other=notice), name)
             self._say(self._cloud.make(Interrupt() if notice else Kill(), name))
             return
@@ -357,9 +360,7 @@ class _Sweep:
         """Where the run of a machine that went away was, and where it went on."""
         machine = next(one for one in self._cloud.machines.all() if one.launch.instance == struck.instance)
         found = progress_of(self._watch.folders(machine).progress_file)
-        of_run = [event for event in events.get(struck.index or 0, []) if event["event"] == "trainer-started"]
-        names = [event.get("instance") for event in of_run]
-        after = of_run[names.index(struck.instance) + 1 :] if struck.instance in names else []
+        after = [event for event in events.get(struck.index, [])
+                 if event["event"] == "trainer-started" and str(event["time"]) > struck.time]  # fmt: skip
         step = None if found is None else found[0].step
-        return Struck(struck.instance, struck.index, struck.notice, step,
-                      int(after[0].get("resumed_step") or 0) if after else None)  # fmt: skip
+        return replace(struck, step=step, next_step=int(after[0].get("resumed_step") or 0) if after else None)
