@@ -36,6 +36,10 @@ class On(Enum):
     OBJECTS = "objects below the store's prefix"
     LISTING = "the list of what is below the store's prefix"
     BUCKET = "the store's bucket itself"
+    RESULTS = "objects at the place of results, where that is another bucket"
+    NEW_FILE_SYSTEM = "a new file system, which must be tagged as one for results in the same call"
+    FILE_SYSTEM = "file systems that are tagged as made for results"
+    FILE_SYSTEMS = "any file system of the account, to look at: one that somebody else made can be used, too"
     ROLES = "the roles of instances and fleet, and the instance profile"
 
 
@@ -92,6 +96,15 @@ CALLS: tuple[Call, ...] = (
     Call("s3:DeleteObject", On.OBJECTS, _BOTH),
     Call("s3:ListBucket", On.LISTING, _I, operations=("ListObjectsV2",)),
     Call("s3:ListBucket", On.LISTING, _O, operations=("ListObjectsV2", "HeadBucket")),
+    Call("s3:PutObject", On.RESULTS, _I, operations=_PUT),
+    Call("s3:AbortMultipartUpload", On.RESULTS, _I),
+    Call("elasticfilesystem:DescribeMountTargets", On.FILE_SYSTEMS, _BOTH),
+    Call("elasticfilesystem:DescribeMountTargetSecurityGroups", On.FILE_SYSTEMS, _O),
+    Call("elasticfilesystem:DescribeFileSystems", On.FILE_SYSTEMS, _O),
+    Call("elasticfilesystem:CreateFileSystem", On.NEW_FILE_SYSTEM, _O),
+    Call("elasticfilesystem:CreateMountTarget", On.FILE_SYSTEM, _O),
+    Call("elasticfilesystem:DeleteMountTarget", On.FILE_SYSTEM, _O),
+    Call("elasticfilesystem:DeleteFileSystem", On.FILE_SYSTEM, _O),
     Call("ssm:GetParameters", On.SECRETS, _I),
     Call("secretsmanager:GetSecretValue", On.SECRETS, _I),
     Call("sts:AssumeRole", On.TRAINER, _I),
@@ -158,6 +171,10 @@ CALLS: tuple[Call, ...] = (
 
 # What the documents allow beside the table, with the reason why no call of that name exists.
 NOT_CALLS: dict[str, str] = {
+    "elasticfilesystem:TagResource": "asked where a file system is made with its tags",
+    "ec2:CreateNetworkInterface": "asked where a mount target is made, which is one",
+    "ec2:DescribeNetworkInterfaces": "the same",
+    "ec2:DeleteNetworkInterface": "asked where a mount target is deleted",
     "iam:PassRole": "asked where a fleet, an instance or a schedule is made that is to have a role",
     "iam:CreateServiceLinkedRole": "asked at an account's first spot request, which AWS makes its own role for",
 }

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotheal.agent.names import (
+    TAG_PURPOSE,
     TAG_REASON,
     TAG_RUN,
     TAG_SAVED_STEP,
@@ -47,6 +48,7 @@ class Scope:
     topic: str = ""  # ARN of the SNS topic of [notify]; default: those of the account whose name begins with spotheal
     job: str = ""  # whose secrets; empty: any job's below /spotheal
     secrets: tuple[str, ...] = ()  # references of job.toml that lie elsewhere
+    results: StoreUrl | None = None  # where results go besides the store; default: buckets that begin with spotheal
     kms_key: str = ""  # ARN of a customer key that volumes are encrypted with
 
     @property
@@ -65,6 +67,15 @@ class Scope:
     @property
     def objects(self) -> str:
         return f"{self.bucket}/{self.store.below('*').prefix}"
+
+    @property
+    def results_objects(self) -> str:
+        where = "spotheal*/*" if self.results is None else f"{self.results.bucket}/{self.results.below('*').prefix}"
+        return f"arn:{self.partition}:s3:::{where}"
+
+    @property
+    def file_systems(self) -> str:
+        return f"arn:{self.partition}:elasticfilesystem:{self.region}:{self.account}:file-system/*"
 
     @property
     def topics(self) -> str:
@@ -117,6 +128,7 @@ def instance_role(scope: Scope, *, may_delete: bool = True) -> Document:
         *_creating(scope, Who.INSTANCE),
         *_tagging(scope, Who.INSTANCE),
         *_store(scope, Who.INSTANCE),
+        _statement("LookAtEfs", _actions(Who.INSTANCE, On.FILE_SYSTEMS), scope.file_systems),
         _statement("Tell", _actions(Who.INSTANCE, On.TOPIC), scope.topics),
         _statement("Secrets", _actions(Who.INSTANCE, On.SECRETS), scope.secret_arns),
         _statement("TrainersRole", _actions(Who.INSTANCE, On.TRAINER), scope.role(TRAINER_ROLE)),
@@ -143,6 +155,11 @@ def instance_of_sweep(scope: Scope) -> Document:
 def instance_that_tells(scope: Scope) -> Document:
     """What an instance needs besides to publish to `scope.topic`, where its name does not begin with spotheal."""
     return _document([_statement("TellTopic", _actions(Who.INSTANCE, On.TOPIC), scope.topics)])
+
+
+def instance_with_results(scope: Scope) -> Document:
+    """What an instance needs besides to put its results into `scope.results`, another bucket than the store's."""
+    return _document([_statement("Results", _actions(Who.INSTANCE, On.RESULTS), scope.results_objects)])
 
 
 def operator(scope: Scope) -> Document:
@@ -173,6 +190,28 @@ def operator(scope: Scope) -> Document:
         _statement("FirstSpotRequestOfAnAccount", ["iam:CreateServiceLinkedRole"],
                    [scope.role(f"aws-service-role/{service}/*") for service in LAUNCHING_SERVICES],
                    {"StringEquals": {"iam:AWSServiceName": list(LAUNCHING_SERVICES)}}),
+    ])  # fmt: skip
+
+
+def operator_of_file_systems(scope: Scope) -> Document:
+    """What `fleetctl results create-efs` and `delete-efs` need besides; looking at one is needed to use it. EFS makes
+    its network interfaces with the permissions of whoever makes a mount target."""
+    mark = {TAG_PURPOSE: "results"}
+    new = {"aws:RequestedRegion": scope.region} | {f"aws:RequestTag/{key}": value for key, value in mark.items()}
+    own = {"StringEquals": {f"aws:ResourceTag/{key}": value for key, value in mark.items()}}
+    made = {"StringEquals": {"elasticfilesystem:CreateAction": "CreateFileSystem"}}
+    places = [scope.ec2(kind) for kind in ("network-interface", "security-group", "subnet")]
+    return _document([
+        _statement("LookAtEfs", _actions(Who.OPERATOR, On.FILE_SYSTEMS), scope.file_systems),
+        _statement("LookAtNetwork", ["ec2:DescribeNetworkInterfaces"], "*"),
+        _statement("MakeEfs", _actions(Who.OPERATOR, On.NEW_FILE_SYSTEM), "*", {"StringEquals": new}),
+        _statement("TagEfs", ["elasticfilesystem:TagResource"], scope.file_systems, made),
+        _statement("OwnEfs", _actions(Who.OPERATOR, On.FILE_SYSTEM), scope.file_systems, own),
+        _statement("NetworkOfEfs", ["ec2:CreateNetworkInterface"], places),
+        _statement("EndNetworkOfEfs", ["ec2:DeleteNetworkInterface"], scope.ec2("network-interface")),
+        _statement("FirstEfsOfAnAccount", ["iam:CreateServiceLinkedRole"],
+                   scope.role("aws-service-role/elasticfilesystem.amazonaws.com/*"),
+                   {"StringEquals": {"iam:AWSServiceName": "elasticfilesystem.amazonaws.com"}}),
     ])  # fmt: skip
 
 
@@ -232,8 +271,8 @@ def trust(service: str) -> Document:
 
 # Whose calls which documents allow, all additions for some jobs included.
 DOCUMENTS: dict[Who, tuple[Callable[[Scope], Document], ...]] = {
-    Who.INSTANCE: (instance_role, instance_with_rescue, instance_of_sweep, instance_that_tells),
-    Who.OPERATOR: (operator,),
+    Who.INSTANCE: (instance_role, instance_with_rescue, instance_of_sweep, instance_that_tells, instance_with_results),
+    Who.OPERATOR: (operator, operator_of_file_systems),
     Who.ADMINISTRATOR: (administrator,),
 }
 

@@ -25,8 +25,8 @@ notes: set[Note] = set()
 _OURS = "spotheal."
 _FLEET, _REHEARSAL, _AGENT = "spotheal.fleet.", "spotheal.fleet.rehearsal.", "spotheal.agent."
 _KNOW_AWS = frozenset({"spotheal.agent.ec2", "spotheal.agent.store", "spotheal.agent.aws"})
-_ANSWER = frozenset(f"{_REHEARSAL}{name}" for name in ("client", "objects", "schedules"))
-_IAM_NAMES = {"service-quotas": "servicequotas"}  # where IAM names a service as its endpoint does not
+_ANSWER = frozenset(f"{_REHEARSAL}{name}" for name in ("client", "objects", "schedules", "efs"))
+_IAM_NAMES = {"service-quotas": "servicequotas", "efs": "elasticfilesystem"}  # where IAM has another name
 _PROGRAMS = ("spotheal", "Python-urllib")  # in the User-Agent of agents and of bootstraps
 _request = threading.local()
 
@@ -46,6 +46,9 @@ def record(modules: Mapping[str, Any]) -> None:
     if schedules := modules.get(f"{_REHEARSAL}schedules"):
         _wrap(schedules.InMemoryScheduler, "_call", lambda self, operation, *_: note_call(
             "scheduler", f"{operation.title()}Schedule"))  # fmt: skip
+    if efs := modules.get(f"{_REHEARSAL}efs"):
+        _wrap(efs.InMemoryEfs, "_call", lambda self, operation, *_: note_call(
+            "efs", "".join(word.title() for word in operation.split("_"))))  # fmt: skip
     if api := modules.get(f"{_REHEARSAL}api"):
         _wrap(api.Endpoint, "__call__", _remember_program)
     if authorization := modules.get(f"{_REHEARSAL}authorization"):

@@ -29,6 +29,7 @@ ADDITIONS = {
     "rescue": policies.instance_with_rescue,
     "sweeps": policies.instance_of_sweep,
     "topic": policies.instance_that_tells,
+    "results": policies.instance_with_results,
 }
 EVERY_JOB = "spotheal--every-job"  # the trainer policy of the account's administrator; no job's name begins with a dash
 _NAME = re.compile(r"[\w+=,.@-]{1,64}")
@@ -117,14 +118,16 @@ def missing_instance_role(session: Session, name: str, store: StoreUrl) -> Creat
 
 
 def missing_addition(
-    session: Session, name: str, store: StoreUrl, which: str, topic: str = ""
+    session: Session, name: str, store: StoreUrl, which: str, topic: str = "", results: StoreUrl | None = None
 ) -> CreateInstanceRole | None:
     """The step that lets instances do what some jobs need beside the rest (`ADDITIONS`). It is only ever added: another
     job's sweep may be at work with it. None where it is there, or the role is somebody else's."""
     iam = session.client("iam")
-    of_topic = f"-{hashlib.sha256(topic.encode()).hexdigest()[:8]}" if topic else ""
-    wanted = f"{policy_name(session.region, store)[:110]}-{which}{of_topic}"
-    document = json.dumps(ADDITIONS[which](replace(scope(session, store), topic=topic)), separators=(",", ":"))
+    of = topic or (str(results) if results else "")
+    mark = f"-{hashlib.sha256(of.encode()).hexdigest()[:8]}" if of else ""
+    wanted = f"{policy_name(session.region, store)[:110]}-{which}{mark}"
+    where = replace(scope(session, store), topic=topic, results=results)
+    document = json.dumps(ADDITIONS[which](where), separators=(",", ":"))
     if _found(f"look for role {name}", lambda: iam.get_role(RoleName=name)) is not None:
         with translated(f"list the policies of role {name}"):
             inline = iam.list_role_policies(RoleName=name)["PolicyNames"]

@@ -14,8 +14,8 @@ from spotheal.fleet.console import ask, is_json, open_session, say, verb
 from spotheal.fleet.options import Output, Profile, Region, Yes, group
 
 EXAMPLE = "fleetctl iam show operator"
-DOCUMENTS = ("operator", "administrator", "instance-role", "instance-trust", "fleet-role", "fleet-trust",
-             "trainer-trust")  # fmt: skip
+DOCUMENTS = ("operator", "operator-efs", "administrator", "instance-role", "instance-trust", "fleet-role",
+             "fleet-trust", "trainer-trust")  # fmt: skip
 app = group("iam", "The policies and roles: show, create, delete.", EXAMPLE)
 StoreOption = Annotated[str, typer.Option("--store", metavar="URL", help="Else bucket spotheal-<account>-<region>.")]
 Name = Annotated[str, typer.Option("--instance-role", metavar="NAME", help="Role and instance profile.")]
@@ -58,6 +58,7 @@ def show(
     scope = policies.Scope(account, where, url, instance_role=instance_role, fleet_role=fleet_role)
     made: dict[str, Any] = {
         "operator": policies.operator(scope),
+        "operator-efs": policies.operator_of_file_systems(scope),
         "administrator": policies.administrator(scope),
         "instance-role": policies.instance_role(scope),
         "instance-trust": policies.trust("ec2.amazonaws.com"),
@@ -135,9 +136,10 @@ def create(
 def _policy(file: str) -> str:
     """The IAM policy in that file, on one line."""
     from spotheal.agent.config import policy_fault
+    from spotheal.fleet.config import text_of
 
     try:
-        text = json.dumps(json.loads(Path(file).read_text(encoding="utf-8")), separators=(",", ":"))
+        text = json.dumps(json.loads(text_of(Path(file))), separators=(",", ":"))
     except OSError as fault:
         raise ConfigError(f"--trainer-policy: {file} cannot be read: {fault.strerror}") from None
     except (ValueError, RecursionError):
