@@ -43,6 +43,8 @@ step = int(checkpoint.read_text()) if checkpoint.exists() else 0
 print(f"attempt {os.environ['SPOTHEAL_ATTEMPT']} begins at step {step}", flush=True)
 with (FOLDER / "begins.txt").open("a") as begins:
     begins.write(f"{step}\n")
+    begins.flush()
+    os.fsync(begins.fileno())  # a power cut would leave zeros in its place
 report(step)
 while not FINISH.exists():
     if asked or NOTICE.exists():
