@@ -87,6 +87,11 @@ def cents(dollars: Decimal) -> Decimal:
     return dollars.quantize(CENT, ROUND_HALF_UP)
 
 
+def about(dollars: Decimal | float) -> str:
+    """An estimate in words: `about $3.21`, and `under $0.01` where cents would say that it is nothing."""
+    return "under $0.01" if dollars > 0 and f"{dollars:.2f}" == "0.00" else f"about ${dollars:,.2f}"
+
+
 def bill(history: History, since: datetime | None = None) -> Bill:
     """The bill of a run; with `since` of what began after it (the fleets before a --resume are left out)."""
     ended = ended_at(history.events)

@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
 
+from spotheal.agent.billing import about
 from spotheal.agent.budget import Budget, Cloud, Prices, Source
 from spotheal.agent.clock import Clock
 from spotheal.agent.config import InstanceConfig
@@ -106,7 +107,7 @@ class Money:
         facts = {"job": self.config.job.job.name, "step": (status.get("progress") or {}).get("step")}
         try:
             spent, _ = self.budget.spent()
-            cost = f"about ${spent:.2f} since the request"
+            cost = f"{about(spent)} since the request"
         except SpothealError:
             cost = ""
         return end_message(end, self.config.requested_at, facts, cost)

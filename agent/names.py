@@ -12,6 +12,7 @@ from enum import Enum
 # ---------------------------------------------------------------------------------------------------------------- tags
 TAG_JOB = "spotheal:job"
 TAG_RUN = "spotheal:run"
+TAG_STORE = "spotheal:store"  # of fleets and instances: where all jobs of whoever requested them are
 TAG_TERM = "spotheal:term"
 TAG_STATE = "spotheal:state"
 TAG_PURPOSE = "spotheal:purpose"

@@ -70,8 +70,10 @@ class Status:
             return Phase(self._fields["phase"]), str(self._fields["reason"])
 
     def progress(self, progress: Progress) -> None:
-        """Note how far the trainer is; published at most every `PUBLISH_SECONDS_MIN`."""
+        """Note how far the trainer is; published at most every `PUBLISH_SECONDS_MIN`, but the first of a life, which
+        says where the run goes on, at once."""
         with self._lock:
+            is_first = self._fields["progress"] is None
             self._fields["progress"] = {
                 "step": progress.step,
                 "steps_total": progress.steps_total,
@@ -81,7 +83,7 @@ class Status:
                 "metrics": progress.extra,
                 "saved": None if progress.saved is None else asdict(progress.saved),
             }
-            due = self._clock.monotonic() - self._published >= PUBLISH_SECONDS_MIN
+            due = is_first or self._clock.monotonic() - self._published >= PUBLISH_SECONDS_MIN
         if due:
             self.publish()
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.ec2 import Instance, Volume
 from spotheal.agent.errors import Conflict, Retryable
-from spotheal.agent.names import TAG_JOB, TAG_RUN, Phase
+from spotheal.agent.names import TAG_JOB, TAG_RUN, TAG_STORE, Phase
 from spotheal.fleet import engine, runs
+from spotheal.fleet.request import TAG_LENGTH_MAX
 from spotheal.fleet.session import Session
 
 CANCEL_TRIES = 5
@@ -71,12 +73,24 @@ class Strays:
 
     fleets: tuple[str, ...]
     instances: tuple[str, ...]
+    stores: tuple[str, ...] = ()  # those of the other things; "" for what carries no store's tag
 
 
-def find_strays(session: Session, job: str) -> Strays:
-    fleets = tuple(fleet.id for fleet in engine.live_of_job(session.client("ec2"), job))
-    instances = [one.id for one in session.ec2.instances_tagged(TAG_JOB, job) if one.state not in _GONE]
-    return Strays(fleets, tuple(instances))
+def find_strays(session: Session, job: str, root: str, *, all_stores: bool = False) -> Strays:
+    """Of the job that was requested with this store: another's of the same name is somebody else's run. With
+    `all_stores` of every one."""
+    fleets = engine.live_of_job(session.client("ec2"), job)
+    instances = [one for one in session.ec2.instances_tagged(TAG_JOB, job) if one.state not in _GONE]
+
+    def is_ours(tags: Mapping[str, str]) -> bool:
+        return all_stores or tags.get(TAG_STORE) == root[:TAG_LENGTH_MAX]
+
+    others = {one.tags.get(TAG_STORE, "") for one in (*fleets, *instances) if not is_ours(one.tags)}
+    return Strays(
+        tuple(one.id for one in fleets if is_ours(one.tags)),
+        tuple(one.id for one in instances if is_ours(one.tags)),
+        tuple(sorted(others)),
+    )
 
 
 def end_strays(session: Session, strays: Strays) -> None:

@@ -16,10 +16,11 @@ from spotheal.agent.errors import NotFound, SpothealError
 from spotheal.agent.history import Disk
 from spotheal.agent.names import JOB_NAME, LAYOUT, TAG_JOB, TAG_RUN, StoreUrl
 from spotheal.agent.store import Store
-from spotheal.fleet import engine, runs
+from spotheal.fleet import engine, overview, runs
 from spotheal.fleet.clean import CleanPlan, RunSeen, Thing, Verdict, decide
 from spotheal.fleet.session import Session
 
+_NAMED = 12  # jobs, in a message
 _ALIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
 Say = Callable[[str], None]
 
@@ -50,6 +51,19 @@ def make_plan(session: Session, asked: Asked) -> CleanPlan:
         seen = list(pool.map(lambda owner: look(session, asked.root, *owner, alive=alive), sorted(owners)))
     by_owner = {(one.job, one.run): one for one in seen}
     return decide(things, by_owner, unfinished=asked.unfinished, store=asked.store)
+
+
+def check_known(session: Session, root: StoreUrl, job: str) -> None:
+    """NotFound where neither AWS nor the store has anything of the job: most likely its name is mistyped."""
+    if runs.run_ids(session.client("s3"), root, job) or _alive(session, job):
+        return
+    try:
+        others = overview.job_names(session.client("s3"), root)
+    except NotFound:  # no store, no job
+        others = []
+    there = f"the jobs there: {', '.join(others[:_NAMED])}" if others else "there is no job at all"
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    raise NotFound(f"there is nothing of a job {job!r} in {root}, nor in EC2", next_step=there + more)
 
 
 def look(session: Session, root: StoreUrl, job: str, run: str, *, alive: Iterable[str] | None = None) -> RunSeen:

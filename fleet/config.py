@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
+import stat
 import sys
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -17,7 +19,7 @@ from typing import Any
 
 from spotheal.agent.config import JobConfig, parse_job, policy_fault
 from spotheal.agent.errors import ConfigError, NotFound
-from spotheal.fleet import ec2fleet, jsonfile, rescue
+from spotheal.fleet import ec2fleet, jsonfile, rescue, webhook
 from spotheal.fleet.checks import fleet_faults, fleet_warnings, is_walkable, placeholder_faults
 from spotheal.fleet.places import region_of, spec_subnets, split_list
 from spotheal.fleet.values import value_faults, value_warnings
@@ -94,11 +96,24 @@ class FleetConfig:
         return next((region_of(zone) for zone in self.zones), "")
 
 
+def text_of(path: Path) -> str:
+    """The text of a file. ConfigError where it is none, such as a named pipe that would be waited for; OSError and
+    UnicodeDecodeError as of any read."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        kind = "a folder" if stat.S_ISDIR(mode) else "a named pipe" if stat.S_ISFIFO(mode) else "a device"
+        raise ConfigError(f"{path} is {kind}, no file", next_step="write it into a file and name that")
+    with os.fdopen(fd, "rb") as file:
+        return file.read().decode("utf-8-sig")
+
+
 # ------------------------------------------------------------------------------------------------------------ the fleet
 def read_fleet(path: Path) -> FleetConfig:
     """The fleet's file; NotFound where there is none, ConfigError that lists all its faults."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = text_of(path)
     except FileNotFoundError:
         raise NotFound(
             f"there is no {path}",
@@ -136,8 +151,8 @@ def parse_fleet(text: str, source: str = DEFAULT_FLEET_FILE) -> FleetConfig:
 def region_beside(job_file: Path) -> str:
     """The region of the fleet's file beside `job_file`, "" where it tells none; its faults are not looked at."""
     try:
-        document = jsonfile.parse((job_file.parent / DEFAULT_FLEET_FILE).read_text(encoding="utf-8-sig"), "").value
-    except (OSError, UnicodeDecodeError):
+        document = jsonfile.parse(text_of(job_file.parent / DEFAULT_FLEET_FILE), "").value
+    except (OSError, UnicodeDecodeError, ConfigError):
         return ""
     if not isinstance(document, dict):
         return ""
@@ -149,7 +164,7 @@ def region_beside(job_file: Path) -> str:
 def read_job(path: Path) -> JobConfig:
     """The job's file; NotFound with one to copy where there is none, ConfigError that lists all its faults."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        document = tomllib.loads(text_of(path))
     except FileNotFoundError:
         raise NotFound(
             f"there is no {path}, which says what to run; the least it can hold:\n\n{MINIMAL_JOB}",
@@ -163,7 +178,10 @@ def read_job(path: Path) -> JobConfig:
         raise ConfigError(f"{path} cannot be read: {fault}") from None
     except (ValueError, RecursionError):  # digits by the thousand, or brackets
         raise ConfigError(f"{path} holds a number too long, or brackets too deep, to be read") from None
-    return _with_policy(parse_job(document, source=str(path)), path)
+    job = _with_policy(parse_job(document, source=str(path)), path)
+    if fault := webhook.fault(job.notify.webhook):
+        raise ConfigError(f"{path}: [notify] webhook: {fault}", next_step="write an address that others can reach")
+    return job
 
 
 def _with_policy(job: JobConfig, path: Path) -> JobConfig:
@@ -173,7 +191,7 @@ def _with_policy(job: JobConfig, path: Path) -> JobConfig:
         return job
     file = path.parent / named
     try:
-        text = json.dumps(json.loads(file.read_text(encoding="utf-8")), separators=(",", ":"))
+        text = json.dumps(json.loads(text_of(file)), separators=(",", ":"))
     except OSError as error:
         raise ConfigError(
             f"{path}: [cage] trainer_policy: {file} cannot be read: {error.strerror}",

@@ -5,6 +5,8 @@ stdout is data, stderr is messages. Only this module and the verbs print, ask or
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import os
 import sys
@@ -54,6 +56,10 @@ def verb(function: Verb) -> Verb:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except typer.Exit:
             raise
+        except OSError as error:
+            if not (said := unwritten(error)):
+                _unexpected(error)
+            fail(said, ExitCode.UNEXPECTED)
         except Exception as error:
             _unexpected(error)
 
@@ -115,6 +121,16 @@ def says_ascii(stream: TextIO | None = None) -> bool:
 def fail(text: str, code: ExitCode) -> None:
     say(text)
     raise typer.Exit(int(code))
+
+
+def unwritten(error: OSError) -> str:
+    """What to say where a disk is full, or standard output leads to one; "" for any other fault."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return ""
+    with contextlib.suppress(OSError, ValueError):  # what is still to be printed would be an error at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    where = error.filename or "standard output"
+    return f"fleetctl: {where} could not be written: {error.strerror}\n  next: make room there"
 
 
 def _unexpected(error: Exception) -> None:

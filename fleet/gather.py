@@ -121,7 +121,7 @@ def make_plan(
     notes += found.notes
     order = request.Order(
         found.fleet, job, run, requested_at, userdata.encoded(data), generation, sweep.parallel if sweep else 1,
-        tuple(described),
+        tuple(described), store=str(root),
     )  # fmt: skip
     built = request.build(order)
     zones: tuple[str, ...] = wanted.fleet.zones

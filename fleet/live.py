@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Protocol
 
+from spotheal.agent.billing import about
 from spotheal.agent.clock import Clock
 from spotheal.agent.errors import Retryable
 from spotheal.fleet import runs, screen, status
@@ -129,5 +130,5 @@ def line(document: dict[str, Any]) -> str:
         if progress.get("seconds_left") is not None:
             parts.append(f"{duration(progress['seconds_left'])} left")
     if document["cost"]:
-        parts.append(f"about ${document['cost']['dollars']:.2f} so far")
+        parts.append(f"{about(document['cost']['dollars'])} so far")
     return printable(", ".join(parts))

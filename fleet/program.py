@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from spotheal.agent.errors import ExitCode
 from spotheal.fleet import cli
-from spotheal.fleet.console import GLOBALS, say
+from spotheal.fleet.console import GLOBALS, say, unwritten
 from spotheal.fleet.options import Output, Profile, Region
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -88,5 +88,10 @@ def run() -> None:
     except KeyboardInterrupt:
         say("fleetctl: interrupted")
         sys.exit(int(ExitCode.INTERRUPTED))
+    except OSError as error:  # while help is printed; what verbs meet is seen to by their guard
+        if not (said := unwritten(error)):
+            raise
+        say(said)
+        sys.exit(int(ExitCode.UNEXPECTED))
 
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.billing import PRICES_AS_OF, PRICES_REGIONS, Bill, bill, cents
+from spotheal.agent.billing import PRICES_AS_OF, PRICES_REGIONS, Bill, about, bill, cents
 from spotheal.agent.clock import rfc3339
 from spotheal.agent.history import Disk, Event, History, Known, Listed, moment_of
 from spotheal.agent.ledger import steps_redone
@@ -36,7 +36,7 @@ class CostSoFar:
 
     def says(self) -> str:
         """`about $3.21 so far, $0.42 an hour; 61 % below on-demand`."""
-        text = f"about ${self.dollars:.2f} so far"
+        text = f"{about(self.dollars)} so far"
         if self.per_hour:
             text += f", ${cents(self.per_hour)} an hour now"
         if self.saved_percent is not None and self.saved_percent > 0:

@@ -16,13 +16,14 @@ from typing import Any
 
 from spotheal.agent.clock import parse_rfc3339, rfc3339
 from spotheal.agent.config import JobConfig
-from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN
+from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, TAG_STORE
 from spotheal.fleet import ec2fleet, engine, template
 from spotheal.fleet.config import FleetConfig
 
 DEFAULT_STRATEGY = "priceCapacityOptimized"
 VALID_DAYS = 30  # without limits.hours
 VALID_MARGIN_HOURS = 6  # beyond limits.hours: the agent's own end comes first, with a checkpoint
+TAG_LENGTH_MAX = 256
 _TEMPLATE_NAME_LENGTH_MAX = 128
 
 
@@ -40,6 +41,7 @@ class Order:
     described_templates: tuple[dict[str, Any], ...] = field(
         default=()
     )  # the data of the user's own templates, in order
+    store: str = ""  # the prefix above all jobs
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ def valid_until(order: Order) -> str:
 
 
 def run_tags(order: Order) -> list[dict[str, str]]:
-    return [{"Key": TAG_JOB, "Value": order.job.job.name}, {"Key": TAG_RUN, "Value": order.run}]
+    tags = {TAG_JOB: order.job.job.name, TAG_RUN: order.run, TAG_STORE: order.store[:TAG_LENGTH_MAX]}
+    return [{"Key": key, "Value": value} for key, value in tags.items() if value]
 
 
 def token(order: Order, purpose: str, content: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from spotheal.agent.billing import about
 from spotheal.agent.clock import parse_rfc3339
 from spotheal.agent.names import Phase, VolumeState
 from spotheal.fleet.table import duration, printable
@@ -142,7 +143,7 @@ def _speed(steps_per_second: float) -> str:
 
 def cost(document: dict[str, Any]) -> str:
     """`about $3.21 so far, $0.42 an hour now; 61 % below on-demand`."""
-    text = f"about ${document['dollars']:.2f} so far"
+    text = f"{about(document['dollars'])} so far"
     if document["dollars_per_hour"]:
         text += f", ${document['dollars_per_hour']:.2f} an hour now"
     saved = document["saved_percent"]  # of the instances alone

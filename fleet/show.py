@@ -7,7 +7,7 @@ from typing import Any
 
 from spotheal.fleet.cancel import CancelPlan
 from spotheal.fleet.costs import cost_rows, costs
-from spotheal.fleet.plan import AdoptVolume, CreateVolume, KeepVolume, Plan, Price
+from spotheal.fleet.plan import AdoptVolume, CreateTemplate, CreateVolume, KeepVolume, Plan, Price
 from spotheal.fleet.table import lines_of, printable, table
 
 SCHEMA_VERSION = 1
@@ -34,11 +34,21 @@ def plan_text(plan: Plan) -> str:
     parts = [lines_of(rows)]
     if plan.prices:
         parts.append(_prices(plan.prices))
-    parts.append(
-        "will do:\n" + "\n".join(f"  {number}. {printable(step.says())}" for number, step in enumerate(plan.steps, 1))
-    )
+    parts.append("will do:\n" + "\n".join(f"  {number}. {line}" for number, line in enumerate(_steps(plan), 1)))
     parts += [f"note: {printable(note)}" for note in plan.notes]
     return "\n\n".join(parts)
+
+
+def _steps(plan: Plan) -> list[str]:
+    """One line a step; the launch templates, one for each type and zone, are one line."""
+    templates = [step for step in plan.steps if isinstance(step, CreateTemplate)]
+    lines = []
+    for step in plan.steps:
+        if len(templates) < 2 or not isinstance(step, CreateTemplate):
+            lines.append(printable(step.says()))
+        elif step is templates[0]:
+            lines.append(f"create launch templates: {len(templates)}")
+    return lines
 
 
 def _prices(prices: tuple[Price, ...]) -> str:

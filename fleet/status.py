@@ -201,10 +201,15 @@ def _is_alive(instance: str, seen: Seen, began: datetime | None, now: datetime) 
 
 
 def _progress(seen: Seen, now: datetime, ended: bool) -> dict[str, Any] | None:
-    """What the trainer told, with steps a second since this start of it, and the time that is left at that rate."""
+    """What the trainer told, with steps a second since this start of it, and the time that is left at that rate.
+
+    Until a new machine's trainer has told anything: the step that the last one saved."""
     told = seen.status.get("progress")
     if not isinstance(told, Mapping):
-        return None
+        saved = _last_saved(seen)
+        if saved is None or ended:
+            return None
+        told = {"step": saved, "steps_total": None}
     step, total = told.get("step"), told.get("steps_total")
     rate = _steps_per_second(seen, step)
     left = (total - step) / rate if rate and isinstance(total, int) and isinstance(step, int) else None
@@ -215,6 +220,13 @@ def _progress(seen: Seen, now: datetime, ended: bool) -> dict[str, Any] | None:
         "steps_per_second": rate,
         "seconds_left": max(0.0, left) if left is not None and training and not ended else None,
     }
+
+
+def _last_saved(seen: Seen) -> int | None:
+    """By the ledger: saved at the end of an attempt, or gone on from at a start, whichever was noted last."""
+    keys = {"trainer-ended": "saved_step", "trainer-started": "resumed_step"}
+    steps = [event.get(keys[event["event"]]) for event in seen.events if event["event"] in keys]
+    return next((step for step in reversed(steps) if isinstance(step, int)), None)
 
 
 def _steps_per_second(seen: Seen, step: Any) -> float | None:

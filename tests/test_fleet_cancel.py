@@ -248,3 +248,17 @@ def test_where_the_store_is_gone_the_jobs_fleet_is_found_by_its_tags_and_ended(d
     again = desk.run("cancel", "cifar", "--yes")
     assert again.exit_code == ExitCode.NOT_FOUND
     assert "there is no run of a job 'cifar'" in again.stderr
+
+
+def test_a_job_of_that_name_in_another_store_is_ended_only_where_that_is_said(desk: Desk) -> None:
+    with (desk.folder / "job.toml").open("a") as job:
+        job.write(f'[store]\nurl = "s3://{BUCKET}/theirs"\n')
+    desk.request()
+    desk.pass_time(60)
+    (desk.folder / "job.toml").unlink()
+    refused = desk.run("cancel", "cifar", "--yes")
+    assert refused.exit_code == ExitCode.NOT_FOUND
+    assert f"runs with s3://{BUCKET}/theirs" in refused.stderr and "--all-stores" in refused.stderr
+    assert len(desk.live_fleets()) == 1
+    assert len(desk.good("cancel", "cifar", "--yes", "--all-stores")["ended"]) == 2
+    assert desk.live_fleets() == []

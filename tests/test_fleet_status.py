@@ -50,6 +50,16 @@ def test_a_training_run_shows_step_rate_and_the_age_of_its_checkpoint() -> None:
     assert "i-0a  g5.xlarge us-west-2a, heard 30 s ago" in text
 
 
+def test_a_new_machine_shows_the_step_that_the_last_one_saved_until_its_trainer_tells_one() -> None:
+    healing = {"phase": "healing", "instance": "i-0b", "heartbeat": "2026-11-21T11:59:30Z", "progress": None}
+    ends = ({"event": "trainer-ended", "saved_step": 240, "time": "2026-11-21T11:50:00Z"},)
+    assert "step 240" in render(summarise(seen(status=healing, events=ends), NOW), NOW)
+    started = (*ends, {"event": "trainer-started", "resumed_step": None, "time": "2026-11-21T11:55:00Z"})
+    assert summarise(seen(status=healing, events=started), NOW)["progress"]["step"] == 240
+    assert summarise(seen(status=healing), NOW)["progress"] is None, "a first machine has saved nothing yet"
+    assert summarise(seen(status={**healing, "phase": "failed"}, events=ends), NOW)["progress"] is None
+
+
 def test_a_silent_holder_is_said_to_be_silent() -> None:
     quiet = seen(status={"phase": "training", "heartbeat": "2026-11-21T11:50:00Z"})
     assert summarise(quiet, NOW)["silent"] is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +56,8 @@ def test_a_good_story_passes_and_its_document_holds_every_figure_of_the_interfac
         ({"snapshots_left": 3}, "3 snapshots"),
         ({"instances": (replace(ONE, last_step=12), TWO, THREE)}, "2 steps were lost although"),
         ({"final_sha256": "bb"}, "differ"),
-        ({"final_sha256": None}, "no weights were found"),
+        ({"final_sha256": None}, "the interrupted one none"),
+        ({"reference_sha256": None}, "the uninterrupted one none"),
         ({"reference_sha256": None, "reference_fault": "exit 1"}, "uninterrupted run failed"),
         ({"zone_moves": 0}, "moved to another zone 0 times"),
         ({"throttles_planned": 1, "throttled_calls": 0}, "no call was throttled"),
@@ -65,6 +67,15 @@ def test_a_broken_expectation_fails_the_rehearsal_and_is_named(changes: dict[str
     summary = summarise(replace(GOOD, **changes))
     assert summary.to_document()["outcome"] == "failed"
     assert any(said in line for line in summary.broken)
+
+
+def test_a_trainer_without_weight_files_can_pass_and_is_told_that_nothing_was_compared() -> None:
+    summary = summarise(replace(GOOD, final_sha256=None, reference_sha256=None))
+    assert summary.passed and summary.compares_nothing and summary.to_document()["exact"] is None
+    told = Console(file=io.StringIO(), width=200)
+    told.print(report(summary))
+    assert "nothing to compare" in told.file.getvalue()  # type: ignore[attr-defined]
+    assert not summarise(replace(GOOD, reference_made=False, reference_sha256=None)).compares_nothing
 
 
 def test_a_trainer_without_progress_has_null_steps_and_can_pass() -> None:

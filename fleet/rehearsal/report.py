@@ -114,6 +114,8 @@ def _outcome(story: Story) -> str:
 
 def _weights(summary: Summary) -> str:
     story = summary.story
+    if summary.compares_nothing:
+        return "nothing to compare: the trainer leaves none (.pt, .safetensors, .npz …) in its results or checkpoints"
     if summary.exact is None:
         return f"{(story.final_sha256 or 'none found')[:12]}, not compared"
     if summary.exact:

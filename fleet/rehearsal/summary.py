@@ -99,6 +99,12 @@ class Summary:
     broken: tuple[str, ...]
 
     @property
+    def compares_nothing(self) -> bool:
+        """The uninterrupted run was made too, and neither left weights."""
+        story = self.story
+        return story.reference_made and not (story.reference_fault or story.final_sha256 or story.reference_sha256)
+
+    @property
     def passed(self) -> bool:
         return not self.broken
 
@@ -216,11 +222,12 @@ def _weight_faults(story: Story, exact: bool | None) -> Iterator[str]:
         return
     if story.reference_fault:
         yield f"the uninterrupted run failed, so nothing can be compared: {story.reference_fault}"
+    elif exact is None and (story.final_sha256 or story.reference_sha256):
+        left, missing = ("the interrupted", "the uninterrupted") if story.final_sha256 else (
+            "the uninterrupted", "the interrupted")  # fmt: skip
+        yield f"{left} run left weights, {missing} one none: they cannot be compared"
     elif exact is None:
-        yield (
-            "no weights were found to compare: the trainer leaves none (.pt, .safetensors, .npz …) in its results or"
-            " checkpoints; --no-reference leaves the comparison out"
-        )
+        return  # a trainer without weight files: `Summary.compares_nothing`
     elif not exact:
         yield (
             "the final weights differ from those of a run that was never interrupted (is the trainer deterministic,"

@@ -26,6 +26,9 @@ def cancel(
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="TIME", help="With --save: how long it may take; else 10m.")
     ] = "",
+    all_stores: Annotated[
+        bool, typer.Option("--all-stores", help="Where this store knows no such run: of any store.")
+    ] = False,
     yes: Yes = False,
     job_file: JobFile = None,
     run: RunOption = "",
@@ -50,7 +53,7 @@ def cancel(
     try:
         session, found = find(opened, job, job_file, run)
     except NotFound as missing:
-        _end_strays(opened, job, job_file, missing, yes, as_json)
+        _end_strays(opened, job, job_file, missing, all_stores, yes, as_json)
         return
     plan = cancelling.make_plan(session, found)
     done = (found.store.read_status() or {}).get("phase") == Phase.DONE.value
@@ -80,19 +83,28 @@ def cancel(
 
 
 def _end_strays(
-    session: Session, job: str, job_file: Path | None, missing: SpothealError, yes: bool, as_json: bool
-) -> None:
+    session: Session, job: str, job_file: Path | None, missing: SpothealError, all_stores: bool, yes: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Where the store knows no such run: whatever of the job AWS still runs, by its tags. Else `missing` is raised."""
-    from spotheal.agent.errors import SpothealError
+    from spotheal.agent.errors import NotFound, SpothealError
     from spotheal.fleet import cancel as cancelling
     from spotheal.fleet import config, show
+    from spotheal.fleet.target import find_root
 
     name = job or config.read_job(job_file or Path(config.DEFAULT_JOB_FILE)).job.name
     try:
-        strays = cancelling.find_strays(session, name)
+        _, root = find_root(session, job_file)
+        strays = cancelling.find_strays(session, name, str(root), all_stores=all_stores)
     except SpothealError:
         raise missing from None
     ends = [*strays.fleets, *strays.instances]
+    if not ends and strays.stores:
+        where = ", ".join(store or "a store that its tags do not name" for store in strays.stores)
+        raise NotFound(
+            f"{missing.message}; a job of that name runs with {where}",
+            next_step=f"`fleetctl cancel {name} --all-stores` ends it, whosever it is",
+        )
     if not ends:
         raise missing
     say(f"the store has no run of job {name}; by their tags these are its own: {', '.join(ends)}")

@@ -55,6 +55,8 @@ def clean(
     session, root = find_root(open_session(region, profile), job_file)
     asked = cleaning.Asked(root, job, unfinished, store)
     plan = cleaning.make_plan(session, asked)
+    if job and not plan.verdicts:
+        cleaning.check_known(session, root, job)
     extra = leftovers.find(session) if everything else ()
     if not as_json or not yes:
         say(_text(plan, [one.says() for one in extra]))

@@ -90,7 +90,7 @@ def init(
             say('note: this folder is in no git checkout: `git init` and commit, or --repo URL, before you request')
         say(f"wrote {' and '.join(files)}; job.toml says why each choice was made")
     ready = bool(choice.account)
-    say("next: fleetctl request" if ready else f"next: fleetctl validate {fleet_file}, which names what is missing")
+    say(f"next: fleetctl rehearse {fleet_file}, fleetctl request" if ready else f"next: fleetctl validate {fleet_file}, which names what is missing")
 
 
 def _words(command: str) -> tuple[str, ...]:
