@@ -182,8 +182,8 @@ class FileSystems:
     def _lets_in(self, group: str, members: set[str]) -> bool:
         for rule in getattr(self._group(group), "ingress_rules", []):
             ports = rule.from_port is None or int(rule.from_port) <= PORT <= int(rule.to_port)
-            sources = {str(one.get("GroupId")) for one in rule.source_groups}
-            if str(rule.ip_protocol) in ("tcp", "-1", "6") and ports and (rule.ip_ranges or sources & members):
+            is_member = str(rule.source_group.get("GroupId")) in members
+            if str(rule.ip_protocol) in ("tcp", "-1", "6") and ports and (rule.ip_range or is_member):
                 return True
         return False
 
