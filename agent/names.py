@@ -91,6 +91,7 @@ class StoreLayout:
     launches = "launches/"  # launches/<instance>.json, put before anything can fail
     terms = "terms/"
     nodes = "nodes/"  # of a run on several machines at once
+    end_claim = "rendezvous/end.json"  # which of them records the end
     checkpoints = "checkpoints/"  # copies of a run without a volume (on AWS Batch): <term>-<number>.json and blobs/
 
     # of a sweep, whose runs have prefixes of their own below its own

@@ -13,13 +13,16 @@ def costs(plan: Plan) -> dict[str, Any]:
     spot = [price.spot for price in plan.prices]
     listed = [price.on_demand for price in plan.prices if price.on_demand]
     hours = plan.limit_hours
-    most = [amount for amount in (max(spot) * hours if spot and hours else 0.0, plan.limit_dollars) if amount]
+    least, machines = plan.machines
+    dearest = max(spot) * machines * hours if spot and hours else 0.0
+    most = [amount for amount in (dearest, plan.limit_dollars) if amount]
     return {
-        "hour_min": min(spot, default=None),
-        "hour_max": max(spot, default=None),
-        "on_demand_hour_min": min(listed, default=None),
-        "on_demand_hour_max": max(listed, default=None),
-        "address_hour": float(ADDRESS_HOUR),
+        "hour_min": _times(min(spot, default=None), least),
+        "hour_max": _times(max(spot, default=None), machines),
+        "on_demand_hour_min": _times(min(listed, default=None), least),
+        "on_demand_hour_max": _times(max(listed, default=None), machines),
+        "address_hour": float(ADDRESS_HOUR) * machines,
+        "machines": machines,
         "limit_hours": hours,
         "limit_dollars": plan.limit_dollars,
         "instances_max": round(min(most), 2) if most else None,
@@ -33,9 +36,11 @@ def cost_rows(plan: Plan) -> list[tuple[str, str]]:
     rows = []
     if plan.prices:
         listed = _range(found["on_demand_hour_min"], found["on_demand_hour_max"])
-        rows.append(("costs", f"{_range(found['hour_min'], found['hour_max'])} an hour on spot"
+        many = f" for {_machines(plan)}" if found["machines"] > 1 else ""
+        public = "a public address" if found["machines"] == 1 else "public addresses"
+        rows.append(("costs", f"{_range(found['hour_min'], found['hour_max'])} an hour on spot{many}"
                      + (f", {listed} on demand" if listed else "")
-                     + f", and ${found['address_hour']:.3f} for a public address"))  # fmt: skip
+                     + f", and ${found['address_hour']:.3f} for {public}"))  # fmt: skip
     limits = [f"{plan.limit_hours:g} hours" if plan.limit_hours else "",
               f"${plan.limit_dollars:g}" if plan.limit_dollars else ""]  # fmt: skip
     said = " and ".join(filter(None, limits)) or "none: until the training ends; AWS ends the fleet after 30 days"
@@ -44,6 +49,15 @@ def cost_rows(plan: Plan) -> list[tuple[str, str]]:
     if found["volume_month"] is not None:
         rows.append(("volume", f"${found['volume_month']:.2f} a month until it is deleted (list price {PRICES_AS_OF})"))
     return rows
+
+
+def _machines(plan: Plan) -> str:
+    least, most = plan.machines
+    return f"{least} to {most} machines" if least != most else f"{most} machines"
+
+
+def _times(price: float | None, count: int) -> float | None:
+    return None if price is None else price * count
 
 
 def _range(low: float | None, high: float | None) -> str:

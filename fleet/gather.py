@@ -12,7 +12,7 @@ from spotheal.agent.config import InstanceConfig, JobConfig, seconds
 from spotheal.agent.errors import ConfigError, Conflict, NotFound, PermissionDenied
 from spotheal.agent.names import LAYOUT, StoreUrl, default_bucket, new_run_id
 from spotheal.fleet import plan, repository, request, runs, template, userdata
-from spotheal.fleet.account.prerequisites import Found, look
+from spotheal.fleet.account.prerequisites import Found, look, look_between
 from spotheal.fleet.config import FleetConfig
 from spotheal.fleet.places import region_of
 from spotheal.fleet.prices import price_notes, spot_prices
@@ -111,6 +111,7 @@ def make_plan(
     )
     store = root.below(job.job.name, run)
     entries = len(sweep.entries) if sweep else 0
+    shared = _shared(job, wanted, sweep)
     instance = InstanceConfig(_as_told(job), run, session.region, store, source.commit, requested_at, entries)
     data = userdata.render(instance, wheels.sha256)
     notes = [*wanted.fleet.warnings, *source.warnings]
@@ -118,17 +119,20 @@ def make_plan(
     found = Found((), wanted.fleet)
     if account and not offline:
         found = look(session, wanted.fleet, job, root, sweep=sweep is not None)
+        if shared is not None:
+            found = replace(found, steps=(*found.steps, *look_between(session, found.fleet, described)))
     notes += found.notes
+    several = sweep.parallel if sweep else job.machines[1]
     order = request.Order(
-        found.fleet, job, run, requested_at, userdata.encoded(data), generation, sweep.parallel if sweep else 1,
-        tuple(described), store=str(root),
+        found.fleet, job, run, requested_at, userdata.encoded(data), generation, several, tuple(described),
+        store=str(root),
     )  # fmt: skip
     built = request.build(order)
     zones: tuple[str, ...] = wanted.fleet.zones
     prices: tuple[plan.Price, ...] = ()
     steps: list[plan.Step]
     if isinstance(way, plan.Continue) and way.existing.pending:
-        steps = _pending_steps(session, way.existing, job, sweep)
+        steps = _pending_steps(session, way.existing, job, sweep or shared)
         notes.append("an earlier attempt was interrupted while it sent the request; exactly that request is sent again")
         if steps[-1] != plan.SendFleet(built.fleet):
             notes.append(
@@ -137,14 +141,14 @@ def make_plan(
     elif offline:
         notes += _offline_notes(wanted.fleet)
         first = (*zones, f"{session.region}a")[0]
-        volume: plan.Step = sweep or plan.decide_volume(job, run, first, (), (), resumed=False)
+        volume: plan.Step = sweep or shared or plan.decide_volume(job, run, first, (), (), resumed=False)
         steps = _steps(store, wheels, source, volume, built, job, bucket_missing=True)
     else:
         zones = zones_of(session, wanted.fleet)
         prices = spot_prices(session, wanted.fleet.instance_types, zones, clock)
         notes += price_notes(wanted.fleet.document, prices)
         cheapest = plan.cheapest_zone(zones, prices)
-        volume = sweep or _volume_step(session, job, run, cheapest, isinstance(way, plan.Resume))
+        volume = sweep or shared or _volume_step(session, job, run, cheapest, isinstance(way, plan.Resume))
         if isinstance(volume, plan.AdoptVolume) and volume.volume.size_gib != job.volume.size_gib:
             notes.append(
                 f"{volume.volume.id} keeps its {volume.volume.size_gib} GiB; job.toml says {job.volume.size_gib}"
@@ -156,10 +160,21 @@ def make_plan(
         account=PLACEHOLDER_ACCOUNT if offline else session.account, region=session.region, store=store,
         repository=source.repository, commit=source.commit, types=wanted.fleet.instance_types, zones=tuple(zones),
         prices=tuple(prices), steps=tuple(steps), user_data_bytes=len(data.encode()), notes=tuple(notes),
-        limit_hours=job.limits.hours, limit_dollars=job.limits.dollars,
+        limit_hours=job.limits.hours, limit_dollars=job.limits.dollars, machines=job.machines,
     )  # fmt: skip
     fresh = not isinstance(way, plan.Continue)
     return Ready(whole, instance, wheels, source, previous, fresh, _turn(way))
+
+
+def _shared(job: JobConfig, wanted: Wanted, sweep: plan.WriteSweep | None) -> plan.ShareFolder | None:
+    if not job.on_machines:
+        return None
+    if sweep is not None:
+        raise ConfigError(
+            "[job] nodes: each run of a sweep trains on one machine",
+            next_step=f"take `nodes` out of {wanted.job_file} for a sweep; --parallel says how many machines it has",
+        )
+    return plan.ShareFolder(str(job.store.results_place), *job.machines)
 
 
 def _as_told(job: JobConfig) -> JobConfig:
@@ -199,10 +214,10 @@ def _rescue(job: JobConfig) -> list[plan.Step]:
 
 
 def _pending_steps(
-    session: Session, existing: plan.Existing, job: JobConfig, sweep: plan.WriteSweep | None
+    session: Session, existing: plan.Existing, job: JobConfig, instead: plan.WriteSweep | plan.ShareFolder | None
 ) -> list[plan.Step]:
     """Everything up to the request was done; its fleet may be at work, so nothing it uses may be touched."""
-    if sweep is not None and existing.request is not None:
+    if instead is not None and existing.request is not None:
         return [plan.SendFleet(existing.request)]
     volume = session.ec2.volume(existing.volume)
     if volume is None or existing.request is None:

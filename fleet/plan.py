@@ -210,6 +210,19 @@ class WriteSweep:
 
 
 @dataclass(frozen=True)
+class ShareFolder:
+    """In the place of a volume, for a run on several machines."""
+
+    place: str
+    least: int
+    most: int
+
+    def says(self) -> str:
+        many = f"{self.least} to {self.most}" if self.least != self.most else str(self.most)
+        return f"no volume: {many} machines train together, their checkpoints and results are in {self.place}"
+
+
+@dataclass(frozen=True)
 class ArmRescue:
     """`[fleet] on_demand_after`; the schedule itself names the fleet, and is made when that has been requested."""
 
@@ -249,6 +262,7 @@ Step = (
     | KeepVolume
     | CreateTemplate
     | WriteSweep
+    | ShareFolder
     | ArmRescue
     | SendFleet
 )
@@ -334,6 +348,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     limit_hours: float = 0.0
     limit_dollars: float = 0.0
+    machines: tuple[int, int] = (1, 1)  # at least and at most so many train together
 
     @property
     def request(self) -> dict[str, Any]:

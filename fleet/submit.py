@@ -12,6 +12,7 @@ import secrets
 import socket
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase, StoreUrl
 from spotheal.agent.store import Store
 from spotheal.fleet import engine, plan, repository, rescue
 from spotheal.fleet.account import prerequisites, roles
+from spotheal.fleet.account.between import OpenBetween
 from spotheal.fleet.account.prerequisites import CreateSecurityGroup, ImportKey, OpenSsh, filled
 from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole, CreateTrainerRole
 from spotheal.fleet.gather import Ready, bucket_exists
@@ -49,6 +51,10 @@ def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[st
                 usable_at = clock.monotonic() + prerequisites.IAM_SECONDS
             case CreateSecurityGroup() | OpenSsh() | ImportKey():
                 made |= prerequisites.make(session, step)
+            case OpenBetween(group):
+                prerequisites.make(session, replace(step, group=made.get(group, group)))
+            case plan.ShareFolder():
+                pass  # the first machine makes the folders
             case plan.CreateBucket(bucket):
                 _create_bucket(session, bucket)
             case plan.RecordRun():

@@ -22,9 +22,10 @@ from spotheal.agent.handover import HandoverResult
 from spotheal.agent.life import Life, RunOver, World
 from spotheal.agent.names import EfsUrl, Phase
 from spotheal.agent.nodes.meeting import Meeting
+from spotheal.agent.results import LiveMetrics
 from spotheal.agent.trainer_stage import Instruments
 
-END_SECONDS_MAX = 90.0  # in which the machine that leads records the end; after that another does
+END_SECONDS_MAX = 25 * 60.0  # in which another records the end that it has claimed: results may take 15 minutes
 FOLLOW_SECONDS = 120.0  # in which a machine goes with the fleet that another has cancelled
 EFS_SECONDS_MAX = 10 * 60.0
 _SIOCGIFADDR = 0x8915
@@ -45,6 +46,9 @@ class NodeLife(Life):
             run=config.run, machines=config.job.machines, wait_seconds=seconds(config.job.job.nodes_wait),
             on_term=self._on_term,
         )  # fmt: skip
+        scratch = self._folders.run_dir / "metrics.jsonl"
+        self._live: _SpokenFor = _SpokenFor(self._results, self._folders, scratch, self._clock, self._log)
+        self._live.meeting = self._meeting
         self._ended_by_us = False
 
     def __enter__(self) -> NodeLife:
@@ -129,12 +133,12 @@ class NodeLife(Life):
 
     @property
     def _has_results_here(self) -> bool:
-        return self._meeting.leads
+        return self._ended_by_us
 
     def finish(self, end: End) -> None:
-        """The one that leads records the end and cancels the fleet; the others do where it does not come to that."""
-        if not self._over and not self._meeting.leads:
-            known = self._meeting.await_end(END_SECONDS_MAX, self._stop)
+        """One of the machines records the end and cancels the fleet."""
+        if not self._over:
+            known = self._meeting.recorded_end(END_SECONDS_MAX, self._stop)
             self._over = known is not None
             end = known or end
         self._ended_by_us = not self._over
@@ -145,6 +149,15 @@ class NodeLife(Life):
         if not self._ended_by_us and self._clock.sleep(FOLLOW_SECONDS, until=self._world.asked_to_stop):
             return
         super()._leave_machine(work, end)
+
+
+class _SpokenFor(LiveMetrics):
+    """The metrics at their place, put there by the machine that leads."""
+
+    meeting: Meeting | None = None
+
+    def _once(self) -> str:
+        return super()._once() if self.meeting is not None and self.meeting.leads else ""
 
 
 def device_of(address: str) -> str:

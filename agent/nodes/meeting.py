@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -110,6 +110,7 @@ class Meeting:
         self._run, (self._least, self._most), self._wait_seconds = run, machines, wait_seconds
         self._on_term, self._timing = on_term, timing or Timing()
         self._lock = threading.Lock()
+        self._last = 0  # term of the rendezvous that this machine was in last
         self._says: dict[str, Any] = {"term": None, "leads": False, "leaving": False, "doing": "booting"}
 
     @property
@@ -143,6 +144,7 @@ class Meeting:
     def _say(self, **fields: Any) -> None:
         with self._lock:
             self._says |= fields
+            self._last = self._says["term"] or self._last
             here = self._here
             self._store.put_json(LAYOUT.node(here.instance), {
                 "instance": here.instance, "address": here.address, "zone": here.zone,
@@ -188,19 +190,33 @@ class Meeting:
         if phase is not None:
             raise RunOver(RunEnd(phase, str(status.get("reason") or "")))
 
-    def await_end(self, seconds_max: float, stop: Stop) -> RunEnd | None:
-        """The end that another machine records; None where none has within `seconds_max`, or `stop` is set."""
+    def recorded_end(self, seconds_max: float, stop: Stop) -> RunEnd | None:
+        """The end that another machine has recorded, or records within `seconds_max`; None: it is ours to record.
+
+        Of machines that come to the end at the same moment one claims it; another only where that one is gone.
+        """
         until = self._clock.monotonic() + seconds_max
-        while self._clock.monotonic() < until:
+        while True:
             try:
                 self.check_end()
+                if self._claims_end():
+                    return None
             except RunOver as over:
                 return over.end
             except SpothealError as error:
-                self._log.warning("the end of the run is not known yet", error=error.message)
-            if self._clock.sleep(LOOK_SECONDS, until=stop):
-                break
-        return None
+                self._log.warning("who records the end is not known yet", error=error.message)
+            if self._clock.monotonic() > until or self._clock.sleep(LOOK_SECONDS, until=stop):
+                return None
+
+    def _claims_end(self) -> bool:
+        me = self._here.instance
+
+        def is_gone(other: Mapping[str, Any]) -> bool:
+            found = self._cloud.instances([str(other["instance"])])
+            return str(other["instance"]) != me and not any(one.state in ("pending", "running") for one in found)
+
+        body = {"instance": me, "rendezvous": self._last}
+        return bool(self._store.claim(LAYOUT.end_claim, body, is_gone)["instance"] == me)
 
     def look(self) -> Seen:
         """What the store and EC2 say of the run's machines now."""

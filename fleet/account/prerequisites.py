@@ -6,7 +6,7 @@ A security group that is to be made has no id yet: until then its place in the r
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,8 @@ from spotheal.agent.aws import translated
 from spotheal.agent.config import JobConfig, seconds
 from spotheal.agent.errors import ConfigError, NotFound, PermissionDenied, SpothealError
 from spotheal.agent.names import TAG_NAME, StoreUrl
-from spotheal.fleet.account import network, roles
+from spotheal.fleet.account import between, network, roles
+from spotheal.fleet.account.between import OpenBetween
 from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole, CreateTrainerRole
 from spotheal.fleet.config import FleetConfig
 
@@ -59,8 +60,10 @@ class ImportKey:
         return f"import key pair {self.name} from {self.file}"
 
 
-Step = CreateInstanceRole | CreateFleetRole | CreateTrainerRole | CreateSecurityGroup | OpenSsh | ImportKey
-STEPS = (CreateInstanceRole, CreateFleetRole, CreateTrainerRole, CreateSecurityGroup, OpenSsh, ImportKey)
+Step = (
+    CreateInstanceRole | CreateFleetRole | CreateTrainerRole | CreateSecurityGroup | OpenSsh | OpenBetween | ImportKey
+)
+STEPS = (CreateInstanceRole, CreateFleetRole, CreateTrainerRole, CreateSecurityGroup, OpenSsh, OpenBetween, ImportKey)
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,20 @@ def look(session: Session, fleet: FleetConfig, job: JobConfig, store: StoreUrl, 
     steps += _missing_keys(session, fleet, job)
     groups, made = _groups(session, fleet, job)
     return Found((*steps, *made), _with_groups(fleet, groups), tuple(notes))
+
+
+def look_between(session: Session, fleet: FleetConfig, templates: Iterable[Mapping[str, Any]]) -> tuple[Step, ...]:
+    """What opens the way between a run's machines. `fleet` has its groups by id; `templates`: its templates' data."""
+    specs = [spec for spec in fleet.specifications if isinstance(spec, dict)]
+    named = {group for one in specs for group in between.groups_of(one)}
+    ours = group_placeholder(network.SSH_GROUP)
+    if ours not in named and named:
+        filters = [{"Name": "group-name", "Values": [network.SSH_GROUP]}]
+        with translated(f"look for security group {network.SSH_GROUP}"):
+            found = session.client("ec2").describe_security_groups(Filters=filters)["SecurityGroups"]
+        ours = next((str(one["GroupId"]) for one in found if one["GroupId"] in named), "")
+    step = between.look(session, [*specs, *templates], _vpc(session, fleet), ours)
+    return () if step is None else (step,)
 
 
 def _missing_roles(
@@ -213,6 +230,8 @@ def make(session: Session, step: Step) -> dict[str, str]:
             return {group_placeholder(step.name): _create_group(session, step)}
         case OpenSsh(group, _, ssh_from):
             _open(session, group, ssh_from)
+        case OpenBetween(group):
+            between.make(session, group)
         case ImportKey():
             _import_key(session, step)
     return {}

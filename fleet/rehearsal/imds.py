@@ -25,10 +25,16 @@ FAULTS = ("", "down", "slow", "401", "403", "500", "503", "garbage", "html")
 _CREDENTIALS_HOURS = 6
 _TTL = "X-aws-ec2-metadata-token-ttl-seconds"
 _TOKEN = "X-aws-ec2-metadata-token"
-ADDRESS = "10.0.0.10"  # of every instance: each is alone in its network
+ADDRESS = "10.0.0.10"  # of an instance that is alone in its network
 # cloud-init asks for the newest of these that it knows. A date that AWS does not have answers 404 there too.
 _VERSIONS = re.compile(r"/(?:latest|2009-04-04|2016-09-02|2018-09-24|2021-03-23|2024-04-11)(?=/|$)")
 _HTML = "<!DOCTYPE html><html><head><title>Proxy</title></head><body>It works!</body></html>"
+
+
+def loopback_of(instance: str) -> str:
+    """The private address of an instance that is processes of this machine: the others reach it there (Linux)."""
+    digest = hashlib.sha256(instance.encode()).digest()
+    return f"127.{digest[0] % 254 + 1}.{digest[1]}.{digest[2] % 254 + 1}"
 
 
 def mac_of(instance: str) -> str:
@@ -46,6 +52,7 @@ class Imds:
     def __init__(self, rulebook: Rulebook, instance: str, listener: socket.socket | None = None) -> None:
         self.rulebook = rulebook
         self.instance = instance
+        self.address = ADDRESS if listener is not None else loopback_of(instance)
         self.fault = ""
         self.slow_seconds = 3.0
         self.requests: list[str] = []
@@ -162,7 +169,7 @@ class Imds:
 
     def _meta_data(self, instance: Instance) -> dict[str, str]:
         """All leaves below /latest/meta-data/."""
-        address, mac = ADDRESS, mac_of(instance.id)
+        address, mac = self.address, mac_of(instance.id)
         card = f"network/interfaces/macs/{mac}"
         tree = {
             "ami-id": instance.image,
@@ -176,7 +183,7 @@ class Imds:
             f"{card}/interface-id": f"eni-{instance.id.removeprefix('i-')}",
             f"{card}/local-ipv4s": address,
             f"{card}/mac": mac,
-            f"{card}/subnet-ipv4-cidr-block": "10.0.0.0/24",
+            f"{card}/subnet-ipv4-cidr-block": "10.0.0.0/24" if address == ADDRESS else "127.0.0.0/8",
             "reservation-id": instance.reservation,
             "placement/availability-zone": instance.zone,
             "placement/region": self.rulebook.region,
@@ -208,7 +215,7 @@ class Imds:
             "instanceId": instance.id,
             "instanceType": instance.type,
             "pendingTime": rfc3339(instance.launched),
-            "privateIp": ADDRESS,
+            "privateIp": self.address,
             "region": self.rulebook.region,
             "version": "2017-09-30",
         }

@@ -193,9 +193,10 @@ _SCENARIOS: dict[str, tuple[str, Callable[[random.Random], tuple[Event, ...]]]] 
     )),
     "storm": ("3 to 6 random faults, by --seed", _storm),
     "sweep": ("four runs of a sweep on two machines: a notice to one, a kill without notice of another", _fixed()),
+    "elastic": ("two to three machines train together: one is killed and replaced, one gets a notice", _fixed()),
 }  # fmt: skip
 _OF_RANKS = {"ddp"}
-_MODULES = {"sweep": "sweep_rehearsal"}
+_MODULES = {"sweep": "sweep_rehearsal", "elastic": "elastic"}
 NAMES = tuple(_SCENARIOS)
 
 

@@ -1,0 +1,360 @@
+"""Several machines rehearsed: two to three train together over gloo, one is killed and replaced, one gets a notice.
+
+What is asked in the end: the world shrank and grew again, no more than an interval was done again, one machine alone
+recorded the end and cancelled the fleet, the results are on EFS once, and nothing is left that costs.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spotheal.agent.clock import SystemClock
+from spotheal.agent.errors import SpothealError, WaitTimedOut
+from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.trainer_files import progress_of
+from spotheal.fleet.rehearsal import job as jobs
+from spotheal.fleet.rehearsal.progress import Display
+from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, NextZone, Scenario
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from spotheal.agent.store import Store
+    from spotheal.fleet.config import FleetConfig
+    from spotheal.fleet.rehearsal.cloud import Cloud
+    from spotheal.fleet.rehearsal.machines import Machine
+    from spotheal.fleet.rehearsal.run import Options
+    from spotheal.fleet.rehearsal.watch import Watch
+    from spotheal.fleet.session import Session
+
+SCHEMA_VERSION = 1
+LEAST, MOST = 2, 3
+SAVE_STEPS = 10
+COMMAND = (
+    "python", "-m", "spotheal.training", "--dataset", "digits", "--epochs", "36", "--save-every", str(SAVE_STEPS),
+    "--batch-size", "32", "--threads", "1", "--step-seconds", "0.12", "--device", "cpu", "--scale-lr", "linear",
+)  # fmt: skip
+_LOOK_SECONDS, _STORE_SECONDS = 0.2, 1.0
+_KILL_FROM, _NOTICE_FROM = 0.10, 0.35  # of the steps
+_FAULTS = 2
+_WORLD = re.compile(r"ranks: world (\d+) = ")
+
+
+@dataclass(frozen=True)
+class Struck:
+    """A machine that went away. `hosted`: the others' rendezvous was on it. `lost`: steps done again after it."""
+
+    instance: str
+    notice: bool
+    hosted: bool
+    step: int
+    lost: int | None = None
+
+
+@dataclass(frozen=True)
+class ElasticOutcome:
+    """Everything that was seen; what was not as it should be is `broken`. `worlds`: sizes, in the order they met."""
+
+    run: str
+    seconds: float
+    phase: str | None
+    reason: str
+    machines: int
+    worlds: tuple[int, ...]
+    struck: tuple[Struck, ...]
+    steps_total: int | None
+    rendezvous: int
+    ends: int
+    cancels: int
+    fleet_state: str | None
+    fleet_cancelled_by: str | None
+    results: tuple[str, ...]
+    volumes_left: int
+    api_calls: int
+    broken: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "broken", tuple(_broken(self)))
+
+    @property
+    def passed(self) -> bool:
+        return not self.broken
+
+    def to_document(self) -> dict[str, Any]:
+        lost = [one.lost for one in self.struck]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "scenario": "elastic",
+            "outcome": "ok" if self.passed else "failed",
+            **{name: value for name, value in asdict(self).items() if name not in ("broken", "seconds")},
+            "broken": list(self.broken),
+            "interval": SAVE_STEPS,
+            "steps_redone": sum(one for one in lost if one is not None) if None not in lost else None,
+            "seconds": round(self.seconds, 1),
+        }
+
+    def render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        figures = Table(box=None, show_header=False, pad_edge=False)
+        for name, value in (
+            ("run", f"{self.run}: {self.phase or 'unknown'}, {self.reason}"),
+            ("machines", f"{self.machines}; worlds of {', '.join(map(str, self.worlds))} ranks"),
+            *(("struck", _in_words(one)) for one in self.struck),
+            ("rendezvous", f"{self.rendezvous}, a new one where its host went"),
+            ("fleet", f"{self.fleet_state}, cancelled by {self.fleet_cancelled_by or 'nobody'}"),
+            ("results", ", ".join(self.results) or "none"),
+            ("seconds", f"{self.seconds:.0f}"),
+        ):
+            figures.add_row(Text(name, "bold"), value)
+        said = [Text("The rehearsal passed.", "bold green")] if self.passed else [
+            Text("The rehearsal did not pass:", "bold red"), *(Text(f"  - {one}") for one in self.broken)
+        ]  # fmt: skip
+        return Group(figures, *said)
+
+
+def _in_words(one: Struck) -> str:
+    how = "got a notice" if one.notice else "was killed"
+    host = ", and with it the rendezvous" if one.hosted else ""
+    return f"{one.instance} {how} at step {one.step}{host}: {one.lost} steps done again"
+
+
+def _broken(seen: ElasticOutcome) -> Iterator[str]:
+    if seen.phase != Phase.DONE.value:
+        yield f"the job did not finish: {seen.phase or 'its phase is unknown'}: {seen.reason}"
+    if len(seen.struck) < _FAULTS:
+        yield f"only {len(seen.struck)} of {_FAULTS} machines were taken before the end"
+    for one in seen.struck:
+        if one.lost is None:
+            yield f"whether steps were lost with {one.instance} is not known"
+        elif one.lost > (0 if one.notice else 2 * SAVE_STEPS):
+            how = "got a notice" if one.notice else "was killed"
+            yield f"{one.lost} steps were lost with {one.instance}, which {how}"
+    sizes = seen.worlds
+    shrank = next((at for at, (a, b) in enumerate(pairwise(sizes)) if b < a), None)
+    if shrank is None:
+        yield f"the world never shrank: {sizes}"
+    elif all(b <= a for a, b in pairwise(sizes[shrank:])):
+        yield f"no replacement joined the world: {sizes}"
+    if not (seen.fleet_state or "").startswith(("cancelled", "deleted")):
+        yield f"the fleet was not cancelled: its state is {seen.fleet_state or 'unknown'}"
+    if not (seen.fleet_cancelled_by or "").startswith("i-"):
+        yield f"the fleet was cancelled by {seen.fleet_cancelled_by or 'nobody'}, not by the agent"
+    if seen.ends != 1 or seen.cancels != 1:
+        yield f"the end was recorded {seen.ends} times and the fleet cancelled {seen.cancels} times, not once"
+    if not {"model/model.safetensors", "metrics.json"} <= set(seen.results):
+        yield f"the results on EFS are not whole: {', '.join(seen.results) or 'nothing is there'}"
+    if seen.volumes_left:
+        yield f"{seen.volumes_left} volumes are left; these machines need none"
+
+
+# ---------------------------------------------------------------------------------------------------------- the whole
+def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, stack: ExitStack) -> ElasticOutcome:
+    """Rehearse it; WaitTimedOut after `options.seconds_max`."""
+    from spotheal.fleet.rehearsal.cloud import Cloud
+    from spotheal.fleet.rehearsal.keep import keep
+    from spotheal.fleet.rehearsal.run import local_aws, passed_on
+    from spotheal.fleet.rehearsal.watch import Watch
+    from spotheal.fleet.session import Session
+
+    show.event(0.0, f"scenario {chosen.name}: {chosen.says}")
+    zones = tuple(f"{jobs.REGION}{letter}" for letter in "abcd")
+    cloud = stack.enter_context(Cloud(folder, jobs.REGION, zones, options.seed, passed_on()))
+    stack.enter_context(local_aws(cloud.url, jobs.REGION))
+    session = Session(jobs.REGION)
+    rehearsed = jobs.example(folder / "job", command=COMMAND)
+    file_system = make_file_system(session, rehearsed.fleet)
+    job = replace(
+        rehearsed.job,
+        job=replace(rehearsed.job.job, nodes=f"{LEAST}:{MOST}"),
+        store=replace(rehearsed.job.store, results=f"efs://{file_system}/training"),
+    )
+    run, store = _request(session, replace(rehearsed, job=job))
+    show.event(0.0, f"run {run} requested: {LEAST} to {MOST} machines, checkpoints on {job.store.results}")
+    watch = Watch(cloud, store, job.volume.mount, time.monotonic(), reports=True)
+    work = _Elastic(cloud, store, watch, show, Path("training", job.job.name, run), run)
+    try:
+        work.until_over(options.seconds_max)
+        return work.outcome()
+    finally:
+        cloud.machines.close()
+        if options.keep is not None:
+            keep(options.keep, cloud, store, watch, None)
+
+
+def make_file_system(session: Session, fleet: FleetConfig) -> str:
+    """What `fleetctl results create-efs` does; its id."""
+    from spotheal.fleet import efs
+
+    asked = efs.Modes("generalPurpose", "bursting")
+    ready = efs.plan(session, "rehearsal", asked, efs.look_at_network(session, fleet), chosen=False)
+    return efs.create(session, ready, SystemClock(), lambda _: None)
+
+
+def _request(session: Session, rehearsed: jobs.Rehearsed) -> tuple[str, Store]:
+    """Exactly what `fleetctl request` does, after the same questions."""
+    from spotheal.agent.store import Store
+    from spotheal.fleet import gather, plan, submit, wheelhouse
+
+    clock = SystemClock()
+    wanted = gather.Wanted(rehearsed.fleet, rehearsed.job, rehearsed.job_file, rehearsed.fleet_file)
+    gather.settle_region(session, wanted)
+    root = session.store_root(rehearsed.job.store.url)
+    ready = gather.make_plan(
+        session, wanted, plan.Begin(), root, wheelhouse.build(), clock, allow_paths=True, account=False
+    )
+    submit.carry_out(session, ready, clock, lambda _: None)
+    return ready.plan.run, Store(session.client("s3"), ready.plan.store)
+
+
+class _Elastic:
+    """The rehearsal as it goes on. `folder`: the run's, on the file system."""
+
+    def __init__(self, cloud: Cloud, store: Store, watch: Watch, show: Display, folder: Path, run: str) -> None:
+        self._cloud, self._store, self._watch, self._show, self._folder = cloud, store, watch, show, folder
+        self._run = run
+        self._struck: list[Struck] = []
+        self._step, self._total = 0, 0
+        self._nodes: list[dict[str, Any]] = []
+        self._terms: set[int] = set()
+        self._looked = float("-inf")
+        self._told: set[tuple[str, int]] = set()
+
+    def until_over(self, seconds_max: float) -> None:
+        while not self._watch.is_over():
+            if self._watch.seconds > seconds_max:
+                raise WaitTimedOut(f"the rehearsal was not over after {seconds_max:.0f} s",
+                                   next_step="look at its logs with --keep DIR")  # fmt: skip
+            self._watch.look()
+            self._look()
+            if len(self._struck) < _FAULTS:
+                self._strike()
+            self._show.show(replace(self._watch.view(), step=self._step, steps_total=self._total or None))
+            time.sleep(_LOOK_SECONDS)
+        limit = time.monotonic() + 20.0  # a fleet is `cancelled` when its last machine is gone
+        while any(one.state == "cancelled_terminating" for one in self._cloud.rules.fleets()):
+            if time.monotonic() > limit:
+                break
+            time.sleep(_LOOK_SECONDS)
+        self._watch.look(store_too=True)
+
+    def _say(self, text: str) -> None:
+        self._show.event(self._watch.seconds, text)
+
+    # ------------------------------------------------------------------------------------------------- while it runs
+    def _look(self) -> None:
+        """How far they are, by the progress file that all of them share, and who is in which rendezvous."""
+        found = progress_of(self._path("progress", "progress.json"))
+        if found is not None:
+            step, self._total = found[0].step, found[0].steps_total or self._total
+            if step < self._step:
+                self._went_on(step)
+            self._step = step
+            if self._struck and self._struck[-1].lost is None and step > self._struck[-1].step:
+                self._went_on(step)
+        if time.monotonic() - self._looked < _STORE_SECONDS:
+            return
+        self._looked = time.monotonic()
+        try:
+            self._nodes = [one for key in self._store.keys(LAYOUT.nodes) if (one := self._store.get_json(key))]
+        except SpothealError:
+            return
+        for one in self._nodes:
+            term, name = one.get("term"), str(one.get("instance"))
+            if isinstance(term, int) and (name, term) not in self._told:
+                self._told.add((name, term))
+                self._terms.add(term)
+                self._say(f"{name} {'hosts' if one.get('leads') else 'joins'} rendezvous {term}")
+
+    def _path(self, *parts: str) -> Path:
+        systems = self._cloud.endpoint.efs.folder
+        assert systems is not None
+        found = next(iter(sorted(systems.iterdir())))
+        return found.joinpath(self._folder, *parts)
+
+    def _went_on(self, step: int) -> None:
+        """Of the newest machine that went away: at which step the others went on."""
+        if self._struck and self._struck[-1].lost is None:
+            last = self._struck[-1]
+            lost = max(0, max(self._step, last.step) - step) if step < self._step else 0
+            self._struck[-1] = replace(last, lost=lost)
+            self._say(f"training goes on at step {step}; {lost} steps are done again")
+
+    def _strike(self) -> None:
+        """Once all train: the end of one that hosts nothing; when it is replaced, a notice to the one that hosts."""
+        share = self._step / self._total if self._total else 0.0
+        if share < (_NOTICE_FROM if self._struck else _KILL_FROM):
+            return
+        if self._struck and (self._struck[-1].lost is None or self._step < self._struck[-1].step + SAVE_STEPS):
+            return
+        alive = [machine for machine in self._cloud.machines.all() if self._is_free(machine)]
+        doing = {str(one.get("instance")): one for one in self._nodes}
+        here = [machine for machine in alive if doing.get(machine.launch.instance, {}).get("term") is not None]
+        if len(here) < MOST or self._worlds(here[0])[-1:] != [MOST]:
+            return
+        notice = bool(self._struck)
+        for machine in here:
+            name = machine.launch.instance
+            if bool(doing[name].get("leads")) is notice:
+                self._struck.append(Struck(name, notice, notice, self._step))
+                self._cloud.make(NextZone(other=notice), name)
+                self._say(self._cloud.make(Interrupt() if notice else Kill(), name))
+                return
+
+    def _is_free(self, machine: Machine) -> bool:
+        found = self._cloud.rules.instance(machine.launch.instance)
+        return machine.running and found is not None and found.state == "running" and found.notice is None
+
+    def _worlds(self, machine: Machine) -> list[int]:
+        """The sizes of the worlds that the machine was in, as its launcher said them."""
+        try:
+            text = (machine.root / "var/log/spotheal/agent.log").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return []
+        return [int(size) for size in _WORLD.findall(text)]
+
+    # -------------------------------------------------------------------------------------------------------- the end
+    def outcome(self) -> ElasticOutcome:
+        rules, fleets = self._cloud.rules, self._cloud.rules.fleets()
+        machines = self._cloud.machines.all()
+        calls = [call for call in list(rules.calls) if call.operation in ("CancelSpotFleetRequests", "DeleteFleets")]
+        return ElasticOutcome(
+            run=self._run,
+            seconds=self._watch.seconds,
+            phase=self._watch.phase,
+            reason=str(self._watch.status.get("reason") or ""),
+            machines=len(machines),
+            worlds=self._longest(machines),
+            struck=tuple(self._struck),
+            steps_total=self._total or None,
+            rendezvous=len(self._terms),
+            ends=sum(event["event"] == "end" for event in self._watch.events),
+            cancels=sum(call.outcome == "ok" for call in calls),
+            fleet_state=fleets[-1].state if fleets else None,
+            fleet_cancelled_by=self._watch.cancelled_by(),
+            results=self._results(),
+            volumes_left=sum(volume.state not in ("deleting", "deleted") for volume in rules.volumes()),
+            api_calls=len(rules.calls),
+        )
+
+    def _longest(self, machines: Sequence[Machine]) -> tuple[int, ...]:
+        """The worlds of the machine that was in most of them."""
+        found = sorted((self._worlds(machine) for machine in machines), key=len)
+        return tuple(found[-1]) if found else ()
+
+    def _results(self) -> tuple[str, ...]:
+        folder = self._path()
+        ours = ("checkpoints", "working", "logs", "keep", "progress", ".spotheal")
+        found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+        return tuple(sorted(path.as_posix() for path in found if path.parts[0] not in ours))
+
+
