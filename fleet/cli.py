@@ -23,6 +23,7 @@ SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ("volume", "The volumes of jobs: list, create, adopt, fill, remove."),
         ("iam", "The policies and roles: show, create, delete."),
         ("secret", "Tokens and keys that only the trainer gets: put, list, delete."),
+        ("batch", "Jobs and arrays on AWS Batch: create, image, submit, status, logs, cancel, delete."),
         ("sweep", "Many runs of a job, one for each entry of a list: run, status, report, scale."),
     )),
     ("Look", (

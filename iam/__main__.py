@@ -13,7 +13,7 @@ from spotheal.iam import policies
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m spotheal.iam", description="Print an IAM document as JSON.")
     names = ("instance-role", "instance-trust", "fleet-role", "fleet-trust", "operator", "operator-efs",
-             "administrator", "trainer-trust")  # fmt: skip
+             "operator-batch", "administrator", "trainer-trust")  # fmt: skip
     parser.add_argument("document", choices=names)
     parser.add_argument("--account", required=True, help="12 digits")
     parser.add_argument("--region", required=True)
@@ -43,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         "trainer-trust": lambda: policies.trainer_trust(scope),
         "operator": lambda: policies.operator(scope),
         "operator-efs": lambda: policies.operator_of_file_systems(scope),
+        "operator-batch": lambda: policies.operator_of_batch(scope),
         "administrator": lambda: policies.administrator(scope),
     }[given.document]()
     json.dump(document, sys.stdout, indent=2)

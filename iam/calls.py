@@ -40,6 +40,10 @@ class On(Enum):
     NEW_FILE_SYSTEM = "a new file system, which must be tagged as one for results in the same call"
     FILE_SYSTEM = "file systems that are tagged as made for results"
     FILE_SYSTEMS = "any file system of the account, to look at: one that somebody else made can be used, too"
+    BATCH_LOOK = "AWS Batch, its logs and ECR's token: reads that take no resource"
+    BATCH = "environments, queues and job definitions of AWS Batch whose names begin with spotheal, and jobs"
+    BATCH_LOGS = "log groups of containers"
+    IMAGES = "the repository of the containers' image"
     ROLES = "the roles of instances and fleet, and the instance profile"
 
 
@@ -169,12 +173,41 @@ CALLS: tuple[Call, ...] = (
     Call("s3:PutEncryptionConfiguration", On.BUCKET, _O, operations=("PutBucketEncryption",)),
 )
 
+CALLS += tuple(
+    Call(f"batch:{name}", On.BATCH_LOOK, _O)
+    for name in ("DescribeComputeEnvironments", "DescribeJobQueues", "DescribeJobDefinitions", "DescribeJobs",
+                 "ListJobs")
+)  # fmt: skip
+CALLS += tuple(
+    Call(f"batch:{name}", On.BATCH, _O)
+    for name in ("CreateComputeEnvironment", "UpdateComputeEnvironment", "DeleteComputeEnvironment", "CreateJobQueue",
+                 "UpdateJobQueue", "DeleteJobQueue", "RegisterJobDefinition", "DeregisterJobDefinition", "SubmitJob",
+                 "TerminateJob")
+)  # fmt: skip
+CALLS += (
+    Call("logs:DescribeLogGroups", On.BATCH_LOOK, _O),
+    Call("logs:CreateLogGroup", On.BATCH_LOGS, _O),
+    Call("logs:PutRetentionPolicy", On.BATCH_LOGS, _O),
+    Call("logs:DeleteLogGroup", On.BATCH_LOGS, _O),
+    Call("logs:GetLogEvents", On.BATCH_LOGS, _O),
+    Call("ecr:GetAuthorizationToken", On.BATCH_LOOK, _O),
+    Call("ecr:DescribeImages", On.IMAGES, _O),
+    Call("ecr:CreateRepository", On.IMAGES, _O),
+)
+
 # What the documents allow beside the table, with the reason why no call of that name exists.
 NOT_CALLS: dict[str, str] = {
     "elasticfilesystem:TagResource": "asked where a file system is made with its tags",
     "ec2:CreateNetworkInterface": "asked where a mount target is made, which is one",
     "ec2:DescribeNetworkInterfaces": "the same",
     "ec2:DeleteNetworkInterface": "asked where a mount target is deleted",
+    "batch:TagResource": "asked where something of Batch is made with its tags",
+    "logs:TagResource": "asked where a log group is made with its tags",
+    "ecr:BatchCheckLayerAvailability": "Docker's, where it pushes an image",
+    "ecr:InitiateLayerUpload": "the same",
+    "ecr:UploadLayerPart": "the same",
+    "ecr:CompleteLayerUpload": "the same",
+    "ecr:PutImage": "the same",
     "iam:PassRole": "asked where a fleet, an instance or a schedule is made that is to have a role",
     "iam:CreateServiceLinkedRole": "asked at an account's first spot request, which AWS makes its own role for",
 }

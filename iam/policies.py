@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotheal.agent.names import (
+    TAG_JOB,
     TAG_PURPOSE,
     TAG_REASON,
     TAG_RUN,
@@ -26,17 +27,20 @@ from spotheal.agent.names import (
     rescue_schedule,
 )
 from spotheal.agent.secret_reference import SecretReference
-from spotheal.iam.calls import CALLS, On, Who
+from spotheal.iam.calls import CALLS, NOT_CALLS, On, Who
 
 Document = dict[str, Any]
+JOB_ROLE = "spotheal-job-"  # and the job's name: role and instance profile of one job alone
 LAUNCHING_SERVICES = ("ec2fleet.amazonaws.com", "spot.amazonaws.com", "spotfleet.amazonaws.com")
 # The keys an instance may change on what is the run's already; never run and job, which say whose a thing is.
+BATCH_ROLES = "spotheal-batch-*"  # `fleet.batch.names`
 TAG_KEYS = (TAG_REASON, TAG_SAVED_STEP, TAG_STATE, TAG_TERM)
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Where the policies hold. `run` empty: any run of this account and region, else that one run alone."""
+    """Where the policies hold: for that one `run` alone; for that one `job`, whose prefix is `store`; or, both empty,
+    for any run of this account and region."""
 
     account: str
     region: str
@@ -46,7 +50,7 @@ class Scope:
     fleet_role: str = "aws-ec2-spot-fleet-tagging-role"  # as the EC2 console names AWS's own
     rescue_role: str = "spotheal-rescue"
     topic: str = ""  # ARN of the SNS topic of [notify]; default: those of the account whose name begins with spotheal
-    job: str = ""  # whose secrets; empty: any job's below /spotheal
+    job: str = ""  # whose runs and secrets; empty: any job's
     secrets: tuple[str, ...] = ()  # references of job.toml that lie elsewhere
     results: StoreUrl | None = None  # where results go besides the store; default: buckets that begin with spotheal
     kms_key: str = ""  # ARN of a customer key that volumes are encrypted with
@@ -108,11 +112,17 @@ class Scope:
     def public_parameters(self) -> str:
         return f"arn:{self.partition}:ssm:{self.region}:*:parameter/aws/service/*"
 
+    def of(self, service: str, what: str) -> str:
+        """ARN of something of this account and region."""
+        return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{what}"
+
     def role(self, name: str) -> str:
         return f"arn:{self.partition}:iam::{self.account}:role/{name}"
 
     def tagged(self, where: str) -> Document:
-        """Condition: the run's tag, on the `aws:RequestTag` or the `ec2:ResourceTag`."""
+        """Condition: the run's or the job's tag, on the `aws:RequestTag` or the `ec2:ResourceTag`."""
+        if self.job and not self.run:
+            return {"StringEquals": {f"{where}/{TAG_JOB}": self.job}}
         key = f"{where}/{TAG_RUN}"
         return {"StringEquals": {key: self.run}} if self.run else {"Null": {key: "false"}}
 
@@ -185,10 +195,11 @@ def operator(scope: Scope) -> Document:
         _statement("Bucket", _actions(Who.OPERATOR, On.BUCKET), scope.bucket),
         *_key(scope),
         _statement("LookAtRoles", _actions(Who.OPERATOR, On.ROLES), _roles(scope)),
-        _statement("PassRoles", ["iam:PassRole"], [scope.role(scope.instance_role), scope.role(scope.fleet_role)],
+        _statement("PassRoles", ["iam:PassRole"],
+                   [scope.role(name) for name in (scope.instance_role, f"{JOB_ROLE}*", scope.fleet_role)],
                    {"StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com", "spotfleet.amazonaws.com"]}}),
         _statement("FirstSpotRequestOfAnAccount", ["iam:CreateServiceLinkedRole"],
-                   [scope.role(f"aws-service-role/{service}/*") for service in LAUNCHING_SERVICES],
+                   scope.role("aws-service-role/*"),
                    {"StringEquals": {"iam:AWSServiceName": list(LAUNCHING_SERVICES)}}),
     ])  # fmt: skip
 
@@ -215,6 +226,42 @@ def operator_of_file_systems(scope: Scope) -> Document:
     ])  # fmt: skip
 
 
+def operator_of_batch(scope: Scope) -> Document:
+    """What `fleetctl batch` needs besides. Who may submit a job runs with its roles, which reach one job's store."""
+    ours = [scope.of("batch", f"{kind}/spotheal-*") for kind in ("compute-environment", "job-queue", "job-definition")]
+    jobs, groups = scope.of("batch", "job/*"), scope.of("logs", "log-group:/spotheal/batch/*")
+    passed = {"StringEquals": {"iam:PassedToService": ["batch.amazonaws.com", "ec2.amazonaws.com",
+                                                       "ecs-tasks.amazonaws.com"]}}  # fmt: skip
+    services = ("batch.amazonaws.com", "ecs.amazonaws.com")
+    pushing = [action for action in NOT_CALLS if action.startswith("ecr:")]
+    return _document([
+        _statement("LookAtBatch", _actions(Who.OPERATOR, On.BATCH_LOOK), "*"),
+        _statement("Batch", [*_actions(Who.OPERATOR, On.BATCH), "batch:TagResource"], [*ours, jobs]),
+        _statement("LogsOfBatch", [*_actions(Who.OPERATOR, On.BATCH_LOGS), "logs:TagResource"], groups),
+        _statement("ImageOfBatch", [*_actions(Who.OPERATOR, On.IMAGES), *pushing],
+                   scope.of("ecr", "repository/spotheal")),
+        _statement("LookAtRolesOfBatch", _actions(Who.OPERATOR, On.ROLES), _roles_of_batch(scope)),
+        _statement("PassRolesOfBatch", ["iam:PassRole"], scope.role(BATCH_ROLES), passed),
+        _statement("FirstBatchOfAnAccount", ["iam:CreateServiceLinkedRole"],
+                   [scope.role(f"aws-service-role/{service}/*") for service in services],
+                   {"StringEquals": {"iam:AWSServiceName": list(services)}}),
+    ])  # fmt: skip
+
+
+def batch_job(scope: Scope) -> Document:
+    """Policy of the role of a job's containers: `scope.store` is the job's own prefix, `scope.job` its name. What is
+    in a container can take the role, so it reaches nothing that is another job's."""
+    return _document([
+        *_store(scope, Who.INSTANCE),
+        _statement("Secrets", _actions(Who.INSTANCE, On.SECRETS), scope.secret_arns),
+        *([_statement("Tell", _actions(Who.INSTANCE, On.TOPIC), scope.topic)] if scope.topic else []),
+    ])  # fmt: skip
+
+
+def _roles_of_batch(scope: Scope) -> list[str]:
+    return [scope.role(BATCH_ROLES), scope.role(BATCH_ROLES).replace(":role/", ":instance-profile/")]
+
+
 def administrator(scope: Scope) -> Document:
     """What making the roles needs, once an account. Who may give a role any policy and pass it may do everything, so
     this is no part of the operator's."""
@@ -222,9 +269,10 @@ def administrator(scope: Scope) -> Document:
 
 
 def _roles(scope: Scope) -> list[str]:
-    profile = scope.role(scope.instance_role).replace(":role/", ":instance-profile/")
-    names = (scope.instance_role, scope.fleet_role, scope.rescue_role, TRAINER_ROLE)
-    return [*map(scope.role, names), profile]
+    instances = (scope.instance_role, f"{JOB_ROLE}*")
+    roles = map(scope.role, (*instances, scope.fleet_role, scope.rescue_role, TRAINER_ROLE))
+    profiles = (scope.role(name).replace(":role/", ":instance-profile/") for name in instances)
+    return [*roles, *profiles, *_roles_of_batch(scope)]
 
 
 def fleet_role(scope: Scope) -> Document:
@@ -236,7 +284,7 @@ def fleet_role(scope: Scope) -> Document:
         _statement("Launch", sorted([*launching, "ec2:RunInstances", "ec2:TerminateInstances"]), "*"),
         _statement("Tag", ["ec2:CreateTags"], tagged,
                    {"StringEquals": {"ec2:CreateAction": ["RunInstances", "RequestSpotInstances"]}}),
-        _statement("PassInstanceRole", ["iam:PassRole"], scope.role(scope.instance_role),
+        _statement("PassInstanceRole", ["iam:PassRole"], [scope.role(scope.instance_role), scope.role(f"{JOB_ROLE}*")],
                    {"StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com"]}}),
     ])  # fmt: skip
 
@@ -259,9 +307,14 @@ def trainer_trust(scope: Scope, takers: Iterable[str] = ()) -> Document:
     `cage.trainer_policy` only narrows it.
     """
     account = {"AWS": f"arn:{scope.partition}:iam::{scope.account}:root"}
-    which = {"ArnEquals": {"aws:PrincipalArn": sorted(takers) or [scope.role(scope.instance_role)]}}
+    which = {"ArnLike": {"aws:PrincipalArn": sorted(takers) or default_takers(scope)}}
     statement = {"Effect": "Allow", "Principal": account, "Action": "sts:AssumeRole", "Condition": which}
     return _document([statement])
+
+
+def default_takers(scope: Scope) -> list[str]:
+    """Patterns of ARNs: the roles that fleetctl makes for instances."""
+    return sorted([scope.role(scope.instance_role), scope.role(f"{JOB_ROLE}*")])
 
 
 def trust(service: str) -> Document:
@@ -272,7 +325,7 @@ def trust(service: str) -> Document:
 # Whose calls which documents allow, all additions for some jobs included.
 DOCUMENTS: dict[Who, tuple[Callable[[Scope], Document], ...]] = {
     Who.INSTANCE: (instance_role, instance_with_rescue, instance_of_sweep, instance_that_tells, instance_with_results),
-    Who.OPERATOR: (operator, operator_of_file_systems),
+    Who.OPERATOR: (operator, operator_of_file_systems, operator_of_batch),
     Who.ADMINISTRATOR: (administrator,),
 }
 

@@ -22,7 +22,8 @@ READS_DATA = {
 def test_each_document_is_printed_as_iam_takes_it(cloud_desk: CloudDesk) -> None:
     every = cloud_desk.good("iam", "show")
     assert set(every) - {"schema_version"} == {
-        "operator", "operator-efs", "administrator", "instance-role", "instance-trust", "fleet-role", "fleet-trust",
+        "operator", "operator-efs", "operator-batch", "administrator", "instance-role", "instance-trust", "fleet-role",
+        "fleet-trust",
         "trainer-trust",
     }  # fmt: skip
     for name in set(every) - {"schema_version"}:

@@ -25,7 +25,7 @@ AGENT = Path(spotheal.agent.ec2.__file__).resolve().parent
 FLEET = Path(spotheal.fleet.__file__).resolve().parent
 SCOPE = policies.Scope("123456789012", "us-west-2", StoreUrl("bucket", "team"), run="01J0")
 SERVICES = ("service-quotas", "ec2-instance-connect", "ec2", "s3", "sts", "ssm", "iam", "pricing", "sns",
-            "secretsmanager", "scheduler", "efs")  # fmt: skip
+            "secretsmanager", "scheduler", "efs", "batch", "logs", "ecr")  # fmt: skip
 CALL_AWS = ("ec2.py", "store.py", "rescue.py", "secrets.py", "trainer_role.py", "efs.py")
 IAM_NAMES = {"service-quotas": "servicequotas", "efs": "elasticfilesystem"}  # where IAM has another
 # boto3's own, which stand for several operations; and words of our own classes that are API operations by chance.
@@ -214,7 +214,8 @@ def test_other_partitions_have_their_own_arns(region: str, start: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["instance-role", "instance-trust", "fleet-role", "fleet-trust", "operator", "operator-efs", "administrator"],
+    ["instance-role", "instance-trust", "fleet-role", "fleet-trust", "operator", "operator-efs", "operator-batch",
+     "administrator"],
 )
 def test_documents_are_printed_and_fit_iams_limit(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--account", "123456789012", "--region", "us-west-2"]) == 0

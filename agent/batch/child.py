@@ -30,7 +30,7 @@ from spotheal.agent.confinement import Confinement
 from spotheal.agent.contract import EXIT_SAVED_AND_STOPPED, Notice
 from spotheal.agent.curves import Curves
 from spotheal.agent.efs import Efs
-from spotheal.agent.errors import ConfigError, ExitCode, Fatal, Interrupted, NotFound, Retryable
+from spotheal.agent.errors import ConfigError, Conflict, ExitCode, Fatal, Interrupted, NotFound, Retryable
 from spotheal.agent.finish import End, Finishing, Trained, decide_end, store_results
 from spotheal.agent.folders import publish
 from spotheal.agent.interpreter import find_interpreter
@@ -185,6 +185,7 @@ class Child:
     # ----------------------------------------------------------------------------------------------------- the stages
     def live(self) -> int:
         """Until the run is over (0, or why not), or the host goes away (75)."""
+        self._check_submission()
         ended = self._ended_before()
         if ended is not None:
             return ended
@@ -200,6 +201,15 @@ class Child:
         if end is None:
             return self._leave("the host goes away")
         return self._finish(end)
+
+    def _check_submission(self) -> None:
+        """A job that was submitted twice, its first answer lost, must not train twice, one taking the term of the other
+        for ever. Conflict, which Batch does not try again."""
+        known = ((self._list.get_json(LAYOUT.fleet_document) or {}).get("batch") or {}).get("job_id")
+        ours = self._place.job.partition(":")[0]
+        if known and known != ours:
+            raise Conflict(f"this run is job {known} of AWS Batch, and this container belongs to {ours}",
+                           next_step="nothing: that one goes on with the run")  # fmt: skip
 
     def _ended_before(self) -> int | None:
         """The exit code of a run that is over; None: it is not. A child of an array that is submitted again may be."""

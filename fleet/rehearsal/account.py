@@ -21,6 +21,7 @@ from spotheal.fleet.rehearsal.world import World
 JsonAnswer = tuple[int, dict[str, Any]]
 IAM_SECONDS = 3.0  # 10 and more at AWS
 FLEET_POLICY = "AmazonEC2SpotFleetTaggingRole"
+BATCH_POLICIES = ("AmazonEC2ContainerServiceforEC2Role", "AmazonECSTaskExecutionRolePolicy")
 QUOTAS = {  # an account in use; a new one has 0 of all but the last
     "L-3819A6DF": ("All G and VT Spot Instance Requests", 64.0),
     "L-7212CCBC": ("All P4, P3 and P2 Spot Instance Requests", 0.0),
@@ -54,8 +55,9 @@ class Account:
         document = {"Version": "2012-10-17", "Statement": []}
         data = {"DefaultVersionId": "v1", "Path": "/service-role/", "CreateDate": made, "UpdateDate": made,
                 "Document": document}  # fmt: skip
-        policy = AWSManagedPolicy.from_data(FLEET_POLICY, self.world.account, "us-east-1", data)
-        self._iam.managed_policies[policy.arn] = policy
+        for name in (FLEET_POLICY, *BATCH_POLICIES):
+            policy = AWSManagedPolicy.from_data(name, self.world.account, "us-east-1", data)
+            self._iam.managed_policies[policy.arn] = policy
 
     @property
     def _iam(self) -> Any:

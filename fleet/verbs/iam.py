@@ -14,8 +14,8 @@ from spotheal.fleet.console import ask, is_json, open_session, say, verb
 from spotheal.fleet.options import Output, Profile, Region, Yes, group
 
 EXAMPLE = "fleetctl iam show operator"
-DOCUMENTS = ("operator", "operator-efs", "administrator", "instance-role", "instance-trust", "fleet-role",
-             "fleet-trust", "trainer-trust")  # fmt: skip
+DOCUMENTS = ("operator", "operator-efs", "operator-batch", "administrator", "instance-role", "instance-trust",
+             "fleet-role", "fleet-trust", "trainer-trust")  # fmt: skip
 app = group("iam", "The policies and roles: show, create, delete.", EXAMPLE)
 StoreOption = Annotated[str, typer.Option("--store", metavar="URL", help="Else bucket spotheal-<account>-<region>.")]
 Name = Annotated[str, typer.Option("--instance-role", metavar="NAME", help="Role and instance profile.")]
@@ -59,6 +59,7 @@ def show(
     made: dict[str, Any] = {
         "operator": policies.operator(scope),
         "operator-efs": policies.operator_of_file_systems(scope),
+        "operator-batch": policies.operator_of_batch(scope),
         "administrator": policies.administrator(scope),
         "instance-role": policies.instance_role(scope),
         "instance-trust": policies.trust("ec2.amazonaws.com"),

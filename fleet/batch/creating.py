@@ -1,0 +1,346 @@
+"""`fleetctl batch create`: what is missing at Batch for a job (looked at, pure steps), and its making. Idempotent.
+
+Everything has a name made of the job's, so an attempt that was cut short goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.clock import Clock
+from spotheal.agent.config import JobConfig
+from spotheal.agent.errors import Conflict, Fatal, SpothealError, WaitTimedOut
+from spotheal.agent.names import StoreUrl
+from spotheal.fleet import gather, submit
+from spotheal.fleet.account import network, prerequisites
+from spotheal.fleet.account.prerequisites import CreateSecurityGroup, filled, group_placeholder
+from spotheal.fleet.batch import documents, image, roles
+from spotheal.fleet.batch.documents import Document, Where
+from spotheal.fleet.batch.names import Names
+from spotheal.fleet.batch.roles import MakeRole
+from spotheal.fleet.plan import CreateBucket, Price
+from spotheal.fleet.session import Session
+
+VALID_SECONDS_MAX = 600.0
+_LOOK_SECONDS = 3.0
+_LOG_DAYS = 30
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class MakeLogGroup:
+    name: str
+    tags: dict[str, str]
+
+    def says(self) -> str:
+        return f"create log group {self.name}, kept {_LOG_DAYS} days"
+
+
+@dataclass(frozen=True)
+class MakeEnvironment:
+    """`update`: it is there, and differs."""
+
+    document: Document
+    update: bool = False
+
+    @property
+    def name(self) -> str:
+        return str(self.document["computeEnvironmentName"])
+
+    def says(self) -> str:
+        found = self.document["computeResources"]
+        types = ", ".join(found["instanceTypes"])
+        kind = "spot" if found["type"] == "SPOT" else "on demand"
+        verb = "update" if self.update else "create"
+        return f"{verb} compute environment {self.name}: {kind}, {types}, 0 to {found['maxvCpus']} vCPUs"
+
+
+@dataclass(frozen=True)
+class MakeQueue:
+    document: Document
+    update: bool = False
+
+    def says(self) -> str:
+        order = ", then ".join(one["computeEnvironment"] for one in self.document["computeEnvironmentOrder"])
+        return f"{'update' if self.update else 'create'} job queue {self.document['jobQueueName']}: {order}"
+
+
+@dataclass(frozen=True)
+class RegisterDefinition:
+    document: Document
+    old: tuple[str, ...] = ()
+
+    def says(self) -> str:
+        container = self.document["containerProperties"]
+        wanted = {one["type"]: one["value"] for one in container["resourceRequirements"]}
+        gpus = f", {wanted['GPU']} GPU" if "GPU" in wanted else ""
+        return (f"register job definition {self.document['jobDefinitionName']}: {container['image']}, "
+                f"{wanted['VCPU']} vCPUs, {int(wanted['MEMORY']) / 1024:g} GiB{gpus}")  # fmt: skip
+
+
+Step = CreateBucket | MakeRole | MakeLogGroup | CreateSecurityGroup | MakeEnvironment | MakeQueue | RegisterDefinition
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`notes` are worth a line and refuse nothing."""
+
+    names: Names
+    region: str
+    account: str
+    steps: tuple[Step, ...]
+    prices: tuple[Price, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The exact calls, as `--dry-run` prints them."""
+        found: dict[str, Any] = {"create_compute_environment": [], "update_compute_environment": []}
+        for step in self.steps:
+            if isinstance(step, MakeEnvironment):
+                found["update_compute_environment" if step.update else "create_compute_environment"].append(
+                    update_of(step.document) if step.update else step.document)  # fmt: skip
+            elif isinstance(step, MakeQueue):
+                found["update_job_queue" if step.update else "create_job_queue"] = step.document
+            elif isinstance(step, RegisterDefinition):
+                found["register_job_definition"] = step.document
+        return found
+
+
+# ------------------------------------------------------------------------------------------------------------- looking
+def make_plan(session: Session, job: JobConfig, root: StoreUrl, clock: Clock, vpc: str = "") -> Plan:
+    """What is missing. Faults of job.toml first; then what only the account knows."""
+    documents.check(job)
+    names = Names(job.job.name)
+    found = network.network(session, vpc)
+    group, steps = _group(session, found.vpc)
+    where = Where(session.account, session.region, tuple(found.subnets.values()), group, image.named(session, job))
+    notes = [] if found.public else ["the subnets give no public address: hosts need a NAT gateway to reach ECS"]
+    notes += image.notes(session, where.image)
+    if not gather.bucket_exists(session, root.bucket):
+        steps.append(CreateBucket(root.bucket))
+    secrets = tuple(filter(None, [*job.secrets.values(), job.job.repository_secret]))
+    wanted_roles = roles.wanted(session, names, root, secrets, job.notify.sns)
+    steps += [step for one in wanted_roles if (step := roles.missing(session, one))]
+    if not _has_log_group(session, names.log_group):
+        steps.append(MakeLogGroup(names.log_group, names.tags))
+    wanted = [documents.environment(job, names, where, spot=True)]
+    wanted += [documents.environment(job, names, where, spot=False)] if job.batch.on_demand else []
+    steps += _environment_steps(session, names, wanted)
+    steps += _queue_steps(session, documents.queue(names, [one["computeEnvironmentName"] for one in wanted]))
+    steps += _definition_steps(session, names, documents.definition(job, names, where))
+    prices = image.prices(session, job, tuple(found.subnets), clock)
+    return Plan(names, session.region, session.account, tuple(steps), prices, tuple(notes))
+
+
+def _group(session: Session, vpc: str) -> tuple[str, list[Step]]:
+    """The group that instances of fleets have too, so that what lets those in (EFS) lets these in."""
+    with translated(f"look for security group {network.SSH_GROUP}"):
+        filters = [{"Name": "group-name", "Values": [network.SSH_GROUP]}, {"Name": "vpc-id", "Values": [vpc]}]
+        there = session.client("ec2").describe_security_groups(Filters=filters)["SecurityGroups"]
+    if there:
+        return str(there[0]["GroupId"]), []
+    return group_placeholder(network.SSH_GROUP), [CreateSecurityGroup(network.SSH_GROUP, vpc, "")]
+
+
+def _has_log_group(session: Session, name: str) -> bool:
+    with translated(f"look for log group {name}"):
+        found = session.client("logs").describe_log_groups(logGroupNamePrefix=name)["logGroups"]
+    return any(one["logGroupName"] == name for one in found)
+
+
+def _environment_steps(session: Session, names: Names, wanted: list[Document]) -> list[Step]:
+    there = environments(session, names)
+    steps: list[Step] = []
+    for document in wanted:
+        found = there.get(document["computeEnvironmentName"])
+        if found is None:
+            steps.append(MakeEnvironment(document))
+            continue
+        _check_ours(found, "compute environment", document["computeEnvironmentName"], names)
+        if found["status"] == "INVALID":
+            raise Conflict(_invalid(found), next_step=f"correct it, `fleetctl batch delete {names.job}`, then create")
+        if found["state"] != "ENABLED" or documents.differs(update_of(document)["computeResources"],
+                                                            found["computeResources"]):  # fmt: skip
+            steps.append(MakeEnvironment(document, update=True))
+    return steps
+
+
+def _queue_steps(session: Session, document: Document) -> list[Step]:
+    with translated("look for the job queue"):
+        found = session.client("batch").describe_job_queues(jobQueues=[document["jobQueueName"]])["jobQueues"]
+    if not found:
+        return [MakeQueue(document)]
+    there = {**found[0], "computeEnvironmentOrder": [
+        {**one, "computeEnvironment": one["computeEnvironment"].rpartition("/")[2]}
+        for one in found[0]["computeEnvironmentOrder"]]}  # fmt: skip
+    same = not documents.differs({key: document[key] for key in ("state", "computeEnvironmentOrder")}, there)
+    return [] if same else [MakeQueue(document, update=True)]
+
+
+def _definition_steps(session: Session, names: Names, document: Document) -> list[Step]:
+    active = active_definitions(session, names)
+    newest = max(active, key=lambda one: int(one["revision"]), default=None)
+    compared = {key: document[key] for key in ("containerProperties", "retryStrategy")}
+    compared |= {"timeout": document["timeout"]} if "timeout" in document else {}
+    same = newest is not None and not documents.differs(compared, newest)
+    if same and newest is not None and bool(newest.get("timeout")) == ("timeout" in document):
+        return []
+    return [RegisterDefinition(document, tuple(str(one["jobDefinitionArn"]) for one in active))]
+
+
+def environments(session: Session, names: Names) -> dict[str, dict[str, Any]]:
+    asked = [names.spot, names.on_demand]
+    with translated("look for the compute environments"):
+        answer = session.client("batch").describe_compute_environments(computeEnvironments=asked)
+    return {str(one["computeEnvironmentName"]): one for one in answer["computeEnvironments"]}
+
+
+def active_definitions(session: Session, names: Names) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    more: dict[str, str] = {}
+    while True:
+        with translated("look for the job definition"):
+            answer = session.client("batch").describe_job_definitions(
+                jobDefinitionName=names.definition, status="ACTIVE", **more
+            )
+        found += answer["jobDefinitions"]
+        if not answer.get("nextToken"):
+            return found
+        more = {"nextToken": answer["nextToken"]}
+
+
+def _check_ours(found: dict[str, Any], what: str, name: str, names: Names) -> None:
+    if not is_ours(found, names):
+        raise Conflict(f"there is a {what} {name} that fleetctl has not made",
+                       next_step="delete or rename it, or give the job another name")  # fmt: skip
+
+
+def is_ours(found: dict[str, Any], names: Names) -> bool:
+    return names.tags.items() <= dict(found.get("tags") or {}).items()
+
+
+def update_of(document: Document) -> Document:
+    """UpdateComputeEnvironment: of what can be changed, all that job.toml decides."""
+    resources = document["computeResources"]
+    changed = ("maxvCpus", "instanceTypes", "subnets", "securityGroupIds", "ec2Configuration", "instanceRole")
+    return {"computeEnvironment": document["computeEnvironmentName"], "state": "ENABLED",
+            "computeResources": {key: resources[key] for key in changed}}  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------------------------- making
+def carry_out(session: Session, plan: Plan, clock: Clock, say: Say) -> None:
+    """Every step in order; environments before the queue that names them, which refuses any that is not valid."""
+    batch = session.client("batch")
+    made: dict[str, str] = {}
+    usable_at = 0.0
+    for step in plan.steps:
+        say(step.says())
+        match step:
+            case CreateBucket(bucket):
+                submit.ensure_bucket(session, bucket)
+            case CreateSecurityGroup():
+                made |= prerequisites.make(session, step)
+            case MakeRole():
+                roles.make(session, step)
+                usable_at = clock.monotonic() + prerequisites.IAM_SECONDS
+            case MakeLogGroup(name, tags):
+                _make_log_group(session, name, tags)
+            case MakeEnvironment(document, update):
+                if usable_at > clock.monotonic():
+                    say("waiting until the new roles are known everywhere")
+                    clock.sleep(usable_at - clock.monotonic())
+                _make_environment(batch, filled(document, made), update)
+            case MakeQueue(document, update):
+                await_environments(session, plan.names, clock, say)
+                _make_queue(batch, document, update)
+                await_queue(session, plan.names, clock)
+            case RegisterDefinition(document, old):
+                with translated(f"register job definition {document['jobDefinitionName']}"):
+                    batch.register_job_definition(**document)
+                for arn in old:
+                    with translated(f"retire job definition {arn.rpartition('/')[2]}"):
+                        batch.deregister_job_definition(jobDefinition=arn)
+    await_environments(session, plan.names, clock, say)
+
+
+def _make_log_group(session: Session, name: str, tags: dict[str, str]) -> None:
+    logs = session.client("logs")
+    try:
+        with translated(f"create log group {name}"):
+            logs.create_log_group(logGroupName=name, tags=tags)
+    except SpothealError as error:
+        if error.code != "ResourceAlreadyExistsException":
+            raise
+    with translated(f"set how long log group {name} is kept"):
+        logs.put_retention_policy(logGroupName=name, retentionInDays=_LOG_DAYS)
+
+
+def _make_environment(batch: Any, document: Document, update: bool) -> None:
+    name = document["computeEnvironmentName"]
+    try:
+        with translated(f"{'update' if update else 'create'} compute environment {name}"):
+            if update:
+                batch.update_compute_environment(**update_of(document))
+            else:
+                batch.create_compute_environment(**document)
+    except SpothealError as error:
+        if "already exists" not in error.message:  # an attempt whose reply was lost
+            raise
+
+
+def _make_queue(batch: Any, document: Document, update: bool) -> None:
+    name = document["jobQueueName"]
+    try:
+        with translated(f"{'update' if update else 'create'} job queue {name}"):
+            if update:
+                batch.update_job_queue(
+                    jobQueue=name, state="ENABLED", computeEnvironmentOrder=document["computeEnvironmentOrder"]
+                )
+            else:
+                batch.create_job_queue(**document)
+    except SpothealError as error:
+        if "already exists" not in error.message:
+            raise
+
+
+def await_environments(session: Session, names: Names, clock: Clock, say: Say) -> None:
+    """Until all of the job's are VALID. Fatal with AWS's reason where one is INVALID."""
+    began, told = clock.monotonic(), False
+    while True:
+        there = environments(session, names)
+        for one in there.values():
+            if one["status"] == "INVALID":
+                raise Fatal(_invalid(one), next_step="correct it, then `fleetctl batch delete` and create it again")
+        if all(one["status"] == "VALID" for one in there.values()):
+            return
+        if not told:
+            say("waiting until Batch calls the compute environments valid")
+            told = True
+        _pause(clock, began, "the compute environments are not valid yet")
+
+
+def await_queue(session: Session, names: Names, clock: Clock) -> None:
+    began = clock.monotonic()
+    while True:
+        with translated("look for the job queue"):
+            found = session.client("batch").describe_job_queues(jobQueues=[names.queue])["jobQueues"]
+        if found and found[0]["status"] == "VALID":
+            return
+        if found and found[0]["status"] == "INVALID":
+            raise Fatal(f"job queue {names.queue} is INVALID: {found[0].get('statusReason', '')}")
+        _pause(clock, began, f"job queue {names.queue} is not valid yet")
+
+
+def _pause(clock: Clock, began: float, what: str) -> None:
+    if clock.monotonic() - began > VALID_SECONDS_MAX:
+        raise WaitTimedOut(f"{what} after {VALID_SECONDS_MAX:.0f} s", next_step="the same command again goes on")
+    clock.sleep(_LOOK_SECONDS)
+
+
+def _invalid(found: dict[str, Any]) -> str:
+    reason = found.get("statusReason") or "AWS gives no reason"
+    return f"compute environment {found['computeEnvironmentName']} is INVALID: {reason}"

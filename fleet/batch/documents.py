@@ -1,0 +1,172 @@
+"""What Batch is asked for, made from job.toml: environments, queue, job definition. Pure.
+
+Facts: AWS Batch User Guide, "Allocation strategies", "Automated job retries", "Compute resource memory management";
+API reference, Ec2Configuration (Amazon Linux 2 images are refused for new environments since July 2026).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spotheal.agent.config import JobConfig, seconds
+from spotheal.agent.contract import EXIT_SAVED_AND_STOPPED
+from spotheal.agent.errors import ConfigError
+from spotheal.agent.names import EfsUrl, partition_of
+from spotheal.fleet.batch.names import EFS_PLACE, ROOT, Names
+
+Document = dict[str, Any]
+GPU_FAMILIES = ("g4dn", "g5", "g6")
+_TOO_OLD = re.compile(r"(p2|p3|p3dn|g2|g3|g3s)(\..+)?")  # their drivers are not in the AL2023 image
+_TIMEOUT_MARGIN_SECONDS = 900  # beside limits.hours: the container saves and ends by itself before
+COMMAND = ["spotheal-agent", "batch"]
+
+
+@dataclass(frozen=True)
+class Where:
+    """Of the account: subnets, the security group's id, and the image."""
+
+    account: str
+    region: str
+    subnets: tuple[str, ...]
+    group: str
+    image: str
+
+    def role(self, name: str) -> str:
+        return f"arn:{partition_of(self.region)}:iam::{self.account}:role/{name}"
+
+    def profile(self, name: str) -> str:
+        return self.role(name).replace(":role/", ":instance-profile/")
+
+
+def gpus_of(job: JobConfig) -> int:
+    return job.batch.gpus or job.job.gpus
+
+
+def check(job: JobConfig) -> None:
+    """ConfigError for what job.toml asks and a container on Batch cannot have."""
+    faults = []
+    if job.limits.dollars:
+        faults.append("[limits] dollars: AWS Batch tells no container what its host costs; use hours")
+    if job.cage.trainer_policy:
+        faults.append("[cage] trainer_policy: is for instances of a fleet")
+    if job.job.nodes != "1":
+        faults.append("[job] nodes: several machines are for a fleet")
+    faults += [f"[batch] instance_types: {one}: the ECS image with NVIDIA's driver does not support it"
+               for one in job.batch.instance_types if _TOO_OLD.fullmatch(one)]  # fmt: skip
+    if seconds(job.batch.copy_every) < 10:
+        faults.append("[batch] copy_every: must be 10s at least")
+    if faults:
+        raise ConfigError("\n".join(faults), next_step="correct job.toml; docs/batch.md says what is different there")
+
+
+def environment(job: JobConfig, names: Names, where: Where, *, spot: bool) -> Document:
+    """CreateComputeEnvironment. Nothing runs, and nothing costs, while no job waits (`minvCpus` 0)."""
+    gpus = gpus_of(job)
+    types = list(job.batch.instance_types) or (list(GPU_FAMILIES) if gpus else ["default_x86_64"])
+    name = names.spot if spot else names.on_demand
+    strategy = "SPOT_PRICE_CAPACITY_OPTIMIZED" if spot else "BEST_FIT_PROGRESSIVE"
+    return {
+        "computeEnvironmentName": name,
+        "type": "MANAGED",
+        "state": "ENABLED",
+        "computeResources": {
+            "type": "SPOT" if spot else "EC2",
+            "allocationStrategy": strategy,
+            "minvCpus": 0,
+            "maxvCpus": job.batch.max_vcpus,
+            "instanceTypes": types,
+            "subnets": list(where.subnets),
+            "securityGroupIds": [where.group],
+            "instanceRole": where.profile(names.host_role),
+            "ec2Configuration": [{"imageType": "ECS_AL2023_NVIDIA" if gpus else "ECS_AL2023"}],
+            "tags": {"Name": name, **names.tags},
+        },
+        "tags": names.tags,
+    }
+
+
+def queue(names: Names, environments: list[str]) -> Document:
+    order = [{"order": number, "computeEnvironment": one} for number, one in enumerate(environments, 1)]
+    return {"jobQueueName": names.queue, "state": "ENABLED", "priority": 1, "computeEnvironmentOrder": order,
+            "tags": names.tags}  # fmt: skip
+
+
+def retry(attempts: int) -> Document:
+    """Ends of hosts are tried again, ends of the job are not; what no rule fits would be, so the last one fits all.
+
+    A container that has saved because its host goes away exits with 75.
+    """
+    rules = [
+        {"onStatusReason": "Host EC2*", "action": "RETRY"},
+        {"onExitCode": str(EXIT_SAVED_AND_STOPPED), "action": "RETRY"},
+        {"onReason": "DockerTimeoutError*", "action": "RETRY"},
+        {"onReason": "*", "action": "EXIT"},
+    ]
+    return {"attempts": attempts, "evaluateOnExit": rules}
+
+
+def resources(vcpus: float, memory_gib: float, gpus: int) -> list[Document]:
+    """Memory in MiB. GPU is left out where there is none: Batch refuses a 0."""
+    wanted = [{"type": "VCPU", "value": f"{vcpus:g}"}, {"type": "MEMORY", "value": str(int(memory_gib * 1024))}]
+    return [*wanted, {"type": "GPU", "value": str(gpus)}] if gpus else wanted
+
+
+def definition(job: JobConfig, names: Names, where: Where) -> Document:
+    """RegisterJobDefinition. What differs from run to run is in the submission."""
+    batch = job.batch
+    variables = {"AWS_REGION": where.region, "SPOTHEAL_ROOT": ROOT, "PYTHONUNBUFFERED": "1"}
+    container: Document = {
+        "image": where.image,
+        "command": list(COMMAND),
+        "jobRoleArn": where.role(names.job_role),
+        "executionRoleArn": where.role(names.execution_role),
+        "resourceRequirements": resources(batch.vcpus, batch.memory_gib, gpus_of(job)),
+        # Workers of a data loader hand batches over in shared memory, of which Docker gives 64 MB.
+        "linuxParameters": {"sharedMemorySize": max(64, int(batch.memory_gib * 1024 / 2)), "initProcessEnabled": True},
+        "logConfiguration": {"logDriver": "awslogs", "options": {"awslogs-group": names.log_group,
+                                                                 "awslogs-region": where.region}},
+    }  # fmt: skip
+    place = job.store.results_place
+    if isinstance(place, EfsUrl):
+        mounted = {"fileSystemId": place.file_system, "rootDirectory": "/", "transitEncryption": "ENABLED"}
+        container["volumes"] = [{"name": "efs", "efsVolumeConfiguration": mounted}]
+        container["mountPoints"] = [{"sourceVolume": "efs", "containerPath": EFS_PLACE, "readOnly": False}]
+        variables["SPOTHEAL_EFS"] = EFS_PLACE
+    container["environment"] = [{"name": name, "value": value} for name, value in variables.items()]
+    document: Document = {
+        "jobDefinitionName": names.definition,
+        "type": "container",
+        "platformCapabilities": ["EC2"],
+        "containerProperties": container,
+        "retryStrategy": retry(batch.attempts),
+        "propagateTags": True,
+        "tags": names.tags,
+    }
+    if job.limits.hours:
+        document["timeout"] = {"attemptDurationSeconds": int(job.limits.hours * 3600) + _TIMEOUT_MARGIN_SECONDS}
+    return document
+
+
+def differs(wanted: Any, there: Any) -> bool:
+    """Whether `there`, as AWS describes it, lacks anything of `wanted`; what AWS adds by itself is no difference.
+
+    Lists of named things are compared whatever their order.
+    """
+    if isinstance(wanted, Mapping):
+        return not isinstance(there, Mapping) or any(differs(value, there.get(key)) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        if not isinstance(there, list) or len(wanted) != len(there):
+            return True
+        if wanted and isinstance(wanted[0], Mapping) and (key := _key(wanted[0])):
+            wanted, there = (sorted(found, key=lambda one: str(one.get(key))) for found in (wanted, there))
+        elif wanted and isinstance(wanted[0], str) and not str(wanted[0]).startswith("spotheal-agent"):
+            wanted, there = sorted(wanted), sorted(there)
+        return any(differs(one, other) for one, other in zip(wanted, there, strict=True))
+    return bool(wanted != there)
+
+
+def _key(one: Mapping[str, Any]) -> str:
+    return next((key for key in ("name", "type", "order", "sourceVolume") if key in one), "")

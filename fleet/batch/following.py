@@ -1,0 +1,159 @@
+"""A job at Batch followed to its end, with the lines of its containers: `batch submit --wait`, `batch logs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from spotheal.agent.clock import Clock
+from spotheal.agent.errors import JobFailed, NotFound, Retryable, WaitTimedOut
+from spotheal.fleet.batch import jobs
+from spotheal.fleet.batch.names import Names
+from spotheal.fleet.batch.tail import Line, Tail
+from spotheal.fleet.session import Session
+
+POLL_SECONDS = 3.0
+LAST_WORDS = 15
+_SHOWN = 5  # failed children whose last words are told
+_WAITS_SECONDS = 120.0  # RUNNABLE for so long: why is said
+
+
+@dataclass
+class Followed:
+    """`say` tells a person, `line` is one line of a container."""
+
+    session: Session
+    names: Names
+    job_id: str
+    clock: Clock
+    say: Callable[[str], None]
+    line: Callable[[Line], None]
+
+    def __post_init__(self) -> None:
+        self._tail = Tail(self.session, self.names.log_group)
+        self._children: dict[str, str] = {}  # id -> the state that was read last
+        self._mark: tuple[Any, ...] = ()
+        self._said = ""
+        self._runnable_since: float | None = None
+        self._told_waiting = False
+
+    def to_the_end(self, seconds_max: float | None = None) -> dict[str, Any]:
+        """The job as it ended, its last lines given. JobFailed with what failed; WaitTimedOut after `seconds_max`."""
+        began = self.clock.monotonic()
+        job: dict[str, Any] | None = None
+        while True:
+            with suppress(Retryable):  # throttled, a network that is down: the next look sees it all
+                job = self.look()
+            self._give()
+            if job is not None and job["status"] in jobs.ENDS and self._tail.is_over:
+                break
+            if seconds_max is not None and self.clock.monotonic() - began >= seconds_max:
+                raise WaitTimedOut(f"the job has not ended after {seconds_max:.0f} s; it goes on",
+                                   next_step=self.come_back())  # fmt: skip
+            self.clock.sleep(POLL_SECONDS)
+        if job["status"] == "FAILED":
+            cure = (f"`fleetctl batch logs {self.names.job}` has all of it; `fleetctl batch submit` begins anew,"
+                    " --resume goes on with what is not done")  # fmt: skip
+            raise JobFailed(self._failure(job), next_step=cure)
+        return job
+
+    def once(self) -> None:
+        """All lines that there are now."""
+        self.look()
+        while self._give():
+            continue
+
+    def come_back(self) -> str:
+        job = self.names.job
+        return f"`fleetctl batch logs {job} -f` follows it again, `fleetctl batch status {job}` shows it"
+
+    # --------------------------------------------------------------------------------------------------------- one look
+    def look(self) -> dict[str, Any]:
+        """The job now; which streams there are is noted. NotFound where Batch has forgotten it."""
+        job = jobs.describe(self.session, [self.job_id]).get(self.job_id)
+        if job is None:
+            raise NotFound(
+                f"AWS Batch does not know job {self.job_id} any more: it keeps jobs for a week after they end",
+                next_step=f"the store has its logs: `fleetctl logs {self.names.job}`",
+            )
+        self._tell(job)
+        if not jobs.size_of(job):
+            self._tail.see_attempts(jobs.streams_of(job), job["status"] in jobs.ENDS)
+        elif jobs.mark(job) != self._mark or job["status"] not in jobs.ENDS:
+            self._see_children(jobs.counts(job))
+            self._mark = jobs.mark(job)
+        return job
+
+    def _see_children(self, counts: dict[str, int]) -> None:
+        """Those that run, each time (an attempt has a stream of its own), and those that have ended, once."""
+        ids: dict[str, str] = {}
+        for state in ("RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED"):
+            known = [one for one, there in self._children.items() if there == state]
+            if state in jobs.ENDS and len(known) == counts[state]:
+                continue  # an array of thousands is not listed at each look
+            for one in jobs.children(self.session, self.job_id, state):
+                before = self._children.get(one)
+                is_new_end = state in jobs.ENDS and before not in jobs.ENDS
+                if is_new_end or state in ("STARTING", "RUNNING") or (state == "RUNNABLE" and before is not None):
+                    ids[one] = state
+        for one, child in jobs.describe(self.session, ids).items():
+            self._tail.see_attempts(jobs.streams_of(child), child["status"] in jobs.ENDS)
+            self._children[one] = child["status"]
+
+    def _give(self) -> int:
+        count = 0
+        for line in self._tail.read():
+            self.line(line)
+            count += 1
+        return count
+
+    def _tell(self, job: dict[str, Any]) -> None:
+        text = in_words(job)
+        if text != self._said:
+            self.say(text)
+            self._said = text
+        counts = jobs.counts(job)
+        waits = counts["RUNNABLE"] and not counts["STARTING"] and not counts["RUNNING"]
+        now = self.clock.monotonic()
+        self._runnable_since = (self._runnable_since or now) if waits else None
+        if self._runnable_since is not None and now - self._runnable_since > _WAITS_SECONDS and not self._told_waiting:
+            self._told_waiting = True
+            self.say(self._waiting(job))
+
+    def _waiting(self, job: dict[str, Any]) -> str:
+        found = [job] if not jobs.size_of(job) else list(
+            jobs.describe(self.session, jobs.children(self.session, self.job_id, "RUNNABLE")[:1]).values()
+        )  # fmt: skip
+        reason = next((str(one["statusReason"]) for one in found if one.get("statusReason")), "")
+        return ("waiting for a host: " + (reason or "AWS gives no reason; without spot capacity more instance_types and"
+                " zones help, and [batch] max_vcpus must have room for one container"))  # fmt: skip
+
+    def _failure(self, job: dict[str, Any]) -> str:
+        """What failed, with its last words."""
+        if not jobs.size_of(job):
+            return self._last_words(job, "the job failed")
+        ids = jobs.children(self.session, self.job_id, "FAILED")
+        failed = sorted(jobs.describe(self.session, ids[:100]).values(), key=lambda one: jobs.index_of(one) or 0)
+        text = f"{len(ids)} of {jobs.size_of(job)} children failed" if ids else f"the array failed: {jobs.why(job)}"
+        told = [self._last_words(one, f"child {jobs.index_of(one)}") for one in failed[:_SHOWN]]
+        more = [f"… and {len(ids) - _SHOWN} more"] if len(ids) > _SHOWN else []
+        return "\n".join([text, *told, *more])
+
+    def _last_words(self, job: dict[str, Any], what: str) -> str:
+        streams = jobs.streams_of(job)
+        lines = self._tail.last_lines(streams[-1], LAST_WORDS) if streams else []
+        return "\n  | ".join([f"{what}: {jobs.why(job)}", *lines])
+
+
+def in_words(job: dict[str, Any]) -> str:
+    """`RUNNING`, or of an array `2 of 8 done, 5 running, 1 waiting`."""
+    size = jobs.size_of(job)
+    if not size:
+        return f"job {job['jobName']}: {job['status']}"
+    found = jobs.counts(job)
+    running = found["RUNNING"] + found["STARTING"]
+    waiting = found["SUBMITTED"] + found["PENDING"] + found["RUNNABLE"]
+    failed = f", {found['FAILED']} failed" if found["FAILED"] else ""
+    return f"{found['SUCCEEDED']} of {size} done, {running} running, {waiting} waiting{failed}"

@@ -1,0 +1,123 @@
+"""The three roles of a job on Batch: its hosts', its containers' and ECS's own; made so that it can be made again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.errors import NotFound, SpothealError
+from spotheal.agent.names import StoreUrl, partition_of
+from spotheal.fleet.account import roles as account_roles
+from spotheal.fleet.batch.names import Names
+from spotheal.fleet.session import Session
+from spotheal.iam import policies
+
+HOST_POLICY = "service-role/AmazonEC2ContainerServiceforEC2Role"
+EXECUTION_POLICY = "service-role/AmazonECSTaskExecutionRolePolicy"
+INLINE = "spotheal-batch"
+DESCRIPTION = "Made by fleetctl (spotheal)"  # as `account.roles` writes it: `fleetctl batch delete` looks for it
+
+
+@dataclass(frozen=True)
+class MakeRole:
+    """`managed`: AWS's own policy; `inline`: a document of ours; `profile`: an instance profile of its name too."""
+
+    name: str
+    service: str
+    what: str
+    managed: str = ""
+    inline: str = ""
+    profile: bool = False
+    verb: str = "create"
+
+    def says(self) -> str:
+        return f"{self.verb} role {self.name}: {self.what}"
+
+
+def wanted(session: Session, names: Names, root: StoreUrl, secrets: tuple[str, ...], topic: str) -> list[MakeRole]:
+    scope = policies.Scope(session.account, session.region, root.below(names.job), job=names.job, secrets=secrets,
+                           topic=topic)  # fmt: skip
+    document = json.dumps(policies.batch_job(scope), separators=(",", ":"))
+    return [
+        MakeRole(names.host_role, "ec2.amazonaws.com", "hosts join the cluster", HOST_POLICY, profile=True),
+        MakeRole(names.execution_role, "ecs-tasks.amazonaws.com", "ECS fetches the image and writes logs",
+                 EXECUTION_POLICY),
+        MakeRole(names.job_role, "ecs-tasks.amazonaws.com", f"containers read and write {root.below(names.job)}/ alone",
+                 inline=document),
+    ]  # fmt: skip
+
+
+def missing(session: Session, step: MakeRole) -> MakeRole | None:
+    """The step, where the role, its policy or its profile is not there as it should be."""
+    iam = session.client("iam")
+    if _found(f"look for role {step.name}", lambda: iam.get_role(RoleName=step.name)) is None:
+        return step
+    updated = MakeRole(**{**vars(step), "verb": "complete"})
+    if step.inline:
+        there = _found(
+            f"read the policy of role {step.name}", lambda: iam.get_role_policy(RoleName=step.name, PolicyName=INLINE)
+        )
+        if there is None or there["PolicyDocument"] != json.loads(step.inline):
+            return updated
+    if step.managed:
+        with translated(f"list the policies of role {step.name}"):
+            attached = iam.list_attached_role_policies(RoleName=step.name)["AttachedPolicies"]
+        if not any(one["PolicyArn"].endswith(step.managed) for one in attached):
+            return updated
+    if step.profile:
+        profile = _found(
+            f"look for instance profile {step.name}", lambda: iam.get_instance_profile(InstanceProfileName=step.name)
+        )
+        if profile is None or not profile["InstanceProfile"]["Roles"]:
+            return updated
+    return None
+
+
+def make(session: Session, step: MakeRole) -> None:
+    iam, name = session.client("iam"), step.name
+    trust = json.dumps(policies.trust(step.service))
+    _once(f"create role {name}", lambda: iam.create_role(
+        RoleName=name, AssumeRolePolicyDocument=trust, Description=DESCRIPTION))  # fmt: skip
+    if step.managed:
+        arn = f"arn:{partition_of(session.region)}:iam::aws:policy/{step.managed}"
+        with translated(f"attach {step.managed} to role {name}"):
+            iam.attach_role_policy(RoleName=name, PolicyArn=arn)
+    if step.inline:
+        with translated(f"write the policy of role {name}"):
+            iam.put_role_policy(RoleName=name, PolicyName=INLINE, PolicyDocument=step.inline)
+    if step.profile:
+        _once(f"create instance profile {name}", lambda: iam.create_instance_profile(InstanceProfileName=name))
+        _once(f"add role {name} to its instance profile", lambda: iam.add_role_to_instance_profile(
+            InstanceProfileName=name, RoleName=name))  # fmt: skip
+
+
+def delete(session: Session, names: Names) -> list[str]:
+    """Those of the three that are ours; what was there, in words."""
+    gone: list[str] = []
+    for name in names.roles:
+        if account_roles.is_made_by_us(session, name):
+            gone += account_roles.delete_role(session, name)
+    return gone
+
+
+def _found(what: str, call: Callable[[], Any]) -> Any:
+    try:
+        with translated(what):
+            return call()
+    except SpothealError as error:
+        if isinstance(error, NotFound) or error.code == "NoSuchEntity":
+            return None
+        raise
+
+
+def _once(what: str, call: Callable[[], Any]) -> None:
+    """There already is made."""
+    try:
+        with translated(what):
+            call()
+    except SpothealError as error:
+        if error.code not in ("EntityAlreadyExists", "LimitExceeded"):
+            raise

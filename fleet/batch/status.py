@@ -1,0 +1,125 @@
+"""Where a job at Batch is: its states from AWS, and why children failed. Read (IO), then shown (pure)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spotheal.agent.clock import Clock, rfc3339
+from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.store import Store
+from spotheal.fleet.batch import jobs
+from spotheal.fleet.runs import Run
+from spotheal.fleet.session import Session
+from spotheal.fleet.table import lines_of, table
+
+SCHEMA_VERSION = 1
+ROWS_SHOWN = 40
+_ENDS = frozenset(one.value for one in Phase if one.is_end)
+_DESCRIBED_MAX = 1000  # failed children that are looked at one by one
+
+
+def gather(session: Session, run: Run) -> dict[str, Any]:
+    """The document of `--output json`. What Batch has forgotten is told from the store alone."""
+    asked = jobs.document_of(run)
+    job = jobs.describe(session, [str(asked["job_id"])]).get(str(asked["job_id"]))
+    stored = run.store.read_status() or {}
+    document: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION, "job": run.job, "run": run.id, "store": str(run.store.url),
+        "job_id": asked["job_id"], "queue": asked["queue"], "phase": stored.get("phase"),
+        "reason": stored.get("reason") or "", "status": None if job is None else job["status"],
+        "status_reason": None if job is None else job.get("statusReason"), "size": int(asked.get("size") or 0),
+        "counts": None if job is None else jobs.counts(job), "attempts": None, "failed": [], "waiting_for": None,
+    }  # fmt: skip
+    if job is None:
+        return document
+    if not jobs.size_of(job):
+        document["attempts"] = len(job.get("attempts") or []) + (job["status"] in ("STARTING", "RUNNING"))
+        document["failed"] = [_failed(job)] if job["status"] == "FAILED" else []
+        document["waiting_for"] = job.get("statusReason") if job["status"] == "RUNNABLE" else None
+        return document
+    ids = jobs.children(session, str(asked["job_id"]), "FAILED") if document["counts"]["FAILED"] else []
+    described = jobs.describe(session, ids[:_DESCRIBED_MAX]).values()
+    document["failed"] = sorted((_failed(one) for one in described), key=lambda row: row["index"])
+    for row in document["failed"][:ROWS_SHOWN]:  # what the child itself has said tells more than AWS
+        said = run.store.get_json(f"{LAYOUT.entry(row['index'])}/{LAYOUT.status}") or {}
+        if said.get("phase") in _ENDS and said.get("reason"):
+            row["reason"] = str(said["reason"])
+    return document
+
+
+def _failed(job: dict[str, Any]) -> dict[str, Any]:
+    return {"index": jobs.index_of(job), "attempts": len(job.get("attempts") or []), "reason": jobs.why(job)}
+
+
+def settle(run: Run, document: dict[str, Any], clock: Clock) -> bool:
+    """Record in the store what no container could: children that never started, or whose hosts were all taken.
+
+    Whether anything was recorded. `fleetctl sweep status` and `status` read the store alone.
+    """
+    if document["status"] != "FAILED":
+        return False
+    changed = False
+    if not document["size"]:
+        changed = _end(run.store, "failed at AWS Batch: " + _reason(document), clock)
+    for row in document["failed"] if document["size"] > 1 else []:
+        marks = run.store.keys(f"queue/{row['index']:05d}.")
+        if any(mark.endswith((".done", ".failed")) for mark in marks):
+            continue
+        own = Store(run.store.client, run.store.url.below(LAYOUT.entry(row["index"])))
+        reason = f"failed at AWS Batch: {row['reason']}"
+        _end(own, reason, clock)
+        body = {"instance": "", "phase": Phase.FAILED.value, "reason": reason, "time": rfc3339(clock.now())}
+        run.store.put_json(LAYOUT.queue_ended(row["index"], False), body)
+        changed = True
+    if document["size"]:
+        done = sum(key.endswith(".done") for key in run.store.keys(LAYOUT.queue))
+        others = ", ".join(str(row["index"]) for row in document["failed"][:10])
+        reason = f"{done} of {document['size']} runs are done" + (f"; the others are {others}" if others else "")
+        changed = _end(run.store, reason, clock) or changed
+    return changed
+
+
+def _reason(document: dict[str, Any]) -> str:
+    return str(document["failed"][0]["reason"] if document["failed"] else document["status_reason"] or "")
+
+
+def _end(store: Store, reason: str, clock: Clock) -> bool:
+    """An end that is recorded stands."""
+    status = store.read_status() or {}
+    if status.get("phase") in _ENDS:
+        return False
+    now = rfc3339(clock.now())
+    return store.publish_status({**status, "phase": Phase.FAILED.value, "reason": reason, "heartbeat": now}) is None
+
+
+# ---------------------------------------------------------------------------------------------------------------- shown
+def _one_line(reason: str) -> str:
+    """The first line, and the trainer's last one."""
+    first, *tail = reason.split("\n  | ")
+    return f"{first}: {tail[-1]}" if tail else first
+
+
+def render(document: dict[str, Any]) -> str:
+    found = document["counts"]
+    if document["size"] > 1 and found:
+        waiting = found["SUBMITTED"] + found["PENDING"] + found["RUNNABLE"]
+        state = (f"{found['SUCCEEDED']} of {document['size']} done, {found['RUNNING'] + found['STARTING']} running, "
+                 f"{waiting} waiting, {found['FAILED']} failed")  # fmt: skip
+    else:
+        state = document["status"] or "no longer known to AWS Batch"
+    rows = [("job", document["job"]), ("run", document["run"]), ("at Batch", f"{document['job_id']}  {state}")]
+    if document["phase"]:
+        rows.append(("phase", document["phase"] + (f": {document['reason']}" if document["reason"] else "")))
+    if document["attempts"]:
+        rows.append(("attempts", str(document["attempts"])))
+    if document["waiting_for"]:
+        rows.append(("waits for", document["waiting_for"]))
+    rows += [("queue", document["queue"]), ("store", document["store"])]
+    if not document["failed"] or document["size"] < 2:
+        return lines_of(rows)
+    shown = [(row["index"], row["attempts"], _one_line(row["reason"])[:90]) for row in document["failed"][:ROWS_SHOWN]]
+    more = len(document["failed"]) - len(shown)
+    return lines_of(rows) + "\n\n" + table(("FAILED", "ATTEMPTS", "WHY"), shown) + (
+        f"\n… and {more} more" if more > 0 else "")  # fmt: skip
+
+

@@ -1,0 +1,262 @@
+"""`fleetctl batch submit`: a run's documents in the store, then one job or one array at Batch.
+
+Batch takes no token, so a submission whose reply was lost is looked for by its name before it is made again; and a
+container that finds another job's id in the run's document ends itself (`agent.batch.child`).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.clock import Clock, rfc3339
+from spotheal.agent.config import InstanceConfig, JobConfig
+from spotheal.agent.errors import ConfigError, Conflict, NotFound, Retryable
+from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase, StoreUrl, new_run_id
+from spotheal.agent.store import Store
+from spotheal.fleet import repository, runs
+from spotheal.fleet.batch import creating, documents, image, jobs
+from spotheal.fleet.batch.names import Names
+from spotheal.fleet.session import Session
+from spotheal.fleet.submit import ensure_bucket
+
+ENTRIES_MAX = 10_000  # children of an array, by AWS's limit
+DEPENDENCIES_MAX = 20
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Of one submission; 0, () and {} leave job.toml's."""
+
+    vcpus: float = 0
+    memory_gib: float = 0
+    gpus: int = 0
+    environment: tuple[tuple[str, str], ...] = ()
+    command: tuple[str, ...] = ()
+
+    def applied(self, job: JobConfig) -> JobConfig:
+        """What the trainer is told by job.toml, with what is overridden."""
+        own = dict(job.environment) | dict(self.environment)
+        table = replace(job.job, command=self.command, resume_command=()) if self.command else job.job
+        return replace(job, job=table, environment=own)
+
+    def requirements(self, job: JobConfig) -> list[dict[str, str]]:
+        """Of the containers, where one of them is overridden."""
+        if not (self.vcpus or self.memory_gib or self.gpus):
+            return []
+        gpus = self.gpus or documents.gpus_of(job)
+        return documents.resources(self.vcpus or job.batch.vcpus, self.memory_gib or job.batch.memory_gib, gpus)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Ready to be sent. `entries` None: a single job without a list. `generation` counts submissions of the run."""
+
+    names: Names
+    instance: InstanceConfig
+    source: repository.Source
+    entries: tuple[dict[str, Any], ...] | None
+    listed_in: str
+    depends_on: tuple[dict[str, str], ...]
+    requirements: tuple[dict[str, str], ...]
+    generation: int = 1
+
+    @property
+    def job_name(self) -> str:
+        again = f"-{self.generation}" if self.generation > 1 else ""
+        return f"{self.names.job}-{self.instance.run}{again}"
+
+    def request(self) -> dict[str, Any]:
+        """SubmitJob. A list of one is a single job: an array has two children at least."""
+        variables = [{"name": "SPOTHEAL_STORE", "value": str(self.instance.store)}]
+        size = len(self.entries or ())
+        if size == 1:
+            variables.append({"name": "SPOTHEAL_INDEX", "value": "0"})
+        overrides: dict[str, Any] = {"environment": variables}
+        if self.requirements:
+            overrides["resourceRequirements"] = list(self.requirements)
+        return {
+            "jobName": self.job_name,
+            "jobQueue": self.names.queue,
+            "jobDefinition": self.names.definition,
+            "containerOverrides": overrides,
+            "propagateTags": True,
+            "tags": {**self.names.tags, "spotheal:run": self.instance.run},
+            **({"arrayProperties": {"size": size}} if size > 1 else {}),
+            **({"dependsOn": list(self.depends_on)} if self.depends_on else {}),
+        }
+
+    def says(self) -> str:
+        size = len(self.entries or ())
+        what = f"an array of {size}" if size > 1 else "one job"
+        after = f", after {len(self.depends_on)} other(s)" if self.depends_on else ""
+        return (f"submit {what} to queue {self.names.queue}{after}\n"
+                f"  run {self.instance.run}, {self.source.ref or 'commit'} {self.source.commit[:12]}, "
+                f"store {self.instance.store}")  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------ preparing
+def prepare(
+    session: Session,
+    job: JobConfig,
+    job_file: Path,
+    root: StoreUrl,
+    clock: Clock,
+    *,
+    entries: list[dict[str, Any]] | None,
+    listed_in: str = "",
+    overrides: Overrides | None = None,
+    depends_on: tuple[dict[str, str], ...] = (),
+    resume: bool = False,
+    allow_paths: bool = False,
+) -> Order:
+    """Everything is looked at before anything is written. NotFound where `batch create` was not, or the image is not
+    there."""
+    documents.check(job)
+    if entries is not None and not 1 <= len(entries) <= ENTRIES_MAX:
+        raise ConfigError(f"{len(entries)} entries; an array has 1 to {ENTRIES_MAX}", next_step="cut the list")
+    overrides = overrides or Overrides()
+    names = Names(job.job.name)
+    definition = _check_made(session, names)
+    image.check(session, str(definition["containerProperties"]["image"]))
+    job = overrides.applied(job)
+    run, generation = new_run_id(clock.now()), 1
+    if resume:
+        found = runs.find(session.client("s3"), root, job.job.name)
+        generation, entries = _resumed(session, found, entries)
+        run, listed_in = found.id, listed_in or str((found.store.get_json(LAYOUT.sweep) or {}).get("source") or "")
+    beside = (job_file, *([Path(listed_in)] if listed_in and not listed_in.startswith("s3://") else []))
+    source = repository.resolve(job, job_file.resolve().parent, ours=beside, allow_paths=allow_paths)
+    store = root.below(job.job.name, run)
+    count = len(entries) if entries is not None else 0
+    instance = InstanceConfig(job, run, session.region, store, source.commit, rfc3339(clock.now()), count)
+    return Order(names, instance, source, None if entries is None else tuple(entries), listed_in, depends_on,
+                 tuple(overrides.requirements(job)), generation)  # fmt: skip
+
+
+def _check_made(session: Session, names: Names) -> dict[str, Any]:
+    with translated(f"look for job queue {names.queue}"):
+        found = session.client("batch").describe_job_queues(jobQueues=[names.queue])["jobQueues"]
+    definitions = creating.active_definitions(session, names)
+    if not found or not definitions:
+        what = f"job queue {names.queue}" if not found else f"job definition {names.definition}"
+        raise NotFound(f"there is no {what} in {session.region}", next_step="`fleetctl batch create` makes it")
+    if found[0]["state"] != "ENABLED" or found[0]["status"] != "VALID":
+        raise Conflict(f"job queue {names.queue} is {found[0]['state']} and {found[0]['status']}",
+                       next_step="`fleetctl batch create` puts it in order")  # fmt: skip
+    return max(definitions, key=lambda one: int(one["revision"]))
+
+
+def _resumed(
+    session: Session, run: runs.Run, entries: list[dict[str, Any]] | None
+) -> tuple[int, list[dict[str, Any]] | None]:
+    """The next generation, and the list that the run began with. Conflict where it is at work, or all is done."""
+    document = jobs.document_of(run)
+    there = jobs.describe(session, [str(document["job_id"])]).get(str(document["job_id"]))
+    if there is not None and there["status"] not in jobs.ENDS:
+        raise Conflict(f"run {run.id} is at work: {there['status']}",
+                       next_step=f"`fleetctl batch logs {run.job} -f` follows it")  # fmt: skip
+    if (run.store.read_status() or {}).get("phase") == Phase.DONE.value:
+        raise Conflict(f"run {run.id} is done", next_step="without --resume another run begins")
+    begun = (run.store.get_json(LAYOUT.sweep) or {}).get("entries")
+    if begun is not None and entries is not None and begun != entries:
+        raise Conflict(f"this is not the list that run {run.id} began with ({len(begun)} entries)",
+                       next_step="without --resume another run begins with it")  # fmt: skip
+    return int(run.fleet_document().get("generation") or 1) + 1, None if begun is None else list(begun)
+
+
+def dependencies(session: Session, root: StoreUrl, text: str) -> list[dict[str, str]]:
+    """Of `JOB`, `JOB:N_TO_N`, `SEQUENTIAL` or `JOB:SEQUENTIAL`; JOB is an id of Batch's, or the name of a job whose
+    newest run is meant."""
+    name, _, kind = text.partition(":")
+    kind = kind.upper()
+    if not kind and name.upper() == "SEQUENTIAL":
+        return [{"type": "SEQUENTIAL"}]
+    if kind == "SEQUENTIAL":  # AWS takes this type without a job alone
+        return [*dependencies(session, root, name), {"type": "SEQUENTIAL"}]
+    if kind not in ("", "N_TO_N"):
+        raise ConfigError(f"--depends-on {text!r}: {kind} is neither N_TO_N nor SEQUENTIAL",
+                          next_step="write JOB, JOB:N_TO_N or SEQUENTIAL")  # fmt: skip
+    job_id = name
+    if len(name) != 36:
+        job_id = str(jobs.document_of(runs.find(session.client("s3"), root, name))["job_id"])
+    return [{"jobId": job_id, **({"type": kind} if kind else {})}]
+
+
+# -------------------------------------------------------------------------------------------------------------- sending
+def send(session: Session, order: Order, clock: Clock, say: Say) -> str:
+    """The job's id at Batch. Interrupted before it, a new run is begun by the next one, and nothing runs of this."""
+    ensure_bucket(session, order.instance.store.bucket)
+    store = Store(session.client("s3"), order.instance.store)
+    _record(store, order, clock)
+    if order.source.bundle:
+        say(f"uploading commit {order.source.commit[:12]}")
+        with tempfile.TemporaryDirectory(prefix="spotheal-") as scratch:
+            bundle = repository.write_bundle(order.source, Path(scratch) / "repository.bundle")
+            store.put_file(LAYOUT.repository_bundle, bundle)
+    request = order.request()
+    job_id = _submit(session, order, request)
+    _write_fleet(store, order, request, job_id)
+    return job_id
+
+
+def _submit(session: Session, order: Order, request: dict[str, Any]) -> str:
+    batch = session.client("batch")
+    try:
+        with translated("submit the job"):
+            return str(batch.submit_job(**request)["jobId"])
+    except Retryable:
+        there = next((one for one in jobs.open_jobs(session, order.names.queue)
+                      if one["jobName"] == order.job_name), None)  # fmt: skip
+        if there is None:
+            raise
+        return str(there["jobId"])
+
+
+def _record(store: Store, order: Order, clock: Clock) -> None:
+    """All that a container reads is there before it can start. What failed in an earlier submission may run again."""
+    store.put_json(LAYOUT.job_document, json.loads(order.instance.to_json()))
+    if order.entries is not None:
+        store.put_json(LAYOUT.sweep, {"schema_version": 1, "source": order.listed_in, "entries": list(order.entries)})
+    _write_fleet(store, order, order.request(), "")
+    stored = store.read_status() or {}
+    store.write_status(_status(order, clock, stored))
+    if order.generation > 1:
+        _forgive(store, order, clock)
+
+
+def _status(order: Order, clock: Clock, stored: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "schema_version": STATUS_SCHEMA_VERSION, "job": order.names.job, "run": order.instance.run,
+        "phase": Phase.REQUESTED.value, "reason": "", "heartbeat": rfc3339(clock.now()), "term": None, "fleet": None,
+        "instance": None, "instance_type": None, "zone": None, "attempt": None, "launches": None, "volume": None,
+        "revision": order.instance.revision, "progress": stored.get("progress"), "notice": None,
+    }  # fmt: skip
+
+
+def _forgive(store: Store, order: Order, clock: Clock) -> None:
+    """Entries that failed begin again from their checkpoints; those that are done stay so."""
+    for key in store.keys(LAYOUT.queue):
+        if key.endswith(".failed"):
+            index = int(key.removeprefix(LAYOUT.queue).partition(".")[0])
+            own = Store(store.client, store.url.below(LAYOUT.entry(index)))
+            own.write_status(_status(order, clock, own.read_status() or {}))
+            store.delete(key)
+
+
+def _write_fleet(store: Store, order: Order, request: dict[str, Any], job_id: str) -> None:
+    previous = (store.get_json(LAYOUT.fleet_document) or {}).get("batch") or {}
+    earlier = [*previous.get("earlier", []), *([previous["job_id"]] if previous.get("job_id") else [])]
+    batch = {"job_id": job_id or None, "job_name": order.job_name, "queue": order.names.queue,
+             "size": len(order.entries or ()), "earlier": [one for one in earlier if one != job_id]}  # fmt: skip
+    store.put_json(LAYOUT.fleet_document, {
+        "schema_version": 1, "engine": "batch", "fleet_id": None, "requested_at": order.instance.requested_at,
+        "generation": order.generation, "previous": [], "volume_id": None, "prices": [], "request": request,
+        "batch": batch,
+    })  # fmt: skip

@@ -1,0 +1,117 @@
+"""CloudWatch's log streams of a job's attempts, read so that each line is given once and none is lost.
+
+A stream is read from its first line on, page by page; the token of the last page is kept, and the same token again
+means that there is nothing new yet. A stream appears some seconds after its container has started, and lines come some
+seconds after they were written, so those of a job that has ended are looked for a while longer.
+Source: CloudWatch Logs API reference, GetLogEvents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.errors import NotFound, Retryable, SpothealError
+from spotheal.fleet.batch.jobs import Stream
+from spotheal.fleet.session import Session
+
+CALLS_A_ROUND = 40  # GetLogEvents may be called 25 times a second in an account; other people read logs, too
+QUIET_ROUNDS = 3  # after the end of an attempt, so often without a new line
+
+
+@dataclass
+class _Reading:
+    stream: Stream
+    token: str = ""
+    ended: bool = False
+    quiet: int = 0
+    lines: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended and self.quiet >= QUIET_ROUNDS
+
+
+@dataclass(frozen=True)
+class Line:
+    label: str
+    text: str
+
+
+class Tail:
+    """All streams of a job in one log group. `see` tells which there are; `read` gives what is new in all of them."""
+
+    def __init__(self, session: Session, group: str) -> None:
+        self._session, self._group = session, group
+        self._all: dict[str, _Reading] = {}
+        self._next = 0
+
+    def see(self, streams: Iterable[Stream], ended: bool) -> None:
+        """These streams exist or will; `ended`: nothing writes to them any more."""
+        for stream in streams:
+            reading = self._all.setdefault(stream.name, _Reading(stream))
+            reading.ended = reading.ended or ended
+
+    def see_attempts(self, streams: list[Stream], ended: bool) -> None:
+        """Of one job, in order: only its last attempt may write still."""
+        self.see(streams[:-1], ended=True)
+        self.see(streams[-1:], ended=ended)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every stream has ended and been quiet since."""
+        return all(reading.is_over for reading in self._all.values())
+
+    def last_lines(self, stream: Stream, count: int) -> list[str]:
+        """The end of one stream; nothing where it cannot be read."""
+        try:
+            answer = self._get(stream.name, limit=count)
+        except SpothealError:
+            return []
+        return [str(one["message"]) for one in answer["events"]][-count:]
+
+    def read(self) -> Iterator[Line]:
+        """New lines of all streams, those of one together. A throttled call is made again in the next round."""
+        waiting = [reading for reading in self._all.values() if not reading.is_over]
+        waiting = waiting[self._next % len(waiting) :] + waiting[: self._next % len(waiting)] if waiting else []
+        calls = 0
+        for number, reading in enumerate(waiting):
+            if calls >= CALLS_A_ROUND:
+                self._next += number
+                return
+            while True:
+                calls += 1
+                try:
+                    page = self._page(reading)
+                except Retryable:
+                    return
+                yield from page
+                if not page:
+                    break
+        self._next = 0
+
+    def _page(self, reading: _Reading) -> list[Line]:
+        """The next page; nothing at the end for now."""
+        try:
+            more = {"nextToken": reading.token} if reading.token else {}
+            answer = self._get(reading.stream.name, startFromHead=True, **more)
+        except NotFound:
+            answer = {"events": [], "nextForwardToken": reading.token}
+        events, reading.token = answer["events"], str(answer["nextForwardToken"] or reading.token)
+        reading.quiet = 0 if events else reading.quiet + 1
+        reading.lines += len(events)
+        return [Line(reading.stream.label, str(event["message"])) for event in events]
+
+    def _get(self, stream: str, **arguments: Any) -> dict[str, Any]:
+        try:
+            with translated(f"read log stream {stream}"):
+                answer: dict[str, Any] = self._session.client("logs").get_log_events(
+                    logGroupName=self._group, logStreamName=stream, **arguments
+                )
+                return answer
+        except SpothealError as error:
+            if error.code == "ResourceNotFoundException":
+                raise NotFound(error.message, code=error.code) from error
+            raise
