@@ -105,6 +105,11 @@ class StoreLayout:
         return f"queue/{entry:05d}.{number:04d}"
 
     @staticmethod
+    def queue_back(entry: int, number: int) -> str:
+        """The n-th claim of the entry is given up: by its instance after a handover, or by an operator."""
+        return f"queue/{entry:05d}.{number:04d}.back"
+
+    @staticmethod
     def queue_ended(entry: int, done: bool) -> str:
         return f"queue/{entry:05d}.{'done' if done else 'failed'}"
 

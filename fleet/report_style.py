@@ -17,7 +17,7 @@ font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,san
 font-variant-numeric:tabular-nums}
 main{max-width:1168px;margin:0 auto;padding:28px 24px 40px}
 h1{font-size:30px;line-height:1.2;margin:4px 0 0;letter-spacing:-.015em;overflow-wrap:anywhere}
-h2{font-size:16px;margin:0 0 2px;letter-spacing:-.005em}
+h2{font-size:16px;margin:0 0 2px;letter-spacing:-.005em;overflow-wrap:anywhere}
 p{margin:0}
 code,.mono{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;font-size:.92em}
 .brand{color:var(--soft);font-size:13px;letter-spacing:.02em}
@@ -76,13 +76,20 @@ text.bar-amount{font-size:14.5px;font-weight:650;fill:var(--text)}
 .stem{stroke:var(--accent);stroke-width:1.2;stroke-opacity:.6}
 .line.s0{stroke:var(--accent)}.line.s1{stroke:var(--s1)}.line.s2{stroke:var(--s2)}.line.s3{stroke:var(--s3)}
 .line.s4{stroke:var(--s4)}
+.line.rest{stroke:var(--soft);stroke-width:1;stroke-opacity:.4}
+.dot.rest,.key .rest{fill:var(--soft);fill-opacity:.6}
+a{color:var(--accent)}
+a:focus-visible{outline:2px solid var(--accent);outline-offset:2px}
+a:hover .line.rest{stroke-opacity:1;stroke-width:2}
+tr:target{background:var(--blue-soft)}
+.tag.bad{color:var(--red)}
 .dot.s0,.key .s0{fill:var(--accent)}.dot.s1,.key .s1{fill:var(--s1)}.dot.s2,.key .s2{fill:var(--s2)}
 .dot.s3,.key .s3{fill:var(--s3)}.dot.s4,.key .s4{fill:var(--s4)}
 table{border-collapse:collapse;width:100%;font-size:14px}
 caption{text-align:left;color:var(--soft);font-size:13px;padding-bottom:6px}
 th{text-align:left;color:var(--soft);font-weight:600;font-size:13px}
 th,td{padding:8px 10px 8px 0;border-bottom:1px solid var(--line);vertical-align:top;overflow-wrap:anywhere}
-td.number,th.number{text-align:right;padding-right:0;white-space:nowrap;overflow-wrap:normal}
+td.number,th.number{text-align:right;padding-right:0;padding-left:12px;white-space:nowrap;overflow-wrap:normal}
 tfoot td,tfoot th{font-weight:650;color:var(--text);font-size:15px;border-bottom:0}
 td small{display:block;color:var(--soft);font-size:12.5px}
 .tag{font-size:12px;font-weight:600;border-radius:6px;padding:1px 7px;white-space:nowrap;color:var(--soft);
@@ -108,7 +115,8 @@ footer p+p{margin-top:6px}
 .stacked thead{position:absolute;clip-path:inset(50%);width:1px;height:1px;overflow:hidden}
 .stacked tr{display:grid;grid-template-columns:1fr 1fr;gap:2px 14px;padding:10px 0;border-bottom:1px solid var(--line)}
 .stacked td{display:block;padding:0;border:0;text-align:left;white-space:normal}
-.stacked td:first-child{grid-column:1/-1;font-weight:600}
+.stacked td:first-child,.stacked td.whole{grid-column:1/-1}
+.stacked td:first-child{font-weight:600}
 .stacked td:not(:first-child)::before{content:attr(data-name);display:block;color:var(--soft);font-size:12px}}
 @media print{:root{color-scheme:light;--ground:#fff;--card:#fff;--line:#cfd6dd;--grid:#e3e8ed;--text:#111;--soft:#444;
 --accent:#1d5fd1;--spot:#0b7d77;--demand:#9a5b00;--free:#5b6b7b;--red:#b3261e;--green:#17713a;--green-soft:#fff;

@@ -11,6 +11,7 @@ from typing import Any
 
 from spotheal.agent.clock import rfc3339
 from spotheal.fleet.report import Material
+from spotheal.fleet.report_series import Series
 from spotheal.fleet.status import Seen
 
 DAY = datetime(2026, 11, 21, 8, tzinfo=timezone.utc)
@@ -162,3 +163,51 @@ def hostile(lines_of_metrics: int = 10_000) -> tuple[Material, datetime]:
 def empty() -> tuple[Material, datetime]:
     """Requested, nothing launched yet."""
     return Material(seen([], {"phase": "requested"}, fleet={}), "", {}), DAY
+
+
+# --------------------------------------------------------------------------------------------------------------- sweeps
+def sweep(count: int = 40, name: str = "digits-mlp") -> tuple[dict[str, Any], dict[int, dict[str, Series]]]:
+    """`count` runs over a rate, an optimizer, an activation and a network: a summary, and their curves."""
+    dice = random.Random(5)
+    rows: list[dict[str, Any]] = []
+    found: dict[int, dict[str, Series]] = {}
+    networks = [[10, 20, 30], [30, 50, 70], [128], [64, 32]]
+    for index in range(count):
+        own: dict[str, Any] = {
+            "batch_size": 128, "epochs": 20, "lr": round(10 ** dice.uniform(-4.5, -0.7), 6),
+            "dropout_rate": round(dice.uniform(0, 0.8), 2), "optimizer": dice.choice(["rmsprop", "adam", "sgd"]),
+            "activate_fn": dice.choice(["relu", "tanh"]), "hidden_nodes": dice.choice(networks),
+        }  # fmt: skip
+        reached = 0.985 - 0.08 * (math.log10(own["lr"]) + 2.5) ** 2 - 0.2 * own["dropout_rate"] ** 2
+        reached = max(0.1, reached - (0.1 if own["optimizer"] == "sgd" else 0) + dice.gauss(0, 0.01))
+        late = "waiting" if index >= count - 3 else "running" if index >= count - 6 else "done"
+        state = "failed" if index == 7 else late
+        points = [] if state in ("failed", "waiting") else [
+            (float(step), reached * (1 - math.exp(-step / 60)) + dice.gauss(0, 0.004)) for step in range(12, 241, 12)
+        ][: 8 if state == "running" else None]  # fmt: skip
+        found[index] = {"val_acc": Series("val_acc", tuple(points))} if points else {}
+        metrics = {"val_acc": points[-1][1], "best_val_acc": max(y for _, y in points)} if points else {}
+        rows.append({
+            "index": index, "parameters": own, "state": state, "instances": int(state != "waiting"), "instance": None,
+            "phase": state, "reason": "the trainer exited with 1 (out of memory?)" if state == "failed" else "",
+            "step": int(points[-1][0]) if points else None, "steps_total": 240, "loss": 0.3 if points else None,
+            "metrics": metrics,
+        })  # fmt: skip
+    states = [row["state"] for row in rows]
+    counted = {state: states.count(state) for state in ("done", "failed", "running", "waiting")}
+    document = {
+        "job": name, "run": "01KAHJ6W3FZ5T8Q0M2XV9RBYCD", "phase": "training", "reason": "", "entries": rows,
+        "store": "s3://spotheal-123456789012-us-west-2/digits-mlp/01KAHJ6W3FZ5T8Q0M2XV9RBYCD",
+        "fleet": {"id": "sfr-1", "state": "active"}, "runs": {"all": count, **counted},
+    }  # fmt: skip
+    return document, found
+
+
+def hostile_sweep() -> tuple[dict[str, Any], dict[int, dict[str, Series]]]:
+    """Markup and endless words for names and values, one value of each parameter of another kind."""
+    document, found = sweep(9, HOSTILE)
+    for row in document["entries"]:
+        number = row["index"]
+        row["parameters"] = {HOSTILE: HOSTILE + str(number), "n": number or "none", "x": 10.0 ** (30 * number)}
+        row["reason"] = HOSTILE
+    return document, found

@@ -15,11 +15,13 @@ from chromium import Chromium, program, started
 
 from spotheal.fleet.report import make
 from spotheal.fleet.report_page import page
+from spotheal.fleet.sweep import report as sweep_report
+from spotheal.fleet.sweep.report_page import page as sweep_page
 
 ARTIFACTS = Path(__file__).resolve().parent.parent / "artifacts" / "report"
-STORIES = ("finished", "running", "hostile")
+STORIES = ("finished", "running", "hostile", "sweep", "hostile_sweep")
 LAID_OUT = [("finished", 390), ("finished", 768), ("finished", 1280), ("running", 390), ("hostile", 390),
-            ("hostile", 1280)]  # fmt: skip
+            ("hostile", 1280), ("sweep", 390), ("sweep", 1280), ("hostile_sweep", 390)]  # fmt: skip
 
 pytestmark = [
     pytest.mark.processes,
@@ -84,9 +86,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     found = {}
     for name in STORIES:
-        material, now = getattr(report_stories, name)()
+        told, more = getattr(report_stories, name)()
+        if name.endswith("sweep"):
+            body = sweep_page(sweep_report.make(told, more, "best_val_acc", False, report_stories.DAY))
+        else:
+            body = page(make(told, more))
         found[name] = folder / f"{name}.html"
-        found[name].write_bytes(page(make(material, now)).encode())
+        found[name].write_bytes(body.encode())
     return found
 
 

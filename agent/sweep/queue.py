@@ -1,9 +1,9 @@
 """The entries of a sweep as a queue in the store: which one an instance works on next.
 
 `queue/<entry>.<n>` is the n-th claim of an entry, put with `If-None-Match` so that one instance wins it, and
-`queue/<entry>.done` or `.failed` says that its run is over. One list call shows all of it. A claim only keeps two
-workers from starting the same run; what keeps them from writing to one volume are the terms of that run
-(`spotheal.agent.volume`).
+`queue/<entry>.done` or `.failed` says that its run is over, `queue/<entry>.<n>.back` that the n-th claim is given up.
+One list call shows all of it. A claim only keeps two workers from starting the same run; what keeps them from writing
+to one volume are the terms of that run (`spotheal.agent.volume`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spotheal.agent.store import Store
 
 # An instance that no describe shows is one that AWS has forgotten, or one too young to be seen: only the first counts.
 UNSEEN_SECONDS = 900.0
-_KEY = re.compile(r"queue/(\d{5})\.(\d{4}|done|failed)")
+_KEY = re.compile(r"queue/(\d{5})\.(\d{4}|done|failed)(\.back)?")
 _GONE = ("shutting-down", "terminated", "stopping", "stopped")
 
 
@@ -67,11 +67,11 @@ def choose(entries: Iterable[Entry], here: str, gone: Collection[str], silent: C
 
 
 def give_back(store: Store, index: int, clock: Clock) -> None:
-    """Leave entry `index`, of the sweep whose prefix `store` is, to whoever looks next: a claim that nobody holds."""
+    """Leave entry `index`, of the sweep whose prefix `store` is, to whoever looks next."""
     start = f"{LAYOUT.queue}{index:05d}."
     claims = [key.removeprefix(start) for key in store.keys(start)]
-    number = 1 + max((int(what) for what in claims if what.isdigit()), default=0)
-    store.claim(LAYOUT.queue_claim(index, number), {"instance": "", "time": rfc3339(clock.now())}, lambda _: False)
+    if numbers := [int(what) for what in claims if what.isdigit()]:
+        store.put_json(LAYOUT.queue_back(index, max(numbers)), {"time": rfc3339(clock.now())})
 
 
 class Queue:
@@ -97,20 +97,24 @@ class Queue:
     def look(self) -> list[Entry]:
         """All entries, by index. Claims not seen before are read, those of entries that are over never."""
         claims: dict[int, int] = {}
+        back: set[tuple[int, int]] = set()
         ended: dict[int, str] = {}
         for key in self._store.keys(LAYOUT.queue):
             match = _KEY.fullmatch(key)
             if match is None:
                 continue
             index = int(match.group(1))
-            if match.group(2).isdigit():
+            if match.group(3):
+                back.add((index, int(match.group(2))))
+            elif match.group(2).isdigit():
                 claims[index] = max(claims.get(index, 0), int(match.group(2)))
             else:
                 ended[index] = match.group(2)
         found = []
         for index in range(self._count):
             number = claims.get(index, 0)
-            holder, since = self._holder(index, number) if number and index not in ended else ("", "")
+            read = number and index not in ended and (index, number) not in back
+            holder, since = self._holder(index, number) if read else ("", "")
             found.append(Entry(index, number, holder, since, ended.get(index, "")))
         return found
 

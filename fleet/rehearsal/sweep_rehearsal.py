@@ -284,7 +284,7 @@ class _Sweep:
             if row["state"] in ("done", "failed") and row["state"] != was["state"]:
                 self._say(f"run {row['index']} is {row['state']}: {row['reason']}".partition("\n")[0])
             elif row["instances"] > was["instances"]:
-                self._say(f"run {row['index']} is {'taken' if row['instances'] == 1 else 'handed over, or lost'}")
+                self._say(f"run {row['index']} is taken" + (" by another machine" if row["instances"] > 1 else ""))
         self._rows = rows
 
     def _say(self, text: str) -> None:

@@ -54,7 +54,7 @@ def _marks(keys: list[str]) -> dict[int, tuple[int, str]]:
     found: dict[int, tuple[int, str]] = {}
     for key in keys:
         index, _, what = key.removeprefix(LAYOUT.queue).partition(".")
-        if not index.isdigit():
+        if not index.isdigit() or what.endswith(".back"):
             continue
         claims, ended = found.get(int(index), (0, ""))
         found[int(index)] = (max(claims, int(what)), ended) if what.isdigit() else (claims, what)

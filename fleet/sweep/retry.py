@@ -1,7 +1,7 @@
 """Runs of a sweep that failed, begun again from their last checkpoints.
 
-A run that ended is one whose store says so; here that is taken back, its claim is given to nobody, and last the mark of
-its end goes. Cut off anywhere and called again, it does the rest.
+A run that ended is one whose store says so; here that is taken back, its claim is given up, and last the mark of its
+end goes. Cut off anywhere and called again, it does the rest.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from spotheal.agent.store import Store
 from spotheal.fleet import engine
 from spotheal.fleet.runs import Run
 from spotheal.fleet.session import Session
-
-NOBODY = ""  # holder of a claim that an instance may take
 
 
 def chosen(rows: Sequence[dict[str, Any]], asked: Collection[int]) -> list[int]:
@@ -41,7 +39,7 @@ def chosen(rows: Sequence[dict[str, Any]], asked: Collection[int]) -> list[int]:
 def give_back(sweep: Run, index: int, clock: Clock) -> None:
     """Let any instance take run `index`, which failed, from its last checkpoint on."""
     own, now = Store(sweep.store.client, sweep.store.url.below(LAYOUT.entry(index))), rfc3339(clock.now())
-    number = 1 + max(_claims(sweep, index), default=0)
+    number = max(_claims(sweep, index), default=0)
     before = own.read_status() or {}
     own.write_status({
         "schema_version": STATUS_SCHEMA_VERSION, "job": sweep.job, "run": f"{sweep.id}{index:05d}",
@@ -51,7 +49,8 @@ def give_back(sweep: Run, index: int, clock: Clock) -> None:
     })  # fmt: skip
     # Launches without a checkpoint are counted towards parking; those of before are forgiven.
     own.count_launch(f"retry-{number}", {"time": now, "acknowledged": True, "outcome": "retried"})
-    sweep.store.claim(LAYOUT.queue_claim(index, number), {"instance": NOBODY, "time": now}, lambda _: False)
+    if number:
+        sweep.store.put_json(LAYOUT.queue_back(index, number), {"time": now})
     sweep.store.delete(LAYOUT.queue_ended(index, False))
 
 

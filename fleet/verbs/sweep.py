@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 EXAMPLE = "fleetctl sweep run hyperparam_list.yml --parallel 4"
 app = group("sweep", "Many runs of a job, one for each entry of a list: run, status, report, retry, scale.", EXAMPLE)
-Metric = Annotated[str, typer.Option("--metric", metavar="NAME", help="Sort by this one; else by what is running.")]
-Smallest = Annotated[bool, typer.Option("--smallest/--largest", help="Which end of the metric is best.")]
+Metric = Annotated[str, typer.Option("--metric", metavar="NAME", help="Sort by it; else by the best score, or loss.")]
+Smallest = Annotated[
+    bool | None, typer.Option("--smallest/--largest", help="Which end of the metric is best; else by its name.")
+]
 
 
 @app.command("run", epilog=f"Example: {EXAMPLE}")
@@ -153,27 +155,51 @@ def status(
     _show(session, found, as_json)
 
 
-@app.command("report", epilog="Example: fleetctl sweep report digits --metric val_accuracy --largest")
+@app.command("report", epilog="Example: fleetctl sweep report digits --metric val_accuracy --html digits.html")
 @verb
 def report(
     job: JobArgument = "",
-    metric: Metric = "loss",
-    smallest: Smallest = True,
+    metric: Metric = "",
+    smallest: Smallest = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with plots, in one file.")
+    ] = None,
     job_file: JobFile = None,
     run: RunOption = "",
     region: Region = "",
     profile: Profile = "",
     output: Output = "",
 ) -> None:
-    """The runs of a sweep by a metric, the best first, with their parameters."""
+    """The runs of a sweep by a metric, the best first, with their parameters.
+
+    The page (--html) has the learning curves of all runs and the metric beside each parameter.
+    """
     from spotheal.fleet.sweep import progress
+    from spotheal.fleet.sweep import report as content
     from spotheal.fleet.target import find
 
     as_json = is_json(output)
     session, found = find(open_session(region, profile), job, job_file, run)
     document = progress.summarise(progress.gather(session, found))
-    rows = progress.by_metric(document["entries"], metric, smallest=smallest)
-    _print({**document, "metric": metric, "entries": rows}, as_json, metric)
+    metric = metric or next(iter(content.metrics_of(document["entries"])), "loss")
+    least = content.is_lower_better(metric) if smallest is None else smallest
+    rows = progress.by_metric(document["entries"], metric, smallest=least)
+    _print({**document, "metric": metric, "smallest": least, "entries": rows}, as_json, metric)
+    if html is not None:
+        _write_page(found, document, metric, least, html)
+
+
+def _write_page(sweep: Run, document: dict[str, Any], metric: str, smallest: bool, path: Path) -> None:
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet.report_pieces import write
+    from spotheal.fleet.sweep import report as content
+    from spotheal.fleet.sweep.report_page import page
+
+    begun = [int(row["index"]) for row in document["entries"] if row["instances"]]
+    made = content.make(document, content.gather(sweep, begun), metric, smallest, SystemClock().now())
+    body = page(made).encode()
+    write(body, path)
+    say(f"{path}: {len(body) / 1000:.0f} kB, open it in a browser")
 
 
 @app.command("retry", epilog="Example: fleetctl sweep retry digits 3 17")

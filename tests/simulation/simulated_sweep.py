@@ -59,8 +59,8 @@ class SweepRegion(LifeRegion):
     def ended(self) -> dict[int, str]:
         """Entry -> done or failed, as the queue in the store says."""
         start = f"digits/{RUN}/{LAYOUT.queue}"
-        marks = [key[len(start) :].split(".") for key, _ in self.bodies(start)]
-        return {int(index): what for index, what in marks if not what.isdigit()}
+        marks = [key[len(start) :].split(".", 1) for key, _ in self.bodies(start)]
+        return {int(index): what for index, what in marks if what in ("done", "failed")}
 
     def status_of_sweep(self) -> dict[str, Any]:
         key = f"digits/{RUN}/{LAYOUT.status}"

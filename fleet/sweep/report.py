@@ -1,0 +1,157 @@
+"""What a sweep's page tells: each run's metric, curve and parameters, read (IO) and put together (pure).
+
+`report_page` draws it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.store import Store
+from spotheal.fleet.report_series import Series, finite, json_lines, series_of, thinned
+from spotheal.fleet.runs import Run
+from spotheal.fleet.sweep import progress
+
+POINTS_MAX = 240  # of one run's curve
+PARAMETERS_MAX = 12  # drawn
+VALUES_MAX = 12  # of a parameter whose values are no numbers
+_READERS = 16
+_LOWER = re.compile(r"loss|perplexity|error|(^|_)(nll|mse|mae|rmse|bce|ce|kl|ppl|seconds|time)($|_)", re.IGNORECASE)
+_SCORE = re.compile(r"acc|f1|auc|precision|recall|iou|bleu|rouge|dice|(^|_)m?ap($|_)|score|reward", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One that differs between runs. `values`: run -> its value, of those that have it; numbers where `numeric`."""
+
+    name: str
+    numeric: bool
+    values: Mapping[int, Any]
+
+    @property
+    def kinds(self) -> list[Any]:
+        """Its different values: numbers by size, others as often as they are there."""
+        found = list(self.values.values())
+        if self.numeric:
+            return sorted(set(found))
+        return sorted(dict.fromkeys(found), key=lambda value: -found.count(value))
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """`rows`: the summary's, the best first. `values`: run -> the metric. `curve`: what `curves` show of each run."""
+
+    job: str
+    run: str
+    store: str
+    phase: str
+    reason: str
+    made: datetime
+    metric: str
+    smallest: bool
+    count: Mapping[str, int]
+    rows: Sequence[Mapping[str, Any]]
+    values: Mapping[int, float]
+    curve: str
+    curves: Mapping[int, Series]
+    parameters: Sequence[Parameter]
+    same: Mapping[str, Any]  # parameters that every run has alike
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in {one.value for one in Phase if one.is_end}
+
+    @property
+    def best(self) -> Mapping[str, Any] | None:
+        return self.rows[0] if self.rows and int(self.rows[0]["index"]) in self.values else None
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+def gather(run: Run, entries: Sequence[int]) -> dict[int, dict[str, Series]]:
+    """The curves of `entries`, run -> name -> series: of the metrics file, else of the samples of each instance."""
+
+    def one(index: int) -> dict[str, Series]:
+        store = Store(run.store.client, run.store.url.below(LAYOUT.entry(index)))
+        body = store.get_bytes(LAYOUT.metrics)
+        if body is None:
+            keys = [key for key in store.keys(LAYOUT.progress("").removesuffix(".jsonl")) if key.endswith(".jsonl")]
+            body = b"".join(store.get_bytes(key) or b"" for key in keys)
+        found = series_of(json_lines(body.decode(errors="replace")))
+        return {name: Series(name, tuple(thinned(line.points, POINTS_MAX))) for name, line in found.items()}
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        return dict(zip(entries, pool.map(one, entries), strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------------------- pure
+def metrics_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Every metric that a run has written; what says most comes first: the best score, then scores, then losses."""
+    known = {name for row in rows for name in row["metrics"]}
+    known |= {"loss"} if any(finite(row["loss"]) is not None for row in rows) else set()
+
+    def rank(name: str) -> tuple[int, str]:
+        score = bool(_SCORE.search(name)) and not _LOWER.search(name)
+        best, validated = name.startswith("best_"), "val" in name or "test" in name
+        order = [score and best, score and validated, best and not score, score, validated, name == "loss", True]
+        return order.index(True), name
+
+    return sorted(known, key=rank)
+
+
+def is_lower_better(metric: str) -> bool:
+    return bool(_LOWER.search(metric)) and not _SCORE.search(metric)
+
+
+def curve_of(metric: str, found: Mapping[int, Mapping[str, Series]]) -> str:
+    """Which curve shows `metric` as it came about; "" where no run has one."""
+    names = {name for curves in found.values() for name in curves}
+    plain = metric.removeprefix("best_")
+    wanted = [metric, plain, *(("val_loss", "train_loss", "loss") if is_lower_better(metric) else ())]
+    return next((name for name in wanted if name in names), next(iter(sorted(names & {"val_loss", "loss"})), ""))
+
+
+def parameters_of(entries: Sequence[Mapping[str, Any]]) -> tuple[list[Parameter], dict[str, Any]]:
+    """Those that differ, and those that are the same in every entry."""
+    found: list[Parameter] = []
+    same: dict[str, Any] = {}
+    for name in dict.fromkeys(name for entry in entries for name in entry):
+        having = {index: entry[name] for index, entry in enumerate(entries) if name in entry}
+        shown = {index: in_words(value) for index, value in having.items()}
+        if len(set(shown.values())) == 1 and len(having) == len(entries):
+            same[name] = next(iter(having.values()))
+            continue
+        numbers = {index: number for index, value in having.items() if (number := finite(value)) is not None}
+        numeric = len(numbers) == len(having) and len(set(numbers.values())) > 2
+        found.append(Parameter(name, numeric, numbers if numeric else shown))
+    return found, same
+
+
+def in_words(value: Any) -> str:
+    """A value as a person writes it."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def make(
+    document: Mapping[str, Any], found: Mapping[int, Mapping[str, Series]], metric: str, smallest: bool, now: datetime
+) -> SweepReport:
+    """`document` as `progress.summarise` gives it; ConfigError where no run has written `metric`."""
+    rows = progress.by_metric(list(document["entries"]), metric, smallest=smallest)
+    curve = curve_of(metric, found)
+    differing, same = parameters_of([row["parameters"] for row in document["entries"]])
+    values = {int(row["index"]): progress.value_of(row, metric) for row in rows}
+    return SweepReport(
+        job=document["job"], run=document["run"], store=document["store"], phase=str(document["phase"]),
+        reason=str(document["reason"]), made=now, metric=metric, smallest=smallest, count=document["runs"], rows=rows,
+        values={index: value for index, value in values.items() if value is not None},
+        curve=curve, curves={index: curves[curve] for index, curves in found.items() if curve in curves},
+        parameters=differing, same=same,
+    )  # fmt: skip
