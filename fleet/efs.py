@@ -100,7 +100,7 @@ class Plan:
             lines.append(f"create security group {net.new_group} in {net.vpc}, for the instances: nothing open")
         if not self.group:
             lines.append(f"create security group {GROUP} in {net.vpc}, for the mount targets")
-        lines += [f"let {one} in by TCP {NFS} in {self.group or GROUP}" for one in self.rules]
+        lines += [f"let the instances ({one}) in by TCP {NFS} in {self.group or GROUP}" for one in self.rules]
         if self.targets:
             lines.append(f"create a mount target in {', '.join(self.targets)}")
         return lines
@@ -204,7 +204,7 @@ def plan(session: Session, name: str, wanted: Modes, net: Network, *, chosen: bo
                 next_step="--name OTHER makes another file system",
             )
     group = _group(session, net.vpc)
-    open_for = _let_in(group) if group else set()
+    open_for = let_in(group) if group else set()
     return Plan(
         token_of(name), wanted, net,
         file_system=str(system["FileSystemId"]) if system else "",
@@ -233,14 +233,15 @@ def _group(session: Session, vpc: str) -> dict[str, Any] | None:
     return dict(found[0]) if found else None
 
 
-def _let_in(group: Mapping[str, Any]) -> set[str]:
-    return {
-        str(pair["GroupId"])
-        for rule in group.get("IpPermissions", [])
-        if rule.get("IpProtocol") in ("tcp", "-1")
-        if int(rule.get("FromPort", 0)) <= NFS <= int(rule.get("ToPort", 65535))
-        for pair in rule.get("UserIdGroupPairs", [])
-    }
+def let_in(group: Mapping[str, Any]) -> set[str]:
+    """The groups whose members this one lets in by NFS."""
+    rules = [rule for rule in group.get("IpPermissions", []) if is_for_nfs(rule)]
+    return {str(pair["GroupId"]) for rule in rules for pair in rule.get("UserIdGroupPairs", [])}
+
+
+def is_for_nfs(rule: Mapping[str, Any]) -> bool:
+    ports = int(rule.get("FromPort", 0)) <= NFS <= int(rule.get("ToPort", 65535))
+    return rule.get("IpProtocol") == "-1" or (rule.get("IpProtocol") == "tcp" and ports)
 
 
 # -------------------------------------------------------------------------------------------------------------- making

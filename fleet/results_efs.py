@@ -80,7 +80,7 @@ def opened(
             case EfsUrl() if folder is not None:
                 yield Mounted(_below(folder, place, run), listed(run))
             case EfsUrl() if not reading:
-                yield Listed(place, listed(run))
+                yield Listed(f"{place}/{run.job}/{run.id}/", listed(run))
             case EfsUrl():
                 path = "/".join(part for part in (MOUNT_POINT, place.folder, run.job, run.id) if part)
                 connection = _connection(stack, session, run, path, say, place, user, identity)
@@ -90,11 +90,11 @@ def opened(
 class Listed:
     """What the run's store says of results on EFS; nothing here can read them."""
 
-    def __init__(self, place: EfsUrl, found: tuple[Result, ...]) -> None:
+    def __init__(self, place: str, found: tuple[Result, ...]) -> None:
         self._place, self._found = place, found
 
     def __str__(self) -> str:
-        return f"{self._place}/"
+        return self._place
 
     def list(self) -> tuple[Result, ...]:
         return self._found

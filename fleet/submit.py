@@ -23,7 +23,7 @@ from spotheal.agent.ec2 import TokenUsed
 from spotheal.agent.errors import Conflict, Retryable, SpothealError
 from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase, StoreUrl
 from spotheal.agent.store import Store
-from spotheal.fleet import engine, plan, repository, rescue
+from spotheal.fleet import engine, plan, repository, rescue, results_check
 from spotheal.fleet.account import prerequisites, roles
 from spotheal.fleet.account.between import OpenBetween
 from spotheal.fleet.account.prerequisites import CreateSecurityGroup, ImportKey, OpenSsh, filled
@@ -59,6 +59,7 @@ def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[st
                 _create_bucket(session, bucket)
             case plan.RecordRun():
                 _take_turn(store, ready, clock)
+                results_check.probe(session, ready.instance.job, ready.plan.run)
                 _record(store, ready, clock)
             case plan.UploadWheels():
                 _upload_wheels(store, ready)

@@ -15,6 +15,7 @@ from spotheal.agent.aws import translated
 from spotheal.agent.config import JobConfig, seconds
 from spotheal.agent.errors import ConfigError, NotFound, PermissionDenied, SpothealError
 from spotheal.agent.names import TAG_NAME, StoreUrl
+from spotheal.fleet import results_check
 from spotheal.fleet.account import between, network, roles
 from spotheal.fleet.account.between import OpenBetween
 from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole, CreateTrainerRole
@@ -85,7 +86,8 @@ def look(session: Session, fleet: FleetConfig, job: JobConfig, store: StoreUrl, 
     notes: list[str] = []
     try:
         told = job.notify.sns and not job.notify.sns.rpartition(":")[2].startswith("spotheal")
-        wanted = {"rescue": seconds(job.fleet.on_demand_after), "sweeps": sweep, "topic": told}
+        elsewhere = isinstance(job.store.results_place, StoreUrl)
+        wanted = {"rescue": seconds(job.fleet.on_demand_after), "sweeps": sweep, "topic": told, "results": elsewhere}
         additions = [name for name, is_wanted in wanted.items() if is_wanted]
         steps += _missing_roles(session, fleet, job, store, additions)
     except PermissionDenied as error:
@@ -94,6 +96,7 @@ def look(session: Session, fleet: FleetConfig, job: JobConfig, store: StoreUrl, 
         notes.append("whether the roles exist was not checked: these credentials may not read IAM")
     steps += _missing_keys(session, fleet, job)
     groups, made = _groups(session, fleet, job)
+    notes += results_check.check(session, job, fleet)
     return Found((*steps, *made), _with_groups(fleet, groups), tuple(notes))
 
 
@@ -115,16 +118,26 @@ def _missing_roles(
     session: Session, fleet: FleetConfig, job: JobConfig, store: StoreUrl, additions: list[str]
 ) -> list[Step]:
     steps: list[Step] = []
+    place = job.store.results_place
+    of: dict[str, dict[str, Any]] = {
+        "topic": {"topic": job.notify.sns}, "results": {"results": place if isinstance(place, StoreUrl) else None},
+    }  # fmt: skip
     role = str(fleet.document.get("IamFleetRole") or "").rpartition("/")[2]
     if role and job.fleet.engine == "spot-fleet" and (fleet_role := roles.missing_fleet_role(session, role)):
         steps.append(fleet_role)
     profiles = [spec.get("IamInstanceProfile") or {} for spec in fleet.specifications]
     names = [str(one.get("Name") or str(one.get("Arn", "")).rpartition("/")[2]) for one in profiles]
     for name in dict.fromkeys(filter(None, names)):
+        if (its_job := roles.job_of(name)) and its_job != job.job.name:
+            raise ConfigError(
+                f"{fleet.source}: instance profile {name} is for job {its_job} alone, and this is {job.job.name}",
+                next_step=f"write {roles.job_role(job.job.name)}, which is made for you, or {roles.INSTANCE_ROLE}"
+                " for all jobs",
+            )
         if instance_role := roles.missing_instance_role(session, name, store):
             steps.append(instance_role)
         steps += [step for one in additions if (step := roles.missing_addition(
-            session, name, store, one, job.notify.sns if one == "topic" else ""))]  # fmt: skip
+            session, name, store, one, **of.get(one, {})))]  # fmt: skip
     if job.cage.trainer_policy and (
         role_of_trainer := roles.missing_trainer_role(
             session, filter(None, dict.fromkeys(names)), job.job.name, job.cage.trainer_policy

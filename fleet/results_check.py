@@ -1,0 +1,114 @@
+"""Whether results will reach the place that `[store] results` names: asked before anything is requested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from spotheal.agent.aws import translated
+from spotheal.agent.config import JobConfig
+from spotheal.agent.errors import Conflict, NotFound, PermissionDenied, Retryable
+from spotheal.agent.names import EfsUrl, StoreUrl
+from spotheal.fleet import efs
+from spotheal.fleet.config import FleetConfig
+
+if TYPE_CHECKING:
+    from spotheal.fleet.session import Session
+
+_MAKES = "`fleetctl results create-efs`"
+
+
+def check(session: Session, job: JobConfig, fleet: FleetConfig) -> tuple[str, ...]:
+    """Notes; NotFound, PermissionDenied or Conflict, each with its cure, where results could not be stored."""
+    match job.store.results_place:
+        case StoreUrl() as place:
+            _check_bucket(session, place)
+        case EfsUrl() as place:
+            return _check_efs(session, place, fleet)
+    return ()
+
+
+def probe(session: Session, job: JobConfig, run: str) -> None:
+    """Write the folder of a run's results, as S3's console does; PermissionDenied where that is refused."""
+    place = job.store.results_place
+    if not isinstance(place, StoreUrl):
+        return
+    folder = place.below(job.job.name, run)
+    try:
+        with translated(f"write to {folder}/"):
+            session.client("s3").put_object(Bucket=folder.bucket, Key=f"{folder.prefix}/", Body=b"")
+    except PermissionDenied as error:
+        error.next_step = "let the bucket's policy allow s3:PutObject there to you and to the instances' role"
+        raise
+
+
+def _check_bucket(session: Session, place: StoreUrl) -> None:
+    try:
+        with translated(f"look at bucket {place.bucket} of [store] results"):
+            session.client("s3").head_bucket(Bucket=place.bucket)
+    except NotFound as error:
+        raise NotFound(
+            f"there is no bucket {place.bucket}, which [store] results names",
+            next_step=f"`aws s3 mb s3://{place.bucket}`, or correct job.toml",
+        ) from error
+    except PermissionDenied as error:
+        error.next_step = "it is another account's, or closed to you: name a bucket of yours in [store] results"
+        raise
+
+
+def _check_efs(session: Session, place: EfsUrl, fleet: FleetConfig) -> tuple[str, ...]:
+    """The file system, a mount target in each zone of the fleet, and a rule that lets its instances in."""
+    name = place.file_system
+    try:
+        system = efs.find(session, name)
+        targets = efs.targets_of(session, name) if system is not None else []
+    except PermissionDenied:
+        return (f"whether {name} can be mounted was not checked: these credentials may not look at it",)
+    if system is None:
+        raise NotFound(
+            f"there is no file system {name} in {session.region}, which [store] results names",
+            next_step=f"{_MAKES} makes one and prints the line for job.toml",
+        )
+    if system["LifeCycleState"] != "available":
+        raise Retryable(f"{name} is {system['LifeCycleState']}", next_step="the same command in a minute")
+    if not targets:
+        raise Conflict(f"{name} has no mount target: no instance can mount it", next_step=f"{_MAKES} makes them")
+    net = efs.look_at_network(session, fleet)
+    if net.vpc not in {str(one.get("VpcId")) for one in targets}:
+        raise Conflict(
+            f"{name} has its mount targets in another VPC than the fleet's, {net.vpc}",
+            next_step="a fleet in that VPC, or a file system of its own: `fleetctl results create-efs --name OTHER`",
+        )
+    _check_rules(session, name, targets, net)
+    missing = sorted(set(net.subnets) - {str(one.get("AvailabilityZoneName")) for one in targets})
+    if missing:
+        return (f"{name} has no mount target in {', '.join(missing)}: from there it is used across zones, which costs"
+                f" and is slower; {_MAKES} makes it",)  # fmt: skip
+    return ()
+
+
+def _check_rules(session: Session, name: str, targets: list[dict[str, Any]], net: efs.Network) -> None:
+    groups: set[str] = set()
+    for one in targets:
+        with translated(f"look at the security groups of {one['MountTargetId']}"):
+            answer = session.client("efs").describe_mount_target_security_groups(MountTargetId=one["MountTargetId"])
+        groups |= set(answer["SecurityGroups"])
+    with translated(f"look at security groups {', '.join(sorted(groups))}"):
+        found = session.client("ec2").describe_security_groups(GroupIds=sorted(groups))["SecurityGroups"]
+    let_in = set().union(*(efs.let_in(one) for one in found))
+    if net.new_group or not (let_in & set(net.members) or any(_has_addresses(one) for one in found)):
+        who = net.new_group or ", ".join(net.members)
+        raise Conflict(
+            f"no rule lets the fleet's instances ({who}) reach {name} by TCP {efs.NFS}",
+            next_step=f"{_MAKES} adds it to what it made; else `aws ec2 authorize-security-group-ingress --group-id "
+            f"{min(groups)} --protocol tcp --port {efs.NFS} --source-group {next(iter(net.members), 'GROUP')}`",
+        )
+
+
+def _has_addresses(group: Mapping[str, Any]) -> bool:
+    """A rule for addresses: whether the instances' are among them is not for us to say."""
+    return any(
+        rule.get("IpRanges") or rule.get("Ipv6Ranges") or rule.get("PrefixListIds")
+        for rule in group.get("IpPermissions", [])
+        if efs.is_for_nfs(rule)
+    )
