@@ -177,3 +177,20 @@ def make_mnist(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             (raw / name).write_bytes(body)
             resources.append((f"{name}.gz", hashlib.md5((raw / f"{name}.gz").read_bytes()).hexdigest()))
     monkeypatch.setattr(MNIST, "resources", resources)
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("no", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_the_rate_grows_with_the_ranks_where_that_is_asked(rule: str, factor: float) -> None:
+    chosen = options.settled(options.parser().parse_args(["--scale-lr", rule, "--optimizer", "sgd", "--lr", "0.1"]))
+    model = torch.nn.Linear(1, 1)
+    assert build.optimizer_of(chosen, model).param_groups[0]["lr"] == pytest.approx(0.1)
+    optimizer = build.optimizer_of(chosen, model, ranks=4)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * factor)
+    assert options.config_of(chosen).get("scale_lr", "no") == rule, "a resume compares it"
+
+
+@pytest.mark.parametrize(("schedule", "half"), [("cosine", 0.5), ("constant", 1.0)])
+def test_the_rate_falls_as_a_cosine_or_stays(schedule: str, half: float) -> None:
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
+    factor = build.scheduler_of(optimizer, 101, 0.0, schedule).lr_lambdas[0]
+    assert [round(factor(step), 2) for step in (0, 1, 51)] == [1.0, 1.0, half]

@@ -36,7 +36,7 @@ EXAMPLE_COMMAND = (
 )  # fmt: skip
 # The same on two ranks, each start of which takes torchrun and three imports of torch: fewer, longer steps.
 EXAMPLE_RANKS_COMMAND = (
-    "python", "-m", "spotheal.training", "--dataset", "digits", "--epochs", "20", "--save-every", "10",
+    "python", "-m", "spotheal.training", "--dataset", "digits", "--epochs", "12", "--save-every", "10",
     "--batch-size", "64", "--threads", "1", "--step-seconds", "0.12", "--device", "cpu", "--scale-lr", "linear",
 )  # fmt: skip
 EXAMPLE_RANKS = 2

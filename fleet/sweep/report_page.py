@@ -133,7 +133,7 @@ def _parallel(report: SweepReport) -> str:
 def _table(report: SweepReport) -> str:
     rows = "".join(_row(report, row) for row in report.rows[:_ROWS_MAX])
     hidden = len(report.rows) - _ROWS_MAX
-    what = f"By {report.metric}, the best first. Each run's number leads to its files in S3."
+    what = f"By {report.metric}, the best first. Each run's number leads to its status, metrics and logs in S3."
     what += f" {hidden} more are left out." if hidden > 0 else ""
     heads = ("Run", "Parameters", "State", "Instances", "Step", report.metric)
     return card("Runs", what, stacked(heads, rows, 3))
@@ -159,8 +159,8 @@ def _row(report: SweepReport, row: Mapping[str, Any]) -> str:
 
 
 def _console(report: SweepReport, index: int) -> str:
-    """The run's results in AWS's own console."""
-    url = StoreUrl.parse(report.store).below(LAYOUT.results.rstrip("/"), str(index))
+    """The run's own folder of the store, in AWS's console."""
+    url = StoreUrl.parse(report.store).below(LAYOUT.entry(index))
     return f"https://s3.console.aws.amazon.com/s3/buckets/{url.bucket}?prefix={quote(url.prefix)}/"
 
 
