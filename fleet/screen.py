@@ -18,6 +18,7 @@ from rich.text import Text
 from spotheal.agent.billing import about
 from spotheal.agent.clock import parse_rfc3339
 from spotheal.agent.names import Phase, VolumeState
+from spotheal.fleet.machines import in_words
 from spotheal.fleet.table import duration, printable
 
 _LAUNCHES_SHOWN = 10
@@ -75,7 +76,12 @@ def _rows(document: dict[str, Any], now: datetime, ascii: bool) -> Iterable[tupl
         yield "capacity", Text(printable(shortage["says"]), style="yellow")
         yield "", Text(printable(f"try: {shortage['next_step']}"))
     instance = document["instance"]
-    if instance["id"] and not document["ended"]:
+    for number, machine in enumerate(document.get("machines") or []):
+        count = len(document["machines"])
+        heard = f", heard {duration(machine['heard_seconds'])} ago" if machine["heard_seconds"] is not None else ""
+        name = "" if number else _count(count, "machine")
+        yield name, f"{machine['instance']}  {in_words(machine)}{heard}"
+    if instance["id"] and not document["ended"] and not document.get("machines"):
         place = " ".join(str(instance[key]) for key in ("type", "zone") if instance[key])
         yield "instance", f"{instance['id']}  {place}, heard {duration(document['heartbeat_age_seconds'])} ago"
     if document["notice"] and not document["ended"]:

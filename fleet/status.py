@@ -16,7 +16,7 @@ from spotheal.agent.ec2 import Instance, Volume
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.ledger import read_events
 from spotheal.agent.names import HEARTBEAT_SECONDS, LAYOUT, TAG_RUN, TAG_STATE, TAG_TERM, Phase
-from spotheal.fleet import engine, receipt, runs
+from spotheal.fleet import engine, machines, receipt, runs
 from spotheal.fleet.session import Session
 from spotheal.fleet.shortage import Shortage, shortage, types_in, zones_in
 
@@ -43,6 +43,7 @@ class Seen:
     instances: tuple[Instance, ...] | None
     notes: tuple[str, ...] = ()
     fleet_events: tuple[engine.FleetEvent, ...] = ()  # read only where no instance is alive
+    nodes: tuple[dict[str, Any], ...] = ()  # of a run on several machines at once
 
 
 def gather(session: Session, run: runs.Run) -> Seen:
@@ -63,6 +64,7 @@ def gather(session: Session, run: runs.Run) -> Seen:
         ledger = pool.submit(lambda: run.store.get_bytes(LAYOUT.ledger) or b"")
         volumes = pool.submit(forgiving, lambda: session.ec2.volumes_of_run(run.id))
         instances = pool.submit(forgiving, lambda: session.ec2.instances_tagged(TAG_RUN, run.id))
+        nodes = pool.submit(forgiving, lambda: machines.read(run.store))
         keys = run.store.keys(LAYOUT.launches)
         launches = list(pool.map(run.store.get_json, keys))
         fleet = document.result()
@@ -87,6 +89,7 @@ def gather(session: Session, run: runs.Run) -> Seen:
         instances=found,
         notes=tuple(notes),
         fleet_events=history,
+        nodes=nodes.result() or (),
     )
 
 
@@ -123,6 +126,7 @@ def summarise(seen: Seen, now: datetime) -> dict[str, Any]:
         "term": status.get("term"),
         "interruptions": receipt.interruptions(events),
         "zone_moves": sum(1 for event in events if event["event"] == "volume" and event.get("moved_from")),
+        "machines": [] if ended else machines.summarise(seen.nodes, _alive(seen), now),
         "launches": [_launch(one, seen, now) for one in _launches(seen)],
         "volumes": None if seen.volumes is None else [_volume(one) for one in seen.volumes],
         "lineage": _lineage(seen),
@@ -131,6 +135,12 @@ def summarise(seen: Seen, now: datetime) -> dict[str, Any]:
 
 
 _INSTANCE_KEYS = {"id": "instance", "type": "instance_type", "zone": "zone", "attempt": "attempt"}
+
+
+def _alive(seen: Seen) -> set[str] | None:
+    if seen.instances is None:
+        return None
+    return {one.id for one in seen.instances if one.state in ("pending", "running")}
 
 
 def _moment(text: Any) -> datetime | None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -21,6 +23,7 @@ from spotheal.agent.errors import ConfigError, SpothealError
 
 T = TypeVar("T")
 SECONDS_MAX = 300.0
+_COLLECTIVE = re.compile(r"gloo|NCCL|TCPStore|c10d|Connection (reset|closed|refused)", re.IGNORECASE)
 
 log = logging.getLogger("spotheal.training")
 
@@ -148,11 +151,24 @@ class Ranks:
         try:
             return collective()
         except RuntimeError as fault:  # DistBackendError and gloo's own
-            raise RankLost(
-                f"rank {self.rank} waited for the other {self.size - 1} at most {self.seconds_max:.0f} s:"
-                f" {str(fault).splitlines()[0][:200]}",
-                next_step="see the logs of the other ranks; the newest checkpoint is intact",
-            ) from fault
+            raise self._lost(fault) from fault
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Around what has collectives inside (DistributedDataParallel's forward and backward): RankLost as of `met`."""
+        try:
+            yield
+        except RuntimeError as fault:
+            if self.size == 1 or not _COLLECTIVE.search(str(fault)):
+                raise  # out of memory is one too
+            raise self._lost(fault) from fault
+
+    def _lost(self, fault: RuntimeError) -> RankLost:
+        return RankLost(
+            f"rank {self.rank} waited for the other {self.size - 1} at most {self.seconds_max:.0f} s:"
+            f" {str(fault).splitlines()[0][:200]}",
+            next_step="see the logs of the other ranks; the newest checkpoint is intact",
+        )
 
 
 def on_gpus(device: str = "auto") -> bool:

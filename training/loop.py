@@ -117,7 +117,8 @@ def train(run: Run, store: Store | NoStore, pace: Pace, watcher: Watcher, report
         began, samples_before = time.monotonic(), run.counters.epoch_samples
         for inputs, targets in batches(run):
             step_began = time.monotonic()
-            loss = one_step(run, inputs, targets)
+            with run.ranks.together():
+                loss = one_step(run, inputs, targets)
             if run.step_seconds_min:
                 time.sleep(max(0.0, run.step_seconds_min - (time.monotonic() - step_began)))
             record = run.counters.step % run.log_every == 0

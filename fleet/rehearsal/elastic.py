@@ -38,7 +38,7 @@ SCHEMA_VERSION = 1
 LEAST, MOST = 2, 3
 SAVE_STEPS = 10
 COMMAND = (
-    "python", "-m", "spotheal.training", "--dataset", "digits", "--epochs", "36", "--save-every", str(SAVE_STEPS),
+    "python", "-m", "spotheal.training", "--dataset", "digits", "--epochs", "24", "--save-every", str(SAVE_STEPS),
     "--batch-size", "32", "--threads", "1", "--step-seconds", "0.12", "--device", "cpu", "--scale-lr", "linear",
 )  # fmt: skip
 _LOOK_SECONDS, _STORE_SECONDS = 0.2, 1.0
@@ -259,8 +259,8 @@ class _Elastic:
             if step < self._step:
                 self._went_on(step)
             self._step = step
-            if self._struck and self._struck[-1].lost is None and step > self._struck[-1].step:
-                self._went_on(step)
+            if self._struck and self._struck[-1].lost is None and step >= self._struck[-1].step + SAVE_STEPS:
+                self._went_on(step)  # without a step back
         if time.monotonic() - self._looked < _STORE_SECONDS:
             return
         self._looked = time.monotonic()
