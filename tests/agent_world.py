@@ -14,7 +14,7 @@ from typing import Any
 
 from spotheal.agent.clock import SystemClock, rfc3339
 from spotheal.agent.config import InstanceConfig, parse_job
-from spotheal.agent.errors import ExitCode
+from spotheal.agent.errors import ExitCode, Retryable
 from spotheal.agent.host import Host
 from spotheal.agent.life import World
 from spotheal.agent.logs import Logs
@@ -40,6 +40,7 @@ class FolderHost(Host):
 
     def __init__(self, disks: Path, rulebook: Rulebook, instance: str) -> None:
         self.disks, self.rulebook, self.me = disks, rulebook, instance
+        self.nfs_fault: Retryable | None = None  # what mount says of the file system, whose content is in `disks`/nfs
 
     def find_device(self, volume: str, attached_as: str = "") -> str | None:
         attached = [found for found, _, _ in self.rulebook.attached(self.me)]
@@ -64,6 +65,22 @@ class FolderHost(Host):
     def unmount(self, mountpoint: str, seconds_max: float = 1) -> bool:
         Path(mountpoint).unlink(missing_ok=True)
         return True
+
+    def resolves(self, name: str) -> bool:
+        return True
+
+    def install_nfs_client(self) -> None:
+        return None
+
+    def mount_nfs(self, source: str, mountpoint: str, options: str, seconds_max: float) -> None:
+        if self.nfs_fault is not None:
+            raise self.nfs_fault
+        (self.disks / "nfs").mkdir(exist_ok=True)
+        (self.disks / "nfs.source").write_text(source)
+        self.mount(str(self.disks / "nfs"), mountpoint)
+
+    def nfs_source(self, mountpoint: str) -> str:
+        return (self.disks / "nfs.source").read_text() if Path(mountpoint).is_symlink() else ""
 
     def holders(self, mountpoint: str) -> tuple[int, ...]:
         return ()
@@ -107,6 +124,7 @@ class AgentWorld:
     revision: str = ""
     client: Any = None  # of ssm, secretsmanager and sts
     target: int = 1  # instances of the fleet; `another()` is the next one
+    nfs_fault: Retryable | None = None
 
     def __post_init__(self) -> None:
         self.clock = SystemClock()
@@ -180,10 +198,12 @@ class AgentWorld:
                 self.asked_to_stop.set()
 
         threading.Thread(target=power_cut, daemon=True).start()
+        host = FolderHost(self.disks, self.rulebook, self.instance)
+        host.nfs_fault = self.nfs_fault
         world = World(
             clock=self.clock,
             paths=Paths(self.root),
-            host=FolderHost(self.disks, self.rulebook, self.instance),
+            host=host,
             metadata=self.metadata,
             logs=Logs(self.root / "var/log/spotheal"),
             ec2=InMemoryEc2(self.rulebook, self.instance),

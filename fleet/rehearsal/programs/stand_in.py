@@ -277,8 +277,8 @@ def mount_nfs(source: str, target: str, wanted: str) -> None:
             fail(f"{target}: mount point does not exist.", MOUNT_FAILED)
         os.rmdir(target)
         os.symlink(found["folder"], target)
-        entry = {"device": source, "volume": "", "target": os.path.abspath(target), "fstype": "nfs4", "uuid": ""}
-        entry |= {"covered": "", "frozen": False, "files": found["folder"], "options": f"rw,relatime,{wanted}"}
+        entry: Record = {"device": source, "volume": "", "fstype": "nfs4", "uuid": "", "covered": "", "frozen": False}
+        entry |= {"target": os.path.abspath(target), "files": found["folder"], "options": f"rw,relatime,{wanted}"}
         table.append(entry)
 
 
