@@ -105,7 +105,8 @@ def survey(session: Session, wishes: Wishes, clock: Clock, say: Say) -> Choice:
     return Choice(
         wishes=wishes, account=account, region=session.region, image=image, types=chosen,
         fleet_role=roles.profile_arn(session, roles.FLEET_ROLE).replace(":instance-profile/", ":role/"),
-        profile=roles.profile_arn(session), ssh_from=ssh_from, key_file=_at_home(key) if key else "",
+        profile=roles.profile_arn(session, roles.job_role(wishes.name)),
+        ssh_from=ssh_from, key_file=_at_home(key) if key else "",
         quota=quota, dollars=_dollars(wishes, chosen), notes=tuple(notes),
     )  # fmt: skip
 
@@ -232,7 +233,8 @@ def offline(wishes: Wishes, region: str) -> Choice:
     return Choice(
         wishes=wishes, account="", region=region, types=chosen,
         image=Image(wishes.image or "<AMI_ID>", "", "named with --image" if wishes.image else "", families),
-        fleet_role=f"{arn}role/{roles.FLEET_ROLE}", profile=f"{arn}instance-profile/{roles.INSTANCE_ROLE}",
+        fleet_role=f"{arn}role/{roles.FLEET_ROLE}",
+        profile=f"{arn}instance-profile/{roles.job_role(wishes.name)}",
         ssh_from=network.cidr(wishes.ssh_from) if wishes.ssh_from else "", key_file=_at_home(key) if key else "",
         dollars=wishes.dollars or 0.0,
         notes=("without credentials nothing was read from AWS: <…> marks what is left to fill in, and the types are "

@@ -27,6 +27,7 @@ THEIRS = '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": 
 TRUST = json.dumps(policies.trust("ec2.amazonaws.com"))
 FLEET_ROLE = "aws-ec2-spot-fleet-tagging-role"
 SPOTHEAL_INSTANCE = "arn:aws:iam::123456789012:role/spotheal-instance"
+OURS = [SPOTHEAL_INSTANCE, SPOTHEAL_INSTANCE.replace("spotheal-instance", "spotheal-job-*")]
 
 
 @pytest.fixture
@@ -195,9 +196,9 @@ def test_a_job_with_a_trainer_policy_gets_its_role_in_the_plan(empty: Desk, moto
     assert iam.list_role_policies(**trainer)["PolicyNames"] == ["spotheal-cifar"]
     assert iam.get_role_policy(**trainer, PolicyName="spotheal-cifar")["PolicyDocument"] == json.loads(THEIRS)
     (trust,) = iam.get_role(**trainer)["Role"]["AssumeRolePolicyDocument"]["Statement"]
-    assert trust["Condition"]["ArnEquals"]["aws:PrincipalArn"] == [SPOTHEAL_INSTANCE]
+    assert trust["Condition"]["ArnLike"]["aws:PrincipalArn"] == OURS
 
-    session, others = Session("us-west-2"), ["theirs", "spotheal-instance"]
+    session, others = Session("us-west-2"), ["theirs", "spotheal-job-imagenet"]
     assert roles.missing_trainer_role(session, ["spotheal-instance"], "cifar", THEIRS) is None
     assert roles.missing_trainer_role(session, ["spotheal-instance"], "", "") is None
     changed = roles.missing_trainer_role(session, ["spotheal-instance"], "cifar", '{"Statement": []}')
@@ -208,7 +209,7 @@ def test_a_job_with_a_trainer_policy_gets_its_role_in_the_plan(empty: Desk, moto
     assert sorted(iam.list_role_policies(**trainer)["PolicyNames"]) == ["spotheal-cifar", "spotheal-imagenet"]
     (trust,) = iam.get_role(**trainer)["Role"]["AssumeRolePolicyDocument"]["Statement"]
     theirs = SPOTHEAL_INSTANCE.replace("spotheal-instance", "theirs")
-    assert trust["Condition"]["ArnEquals"]["aws:PrincipalArn"] == [SPOTHEAL_INSTANCE, theirs]
+    assert trust["Condition"]["ArnLike"]["aws:PrincipalArn"] == [*OURS, theirs]
 
 
 def test_where_the_administrator_says_what_trainers_may_do_a_job_adds_nothing(empty: Desk) -> None:
@@ -224,6 +225,25 @@ def test_a_trainers_role_of_somebody_elses_is_left_as_it_is(empty: Desk, moto_cl
     iam.create_role(RoleName="spotheal-trainer", AssumeRolePolicyDocument=TRUST)
     iam.put_role_policy(RoleName="spotheal-trainer", PolicyName="theirs", PolicyDocument=THEIRS)
     assert roles.missing_trainer_role(Session("us-west-2"), ["spotheal-instance"], "cifar", THEIRS) is None
+
+
+def test_a_profile_named_after_the_job_is_for_that_job_alone(empty: Desk, moto_clients: dict[str, Any]) -> None:
+    """As `fleetctl init` names it."""
+    file = empty.folder / "spot_fleet_config.json"
+    file.write_text(file.read_text().replace("profile/spotheal-instance", "profile/spotheal-job-cifar"))
+    says = "create role and instance profile spotheal-job-cifar: job cifar and its part of the store, nothing else"
+    assert says in empty.request()["steps"]
+    policy = {"RoleName": "spotheal-job-cifar", "PolicyName": f"spotheal-us-west-2-{BUCKET}-cifar"}
+    made = moto_clients["iam"].get_role_policy(**policy)["PolicyDocument"]
+    by_sid = {one["Sid"]: one for one in made["Statement"]}
+    assert by_sid["OnTheRun"]["Condition"] == {"StringEquals": {"ec2:ResourceTag/spotheal:job": "cifar"}}
+    assert by_sid["Store"]["Resource"] == f"arn:aws:s3:::{BUCKET}/cifar/*"
+
+    job = empty.folder / "job.toml"
+    job.write_text(job.read_text().replace('"cifar"', '"other"'))
+    refused = empty.run("request", "--yes")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "spotheal-job-cifar is for job cifar alone" in refused.stderr and "spotheal-job-other" in refused.stderr
 
 
 def test_tomorrows_address_is_opened_beside_todays(empty: Desk, moto_clients: dict[str, Any]) -> None:

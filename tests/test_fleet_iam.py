@@ -69,6 +69,20 @@ def test_trainers_of_any_job_may_do_what_the_administrators_policy_says(cloud_de
     assert "role spotheal-trainer" in cloud_desk.good("iam", "delete", "--yes")["deleted"]
 
 
+def test_a_jobs_own_role_is_made_shown_and_taken_away_alone(cloud_desk: CloudDesk) -> None:
+    made = cloud_desk.good("iam", "create", "--yes", "--job", "cifar")
+    assert made["instance_profile"].endswith(":instance-profile/spotheal-job-cifar")
+    shown = cloud_desk.good("iam", "show", "instance-role", "--job", "cifar")["policy"]
+    assert "spotheal:run" not in json.dumps(shown).replace("StringEquals", "")
+    (stored,) = [one for one in shown["Statement"] if one["Sid"] == "Store"]
+    assert stored["Resource"].endswith("/cifar/*")
+    gone = cloud_desk.good("iam", "delete", "--yes", "--job", "cifar")["deleted"]
+    assert gone == ["instance profile spotheal-job-cifar", "role spotheal-job-cifar"]
+    refused = cloud_desk.run("iam", "create", "--yes", "--job", "cifar", "--instance-role", "mine")
+    assert refused.exit_code == ExitCode.USAGE
+    cloud_desk.good("iam", "delete", "--yes")
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"Version": "2012-10-17"}', None])
 def test_a_trainers_policy_that_is_none_is_refused_before_anything_is_made(
     cloud_desk: CloudDesk, text: str | None

@@ -96,4 +96,4 @@ def test_who_may_take_a_role_is_no_everybody(make: Callable[[policies.Scope], di
         for statement in make(scope)["Statement"]:
             (principal,) = statement["Principal"].values()
             assert "*" not in str(principal)
-            assert ":root" not in str(principal) or statement["Condition"]["ArnEquals"]["aws:PrincipalArn"]
+            assert ":root" not in str(principal) or statement["Condition"]["ArnLike"]["aws:PrincipalArn"]

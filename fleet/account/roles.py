@@ -6,6 +6,7 @@ that have other policies only are somebody else's work, and left as they are.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import re
@@ -47,7 +48,9 @@ class CreateInstanceRole:
     verb: str = "create"  # complete: the role is there, its policy or profile is not; update: an older policy is there
 
     def says(self) -> str:
-        return f"{self.verb} role and instance profile {self.name}: this account's runs and their store, nothing else"
+        job = job_of(self.name)
+        whose = f"job {job} and its part of the store" if job else "this account's runs and their store"
+        return f"{self.verb} role and instance profile {self.name}: {whose}, nothing else"
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,21 @@ def scope(session: Session, store: StoreUrl) -> policies.Scope:
     return policies.Scope(session.account, session.region, store)
 
 
+def job_role(job: str) -> str:
+    """Name of the role, and of its profile, that may touch that one job's things alone."""
+    return f"{policies.JOB_ROLE}{job}"
+
+
+def job_of(role: str) -> str:
+    """The job that a role is for, "" where it is for any."""
+    return role.removeprefix(policies.JOB_ROLE) if role.startswith(policies.JOB_ROLE) else ""
+
+
+def _scope_of(session: Session, role: str, root: StoreUrl) -> policies.Scope:
+    job = job_of(role)
+    return policies.Scope(session.account, session.region, root.below(job) if job else root, job=job)
+
+
 def profile_arn(session: Session, name: str = INSTANCE_ROLE) -> str:
     return scope(session, StoreUrl("any", "")).role(name).replace(":role/", ":instance-profile/")
 
@@ -94,10 +112,12 @@ def check_name(name: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- missing
 def missing_instance_role(session: Session, name: str, store: StoreUrl) -> CreateInstanceRole | None:
-    """The step that makes the profile usable for this store; None where it is, or is somebody else's."""
+    """The step that makes the profile usable for the jobs of this store, or for the one that it is named after; None
+    where it is, or is somebody else's."""
     iam = session.client("iam")
-    wanted = policy_name(session.region, store)
-    document = json.dumps(policies.instance_role(scope(session, store)), separators=(",", ":"))
+    where = _scope_of(session, name, store)
+    wanted = policy_name(session.region, where.store)
+    document = json.dumps(policies.instance_role(where), separators=(",", ":"))
     profile = _found(f"look for instance profile {name}", lambda: iam.get_instance_profile(InstanceProfileName=name))
     roles = profile["InstanceProfile"]["Roles"] if profile else []
     role = str(roles[0]["RoleName"]) if roles else name
@@ -125,8 +145,8 @@ def missing_addition(
     iam = session.client("iam")
     of = topic or (str(results) if results else "")
     mark = f"-{hashlib.sha256(of.encode()).hexdigest()[:8]}" if of else ""
-    wanted = f"{policy_name(session.region, store)[:110]}-{which}{mark}"
-    where = replace(scope(session, store), topic=topic, results=results)
+    where = replace(_scope_of(session, name, store), topic=topic, results=results)
+    wanted = f"{policy_name(session.region, where.store)[:110]}-{which}{mark}"
     document = json.dumps(ADDITIONS[which](where), separators=(",", ":"))
     if _found(f"look for role {name}", lambda: iam.get_role(RoleName=name)) is not None:
         with translated(f"list the policies of role {name}"):
@@ -156,7 +176,9 @@ def missing_trainer_role(
     another's allows.
     """
     iam = session.client("iam")
-    takers = {_role_of(session, profile) for profile in profiles}
+    ours = policies.default_takers(scope(session, StoreUrl("any", "")))
+    named = {_role_of(session, profile) for profile in profiles}
+    takers = {*ours, *(arn for arn in named if not any(fnmatch.fnmatchcase(arn, pattern) for pattern in ours))}
     wanted = f"spotheal-{job}" if job else EVERY_JOB
     described = _found(f"look for role {TRAINER_ROLE}", lambda: iam.get_role(RoleName=TRAINER_ROLE))
     if described is None:
@@ -191,7 +213,7 @@ def _role_of(session: Session, profile: str) -> str:
 def _takers(trust: Any) -> set[str]:
     """The roles that a trust policy of ours names."""
     statements = trust.get("Statement", []) if isinstance(trust, dict) else []
-    named = [one.get("Condition", {}).get("ArnEquals", {}).get("aws:PrincipalArn", []) for one in statements]
+    named = [one.get("Condition", {}).get("ArnLike", {}).get("aws:PrincipalArn", []) for one in statements]
     return {arn for some in named for arn in ([some] if isinstance(some, str) else some)}
 
 

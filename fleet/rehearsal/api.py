@@ -225,7 +225,9 @@ class Endpoint:
         world = self.rulebook.world
         found = next((one for one in iam_backends[world.account]["aws"].roles.values() if one.name == role), None)
         if found is None:
-            scope = policies.Scope(world.account, world.region, StoreUrl("*", ""))
+            store = StoreUrl("*", "")
+            job = role.removeprefix(policies.JOB_ROLE) if role.startswith(policies.JOB_ROLE) else ""
+            scope = policies.Scope(world.account, world.region, StoreUrl("*", job) if job else store, job=job)
             documents = (policies.instance_role, policies.instance_with_rescue, policies.instance_of_sweep)
             return [document(scope) for document in documents]
         if found.managed_policies or not all(name.startswith("spotheal-") for name in found.policies):

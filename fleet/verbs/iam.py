@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,9 @@ DOCUMENTS = ("operator", "operator-efs", "operator-batch", "administrator", "ins
 app = group("iam", "The policies and roles: show, create, delete.", EXAMPLE)
 StoreOption = Annotated[str, typer.Option("--store", metavar="URL", help="Else bucket spotheal-<account>-<region>.")]
 Name = Annotated[str, typer.Option("--instance-role", metavar="NAME", help="Role and instance profile.")]
+JobName = Annotated[
+    str, typer.Option("--job", metavar="JOB", help="The role of this job's instances alone, spotheal-job-JOB.")
+]
 FleetName = Annotated[str, typer.Option("--fleet-role", metavar="NAME", help="Role of Spot Fleet.")]
 TrainerPolicy = Annotated[
     str,
@@ -34,6 +38,7 @@ def show(
     document: Annotated[str, typer.Argument(metavar="[DOCUMENT]", help=f"One of {', '.join(DOCUMENTS)}.")] = "",
     store: StoreOption = "",
     instance_role: Name = INSTANCE_ROLE,
+    job: JobName = "",
     fleet_role: FleetName = FLEET_ROLE,
     region: Region = "",
     profile: Profile = "",
@@ -55,13 +60,13 @@ def show(
     where = session.settle_region()
     account = session.account if session.has_credentials() else PLACEHOLDER_ACCOUNT
     url = StoreUrl.parse(_checked(store)) if store else StoreUrl(default_bucket(account, where), "")
-    scope = policies.Scope(account, where, url, instance_role=instance_role, fleet_role=fleet_role)
+    scope = policies.Scope(account, where, url, instance_role=_role(instance_role, job), fleet_role=fleet_role)
     made: dict[str, Any] = {
         "operator": policies.operator(scope),
         "operator-efs": policies.operator_of_file_systems(scope),
         "operator-batch": policies.operator_of_batch(scope),
         "administrator": policies.administrator(scope),
-        "instance-role": policies.instance_role(scope),
+        "instance-role": policies.instance_role(replace(scope, store=url.below(job), job=job) if job else scope),
         "instance-trust": policies.trust("ec2.amazonaws.com"),
         "fleet-role": policies.fleet_role(scope),
         "fleet-trust": policies.trust("spotfleet.amazonaws.com"),
@@ -90,6 +95,7 @@ def _checked(store: str) -> str:
 def create(
     store: StoreOption = "",
     instance_role: Name = INSTANCE_ROLE,
+    job: JobName = "",
     fleet_role: FleetName = FLEET_ROLE,
     trainer_policy: TrainerPolicy = "",
     yes: Yes = False,
@@ -106,6 +112,7 @@ def create(
     from spotheal.fleet.account import prerequisites, roles
 
     as_json = is_json(output)
+    instance_role = _role(instance_role, job)
     for name in (instance_role, fleet_role):
         roles.check_name(name)
     policy = _policy(trainer_policy) if trainer_policy else ""
@@ -134,6 +141,16 @@ def create(
         say("made" if steps else "all are there already")
 
 
+def _role(named: str, job: str) -> str:
+    """The role of instances that is meant."""
+    from spotheal.fleet.account.roles import job_role
+    from spotheal.fleet.runs import check_job_name
+
+    if job and named != INSTANCE_ROLE:
+        raise ConfigError("--job and --instance-role exclude each other", next_step="name one of them")
+    return job_role(check_job_name(job)) if job else named
+
+
 def _policy(file: str) -> str:
     """The IAM policy in that file, on one line."""
     from spotheal.agent.config import policy_fault
@@ -154,6 +171,7 @@ def _policy(file: str) -> str:
 @verb
 def delete(
     instance_role: Name = INSTANCE_ROLE,
+    job: JobName = "",
     fleet_role: FleetName = FLEET_ROLE,
     yes: Yes = False,
     region: Region = "",
@@ -162,7 +180,8 @@ def delete(
 ) -> None:
     """Delete the roles and the instance profile; runs that are at work lose their permissions.
 
-    A role of fleets or of trainers that fleetctl did not make is left: somebody else may use it.
+    A role of fleets or of trainers that fleetctl did not make is left: somebody else may use it. With --job that job's
+    role alone.
     """
     from spotheal.fleet import show as shown
     from spotheal.fleet.account import roles
@@ -170,8 +189,8 @@ def delete(
     as_json = is_json(output)
     session = open_session(region, profile)
     session.settle_region()
-    names = [instance_role]
-    for role in (fleet_role, TRAINER_ROLE):
+    names = [_role(instance_role, job)]
+    for role in () if job else (fleet_role, TRAINER_ROLE):
         if roles.is_made_by_us(session, role):
             names.append(role)
         else:

@@ -1,0 +1,173 @@
+"""With the role that `fleetctl request` gives a job's instances nothing of another job can be touched: each call is
+made at the rehearsal's cloud, which asks the policies as AWS would, and is refused; the same on its own is allowed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from spotheal.agent.clock import SystemClock
+from spotheal.fleet.rehearsal.api import Endpoint
+from spotheal.fleet.rehearsal.client import InMemoryEc2
+from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
+
+ZONE = "us-west-2a"
+QUICK = Latencies(
+    create_volume=0, attach=0, device_node=0, detach=0, delete_volume=0, snapshot=(0,), snapshot_interval=0, running=0,
+    shutdown=0, launch=0, replacement=0, capacity_retry=0, fleet_terminate=0,
+)  # fmt: skip
+REFUSED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException")
+_tokens = itertools.count()
+
+
+@dataclass
+class Job:
+    """What one job has in the account."""
+
+    name: str
+    run: str
+    volume: str = ""
+    old_volume: str = ""
+    snapshot: str = ""
+    fleet: str = ""
+    instance: str = ""
+
+    def tags(self, kind: str, state: str = "current") -> list[dict[str, Any]]:
+        tags = {"spotheal:job": self.name, "spotheal:run": self.run, "spotheal:state": state}
+        return [{"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}]
+
+
+class Account:
+    """Two jobs; `client` speaks as the first one's instance."""
+
+    def __init__(self) -> None:
+        self.rules = Rulebook(SystemClock(), latencies=QUICK, seed=1)
+        self.endpoint = Endpoint(self.rules)
+        self.operator: Any = InMemoryEc2(self.rules)
+        self.ours, self.theirs = self._job("cifar", "01" + "A" * 24), self._job("imagenet", "01" + "B" * 24)
+        self._clients: dict[str, Any] = {}
+        for job in (self.ours, self.theirs):
+            key = f"{job.name}/{job.run}/status.json"
+            self._make("s3", "AKIAOPERATOR").put_object(Bucket=self._bucket(), Key=key, Body=b"{}")
+
+    def _bucket(self) -> str:
+        s3 = self._make("s3", "AKIAOPERATOR")
+        if "store" not in [one["Name"] for one in s3.list_buckets()["Buckets"]]:
+            s3.create_bucket(Bucket="store", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+        return "store"
+
+    def _job(self, name: str, run: str) -> Job:
+        job, ec2 = Job(name, run), self.operator
+        place = {"AvailabilityZone": ZONE, "Size": 1, "VolumeType": "gp3"}
+        job.volume = ec2.create_volume(**place, TagSpecifications=job.tags("volume"))["VolumeId"]
+        job.old_volume = ec2.create_volume(**place, TagSpecifications=job.tags("volume", "superseded"))["VolumeId"]
+        job.snapshot = ec2.create_snapshot(VolumeId=job.volume, TagSpecifications=job.tags("snapshot"))["SnapshotId"]
+        launch = {"ImageId": "ami-00000000000000001", "InstanceType": "g5.xlarge",
+                  "Placement": {"AvailabilityZone": ZONE}}  # fmt: skip
+        job.instance = ec2.run_instances(
+            MinCount=1, MaxCount=1, IamInstanceProfile={"Name": f"spotheal-job-{name}"},
+            TagSpecifications=job.tags("instance"), **launch,
+        )["Instances"][0]["InstanceId"]  # fmt: skip
+        job.fleet = ec2.request_spot_fleet(SpotFleetRequestConfig={
+            "IamFleetRole": "arn:aws:iam::123456789012:role/fleet", "TargetCapacity": 1,
+            "LaunchSpecifications": [launch], "AllocationStrategy": "lowestPrice",
+            "TagSpecifications": job.tags("spot-fleet-request"),
+        })["SpotFleetRequestId"]  # fmt: skip
+        return job
+
+    def _make(self, service: str, key: str) -> Any:
+        maker: Any = boto3.session.Session(key, "secret", region_name="us-west-2")
+        config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
+        return maker.client(service, endpoint_url=self.endpoint.url, config=config)
+
+    def client(self, service: str) -> Any:
+        if service not in self._clients:
+            self._clients[service] = self._make(service, self.rules.key_of(self.ours.instance))
+        return self._clients[service]
+
+
+@pytest.fixture(scope="module")
+def account() -> Iterator[Account]:
+    found = Account()
+    yield found
+    found.endpoint.close()
+
+
+def is_refused(call: Callable[[], Any]) -> bool:
+    """Whether IAM says no; another fault of the call is past that."""
+    try:
+        call()
+    except ClientError as error:
+        return error.response["Error"]["Code"] in REFUSED
+    return False
+
+
+TAGS = [{"Key": "spotheal:state", "Value": "superseded"}]
+OTHERS = [{"Key": "spotheal:job", "Value": "cifar"}]
+_TOKENS: Callable[[], str] = lambda: f"token-{next(_tokens)}"  # noqa: E731
+# verb -> the call on a job's things, as an instance of ours makes it
+CALLS: dict[str, Callable[[Account, Job], Any]] = {
+    "attach its volume": lambda a, j: a.client("ec2").attach_volume(
+        VolumeId=j.old_volume, InstanceId=a.ours.instance, Device="/dev/sdf"),
+    "attach a volume to its instance": lambda a, j: a.client("ec2").attach_volume(
+        VolumeId=a.ours.old_volume, InstanceId=j.instance, Device="/dev/sdg"),
+    "detach its volume": lambda a, j: a.client("ec2").detach_volume(VolumeId=j.old_volume),
+    "tag its volume": lambda a, j: a.client("ec2").create_tags(Resources=[j.volume], Tags=TAGS),
+    "tag its snapshot": lambda a, j: a.client("ec2").create_tags(Resources=[j.snapshot], Tags=TAGS),
+    "tag its instance": lambda a, j: a.client("ec2").create_tags(Resources=[j.instance], Tags=TAGS),
+    "copy its volume": lambda a, j: a.client("ec2").create_snapshot(
+        VolumeId=j.volume, TagSpecifications=a.ours.tags("snapshot")),
+    "copy its snapshot": lambda a, j: a.client("ec2").create_volume(
+        SnapshotId=j.snapshot, AvailabilityZone=ZONE, TagSpecifications=a.ours.tags("volume"), ClientToken=_TOKENS()),
+    "make a volume in its name": lambda a, j: a.client("ec2").create_volume(
+        Size=1, AvailabilityZone=ZONE, TagSpecifications=j.tags("volume"), ClientToken=_TOKENS()),
+    "read its objects": lambda a, j: a.client("s3").get_object(Bucket="store", Key=f"{j.name}/{j.run}/status.json"),
+    "write its objects": lambda a, j: a.client("s3").put_object(
+        Bucket="store", Key=f"{j.name}/{j.run}/status.json", Body=b"{}"),
+    "list its objects": lambda a, j: a.client("s3").list_objects_v2(Bucket="store", Prefix=f"{j.name}/"),
+    "delete its objects": lambda a, j: a.client("s3").delete_object(
+        Bucket="store", Key=f"{j.name}/{j.run}/status.json"),
+    "read its secrets": lambda a, j: a.client("ssm").get_parameters(Names=[f"/spotheal/{j.name}/TOKEN"]),
+    "delete its snapshot": lambda a, j: a.client("ec2").delete_snapshot(SnapshotId=j.snapshot),
+    "delete its volume": lambda a, j: a.client("ec2").delete_volume(VolumeId=j.old_volume),
+    "resize its fleet": lambda a, j: a.client("ec2").modify_spot_fleet_request(
+        SpotFleetRequestId=j.fleet, TargetCapacity=1),
+    "cancel its fleet": lambda a, j: a.client("ec2").cancel_spot_fleet_requests(
+        SpotFleetRequestIds=[j.fleet], TerminateInstances=False),
+    "terminate its instance": lambda a, j: a.client("ec2").terminate_instances(InstanceIds=[j.instance]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", CALLS)
+def test_an_instance_cannot(account: Account, verb: str) -> None:
+    """… of another job; of its own it can, and so the call is no other's to refuse."""
+    assert is_refused(lambda: CALLS[verb](account, account.theirs)), f"an instance can {verb}"
+
+
+@pytest.mark.parametrize("verb", [verb for verb in CALLS if verb != "terminate its instance"])
+def test_on_its_own_jobs_things_the_same_call_is_allowed(account: Account, verb: str) -> None:
+    assert not is_refused(lambda: CALLS[verb](account, account.ours))
+
+
+def test_an_instance_cannot_make_another_jobs_volume_its_own(account: Account) -> None:
+    ec2 = account.client("ec2")
+    assert is_refused(lambda: ec2.create_tags(Resources=[account.theirs.volume], Tags=OTHERS))
+    assert is_refused(lambda: ec2.create_tags(Resources=[account.ours.volume], Tags=OTHERS)), "nor change whose it is"
+
+
+def test_an_instance_cannot_delete_its_current_volume(account: Account) -> None:
+    current = account.operator.create_volume(
+        AvailabilityZone=ZONE, Size=1, TagSpecifications=account.ours.tags("volume"), ClientToken=_TOKENS()
+    )["VolumeId"]
+    assert is_refused(lambda: account.client("ec2").delete_volume(VolumeId=current))
+
+
+def test_an_instance_cannot_list_the_whole_store(account: Account) -> None:
+    assert is_refused(lambda: account.client("s3").list_objects_v2(Bucket="store", Prefix=""))
