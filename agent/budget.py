@@ -7,6 +7,7 @@ taken for the fleet's maximum, else on-demand, else `ASSUMED_DOLLARS_PER_HOUR`: 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -124,6 +125,7 @@ class Budget:
     log: Any
     requested_at: str
     disk: Disk = field(default_factory=lambda: Disk(0, "gp3"))
+    others: Callable[[], Mapping[str, Known]] = dict  # machines of the run that live beside this one, or have gone
     _listed: Listed | None = None
     _told: str = ""
 
@@ -140,7 +142,7 @@ class Budget:
             requested_at=moment_of(self.requested_at),
             listed=listed.on_demand,
             maximum=listed.maximum,
-            known={self.here.instance: self._own(now)},
+            known={**self.others(), self.here.instance: self._own(now)},
             disk=self.disk,
         )
         found = bill(history, since=moment_of(self.requested_at))

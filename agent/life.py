@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -304,7 +304,7 @@ class Life:
         if self._refused is not None:
             raise self._refused
         here = self._here.instance
-        known = self._money.note_predecessor
+        known = self._note_predecessor
         back = LookBack(self._store, self._cloud, self._launch, here, self._clock, self._stop, self._log, known)
         found = back.find_end()
         if found is not None:
@@ -312,6 +312,9 @@ class Life:
             raise RunOver(end)
         if (unsuitable := self._gpus.find_barred()) is not None:
             raise RunOver(unsuitable)
+
+    def _note_predecessor(self, status: Mapping[str, Any]) -> None:
+        self._money.note_predecessor(status)
 
     def start_clone(self) -> Future[Path]:
         """What needs no volume begins while it is healed: the clone, and reading what `import torch` will read, and the

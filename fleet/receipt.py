@@ -269,6 +269,10 @@ def history_of(seen: Seen, now: datetime) -> History:
     instance, heartbeat = str(seen.status.get("instance") or ""), moment_of(seen.status.get("heartbeat"))
     if instance and heartbeat is not None:
         heard[instance] = heartbeat
+    for one in seen.nodes:  # of a run on several machines each says it for itself
+        name, moment = str(one.get("instance") or ""), moment_of(one.get("time"))
+        if name and moment is not None:
+            heard[name] = max(moment, heard.get(name, moment))
     return History(
         events=seen.events,
         now=now,

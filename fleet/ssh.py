@@ -62,9 +62,18 @@ def hosts(session: Session, run: runs.Run) -> tuple[Host, ...]:
     return tuple(sorted(found, key=lambda host: host.launched, reverse=True))
 
 
-def writer(session: Session, run: runs.Run) -> Host | None:
-    """The instance that is the job's now: the one that writes its status where it lives, else the newest that is up."""
+def writer(session: Session, run: runs.Run, instance: str = "") -> Host | None:
+    """The instance that is the job's now: the one that writes its status where it lives, else the newest that is up.
+
+    Or `instance`, of a run that has several; NotFound where it is not up.
+    """
     up = [host for host in hosts(session, run) if host.state == "running" and host.address]
+    if instance:
+        found = next((host for host in up if host.instance == instance), None)
+        if found is None:
+            names = ", ".join(host.instance for host in up) or "none"
+            raise NotFound(f"{instance} is no instance of run {run.id} that is up", next_step=f"up: {names}")
+        return found
     named = str((run.store.read_status() or {}).get("instance") or "")
     return next((host for host in up if host.instance == named), up[0] if up else None)
 

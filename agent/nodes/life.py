@@ -11,7 +11,9 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from spotheal.agent.config import InstanceConfig, seconds
 from spotheal.agent.efs import MOUNT_POINT, Efs
@@ -49,6 +51,7 @@ class NodeLife(Life):
         scratch = self._folders.run_dir / "metrics.jsonl"
         self._live: _SpokenFor = _SpokenFor(self._results, self._folders, scratch, self._clock, self._log)
         self._live.meeting = self._meeting
+        self._money.budget.others = self._meeting.known
         self._ended_by_us = False
 
     def __enter__(self) -> NodeLife:
@@ -82,6 +85,9 @@ class NodeLife(Life):
             raise SetupFailed("the instance's identity document names no private IPv4 address: the machines of a run"
                               " cannot meet", next_step="launch into a subnet with IPv4 addresses")  # fmt: skip
         super().look_back()
+
+    def _note_predecessor(self, status: Mapping[str, Any]) -> None:
+        """Whoever wrote the status may well live: each machine's own document says when it was heard of."""
 
     def heal_volume(self) -> None:
         """EFS, mounted, with the run's folders on it."""
@@ -146,6 +152,9 @@ class NodeLife(Life):
 
     def _leave_machine(self, work: Finishing, end: End) -> None:
         self._meeting.leave()
+        if not self._ended_by_us:
+            self._ledger.add("leaving")
+            self._ledger.flush()
         if not self._ended_by_us and self._clock.sleep(FOLLOW_SECONDS, until=self._world.asked_to_stop):
             return
         super()._leave_machine(work, end)

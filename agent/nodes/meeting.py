@@ -17,11 +17,13 @@ from spotheal.agent.clock import Clock, Stop, parse_rfc3339, rfc3339
 from spotheal.agent.ec2 import Instance
 from spotheal.agent.errors import Interrupted, Retryable, SpothealError
 from spotheal.agent.finish import End as RunEnd
+from spotheal.agent.history import Known
 from spotheal.agent.life import RunOver
 from spotheal.agent.metadata import Identity
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.agent.nodes.plan import (
     BEAT_SECONDS,
+    FRESH_SECONDS,
     ClaimTerm,
     End,
     Join,
@@ -238,6 +240,21 @@ class Meeting:
         place = place_of(self._store.get_json(LAYOUT.rendezvous(claim.number)), claim.number)
         age = _age(now, claim.time)
         return Seen(me, tuple(machines), self._least, claim.number, claim.instance, age, place)
+
+    def known(self) -> Mapping[str, Known]:
+        """What the others' documents tell a bill: who lives beside us, and who does not. SpothealError."""
+        now, me = self._clock.now(), self._here.instance
+        documents = [found for key in self._store.keys(LAYOUT.nodes) if (found := self._store.get_json(key))]
+        ages = {str(one.get("instance")): _age(now, str(one.get("time"))) for one in documents}
+        return {
+            name: Known(
+                alive=True if ages[name] <= FRESH_SECONDS else None,
+                instance_type=str(one.get("instance_type") or ""),
+                zone=str(one.get("zone") or ""),
+            )
+            for one in documents
+            if (name := str(one.get("instance"))) != me
+        }
 
     def _act(self, action: Join | ClaimTerm | End) -> Rendezvous | None:
         match action:

@@ -20,7 +20,7 @@ from spotheal.agent.errors import SpothealError, WaitTimedOut
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.agent.trainer_files import progress_of
 from spotheal.fleet.rehearsal import job as jobs
-from spotheal.fleet.rehearsal.progress import Display
+from spotheal.fleet.rehearsal.progress import Display, View
 from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, NextZone, Scenario
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _broken(seen: ElasticOutcome) -> Iterator[str]:
         yield f"the fleet was cancelled by {seen.fleet_cancelled_by or 'nobody'}, not by the agent"
     if seen.ends != 1 or seen.cancels != 1:
         yield f"the end was recorded {seen.ends} times and the fleet cancelled {seen.cancels} times, not once"
-    if not {"model/model.safetensors", "metrics.json"} <= set(seen.results):
+    if not {"model.safetensors", "metrics.json"} <= set(seen.results):
         yield f"the results on EFS are not whole: {', '.join(seen.results) or 'nothing is there'}"
     if seen.volumes_left:
         yield f"{seen.volumes_left} volumes are left; these machines need none"
@@ -238,7 +238,7 @@ class _Elastic:
             self._look()
             if len(self._struck) < _FAULTS:
                 self._strike()
-            self._show.show(replace(self._watch.view(), step=self._step, steps_total=self._total or None))
+            self._show.show(self._view())
             time.sleep(_LOOK_SECONDS)
         limit = time.monotonic() + 20.0  # a fleet is `cancelled` when its last machine is gone
         while any(one.state == "cancelled_terminating" for one in self._cloud.rules.fleets()):
@@ -274,6 +274,16 @@ class _Elastic:
                 self._told.add((name, term))
                 self._terms.add(term)
                 self._say(f"{name} {'hosts' if one.get('leads') else 'joins'} rendezvous {term}")
+
+    def _view(self) -> View:
+        """All that train are shown as such, not the one alone that writes the status."""
+        seen = self._watch.view()
+        training = {str(one.get("instance")) for one in self._nodes if one.get("term") is not None}
+        machines = tuple(
+            replace(one, state="training") if one.instance in training and one.state == "healing" else one
+            for one in seen.machines
+        )
+        return replace(seen, machines=machines, step=self._step, steps_total=self._total or None)
 
     def _path(self, *parts: str) -> Path:
         systems = self._cloud.endpoint.efs.folder

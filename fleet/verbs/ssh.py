@@ -38,6 +38,9 @@ def ssh(
         list[str] | None,
         typer.Option("-L", metavar="[ADDRESS:]PORT:HOST:PORT", help="Forward a port to the instance, as ssh -L does."),
     ] = None,
+    instance: Annotated[
+        str, typer.Option("--instance", metavar="ID", help="This one, of a run on several; else the one that leads.")
+    ] = "",
     user: SshUser = "",
     identity: SshIdentity = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for an instance where none is up.")] = False,
@@ -66,7 +69,7 @@ def ssh(
     if "--" in sys.argv and job and sys.argv[sys.argv.index("--") + 1 :][:1] == [job]:
         there, job = [job, *there], ""  # `fleetctl ssh -- nvidia-smi`
     session, found = find(open_session(region, profile), "" if job == "." else job, job_file, run)
-    host = connecting.writer(session, found)
+    host = connecting.writer(session, found, instance)
     if host is None and wait:
         host = _await_host(session, found, seconds_max)
     if host is None:
