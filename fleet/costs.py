@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from spotheal.agent.billing import ADDRESS_HOUR, GIB_MONTH, PRICES_AS_OF
-from spotheal.fleet.plan import AdoptVolume, CreateVolume, KeepVolume, Plan
+from spotheal.fleet.plan import AdoptVolume, CreateVolume, KeepVolume, Plan, WriteSweep
+
+_MONTH_HOURS = 730.0
 
 
 def costs(plan: Plan) -> dict[str, Any]:
@@ -48,6 +50,11 @@ def cost_rows(plan: Plan) -> list[tuple[str, str]]:
     rows.append(("limits", said + most))
     if found["volume_month"] is not None:
         rows.append(("volume", f"${found['volume_month']:.2f} a month until it is deleted (list price {PRICES_AS_OF})"))
+    for step in plan.steps:
+        if isinstance(step, WriteSweep):
+            month = float(GIB_MONTH.get(step.type, GIB_MONTH["gp3"])) * step.size_gib
+            rows.append(("volumes", f"${month * step.parallel / _MONTH_HOURS:.3f} an hour for {step.parallel} at once, "
+                         f"${month:.2f} a month each (list price {PRICES_AS_OF})"))  # fmt: skip
     return rows
 
 

@@ -11,7 +11,7 @@ from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.config import InstanceConfig, JobConfig, seconds
 from spotheal.agent.errors import ConfigError, Conflict, NotFound, PermissionDenied
 from spotheal.agent.names import LAYOUT, StoreUrl, default_bucket, new_run_id
-from spotheal.fleet import plan, repository, request, runs, template, userdata
+from spotheal.fleet import known_hosts, plan, repository, request, runs, template, userdata
 from spotheal.fleet.account.prerequisites import Found, look, look_between
 from spotheal.fleet.config import FleetConfig
 from spotheal.fleet.places import region_of
@@ -115,6 +115,8 @@ def make_plan(
     instance = InstanceConfig(_as_told(job), run, session.region, store, source.commit, requested_at, entries)
     data = userdata.render(instance, wheels.sha256)
     notes = [*wanted.fleet.warnings, *source.warnings]
+    if known_hosts.host_of(job.job.repository) and not instance.job.job.known_hosts:
+        notes.append("no key of the repository's host is in this machine's known_hosts: instances take the first they see")
     described = () if offline else _described_templates(session, wanted.fleet)
     found = Found((), wanted.fleet)
     if account and not offline:
@@ -160,7 +162,8 @@ def make_plan(
         account=PLACEHOLDER_ACCOUNT if offline else session.account, region=session.region, store=store,
         repository=source.repository, commit=source.commit, types=wanted.fleet.instance_types, zones=tuple(zones),
         prices=tuple(prices), steps=tuple(steps), user_data_bytes=len(data.encode()), notes=tuple(notes),
-        limit_hours=job.limits.hours, limit_dollars=job.limits.dollars, machines=job.machines,
+        limit_hours=job.limits.hours, limit_dollars=job.limits.dollars,
+        machines=(1, sweep.parallel) if sweep else job.machines,
     )  # fmt: skip
     fresh = not isinstance(way, plan.Continue)
     return Ready(whole, instance, wheels, source, previous, fresh, _turn(way))
@@ -178,8 +181,10 @@ def _shared(job: JobConfig, wanted: Wanted, sweep: plan.WriteSweep | None) -> pl
 
 
 def _as_told(job: JobConfig) -> JobConfig:
-    """The job as its instances are told: who may ssh to them, and with what key, is none of theirs."""
-    return replace(job, fleet=replace(job.fleet, ssh_from="", public_key=""))
+    """The job as its instances are told: who may ssh to them, and with what key, is none of theirs. What keys the
+    repository's host has is known here, and not there."""
+    keys = job.job.known_hosts or known_hosts.known(job.job.repository)
+    return replace(job, job=replace(job.job, known_hosts=keys), fleet=replace(job.fleet, ssh_from="", public_key=""))
 
 
 def _turn(way: plan.Begin | plan.Continue | plan.Resume) -> str:

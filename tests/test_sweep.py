@@ -94,6 +94,8 @@ def test_the_plan_says_what_the_volumes_are_and_status_counts_the_runs(desk: Des
     (desk.folder / "list.yml").write_text(LIST)
     looked = desk.run("sweep", "run", "list.yml", "--dry-run", "--parallel", "2")
     assert "write the list of 2 runs; each has a volume (100 GiB gp3) while it runs, up to 2 at once" in looked.stderr
+    assert "$0.022 an hour for 2 at once, $8.00 a month each" in looked.stderr
+    assert "for 1 to 2 machines" in looked.stderr
     done = sweep(desk)
     store = desk.store(done["run"])
     store.put_json(LAYOUT.queue_claim(0, 1), {"instance": "i-1", "time": "2026-11-21T00:00:00Z"})
@@ -203,6 +205,20 @@ def test_a_sweep_with_a_run_that_failed_ends_the_wait_with_exit_code_7_and_names
     assert waited.exit_code == ExitCode.JOB_FAILED
     assert "the sweep ended: failed: 1 of 2 runs are done; failed: 1" in waited.stderr
     assert "--retry-failed" in waited.stderr
+
+
+def test_why_a_run_failed_is_told_in_full_and_never_steers_the_terminal(desk: Desk) -> None:
+    run = sweep(desk)["run"]
+    over(desk, run, 1, Phase.FAILED)
+    path = f"{LAYOUT.entry(1)}/status.json"
+    told = desk.store(run).get_json(path) or {}
+    lines = [f"line {number}" for number in range(20)]
+    reason = "\n".join(["the trainer failed 3 times: exit code 1", *lines, "ValueError: \x1b[2J"])
+    desk.store(run).put_json(path, {**told, "reason": reason})
+    shown = desk.run("sweep", "status").stdout
+    assert "run 1 failed: the trainer failed 3 times: exit code 1\n  …\n" in shown
+    assert "line 19\n  ValueError: " in shown
+    assert "\x1b" not in shown and "line 3" not in shown
 
 
 def test_a_job_that_is_no_sweep_is_named_so(desk: Desk) -> None:

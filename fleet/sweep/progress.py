@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +11,12 @@ from spotheal.agent.errors import ConfigError, NotFound
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet import runs
 from spotheal.fleet.session import Session
-from spotheal.fleet.table import lines_of, table
+from spotheal.fleet.table import lines_of, printable, table
 
 SCHEMA_VERSION = 1
 _READERS = 16
 ROWS_SHOWN = 40
+_FAILED_SHOWN, _REASON_LINES = 3, 8
 
 
 @dataclass(frozen=True)
@@ -139,17 +141,31 @@ def render(document: dict[str, Any], metric: str = "") -> str:
     shown = [_cells(row, metric) for row in entries[:ROWS_SHOWN]]
     heads = ("RUN", "STATE", "STEP", metric.upper() or "LOSS", "INSTANCES", "PARAMETERS")
     more = len(entries) - len(shown)
-    return lines_of(rows) + "\n\n" + table(heads, shown) + (f"\n… and {more} more" if more > 0 else "")
+    found = lines_of(rows) + "\n\n" + table(heads, shown) + (f"\n… and {more} more" if more > 0 else "")
+    return found + _failures(document["entries"])
+
+
+def _failures(rows: list[dict[str, Any]]) -> str:
+    """Why the first runs that failed did, in as many lines as it takes to see it."""
+    failed = sorted((row for row in rows if row["state"] == "failed" and row["reason"]), key=lambda row: row["index"])
+    found = ""
+    for row in failed[:_FAILED_SHOWN]:
+        said = [printable(line) for line in str(row["reason"]).splitlines()]
+        said = said if len(said) <= _REASON_LINES else [said[0], "…", *said[2 - _REASON_LINES :]]
+        found += f"\n\nrun {row['index']} failed: " + "\n  ".join(said)
+    more = len(failed) - _FAILED_SHOWN
+    return found + (f"\n\n… and {more} more that failed" if more > 0 else "")
+
+
+def in_words(value: Any) -> str:
+    """A parameter's value as a person writes it."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _cells(row: dict[str, Any], metric: str) -> tuple[Any, ...]:
     value = value_of(row, metric or "loss")
     step = None if row["step"] is None else f"{row['step']}/{row['steps_total']}" if row["steps_total"] else row["step"]
-    parameters = ", ".join(f"{name}={_short(value)}" for name, value in row["parameters"].items())
-    reason = str(row["reason"]).partition("\n")[0]
-    said = parameters if row["state"] != "failed" else f"{parameters}: {reason}"
+    said = ", ".join(f"{name}={in_words(value)}" for name, value in row["parameters"].items())
     return row["index"], row["state"], step, None if value is None else f"{value:.4g}", row["instances"], said[:80]
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -123,7 +122,7 @@ def parameters_of(entries: Sequence[Mapping[str, Any]]) -> tuple[list[Parameter]
     same: dict[str, Any] = {}
     for name in dict.fromkeys(name for entry in entries for name in entry):
         having = {index: entry[name] for index, entry in enumerate(entries) if name in entry}
-        shown = {index: in_words(value) for index, value in having.items()}
+        shown = {index: progress.in_words(value) for index, value in having.items()}
         if len(set(shown.values())) == 1 and len(having) == len(entries):
             same[name] = next(iter(having.values()))
             continue
@@ -131,13 +130,6 @@ def parameters_of(entries: Sequence[Mapping[str, Any]]) -> tuple[list[Parameter]
         numeric = len(numbers) == len(having) and len(set(numbers.values())) > 2
         found.append(Parameter(name, numeric, numbers if numeric else shown))
     return found, same
-
-
-def in_words(value: Any) -> str:
-    """A value as a person writes it."""
-    if isinstance(value, float):
-        return f"{value:g}"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def make(

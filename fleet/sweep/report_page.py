@@ -25,7 +25,8 @@ from spotheal.fleet.report_pieces import (
 )
 from spotheal.fleet.report_series import brief
 from spotheal.fleet.sweep import report_charts
-from spotheal.fleet.sweep.report import PARAMETERS_MAX, VALUES_MAX, Parameter, SweepReport, in_words
+from spotheal.fleet.sweep.progress import in_words
+from spotheal.fleet.sweep.report import PARAMETERS_MAX, VALUES_MAX, Parameter, SweepReport
 
 _ROWS_MAX = 1000
 _BAD = {Phase.FAILED.value, Phase.SETUP_FAILED.value, Phase.PARKED.value}
