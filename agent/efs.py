@@ -14,7 +14,8 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import fspath, killpg, read
 from pathlib import Path
@@ -80,6 +81,8 @@ class Efs:
         self._name = f"{place.file_system}.efs.{region}.{domain}"
         self._zone, self._host, self._client = zone, host, client
         self._clock, self._stop, self._log = clock, stop, log
+        self._said = ""
+        self._mounting, self._writing = threading.Lock(), threading.Lock()  # live metrics and the results meet here
 
     # ---------------------------------------------------------------------------------------------------------- mount
     def mount(self, seconds_max: float = MOUNT_SECONDS_MAX) -> Path:
@@ -91,14 +94,17 @@ class Efs:
         while True:
             left = until - self._clock.monotonic()
             try:
-                if not self._is_there():
-                    self._host.install_nfs_client()
-                    self._mount_once(max(5.0, min(_TRY_SECONDS, left)))
+                with self._mounting:  # a second mount would lie over the first
+                    if not self._is_there():
+                        self._host.install_nfs_client()
+                        self._mount_once(max(5.0, min(_TRY_SECONDS, left)))
                 return self.mount_point
             except Retryable as error:
                 if self._clock.monotonic() + _PAUSE_SECONDS >= until:
                     raise
-                self._log.warning("EFS is not mounted yet; trying again", error=error.message)
+                if error.message != self._said:  # once, for it may be tried for hours
+                    self._said = error.message
+                    self._log.warning("EFS is not mounted yet; trying on", error=error.message, cure=error.next_step)
             if self._clock.sleep(_PAUSE_SECONDS, until=self._stop):
                 raise Interrupted(f"{self.place.file_system} was not mounted before this machine goes away")
 
@@ -216,14 +222,16 @@ class Efs:
         Ends before the last with a `Put` that has `again` where the server fills up or falls silent.
         """
         order = json.dumps({"files": [[fspath(source), fspath(target)] for source, target in files]})
-        for said in _spoken([sys.executable, "-I", "-S", fspath(_FILES), "put"], order, stalled_seconds):
-            if "done" in said:
-                yield Put(Path(said["done"]), int(said["size"]), str(said["sha256"]))
-            elif "failed" in said:
-                yield Put(Path(said["failed"]), fault=str(said["text"]), again=bool(said.get("server")))
+        argv = [sys.executable, "-I", "-S", fspath(_FILES), "put"]
+        with self._writing, contextlib.closing(_spoken(argv, order, stalled_seconds)) as spoken:
+            for said in spoken:
+                if "done" in said:
+                    yield Put(Path(said["done"]), int(said["size"]), str(said["sha256"]))
+                elif "failed" in said:
+                    yield Put(Path(said["failed"]), fault=str(said["text"]), again=bool(said.get("server")))
 
 
-def _spoken(argv: Sequence[str], order: str, silent_seconds_max: float) -> Iterator[Mapping[str, Any]]:
+def _spoken(argv: Sequence[str], order: str, silent_seconds_max: float) -> Generator[Mapping[str, Any], None, None]:
     """The JSON lines of a program that reads `order`; Retryable where it falls silent: then it is killed."""
     program = subprocess.Popen(
         argv, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -121,6 +122,7 @@ class LiveMetrics:
         self._place, self._folders, self._scratch = place, folders, scratch
         self._clock, self._log = clock, log
         self._metrics: Metrics | None = None
+        self._copying = threading.Lock()
         self._said = ""
 
     def watch(self, stop: Stop) -> None:
@@ -139,7 +141,7 @@ class LiveMetrics:
         try:
             self._place.prepare()
             found = self.copy()
-            for put in self._place.put([found] if found else []):
+            for put in list(self._place.put([found] if found else [])):
                 if put.fault:
                     self._metrics = None
                     return put.fault
@@ -149,14 +151,20 @@ class LiveMetrics:
 
     def copy(self) -> tuple[str, Path] | None:
         """(name, file) of the metrics as they are now; None where nothing is new."""
+        with self._copying:
+            return self._copy()
+
+    def _copy(self) -> tuple[str, Path] | None:
         own = self._folders.results / LAYOUT.live_metrics
         source = own if _is_file(own) else self._folders.metrics_file
         if self._metrics is None or self._metrics.file != source:
             self._metrics = Metrics(source)
         if not (body := self._metrics.read()):
             return None
+        beside = self._scratch.with_name(f"{self._scratch.name}.new")  # whoever reads the one before reads on
         try:
-            self._scratch.write_bytes(body)
+            beside.write_bytes(body)
+            os.replace(beside, self._scratch)
         except OSError as error:
             self._log.warning("the metrics cannot be copied", error=str(error))
             return None
