@@ -44,7 +44,7 @@ def test_a_machine_joins_the_rendezvous_that_there_is() -> None:
 
 def test_the_first_ones_wait_until_they_are_enough_and_then_one_claims() -> None:
     alone = Seen("i-me", (ME,), 2)
-    assert decide(alone) == Wait("1 of at least 2 machines is here", few=True)
+    assert decide(alone) == Wait("1 of at least 2 machines here", few=True)
     assert decide(replace(alone, machines=(ME, replace(A, term=None)))) == ClaimTerm(1)
 
 
@@ -86,7 +86,7 @@ def test_one_that_ec2_does_not_show_is_gone_only_when_it_says_nothing_either() -
 def test_machines_that_leave_or_are_silent_are_not_counted_as_here() -> None:
     leaving, silent = Machine("i-b", None, True, 1.0), Machine("i-c", None, False, 100.0)
     others = (leaving, silent, Machine("i-d", None, False, 1.0, "terminated"))
-    assert decide(Seen("i-me", (ME, *others), 2)) == Wait("1 of at least 2 machines is here", few=True)
+    assert decide(Seen("i-me", (ME, *others), 2)) == Wait("1 of at least 2 machines here", few=True)
 
 
 # -------------------------------------------------------------------------------------------------------- they meet
@@ -171,7 +171,7 @@ def test_too_few_machines_park_the_run_after_nodes_wait_and_say_how_many_came() 
     with pytest.raises(RunOver) as over:
         run.machine("i-1").meet(run.stop)
     assert over.value.end.phase is Phase.PARKED
-    assert over.value.end.reason.startswith("1 of at least 2 machines is here, and no more came within 15 min")
+    assert over.value.end.reason.startswith("1 of at least 2 machines here, and no more came within 15 min")
     assert 900 <= run.clock.seconds < 1000
 
 

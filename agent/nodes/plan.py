@@ -110,7 +110,7 @@ def decide(seen: Seen) -> Action:
             return Wait(f"{machine.instance} has not left rendezvous {machine.term} yet")
     here = 1 + sum(machine.is_here for machine in others)
     if here < seen.least:
-        return Wait(f"{here} of at least {seen.least} machines {'is' if here == 1 else 'are'} here", few=True)
+        return Wait(f"{here} of at least {seen.least} machines here", few=True)
     return ClaimTerm(seen.term + 1)
 
 
