@@ -43,6 +43,9 @@ def _text(value: Any) -> str:
     return "must not hold control characters" if any(ord(c) < 32 or ord(c) == 127 for c in value) else ""
 
 
+_HOST_KEY = re.compile(r"[^\s@#-]\S* (?:ssh|ecdsa|sk)-[\w@.-]+ [A-Za-z0-9+/=]+(?: [^\n]*)?")
+
+
 def _matching(pattern: str, legal: str) -> Check:
     return lambda value: _text(value) or ("" if re.fullmatch(pattern, value) else f"must be {legal}")
 
@@ -166,6 +169,14 @@ def _reference(value: Any) -> str:
     return ""
 
 
+def _host_keys(value: Any) -> str:
+    if not isinstance(value, str):
+        return _text(value)
+    lines = [line.strip() for line in value.split("\n") if line.strip()]
+    is_good = all(_text(line) == "" and _HOST_KEY.fullmatch(line) for line in lines)
+    return "" if is_good else "must be lines of known_hosts: HOST TYPE KEY"
+
+
 def _policy(value: Any) -> str:
     """A file's name in job.toml; on an instance the document itself."""
     if _text(value) or not value.startswith("{"):
@@ -228,6 +239,8 @@ KEYS: tuple[Key, ...] = (
         _reference,
         "where a token (https) or a private key (ssh) for the repository lies: ssm:/path or secretsmanager:id",
     ),
+    Key("job", "known_hosts", "", _host_keys,
+        "keys of an ssh repository's host, lines of known_hosts; default: those that this machine knows"),
     Key("job", "directory", "", _inside, "folder of the clone in which everything runs"),
     Key(
         "job",
@@ -358,6 +371,7 @@ class JobTable:
     resume_command: tuple[str, ...]
     setup: tuple[tuple[str, ...], ...]
     repository_secret: str
+    known_hosts: str
     directory: str
     region: str
     python: str

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 from spotheal.agent.account import Account
 from spotheal.agent.errors import SetupFailed
 
-# A fresh machine knows no host key: the first one seen is taken, a changed one refused. Never ask: nobody is there.
-SSH = "ssh -o BatchMode=yes -o ConnectTimeout=20 -o StrictHostKeyChecking=accept-new"
+# Where no host key is known (`[job] known_hosts`) the first one seen is taken. Never ask: nobody is there.
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=20 -o ForwardAgent=no -o StrictHostKeyChecking=accept-new"
 USER = "x-access-token"  # GitHub's word; GitLab and others take any beside a token
 _FIX = "correct what `[job] repository_secret` names: a token or user:password for https, a private key for ssh"
 
@@ -36,32 +36,50 @@ class GitAccess:
 
 
 @contextmanager
-def access(secret: str, repository: str, private: Path, account: Account | None) -> Iterator[GitAccess]:
-    """Access with `secret` as long as the context lasts; it is put below the folder `private`, best one in memory."""
-    if not secret:
+def access(
+    secret: str, repository: str, private: Path, account: Account | None, known_hosts: str = ""
+) -> Iterator[GitAccess]:
+    """Access with `secret` as long as the context lasts; it is put below the folder `private`, best one in memory.
+
+    With `known_hosts`, lines of such a file, no other key of the host is taken."""
+    known_hosts = known_hosts.strip() if _is_ssh(repository) else ""
+    if not secret and not known_hosts:
         yield GitAccess()
         return
     private.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix="git-", dir=private))
     try:
+        hosts = place / "known_hosts"
+        if known_hosts:
+            _write(hosts, f"{known_hosts}\n")
+        ssh = _pinned(hosts) if known_hosts else SSH
         is_key = "PRIVATE KEY-----" in secret
-        if is_key != _is_ssh(repository):
+        if secret and is_key != _is_ssh(repository):
             said = "is a private key, and the repository's address is no ssh" if is_key else "is no private key"
             raise SetupFailed(f"the repository's secret {said}", next_step=_FIX)
         file = place / "secret"
-        made = _key(secret, file) if is_key else _token(secret, repository, file)
+        if not secret:
+            made = GitAccess(ssh=ssh)
+        else:
+            made = _key(secret, file, ssh) if is_key else _token(secret, repository, file)
         if account is not None:
-            for path in (file, place):
+            for path in (*place.iterdir(), place):
                 os.chown(path, account.uid, account.gid)
         yield made
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _key(secret: str, file: Path) -> GitAccess:
+def _pinned(hosts: Path) -> str:
+    """ssh that takes the keys in that file alone; the later of two equal options would be ignored."""
+    only = f"-o UserKnownHostsFile={shlex.quote(str(hosts))} -o GlobalKnownHostsFile=/dev/null -o UpdateHostKeys=no"
+    return f"{SSH.replace('=accept-new', '=yes')} {only}"
+
+
+def _key(secret: str, file: Path, ssh: str) -> GitAccess:
     """ssh wants line ends of Unix, one after the last line, and nobody else who may read it."""
     _write(file, "\n".join(secret.strip().splitlines()) + "\n")
-    return GitAccess(ssh=f"{SSH} -F none -o IdentitiesOnly=yes -o IdentityAgent=none -i {shlex.quote(str(file))}")
+    return GitAccess(ssh=f"{ssh} -F none -o IdentitiesOnly=yes -o IdentityAgent=none -i {shlex.quote(str(file))}")
 
 
 def _token(secret: str, repository: str, file: Path) -> GitAccess:

@@ -45,9 +45,14 @@ _NO_SUCH_COMMIT = re.compile(
     r"shallow capabilit|does not support shallow|reference is not a tree|did not contain|no such remote ref",
     re.IGNORECASE,
 )
+_HOST_KEY = re.compile(r"host key verification failed|remote host identification has changed", re.IGNORECASE)
+_OTHER_KEY = (
+    "the host shows none of the keys in `[job] known_hosts` (default: what known_hosts had where the request was made):"
+    " connect once by hand, compare with what the host publishes, and request again"
+)
 _PERMANENT: tuple[tuple[str, str], ...] = (
     (r"authentication failed|could not read (?:username|password)|permission denied|returned error: 40[13]|"
-     r"host key verification failed|access denied|invalid username|terminal prompts disabled", _ACCESS),
+     r"access denied|invalid username|terminal prompts disabled", _ACCESS),
     (r"repository .*not found|returned error: 404|does not appear to be a git repository|does not exist|"
      r"no such file or directory|not a git repository|not found", "correct `repository` in job.toml; " + _ACCESS),
     (r"transport .* not allowed|protocol .* (?:not supported|not allowed)|unable to find remote helper",
@@ -65,6 +70,9 @@ def classify(lines: Sequence[str], *, timed_out: bool = False) -> Fault:
     said = [line.strip() for line in lines if line.strip()]
     if timed_out:
         return Fault(Cause.NETWORK, "git had not ended in time", "")
+    found = next((line for line in said if _HOST_KEY.search(line)), None)
+    if found:  # before the network: the connection is closed for it
+        return Fault(Cause.PERMANENT, found.strip("@ "), _OTHER_KEY)
     for pattern, cause in ((_NETWORK, Cause.NETWORK), (_NO_SUCH_COMMIT, Cause.NO_SUCH_COMMIT)):
         found = next((line for line in said if pattern.search(line)), None)
         if found:

@@ -64,7 +64,8 @@ def checkout(
     if why:
         raise SetupFailed(f"the repository {redacted(job.repository)!r} {why}", next_step="correct it in job.toml")
     where = Surroundings(account, clock, stop or never())
-    with access(secret, job.repository, private or target.parent / "private", account) as settings:
+    keys = private or target.parent / "private"
+    with access(secret, job.repository, keys, account, job.known_hosts) as settings:
         return _clone(config, target, where, log, store, network_seconds_max, settings)
 
 

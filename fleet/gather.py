@@ -116,7 +116,7 @@ def make_plan(
     data = userdata.render(instance, wheels.sha256)
     notes = [*wanted.fleet.warnings, *source.warnings]
     if known_hosts.host_of(job.job.repository) and not instance.job.job.known_hosts:
-        notes.append("no key of the repository's host is in this machine's known_hosts: instances take the first they see")
+        notes.append("no key of the repository's host is in known_hosts here: instances take the first they see")
     described = () if offline else _described_templates(session, wanted.fleet)
     found = Found((), wanted.fleet)
     if account and not offline:

@@ -58,6 +58,7 @@ EXAMPLES: dict[tuple[str, str], tuple[Any, list[Any]]] = {
     ("limits", "dollars"): (20, [-1, "20"]),
     ("cage", "mode"): ("imds", ["maybe", True]),
     ("cage", "user"): ("ml", ["Root", "a b", "", "a" * 33, 1]),
+    ("job", "known_hosts"): ("h ssh-ed25519 AAAA", ["h ssh-rsa", "# h", 1]),
     ("cage", "trainer_policy"): ("policy.json", [1]),
     ("store", "url"): ("s3://bucket/prefix", ["bucket", "https://b", "s3://B", 1]),
     ("store", "results"): ("s3://bucket/results", ["results"]),
