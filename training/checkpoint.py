@@ -145,7 +145,8 @@ class Store:
         return self._held_seconds + self._worked_seconds / (os.cpu_count() or 1)
 
     def prepare(self, tree: Any) -> int:
-        """Make and touch the buffer for states like `tree`, so the first save is as quick as any; the bytes of one."""
+        """Make and touch the buffer for states like `tree`, so the first save is as quick as any; returns the bytes of one
+        save, padding included. UnsavableState as of `save`."""
         self.flush()
         tensors, _ = self._apart(tree)
         plan = self._plan_for(tensors)
@@ -246,7 +247,7 @@ class Store:
         return outcome
 
     def close(self) -> None:
-        """Finish the pending save and end the threads."""
+        """Finish the pending save and end the threads; a fault of it is in `last`, none is raised. Again is harmless."""
         self.flush()
         self._threads.shutdown()
 
@@ -345,7 +346,8 @@ class Store:
         return None
 
     def load_best(self) -> Loaded | None:
-        """The newest valid one of the `best` series; broken ones are passed over."""
+        """The newest valid one of the `best` series, None where there is none; broken ones are passed over.
+        `seconds` is 0."""
         self.flush()
         for step, path in self.best.found():
             with contextlib.suppress(BrokenCheckpoint, OSError):

@@ -52,6 +52,7 @@ class Plan:
         self._parts = Parts([], [], [])
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Whether these have the names, dtypes and shapes that the plan was made of."""
         return tuple(tensors) == self.names and _specs(tensors) == self.specs
 
     def chunk(self, index: int) -> tuple[int, int]:

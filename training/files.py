@@ -32,6 +32,7 @@ class Files:
             rest = rest[done:]
 
     def truncate(self, fd: int, size: int) -> None:
+        """`size` bytes from now on; what is added reads as zeros."""
         os.ftruncate(fd, size)
 
     def fsync(self, fd: int) -> None:
@@ -39,12 +40,15 @@ class Files:
         _sync_data(fd)
 
     def close(self, fd: int) -> None:
+        """Not durable by itself: see `fsync`."""
         os.close(fd)
 
     def rename(self, old: Path, new: Path) -> None:
+        """Atomic within a filesystem, replacing `new`; durable after `sync_folder`. Source: rename(2)."""
         os.rename(old, new)
 
     def unlink(self, path: Path) -> None:
+        """The name is gone at once, and after `sync_folder` also behind a power loss."""
         os.unlink(path)
 
     def sync_folder(self, folder: Path) -> None:

@@ -101,6 +101,7 @@ class Header:
 
     @property
     def file_bytes(self) -> int:
+        """Length, header, data with its padding."""
         return self.data_at + self.layout.data_bytes
 
 
@@ -167,6 +168,7 @@ def parse_header(whole: bytes, file_bytes: int) -> Header:
 
 
 def chunk_count(data_bytes: int, chunk_bytes: int) -> int:
+    """Chunks that have a checksum each; the last one may be shorter."""
     return -(-data_bytes // chunk_bytes)
 
 

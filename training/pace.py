@@ -59,11 +59,13 @@ class Pace:
 
     @property
     def interval_seconds(self) -> float:
+        """Seconds from one save to the next, of a pace in seconds or an automatic one; one in steps does not ask."""
         if self.every.seconds:
             return self.every.seconds
         return SECONDS_FIRST if self._cost is None else best_interval(self._cost, self._between)
 
     def due(self, step: int) -> bool:
+        """Whether the state of global step `step` is to be saved; True again until a save has `begun`."""
         if self.every.steps:
             return step % self.every.steps == 0
         return self._monotonic() - self._last >= self.interval_seconds

@@ -72,6 +72,7 @@ class ExactSampler(Sampler[int]):
         return [int(index) for index in order[self._begin + self.rank :: self.world_size]]
 
     def next_ids(self, count: int) -> list[int]:
+        """The next `count` indices of this rank, fewer at the end of the epoch; the position stays."""
         return self.order()[self.position : self.position + count]
 
     def __iter__(self) -> Iterator[int]:
@@ -86,6 +87,7 @@ class ExactSampler(Sampler[int]):
         self.position = min(self._share_now, self.position + samples)
 
     def next_epoch(self) -> None:
+        """Position 0 of the epoch after this one, in an order of its own."""
         self.epoch += 1
         self.position = self._begin = 0
 
@@ -121,6 +123,7 @@ class SeededSamples(Dataset[Any]):
         self.dataset, self.seed, self.epoch = dataset, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
+        """From now on transforms draw for `epoch`; before the loader's workers are forked."""
         self.epoch = epoch
 
     def __len__(self) -> int:

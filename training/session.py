@@ -278,4 +278,5 @@ def unwrapped(part: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
+    """A tensor of one element as the number in it; anything else as it is. RuntimeError for a tensor of more."""
     return value.item() if isinstance(value, torch.Tensor) else value

@@ -57,6 +57,7 @@ class Payload:
 
     @functools.cached_property
     def state_json(self) -> str:
+        """The state's values as JSON, made at the first use: in the writer's thread."""
         return str(self.state()) if callable(self.state) else to_json(self.state)
 
 
@@ -69,10 +70,12 @@ class Series:
     kept: int
 
     def path(self, step: int) -> Path:
+        """Where `step` lies: steps have 9 digits, so that names sort as numbers up to a thousand million."""
         return self.folder / f"{self.prefix}{step:09d}{SUFFIX}"
 
     @property
     def temporary(self) -> Path:
+        """The slot while it is written; whatever lies there after a crash was acknowledged to nobody."""
         return self.folder / f".{self.prefix.rstrip('-')}.tmp"
 
     def found(self) -> list[tuple[int, Path]]:
