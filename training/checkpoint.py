@@ -145,8 +145,8 @@ class Store:
         return self._held_seconds + self._worked_seconds / (os.cpu_count() or 1)
 
     def prepare(self, tree: Any) -> int:
-        """Make and touch the buffer for states like `tree`, so the first save is as quick as any; returns the bytes of one
-        save, padding included. UnsavableState as of `save`."""
+        """Make and touch the buffer for states like `tree`, so the first save is as quick as any; returns the bytes of
+        one, padding included. UnsavableState as of `save`."""
         self.flush()
         tensors, _ = self._apart(tree)
         plan = self._plan_for(tensors)
@@ -247,7 +247,7 @@ class Store:
         return outcome
 
     def close(self) -> None:
-        """Finish the pending save and end the threads; a fault of it is in `last`, none is raised. Again is harmless."""
+        """Finish the pending save and end the threads; a fault of it is in `last` and not raised. Again is harmless."""
         self.flush()
         self._threads.shutdown()
 
