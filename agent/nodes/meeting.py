@@ -196,19 +196,23 @@ class Meeting:
         """The end that another machine has recorded, or records within `seconds_max`; None: it is ours to record.
 
         Of machines that come to the end at the same moment one claims it; another only where that one is gone.
+        Interrupted where `stop` is set meanwhile.
         """
-        until = self._clock.monotonic() + seconds_max
+        until, going = self._clock.monotonic() + seconds_max, False
         while True:
             try:
                 self.check_end()
-                if self._claims_end():
+                if not going and self._claims_end():
                     return None
             except RunOver as over:
                 return over.end
             except SpothealError as error:
                 self._log.warning("who records the end is not known yet", error=error.message)
-            if self._clock.monotonic() > until or self._clock.sleep(LOOK_SECONDS, until=stop):
+            if going:
+                raise Interrupted("this machine goes away, and another records the end of the run")
+            if self._clock.monotonic() > until:
                 return None
+            going = self._clock.sleep(LOOK_SECONDS, until=stop)  # that one may have cancelled our fleet
 
     def _claims_end(self) -> bool:
         me = self._here.instance
