@@ -202,9 +202,10 @@ class Efs:
 
         Mounts first where that is not done. Faults as of `mount`; Retryable where the server does not answer.
         """
-        path = self.mount().joinpath(self.place.folder, *parts)
+        top, below = self.mount(), self._below(parts)
+        path = top.joinpath(*below)
         owner = (str(account.uid), str(account.gid)) if account is not None else ("-1", "-1")
-        argv = [sys.executable, "-I", "-S", fspath(_FILES), "folder", fspath(path), *owner, f"{mode:o}"]
+        argv = [sys.executable, "-I", "-S", fspath(_FILES), "folder", fspath(top), *owner, f"{mode:o}", *below]
         done = programs.run(argv, seconds_max=FOLDER_SECONDS_MAX)
         if done.code != 0:
             said = json.loads(done.out)["text"] if done.out.startswith("{") else done.said
@@ -216,12 +217,19 @@ class Efs:
             )
         return path
 
-    def put(self, files: Sequence[tuple[Path, Path]], stalled_seconds: float = STALLED_SECONDS) -> Iterator[Put]:
-        """Copy each (source, target); a target appears whole or not at all. Yields as they end.
+    def _below(self, parts: Sequence[str]) -> list[str]:
+        return [one for part in (self.place.folder, *parts) for one in part.split("/") if one]
 
-        Ends before the last with a `Put` that has `again` where the server fills up or falls silent.
+    def put(
+        self, parts: Sequence[str], files: Sequence[tuple[str, Path]], stalled_seconds: float = STALLED_SECONDS
+    ) -> Iterator[Put]:
+        """Copy each (name, file) into the folder `parts`, below which names may have folders of their own. A file
+        appears whole or not at all, and no link is followed. Yields as they end.
+
+        Ends before the last with a `Put` that has `again` where the server fills up; Retryable where it falls silent.
         """
-        order = json.dumps({"files": [[fspath(source), fspath(target)] for source, target in files]})
+        sources = [[fspath(source), name] for name, source in files]
+        order = json.dumps({"top": fspath(self.mount()), "folder": self._below(parts), "files": sources})
         argv = [sys.executable, "-I", "-S", fspath(_FILES), "put"]
         with self._writing, contextlib.closing(_spoken(argv, order, stalled_seconds)) as spoken:
             for said in spoken:

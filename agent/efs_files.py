@@ -1,11 +1,12 @@
 """What is done to files on a network file system, in a process of its own: NFS hangs where its server is away.
 
-    efs_files.py folder PATH UID GID MODE      the folder, made with its parents; what is there keeps its owner and mode
-    efs_files.py put < {"files": [[source, target], …]}
+    efs_files.py folder TOP UID GID MODE PART…      TOP/PART/…, what is missing of it made; UID -1 leaves the owner
+    efs_files.py put < {"top", "folder": [part, …], "files": [[source, name], …]}
 
 Each file is written beside its place, written out and renamed: whoever looks sees all of it or nothing, also after a
 kill. `put` prints a JSON line whenever something reached the server: {"bytes"} on the way, then of each file
-{"done", "size", "sha256"} or {"failed", "errno", "text"}. Standard library only, started with `python -I -S`.
+{"done", "size", "sha256"} or {"failed", "errno", "text"}. No link below TOP is followed: folders there may be a
+trainer's, and we may be root. Standard library only, started with `python -I -S`.
 """
 
 from __future__ import annotations
@@ -17,62 +18,79 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Iterator, Sequence
 
 CHUNK_BYTES = 4 << 20
 PARTIAL = ".partial"
 SERVER_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN)
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def main() -> None:
-    order, arguments = sys.argv[1], sys.argv[2:]
-    if order == "folder":
-        path, uid, gid, mode = arguments
+    if sys.argv[1] == "folder":
+        top, uid, gid, mode, *parts = sys.argv[2:]
         try:
-            make_folder(path, int(uid), int(gid), int(mode, 8))
+            make_folder(top, parts, int(uid), int(gid), int(mode, 8))
         except OSError as error:
-            say({"failed": path, "errno": error.errno, "text": error.strerror or str(error)})
+            say({"failed": parts[-1], "errno": error.errno, "text": error.strerror or str(error)})
             sys.exit(1)
-    else:
-        for source, target in json.load(sys.stdin)["files"]:
+        return
+    order = json.load(sys.stdin)
+    for source, name in order["files"]:
+        try:
+            size, digest = put(source, order["top"], [*order["folder"], *name.split("/")])
+        except OSError as error:
+            said = {"failed": source, "errno": error.errno, "text": error.strerror or str(error)}
+            say(said | {"server": error.errno in SERVER_FAULTS})
+            if error.errno in SERVER_FAULTS:
+                return  # for the others too
+        else:
+            say({"done": source, "size": size, "sha256": digest})
+
+
+@contextlib.contextmanager
+def descended(top: str, parts: Sequence[str]) -> Iterator[tuple[int, bool]]:
+    """A descriptor of TOP/part/…, made as root's where it is missing, and whether the last part was made."""
+    here, made = os.open(top, _FOLDER), False
+    try:
+        for part in parts:
+            made = False
             try:
-                size, digest = put(source, target)
-            except OSError as error:
-                said = {"failed": source, "errno": error.errno, "text": error.strerror or str(error)}
-                say(said | {"server": error.errno in SERVER_FAULTS})
-                if error.errno in SERVER_FAULTS:
-                    return  # for the others too
-            else:
-                say({"done": source, "size": size, "sha256": digest})
+                below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
+            except FileNotFoundError:
+                with contextlib.suppress(FileExistsError):  # another machine of the run makes it too
+                    os.mkdir(part, 0o755, dir_fd=here)
+                    made = True
+                below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
+            os.close(here)
+            here = below
+        yield here, made
+    finally:
+        os.close(here)
 
 
-def make_folder(path: str, uid: int, gid: int, mode: int) -> None:
-    missing = []
-    while not os.path.isdir(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    for index, folder in enumerate(reversed(missing), 1):
-        with contextlib.suppress(FileExistsError):  # another machine of the run makes it too
-            os.mkdir(folder, 0o755)
-            if index == len(missing):
-                if uid >= 0:
-                    os.chown(folder, uid, gid)
-                os.chmod(folder, mode)
+def make_folder(top: str, parts: Sequence[str], uid: int, gid: int, mode: int) -> None:
+    """One that is there keeps its owner and its mode."""
+    with descended(top, parts) as (folder, made):
+        if made:
+            if uid >= 0:
+                os.fchown(folder, uid, gid)
+            os.fchmod(folder, mode)
 
 
-def put(source: str, target: str) -> tuple[int, str]:
+def put(source: str, top: str, parts: Sequence[str]) -> tuple[int, str]:
     """Size and sha256 of what was copied. A trainer may have put a link or a pipe there: only files count."""
-    folder = os.path.dirname(target)
-    os.makedirs(folder, exist_ok=True)
     descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as original:
+    with open(descriptor, "rb") as original, descended(top, parts[:-1]) as (folder, _):
         seen = os.fstat(descriptor)
         if not stat.S_ISREG(seen.st_mode):
             raise OSError(errno.EINVAL, "is no file")
-        _drop_leftovers(folder, target)
-        beside = f"{folder}/.{os.path.basename(target)[:200]}.{os.getpid()}{PARTIAL}"
+        mark = hashlib.sha256(parts[-1].encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        _drop_leftovers(folder, mark)
+        beside = f".{mark}.{os.getpid()}{PARTIAL}"
         digest, size = hashlib.sha256(), 0
         try:
-            with open(beside, "wb") as file:
+            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder), "wb") as file:
                 while chunk := original.read(CHUNK_BYTES):
                     file.write(chunk)
                     digest.update(chunk)
@@ -80,34 +98,25 @@ def put(source: str, target: str) -> tuple[int, str]:
                     file.flush()
                     os.fsync(file.fileno())
                     say({"bytes": size})
+                with contextlib.suppress(PermissionError):  # a server that takes root's power away
+                    os.fchown(file.fileno(), seen.st_uid, seen.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(seen.st_mode) & 0o777)
                 os.fsync(file.fileno())
-            with contextlib.suppress(PermissionError):  # a server that takes root's power away
-                os.chown(beside, seen.st_uid, seen.st_gid)
-            os.chmod(beside, stat.S_IMODE(seen.st_mode) & 0o777)
-            os.replace(beside, target)
+            os.rename(beside, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(beside)
+                os.unlink(beside, dir_fd=folder)
             raise
-        _sync_folder(folder)
+        os.fsync(folder)
     return size, digest.hexdigest()
 
 
-def _drop_leftovers(folder: str, target: str) -> None:
-    """Of a copy that was killed. One machine writes to a run's folder."""
-    prefix = f".{os.path.basename(target)[:200]}."
+def _drop_leftovers(folder: int, mark: str) -> None:
+    """Of a copy that was killed. One machine at a time writes a file of a run."""
     for name in os.listdir(folder):
-        if name.startswith(prefix) and name.endswith(PARTIAL):
+        if name.startswith(f".{mark}.") and name.endswith(PARTIAL):
             with contextlib.suppress(OSError):
-                os.unlink(os.path.join(folder, name))
-
-
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+                os.unlink(name, dir_fd=folder)
 
 
 def say(document: dict[str, object]) -> None:

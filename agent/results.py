@@ -86,15 +86,15 @@ class OnEfs:
         if not files:
             return
         try:
-            folder = self._folder() / self._below
-            yield from self._efs.put([(path, folder / name) for name, path in files])
+            self._folder()
+            yield from self._efs.put([*self._parts, self._below], files)
         except Retryable as error:
             yield Put(files[0][1], fault=error.message, again=True)
         except SpothealError as error:
             yield from (Put(path, fault=error.message) for _, path in files)
 
-    def _folder(self) -> Path:
-        return self._efs.folder(*self._parts, account=self._account())
+    def _folder(self) -> None:
+        self._efs.folder(*self._parts, account=self._account())
 
 
 def place_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import stat
@@ -181,7 +182,7 @@ def test_files_are_copied_whole_with_their_sums(tmp_path: Path, host: NfsHost) -
     for name, body in bodies.items():
         (tmp_path / "volume" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "volume" / name).write_bytes(body)
-    came = list(disk.put([(tmp_path / "volume" / name, folder / name) for name in bodies]))
+    came = list(disk.put(["job", "run"], [(name, tmp_path / "volume" / name) for name in bodies]))
     assert [one.sha256 for one in came] == [hashlib.sha256(body).hexdigest() for body in bodies.values()]
     there = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert there == bodies
@@ -193,9 +194,25 @@ def test_a_link_or_a_pipe_of_a_trainer_is_not_followed(tmp_path: Path, host: Nfs
     (tmp_path / "link").symlink_to("/etc/passwd")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "good").write_text("good")
-    came = list(disk.put([(tmp_path / name, folder / name) for name in ("link", "pipe", "good")]))
+    came = list(disk.put(["job", "run"], [(name, tmp_path / name) for name in ("link", "pipe", "good")]))
     assert [bool(one.fault) for one in came] == [True, True, False]
     assert os.listdir(folder) == ["good"]
+
+
+def test_a_link_that_a_trainer_put_on_the_file_system_is_not_followed(tmp_path: Path, host: NfsHost) -> None:
+    """Where checkpoints lie there too, the run's folder is the trainer's, and the agent is root."""
+    disk = efs(tmp_path, host, EfsApi())
+    folder = disk.folder("job", "run")
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "model").symlink_to(tmp_path / "elsewhere")
+    (folder / "metrics.jsonl").symlink_to(tmp_path / "elsewhere/metrics.jsonl")
+    (tmp_path / "source").write_text("x")
+    names = ("model/model.bin", "metrics.jsonl")
+    came = [list(disk.put(["job", "run"], [(name, tmp_path / "source")])) for name in names]
+    assert [bool(one.fault) for (one,) in came] == [True, False]
+    assert os.listdir(tmp_path / "elsewhere") == [] and not (folder / "metrics.jsonl").is_symlink()
+    with pytest.raises(Retryable):
+        disk.folder("job", "run", "model", "deeper")
 
 
 def test_a_killed_copy_leaves_the_file_that_was_there_and_no_other(tmp_path: Path, host: NfsHost) -> None:
@@ -203,12 +220,13 @@ def test_a_killed_copy_leaves_the_file_that_was_there_and_no_other(tmp_path: Pat
     folder = disk.folder("job", "run")
     source = tmp_path / "model.bin"
     source.write_bytes(b"old")
-    assert [one.fault for one in disk.put([(source, folder / "model.bin")])] == [""]
+    assert [one.fault for one in disk.put(["job", "run"], [("model.bin", source)])] == [""]
     source.write_bytes(bytes(64 << 20))
     argv = [sys.executable, "-I", "-S", str(module._FILES), "put"]
     program = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert program.stdin is not None and program.stdout is not None
-    program.stdin.write(f'{{"files": [["{source}", "{folder}/model.bin"]]}}'.encode())
+    order = {"top": str(folder), "folder": [], "files": [[str(source), "model.bin"]]}
+    program.stdin.write(json.dumps(order).encode())
     program.stdin.close()
     program.stdout.readline()  # the first bytes are there
     program.send_signal(signal.SIGKILL)
@@ -216,7 +234,7 @@ def test_a_killed_copy_leaves_the_file_that_was_there_and_no_other(tmp_path: Pat
     program.stdout.close()
     assert (folder / "model.bin").read_bytes() == b"old"
     source.write_bytes(b"new")
-    assert [one.fault for one in disk.put([(source, folder / "model.bin")])] == [""]
+    assert [one.fault for one in disk.put(["job", "run"], [("model.bin", source)])] == [""]
     assert (os.listdir(folder), (folder / "model.bin").read_bytes()) == (["model.bin"], b"new")
 
 
@@ -241,7 +259,7 @@ def test_a_full_file_system_is_worth_another_try(tmp_path: Path, host: NfsHost) 
         folder = disk.folder("job", "run")
         source = tmp_path / "model.bin"
         source.write_bytes(bytes(4 << 20))
-        (came,) = disk.put([(source, folder / "model.bin")])
+        (came,) = disk.put(["job", "run"], [("model.bin", source)])
         assert (came.fault, came.again) == ("No space left on device", True)
         assert os.listdir(folder) == []
     finally:
