@@ -24,6 +24,14 @@ NETWORK_SECONDS_MAX = 1800.0
 ENVIRONMENTS_KEPT = 3  # a fleet of two images uses two in turn
 _TAIL_LINES = 20
 _COMPLETE = "spotheal-complete.json"
+# As the trainer's user, never as ourselves: where an environment keeps its packages is what foreign code says.
+_WRITE = (
+    "import os, sys, sysconfig\n"
+    "path = os.path.join(sysconfig.get_path(sys.argv[1]), sys.argv[2])\n"
+    "with open(path, 'w') as file:\n"
+    "    file.write(sys.argv[3])\n"
+    "os.chmod(path, 0o755)\n"
+)
 _NETWORK = re.compile(
     r"temporary failure in name resolution|name or service not known|could not resolve host|failed to resolve|"
     r"newconnectionerror|connecttimeout|readtimeout|read timed out|connection (?:timed out|refused|reset|aborted)|"
@@ -98,19 +106,21 @@ def _make(place: Path, interpreter: Interpreter, folders: Folders, where: Surrou
             f"no virtual environment could be made with {interpreter.path}:\n{ended.tail(_TAIL_LINES)}",
             next_step="name another `python` in job.toml, or an AMI whose Python has the module venv",
         )
+    python, files = str(place / "bin/python"), {}
     if interpreter.is_venv:
         # The environment's "system" packages are those of the Python below, not of the environment it was made with;
         # on the deep learning AMIs torch lies in the latter.
         lines = "".join(f"import site; site.addsitedir({folder!r})\n" for folder in interpreter.site)
-        (Path(found.site[0]) / "spotheal_base.pth").write_text(lines)
-    python = str(place / "bin/python")
-    if run([python, "-I", "-m", "pip", "--version"]).ok:
+        files["purelib", "spotheal_base.pth"] = lines
+    has_pip = run([python, "-I", "-m", "pip", "--version"]).ok
+    if has_pip:
         # The image's own pip, working on the environment; its script would work on the image.
-        for name in ("pip", "pip3"):
-            script = place / "bin" / name
-            script.write_text(f'#!/bin/sh\nexec {shlex.quote(python)} -m pip "$@"\n')
-            script.chmod(0o755)
-    else:
+        script = f'#!/bin/sh\nexec {shlex.quote(python)} -m pip "$@"\n'
+        files |= {("scripts", name): script for name in ("pip", "pip3")}
+    for (folder, name), text in files.items():
+        if not (ended := run([python, "-I", "-c", _WRITE, folder, name, text])).ok:
+            raise SetupFailed(f"{name} of the environment {place} cannot be written:\n{ended.tail(_TAIL_LINES)}")
+    if not has_pip:
         run([python, "-I", "-m", "ensurepip"])  # without pip a `setup` that needs none still works
     return probe(place / "bin/python", folders, where) or found
 
