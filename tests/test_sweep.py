@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +247,35 @@ def test_runs_are_sorted_by_a_metric_and_those_without_it_come_last() -> None:
     assert [row["index"] for row in progress.by_metric(rows, "loss", smallest=True)] == [2, 1, 0]
 
 
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "said"),
+    [
+        ("s3://no-such-bucket-of-ours/list.yml", ExitCode.NOT_FOUND, "no-such-bucket-of-ours"),
+        ("s3://{bucket}/none.yml", ExitCode.NOT_FOUND, "none.yml"),
+        ("s3://{bucket}", ExitCode.USAGE, "names no object"),
+        ("s3://{bucket}/", ExitCode.USAGE, "names no object"),
+        ("s3:///list.yml", ExitCode.USAGE, "no name of a bucket"),
+        ("fifo", ExitCode.USAGE, "is a pipe that may never end"),
+        ("none.yml", ExitCode.NOT_FOUND, "there is no none.yml"),
+        (".", ExitCode.USAGE, "cannot be read"),
+    ],
+)
+def test_a_list_that_is_not_there_is_one_line_and_nothing_is_sent(
+    desk: Desk, source: str, code: ExitCode, said: str
+) -> None:
+    desk.s3.create_bucket(Bucket="lists", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    os.mkfifo(desk.folder / "fifo")
+    refused = desk.run("sweep", "run", source.format(bucket="lists"), "--yes")
+    assert (refused.exit_code, said in refused.stderr) == (code, True), refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert desk.live_fleets() == []
+
+
+def test_a_list_in_s3_is_read_and_a_single_entry_is_a_sweep_too(desk: Desk) -> None:
+    desk.s3.create_bucket(Bucket="lists", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    desk.s3.put_object(Bucket="lists", Key="a=1/b c.yml", Body=b"- {lr: 0.1}\n")
+    done = desk.good("sweep", "run", "s3://lists/a=1/b c.yml", "--yes", "--parallel", "5")
+    assert desk.live_fleets()[0].target == 1
+    assert (desk.store(done["run"]).get_json(LAYOUT.sweep) or {})["source"] == "s3://lists/a=1/b c.yml"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,6 +129,8 @@ def _text(source: str, session: Session) -> str:
 
 def _from_disk(source: str) -> bytes:
     try:
+        if stat.S_ISFIFO(os.stat(source).st_mode) and not source.startswith("/dev/"):  # as `<(…)` of a shell is
+            raise ConfigError(f"{source} is a pipe that may never end", next_step="write the list to a file")
         return Path(source).read_bytes()
     except FileNotFoundError:
         raise NotFound(f"there is no {source}", next_step=_EXAMPLE) from None
@@ -135,10 +139,13 @@ def _from_disk(source: str) -> bytes:
 
 
 def _from_s3(source: str, session: Session) -> bytes:
+    bucket, _, key = source.removeprefix("s3://").partition("/")
     try:
-        url = StoreUrl.parse(source)
-    except ValueError as fault:
-        raise ConfigError(str(fault)) from None
+        StoreUrl.parse(f"s3://{bucket}")
+    except ValueError:
+        raise ConfigError(f"{bucket!r} is no name of a bucket", next_step="name the list as s3://bucket/key") from None
+    if not key:
+        raise ConfigError(f"{source} names no object", next_step="name the list as s3://bucket/key")
     with translated(f"read {source}"):
-        answer = session.client("s3").get_object(Bucket=url.bucket, Key=url.prefix)
+        answer = session.client("s3").get_object(Bucket=bucket, Key=key)
         return bytes(answer["Body"].read(BYTES_MAX + 1))
