@@ -36,6 +36,7 @@ FOLDER_SECONDS_MAX = 60.0
 STALLED_SECONDS = 120.0  # a copy of which nothing reached the server for so long is given up
 _TRY_SECONDS = 60.0
 _PAUSE_SECONDS = 10.0
+_MOUNTING = threading.Lock()  # one place on this machine: a second mount would lie over the first
 _FILES = Path(__file__).with_name("efs_files.py")
 
 
@@ -82,7 +83,7 @@ class Efs:
         self._zone, self._host, self._client = zone, host, client
         self._clock, self._stop, self._log = clock, stop, log
         self._said = ""
-        self._mounting, self._writing = threading.Lock(), threading.Lock()  # live metrics and the results meet here
+        self._writing = threading.Lock()  # live metrics and the results meet here
 
     # ---------------------------------------------------------------------------------------------------------- mount
     def mount(self, seconds_max: float = MOUNT_SECONDS_MAX) -> Path:
@@ -94,7 +95,7 @@ class Efs:
         while True:
             left = until - self._clock.monotonic()
             try:
-                with self._mounting:  # a second mount would lie over the first
+                with _MOUNTING:
                     if not self._is_there():
                         self._host.install_nfs_client()
                         self._mount_once(max(5.0, min(_TRY_SECONDS, left)))

@@ -66,7 +66,7 @@ from spotheal.agent.trainer_stage import Instruments, TrainerStage
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.heal import Held, heal
 from spotheal.agent.volume.observe import checkpoint_names
-from spotheal.agent.volume.release import create_handover, detach, leave
+from spotheal.agent.volume.release import create_base, create_handover, detach, leave
 from spotheal.agent.volume.seen import Desired
 from spotheal.agent.warmup import Warmup
 
@@ -175,7 +175,7 @@ class Life:
             self._client,
         )  # fmt: skip
         self._results = place_of(config, world.s3, self._efs, lambda: self._confinement.account)
-        scratch = self._folders.run_dir / "metrics.jsonl"
+        scratch = self._folders.run_dir / f"metrics.{config.run}.jsonl"
         self._live = LiveMetrics(self._results, self._folders, scratch, self._clock, self._log)
         self._interpreter: Interpreter | None = None
         self._held: Held | None = None
@@ -453,6 +453,7 @@ class Life:
             leave_volume=self._world.logs.leave_volume,
             create_handover=lambda: "" if held is None else create_handover(self._context, held, self._saved_step),
             detach=lambda: None if held is None else detach(self._context, held),
+            create_base=lambda: None if held is None else create_base(self._context, held, self._saved_step),
             report=self._report_handover,
             log=lambda text: self._log.info(text),
         )

@@ -129,7 +129,7 @@ class LiveMetrics:
         """Until `stop`. A place that cannot be reached is told once, tried on, and keeps nothing from going on."""
         pause = 0.0
         while not self._clock.sleep(pause, until=stop):
-            why = self._once()
+            why = self._once(stop)
             if why and why != self._said:
                 self._log.warning("results do not reach their place; they stay on the volume, trying on", error=why)
             elif self._said and not why:
@@ -137,9 +137,11 @@ class LiveMetrics:
             self._said = why
             pause = min(max(pause, LIVE_SECONDS) * 2, _AGAIN_SECONDS_MAX) if why else LIVE_SECONDS
 
-    def _once(self) -> str:
+    def _once(self, stop: Stop) -> str:
         try:
             self._place.prepare()
+            if stop.is_set():  # that took long: what lies on the volume may be another run's by now
+                return ""
             found = self.copy()
             for put in list(self._place.put([found] if found else [])):
                 if put.fault:

@@ -15,6 +15,7 @@ from agent_world import AgentWorld
 from efs_world import FS, EfsApi, NfsHost, QuickClock, efs
 
 from spotheal.agent.account import Account
+from spotheal.agent.clock import never
 from spotheal.agent.config import InstanceConfig, parse_job
 from spotheal.agent.efs import MOUNT_POINT, Put
 from spotheal.agent.errors import ExitCode, PermissionDenied, Retryable
@@ -118,17 +119,17 @@ def test_metrics_are_at_the_place_while_the_run_goes_on_and_only_where_they_chan
     s3 = InMemoryS3("bucket")
     store = Store(s3, StoreUrl("bucket", "j/R"))
     metrics = live(InStore(store, "results/"), folders)
-    assert metrics._once() == "" and store.keys("results/") == []
+    assert metrics._once(never()) == "" and store.keys("results/") == []
     SECRETS.learn(["hunter2-hunter2"])
     folders.metrics_file.write_text('{"step": 1, "note": "hunter2-hunter2"}\n{"step": 2')
-    metrics._once()
+    metrics._once(never())
     body = store.get_bytes("results/metrics.jsonl") or b""
     assert json.loads(body)["step"] == 1 and b"hunter2" not in body
     store.delete("results/metrics.jsonl")
-    metrics._once()
+    metrics._once(never())
     assert store.keys("results/") == []
     folders.metrics_file.write_text('{"step": 1}\n{"step": 2}\n')
-    metrics._once()
+    metrics._once(never())
     assert (store.get_bytes("results/metrics.jsonl") or b"").count(b"\n") == 2
 
 
@@ -137,9 +138,17 @@ def test_a_trainers_own_file_of_that_name_is_the_one(folders: Folders) -> None:
     folders.metrics_file.write_text('{"step": 1}\n')
     (folders.results / "metrics.jsonl").write_text('{"own": 1}\n')
     metrics = live(InStore(store, "results/"), folders)
-    metrics._once()
+    metrics._once(never())
     assert store.get_bytes("results/metrics.jsonl") == b'{"own": 1}\n'
     assert metrics.last() == []
+
+
+def test_what_a_later_run_writes_never_comes_to_an_earlier_ones_place(folders: Folders) -> None:
+    store, over = Store(InMemoryS3("bucket"), StoreUrl("bucket", "j/R")), threading.Event()
+    folders.metrics_file.write_text('{"step": 1}\n')
+    over.set()
+    assert live(InStore(store, "results/"), folders)._once(over) == ""
+    assert store.keys("results/") == []
 
 
 class Flaky:

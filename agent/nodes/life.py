@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from spotheal.agent.clock import Stop
 from spotheal.agent.config import InstanceConfig, seconds
 from spotheal.agent.efs import MOUNT_POINT, Efs
 from spotheal.agent.errors import Retryable, SetupFailed
@@ -165,8 +166,8 @@ class _SpokenFor(LiveMetrics):
 
     meeting: Meeting | None = None
 
-    def _once(self) -> str:
-        return super()._once() if self.meeting is not None and self.meeting.leads else ""
+    def _once(self, stop: Stop) -> str:
+        return super()._once(stop) if self.meeting is not None and self.meeting.leads else ""
 
 
 def device_of(address: str) -> str:

@@ -70,7 +70,8 @@ def ls(
         }))  # fmt: skip
         return
     if not listed:
-        say(_nothing(found, where))
+        more = "; what is there by now comes with `fleetctl results get`" if where.startswith("efs://") else ""
+        say(_nothing(found, where) + more)
         return
     rows = [(size_of(one.size), one.modified.strftime("%Y-%m-%d %H:%M") if one.modified else "-", one.name)
             for one in listed]  # fmt: skip
