@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from spotheal.agent.account import Account
+from spotheal.agent.errors import SetupFailed
 
 PRIVATE = ".spotheal"  # the agent's own folder on the volume
 
@@ -79,7 +81,10 @@ class Folders:
         What is in `checkpoints`, `results` and `keep` follows where the folder was somebody else's (a volume first
         used by another image, whose user had another number); datasets can hold millions of files and are only read,
         so there the folder alone does. `logs` is shared, as /tmp is: there root's files are safe from the trainer.
+        SetupFailed where a link of another user's is in a folder's place.
         """
+        for folder in (self.environments, self.logs, self.checkpoints, self.results, self.keep, self.datasets):
+            _refuse_link(folder)
         for folder in (self.run_dir, self.clone.parent, self.environments, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
         if account is not None:
@@ -100,10 +105,24 @@ def give(path: Path, account: Account | None) -> None:
     """Make `path` and all below it the account's; links are changed themselves, never followed."""
     if account is None:
         return
-    for folder, folders, files in os.walk(path):
+    for _, folders, files, here in os.fwalk(path):
         for name in (*folders, *files):
-            os.lchown(os.path.join(folder, name), account.uid, account.gid)
+            os.chown(name, account.uid, account.gid, dir_fd=here, follow_symlinks=False)
     os.lchown(path, account.uid, account.gid)
+
+
+def _refuse_link(folder: Path) -> None:
+    """A volume whose top others may write (`chmod 777`) can hold a trainer's link in a folder's place: what is done to
+    the folder would be done to what it names. The machine's owner may have a link of his own there."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return
+    if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
+        raise SetupFailed(
+            f"{folder} is a link that user {found.st_uid} made, to {os.readlink(folder)!r}",
+            next_step=f"put a folder in its place, or make the link root's (`chown -h root {folder}`)",
+        )
 
 
 def publish(path: Path, text: str) -> None:

@@ -14,14 +14,16 @@ import structlog
 from spotheal.agent.account import Account
 from spotheal.agent.clock import SystemClock, never
 from spotheal.agent.config import InstanceConfig, parse_job
-from spotheal.agent.folders import Folders
+from spotheal.agent.errors import SetupFailed
+from spotheal.agent.folders import Folders, give
 from spotheal.agent.foreign_command import Surroundings
 from spotheal.agent.interpreter import probe
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.setup_commands import prepare
 
 LOG = structlog.get_logger()
-ME = Account("me", os.getuid(), os.getgid(), (), "/")
+TRAINER = Account("trainer", 64998, 64998, (), "/")
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files of two users")
 
 
 @pytest.fixture
@@ -54,3 +56,34 @@ def test_a_python_that_lies_about_its_packages_has_nothing_written_there(
     (home / "usercustomize.py").write_text(f"import os\nprint({lie!r}, flush=True)\nos._exit(0)\n")
     prepare(with_setup(["true"]), folders, replace(python, is_venv=True), where, LOG)
     assert list(agents.iterdir()) == []
+
+
+@root_only
+@pytest.mark.parametrize("name", ["datasets", "checkpoints", "results", "logs", "keep", ".spotheal"])
+def test_a_link_in_the_place_of_a_folder_gives_a_trainer_nothing_of_the_machine(tmp_path: Path, name: str) -> None:
+    volume, system = tmp_path / "volume", tmp_path / "etc"
+    volume.mkdir()
+    system.mkdir(mode=0o700)
+    (system / "shadow").touch(0o600)
+    (volume / name).symlink_to(system)
+    os.lchown(volume / name, TRAINER.uid, TRAINER.gid)
+    with pytest.raises(SetupFailed, match=f"{name} is a link that user {TRAINER.uid} made"):
+        Folders.at(tmp_path, "/volume").make(TRAINER)
+    assert {(path.stat().st_uid, oct(path.stat().st_mode & 0o7777)) for path in (system, system / "shadow")} == {
+        (0, "0o700"), (0, "0o600")
+    }  # fmt: skip
+    os.lchown(volume / name, 0, 0)  # the machine's owner may
+    Folders.at(tmp_path, "/volume").make(TRAINER)
+
+
+@root_only
+def test_what_is_given_to_a_trainer_is_never_what_its_links_name(tmp_path: Path) -> None:
+    outside, own = tmp_path / "outside", tmp_path / "own"
+    for folder in (outside, own / "below"):
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+    (own / "link").symlink_to(outside)
+    (own / "below/link").symlink_to(outside / "file")
+    give(own, TRAINER)
+    assert {path.stat().st_uid for path in (outside, outside / "file")} == {0}
+    assert {path.lstat().st_uid for path in (own, *own.rglob("*"))} == {TRAINER.uid}
