@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aws_calls
 from botocore.exceptions import ClientError
 
 from spotheal.agent.clock import SystemClock
@@ -63,6 +64,7 @@ class EfsApi:
         self.targets, self.missing = targets, missing
 
     def describe_mount_targets(self, FileSystemId: str) -> dict[str, Any]:
+        aws_calls.note_call("efs", "DescribeMountTargets")
         if self.missing or FileSystemId != FS:
             error = {"Code": "FileSystemNotFound", "Message": f"File system '{FileSystemId}' does not exist."}
             raise ClientError({"Error": error, "ResponseMetadata": {"HTTPStatusCode": 404}}, "DescribeMountTargets")  # type: ignore[typeddict-item]

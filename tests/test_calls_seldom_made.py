@@ -1,0 +1,108 @@
+"""What an agent asks of AWS only now and then: the end of an EC2 fleet, a sweep's smaller fleet, an upload given up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+import boto3
+import pytest
+import structlog
+from moto import mock_aws
+
+from spotheal.agent.clock import SystemClock
+from spotheal.agent.ec2 import Ec2
+from spotheal.agent.finish import cancel
+from spotheal.agent.names import StoreUrl
+from spotheal.agent.results import InStore
+from spotheal.agent.store import Store
+from spotheal.agent.sweep.worker import Worker
+from spotheal.fleet.rehearsal.client import InMemoryEc2
+from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
+
+LOG = structlog.get_logger()
+QUICK = Latencies(running=0, shutdown=0, launch=0, replacement=0, capacity_retry=0, fleet_terminate=0)
+PLACE = {"AvailabilityZone": "us-west-2a"}
+LAUNCH = {"ImageId": "ami-00000000000000001", "InstanceType": "g5.xlarge", "Placement": PLACE}
+
+
+def spot_fleet(ec2: Any) -> str:
+    config = {"IamFleetRole": "arn:aws:iam::123456789012:role/fleet", "TargetCapacity": 2, "Type": "maintain",
+              "AllocationStrategy": "lowestPrice", "LaunchSpecifications": [LAUNCH]}  # fmt: skip
+    return str(ec2.request_spot_fleet(SpotFleetRequestConfig=config)["SpotFleetRequestId"])
+
+
+def ec2_fleet(ec2: Any) -> str:
+    ec2.create_launch_template(LaunchTemplateName="one", LaunchTemplateData=LAUNCH)
+    template = {"LaunchTemplateName": "one", "Version": "$Latest"}
+    return str(ec2.create_fleet(
+        LaunchTemplateConfigs=[{"LaunchTemplateSpecification": template}], Type="maintain",
+        TargetCapacitySpecification={"TotalTargetCapacity": 2, "DefaultTargetCapacityType": "spot"},
+    )["FleetId"])  # fmt: skip
+
+
+KINDS = {"spot fleet": spot_fleet, "EC2 fleet": ec2_fleet}
+
+
+def begun(kind: str) -> tuple[Rulebook, str, str]:
+    """A fleet of two machines: the rule book, the fleet, one of its instances."""
+    rules = Rulebook(SystemClock(), latencies=QUICK, seed=1)
+    fleet = KINDS[kind](InMemoryEc2(rules))
+    for _ in range(20):
+        rules.tick()
+    first = min(one.id for one in rules.instances())
+    return rules, fleet, first
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_end_of_a_run_cancels_its_fleet_whichever_kind_it_is(kind: str) -> None:
+    rules, fleet, instance = begun(kind)
+    cloud = Ec2(InMemoryEc2(rules, instance))
+    work: Any = SimpleNamespace(cloud=cloud, clock=SystemClock(), log=LOG, instance=instance)
+    assert cancel(work, Event())
+    (found,) = [one for one in rules.fleets() if one.id == fleet]
+    assert found.state.startswith(("cancelled", "deleted"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_instance_without_runs_makes_its_sweeps_fleet_smaller_and_goes(kind: str) -> None:
+    rules, fleet, instance = begun(kind)
+    stopped = Event()
+    stopped.set()
+    worker: Any = SimpleNamespace(
+        _cloud=Ec2(InMemoryEc2(rules, instance)), _here=SimpleNamespace(instance=instance), _log=LOG, _store=None,
+        _clock=SystemClock(), _idle_since=0.0,
+        _world=SimpleNamespace(logs=SimpleNamespace(ship=lambda *_: None), asked_to_stop=stopped),
+    )  # fmt: skip
+    Worker._go(worker, 1)
+    (found,) = [one for one in rules.fleets() if one.id == fleet]
+    assert found.target == 1
+    rules.tick()
+    assert rules.instance(instance).state in ("shutting-down", "terminated")  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def s3() -> Iterator[Any]:
+    with mock_aws():
+        client: Any = boto3.client("s3", region_name="us-west-2")
+        client.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+        yield client
+
+
+def test_an_upload_in_parts_that_fails_leaves_no_parts_behind(s3: Any, tmp_path: Path) -> None:
+    """Parts that are not given up cost money until somebody deletes them."""
+
+    def refused(**_: Any) -> Any:
+        return SimpleNamespace(status_code=403, headers={}, content=b""), {
+            "Error": {"Code": "AccessDenied", "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 403}
+        }  # fmt: skip
+
+    s3.meta.events.register("before-call.s3.UploadPart", refused)
+    (tmp_path / "weights").write_bytes(b"x" * (9 << 20))
+    place = InStore(Store(s3, StoreUrl("bucket", "j/r")), "results/")
+    (put,) = place.put([("weights", tmp_path / "weights")])
+    assert put.fault and not put.again
+    assert s3.list_multipart_uploads(Bucket="bucket").get("Uploads", []) == []
