@@ -30,7 +30,7 @@ from spotheal.agent.host import Host
 from spotheal.agent.names import EfsUrl
 
 OPTIONS = "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport,nosuid,nodev"
-MOUNT_POINT = "var/lib/spotheal/efs"
+MOUNT_POINT = "var/lib/spotheal/shared/efs"  # its parent decides who may pass
 MOUNT_SECONDS_MAX = 5 * 60.0  # all tries together
 FOLDER_SECONDS_MAX = 60.0
 STALLED_SECONDS = 120.0  # a copy of which nothing reached the server for so long is given up
@@ -62,7 +62,11 @@ class Put:
 
 
 class Efs:
-    """`client` gives a boto3 client of `efs`; `stop` ends every wait. Again is harmless, also after a restart."""
+    """`client` gives a boto3 client of `efs`; `stop` ends every wait. Again is harmless, also after a restart.
+
+    `for_trainer`: its checkpoints lie there too. Else it gets no way there: it may be a mount that came after its
+    sandbox was made, and all trainers of the account have one uid and so each other's results.
+    """
 
     def __init__(
         self,
@@ -76,8 +80,10 @@ class Efs:
         clock: Clock,
         stop: Stop,
         log: Any,
+        for_trainer: bool = False,
     ) -> None:
         self.place, self.mount_point = place, root / MOUNT_POINT
+        self._parent_mode = 0o755 if for_trainer else 0o700
         domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
         self._name = f"{place.file_system}.efs.{region}.{domain}"
         self._zone, self._host, self._client = zone, host, client
@@ -111,6 +117,7 @@ class Efs:
 
     def _mount_once(self, seconds_max: float) -> None:
         source, target = self._source()
+        self._make_parent()
         try:
             self._host.mount_nfs(source, fspath(self.mount_point), OPTIONS, seconds_max)
         except Retryable as error:
@@ -118,6 +125,14 @@ class Efs:
         if not self._is_there():
             raise Retryable(f"{source} was mounted, but something else is at {self.mount_point}")
         self._log.info("mounted EFS", source=source, at=fspath(self.mount_point))
+
+    def _make_parent(self) -> None:
+        parent = self.mount_point.parent
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            parent.chmod(self._parent_mode)
+        except OSError as fault:
+            raise Fatal(f"the mount point's folder {parent} cannot be made: {fault.strerror}") from fault
 
     def _is_there(self) -> bool:
         """Whether this very file system is mounted; what else is there is taken away, for the place is ours alone."""

@@ -567,6 +567,7 @@ class Life:
         return Efs(
             place, region=self._config.region, zone=here.zone, root=world.paths.root, host=world.host,
             client=lambda: self._client("efs"), clock=self._clock, stop=self._stop, log=self._log,
+            for_trainer=self._config.job.on_machines,
         )  # fmt: skip
 
     def _leave_machine(self, work: Finishing, end: End) -> None:

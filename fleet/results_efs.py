@@ -25,7 +25,7 @@ from spotheal.fleet.runs import Run
 if TYPE_CHECKING:
     from spotheal.fleet.session import Session
 
-MOUNT_POINT = "/var/lib/spotheal/efs"  # agent.efs mounts it there
+MOUNT_POINT = "/var/lib/spotheal/shared/efs"  # agent.efs mounts it there
 _CHUNK = 1 << 20
 _INSTANCES_TRIED = 3
 _ASK_SECONDS = 60.0

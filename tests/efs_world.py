@@ -102,7 +102,14 @@ class _Log:
         return lambda text, **fields: getattr(logging.getLogger("efs"), level)("%s %s", text, fields)
 
 
-def efs(root: Path, host: Host, api: EfsApi, folder: str = "", stop: threading.Event | None = None) -> Efs:
+def efs(
+    root: Path,
+    host: Host,
+    api: EfsApi,
+    folder: str = "",
+    stop: threading.Event | None = None,
+    for_trainer: bool = False,
+) -> Efs:
     return Efs(
         EfsUrl(FS, folder),
         region="us-west-2",
@@ -113,4 +120,5 @@ def efs(root: Path, host: Host, api: EfsApi, folder: str = "", stop: threading.E
         clock=QuickClock(),
         stop=stop or threading.Event(),
         log=_Log(),
+        for_trainer=for_trainer,
     )

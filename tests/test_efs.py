@@ -65,6 +65,15 @@ def test_the_options_are_those_of_the_article_and_of_the_guide(tmp_path: Path, h
     ]
 
 
+@pytest.mark.parametrize(("for_trainer", "mode"), [(False, 0o700), (True, 0o755)])
+def test_a_trainer_has_a_way_to_it_only_where_it_works_there(
+    tmp_path: Path, host: NfsHost, for_trainer: bool, mode: int
+) -> None:
+    disk = efs(tmp_path, host, EfsApi(), for_trainer=for_trainer)
+    disk.mount()
+    assert stat.S_IMODE(disk.mount_point.parent.stat().st_mode) == mode
+
+
 def test_mounted_already_is_success_also_for_another_life_of_the_agent(tmp_path: Path, host: NfsHost) -> None:
     assert efs(tmp_path, host, EfsApi()).mount() == efs(tmp_path, host, EfsApi()).mount()
     assert len(host.mounts) == 1
