@@ -85,7 +85,8 @@ def find_strays(session: Session, job: str, root: str, *, all_stores: bool = Fal
     def is_ours(tags: Mapping[str, str]) -> bool:
         return all_stores or tags.get(TAG_STORE) == root[:TAG_LENGTH_MAX]
 
-    others = {one.tags.get(TAG_STORE, "") for one in (*fleets, *instances) if not is_ours(one.tags)}
+    every = [*(one.tags for one in fleets), *(one.tags for one in instances)]
+    others = {tags.get(TAG_STORE, "") for tags in every if not is_ours(tags)}
     return Strays(
         tuple(one.id for one in fleets if is_ours(one.tags)),
         tuple(one.id for one in instances if is_ours(one.tags)),

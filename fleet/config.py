@@ -179,8 +179,8 @@ def read_job(path: Path) -> JobConfig:
     except (ValueError, RecursionError):  # digits by the thousand, or brackets
         raise ConfigError(f"{path} holds a number too long, or brackets too deep, to be read") from None
     job = _with_policy(parse_job(document, source=str(path)), path)
-    if fault := webhook.fault(job.notify.webhook):
-        raise ConfigError(f"{path}: [notify] webhook: {fault}", next_step="write an address that others can reach")
+    if said := webhook.fault(job.notify.webhook):
+        raise ConfigError(f"{path}: [notify] webhook: {said}", next_step="write an address that others can reach")
     return job
 
 
