@@ -105,7 +105,7 @@ class NodeLife(Life):
         account, name, run = self._confinement.account, self._config.job.job.name, self._config.run
         try:
             efs.folder(name, "datasets", account=account)
-            efs.folder(name, run, account=account)
+            efs.folder(name, run, mode=0o755)  # root's: else a trainer puts links where its folders and our memory are
             for below in ("checkpoints", "keep", "logs", "progress", "working/results"):
                 efs.folder(name, run, *below.split("/"), account=account)
             efs.folder(name, run, PRIVATE)
