@@ -11,6 +11,7 @@ same, so that whoever started it still holds the program.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -25,6 +26,7 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
 _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = 32, 4096, 16384, 1 << 19
 _MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME = 1024, 2048, 1 << 21
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
+_OOM_SCORE = "500"  # as if it had half of the machine's memory more
 _KEPT_FLAGS = {
     "ro": _MS_RDONLY, "nosuid": _MS_NOSUID, "nodev": _MS_NODEV, "noexec": _MS_NOEXEC, "noatime": _MS_NOATIME,
     "nodiratime": _MS_NODIRATIME, "relatime": _MS_RELATIME,
@@ -48,6 +50,7 @@ def main() -> None:
     try:
         user = orders["user"]
         if orders["sandbox"]:
+            _be_first_to_run_out_of_memory()
             _enclose(orders["sandbox"])
             os.chdir(orders["directory"])  # the folder as the sandbox has it
             _drop_capabilities()
@@ -64,6 +67,12 @@ def main() -> None:
         said = {"errno": error.errno or 0, "text": error.strerror or str(error)}
     os.write(errors_to, json.dumps(said).encode()[:4000])
     os._exit(127)
+
+
+def _be_first_to_run_out_of_memory() -> None:
+    """Where memory ends the kernel kills foreign programs, and neither the agent nor sshd."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write(_OOM_SCORE)
 
 
 def _execute(program: str, argv: list[str], environment: dict[str, str]) -> None:

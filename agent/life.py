@@ -401,6 +401,7 @@ class Life:
         link_kept(self._folders.clone, self._config.job.job.keep, self._folders.keep, where.account)
         interpreter = find_interpreter(self._config, self._folders, where, self._log)
         self._interpreter = run_setup(self._config, self._folders, interpreter, where, self._log)
+        self._confinement.end_processes()  # what `setup` left running would read the trainer's secrets in /proc
 
     def run_trainer(self) -> Trained:
         """The trainer, attempt by attempt, until it is done, has failed, or must go."""

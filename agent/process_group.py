@@ -317,13 +317,16 @@ def end_all_of(account: Account, clock: Clock, seconds: float = 5.0) -> list[int
         return []
     until = clock.monotonic() + seconds
     while left := owned_by(account.uid):
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             subprocess.run(
                 [sys.executable, "-I", "-S", "-c", _KILL_ALL, str(account.uid), str(account.gid)],
                 stdin=subprocess.DEVNULL,
                 check=False,
                 timeout=seconds,
             )
+        except (OSError, subprocess.TimeoutExpired):  # a fork bomb leaves no process to be had: then one by one
+            for pid in left:
+                send(pid, signal.SIGKILL)
         if clock.monotonic() > until:
             break
         clock.sleep(0.02)

@@ -333,3 +333,22 @@ def test_the_sweep_is_never_roots(monkeypatch: pytest.MonkeyPatch) -> None:
     assert end_all_of(Account("root", 0, 0, (), "/", Sandbox((), Path("/x"))), CLOCK) == []
     assert killed == []
     assert signal.SIGKILL == 9
+
+
+# ------------------------------------------------------------------------------------------------- memory and processes
+@root_only
+def test_where_memory_ends_what_is_in_the_cage_is_killed_first(account: Account, place: Path) -> None:
+    assert int(run(account, place, "cat /proc/self/oom_score_adj")) > int(Path("/proc/self/oom_score_adj").read_text())
+
+
+@root_only
+def test_a_machine_without_a_free_process_ends_the_cages_nevertheless(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_fork(*_: Any, **__: Any) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    sleepers = [subprocess.Popen(["sleep", "60"], user=account.uid, group=account.gid, extra_groups=[]) for _ in "12"]
+    monkeypatch.setattr(process_group.subprocess, "run", no_fork)
+    assert end_all_of(account, CLOCK) == []
+    assert [sleeper.wait(5) for sleeper in sleepers] == [-signal.SIGKILL] * 2

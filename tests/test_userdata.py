@@ -656,6 +656,7 @@ def test_the_unit_starts_the_agent_again_unless_it_ended_for_good() -> None:
     lines = userdata.unit().splitlines()
     assert {"Restart=always", "RestartPreventExitStatus=0", "StartLimitIntervalSec=0", "KillMode=mixed"} < set(lines)
     assert "TimeoutStopSec=110" in lines
+    assert {"OOMPolicy=continue", "TasksMax=infinity"} < set(lines), "what a trainer takes up is not the agent's end"
     (after,) = [line for line in lines if line.startswith("After=")]
     assert "network-online.target" in after
     assert "cloud" not in after, "user data runs inside cloud-final.service and would wait for itself"
