@@ -6,6 +6,7 @@ interrupted went on where it was, and nothing is left that costs.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -351,7 +352,7 @@ class _Sweep:
             claims=int(row["instances"]),
             steps_total=row["steps_total"],
             ends=sum(event["event"] == "end" for event in events),
-            resumed=tuple(int(event.get("resumed_step") or 0) for event in started),
+            resumed=tuple(self._begun_at(index, event) or 0 for event in started),
             files=tuple(key.removeprefix(prefix) for key in self._sweep.store.keys(prefix)),
             has_own_parameters={name: config.get(name) for name in ENTRIES[index]} == ENTRIES[index],
         )
@@ -360,7 +361,15 @@ class _Sweep:
         """Where the run of a machine that went away was, and where it went on."""
         machine = next(one for one in self._cloud.machines.all() if one.launch.instance == struck.instance)
         found = progress_of(self._watch.folders(machine).progress_file)
-        after = [event for event in events.get(struck.index, [])
-                 if event["event"] == "trainer-started" and str(event["time"]) > struck.time]  # fmt: skip
+        after = [event for event in events.get(struck.index, []) if event["event"] == "trainer-started"
+                 and str(event["time"]) > struck.time and event.get("instance") != struck.instance]  # fmt: skip
         step = None if found is None else found[0].step
-        return replace(struck, step=step, next_step=int(after[0].get("resumed_step") or 0) if after else None)
+        return replace(struck, step=step, next_step=self._begun_at(struck.index, after[0]) if after else None)
+
+    def _begun_at(self, index: int, started: dict[str, Any]) -> int | None:
+        """The step at which a trainer began: as the ledger says, else (it was slow to tell) as it wrote in its log."""
+        if isinstance(started.get("resumed_step"), int):
+            return int(started["resumed_step"])
+        key = f"{LAYOUT.entry(index)}/{LAYOUT.trainer_log(str(started.get('instance')))}"
+        said = re.search(rb"(?:resumed|beginning) at step (\d+) of", self._sweep.store.get_bytes(key) or b"")
+        return int(said.group(1)) if said else None
