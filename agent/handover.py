@@ -49,7 +49,8 @@ class Steps:
     `until` (monotonic), never before. `leave_volume()` moves log sinks off the volume and closes the ledger; it speaks
     to no network, for the handover waits for it.
     `create_handover()` returns the snapshot's id when it is listed; `detach()` detaches the unmounted volume; both may
-    be called again after they failed. `report(result)` writes status to the store.
+    be called again after they failed. `report(result)` writes status to the store. `create_base()` takes a snapshot
+    that nobody adopts.
     """
 
     end_trainer: Callable[[float], None]
@@ -58,6 +59,7 @@ class Steps:
     detach: Callable[[], None]
     report: Callable[[HandoverResult], None]
     log: Callable[[str], None] = lambda text: None
+    create_base: Callable[[], object] = lambda: None
 
 
 @dataclass
@@ -91,7 +93,10 @@ def hand_over(
     result.volume_left = _try(result, steps, "move the logs off the volume", steps.leave_volume)
     if mountpoint:
         _let_go(result, mountpoint, host, steps, clock)
-        _snapshot(result, steps, clock, watcher)
+        if not (result.unmounted or result.frozen):
+            _let_go_late(result, mountpoint, host, steps, clock, watcher)
+        if result.unmounted or result.frozen:
+            _snapshot(result, steps, clock, watcher)
         if result.snapshot and result.unmounted:
             result.detached = _try_until_the_end(result, steps, clock, watcher, "detach the volume", steps.detach)
     result.reported = _try(result, steps, "store the status", lambda: steps.report(result))
@@ -119,6 +124,22 @@ def _let_go(result: HandoverResult, mountpoint: str, host: MountHost, steps: Ste
         _try(result, steps, "sync the volume", lambda: host.sync(mountpoint, FREEZE_SECONDS))
         if result.volume_left:  # else our own next log line would hang on the frozen volume, and we with it
             result.frozen = _try(result, steps, "freeze the volume", lambda: host.freeze(mountpoint, FREEZE_SECONDS))
+
+
+def _let_go_late(
+    result: HandoverResult, mountpoint: str, host: MountHost, steps: Steps, clock: Clock, watcher: Watcher
+) -> None:
+    """Go on unmounting while there is time for a handover. A snapshot taken before all is on the device (the kernel may
+    be writing gigabytes out, for a trainer that synced nothing) lacks what was saved last, and as a handover it would
+    be believed: it is a base, which makes the next one small. Without a handover the successor takes a snapshot of the
+    volume itself, once this machine is gone."""
+    _try(result, steps, "take a base snapshot", steps.create_base)
+    until = result.interruption.ends_at - SNAPSHOT_BEFORE_END_SECONDS - 1.0
+    while not result.unmounted and clock.monotonic() < until and not watcher.withdrawn.is_set():
+        patience = min(until, clock.monotonic() + BUSY_SECONDS)
+        result.unmounted = _unmount(result, mountpoint, host, steps, clock, patience)
+    if not result.unmounted:
+        _record(result, steps, "take a handover", Retryable("the volume is neither unmounted nor frozen"))
 
 
 def _unmount(

@@ -127,9 +127,8 @@ class Watcher:
         """Forget the interruption under way, which did not come true; the same notice is no event any more."""
         with self._lock:
             current, self._current = self._current, None
-            withdrawn = self.withdrawn.is_set()
-            if current is not None and not (withdrawn and self._clock.monotonic() < current.ends_at):
-                self._over.add(current.id)  # a withdrawn one may come again while its time has not passed
+            if current is not None and self._clock.monotonic() >= current.ends_at:
+                self._over.add(current.id)  # before its time it may come again, in this very moment
             self.notice_event.clear()
             self.withdrawn.clear()
 
@@ -172,7 +171,7 @@ class Watcher:
             self._over.add(content)
             self._log(f"a notice of {action.time.isoformat()} is long past and is ignored")
             return
-        if left < -STALE_SECONDS:  # new, and long past? Then the wall clock is wrong, not AWS
+        if left < 0 and appeared:  # new, and past? Then the wall clock is wrong, not AWS
             left = LEAD_SECONDS_MAX - self._poll_seconds
         self._begin(content, action.action, min(left, LEAD_SECONDS_MAX))
 

@@ -267,8 +267,10 @@ class Phase(str, Enum):
 
 STATUS_SCHEMA_VERSION = 1
 HEARTBEAT_SECONDS = 60.0
-SILENT_SECONDS = 600.0  # no heartbeat for so long, seen twice SILENT_CONFIRM_SECONDS apart: the holder is fenced
-SILENT_CONFIRM_SECONDS = 60.0
+SILENT_SECONDS = 600.0  # no heartbeat for so long, and none while we watch for SILENT_CONFIRM_SECONDS: fenced
+# Signs of life come a minute apart, and what each takes on the way: where two wall clocks differ by more than ten
+# minutes a living holder seems silent between any two of them.
+SILENT_CONFIRM_SECONDS = 3 * HEARTBEAT_SECONDS
 SNAPSHOTS_KEPT = 2
 
 # status.json, every key (absent figures are null; times RFC 3339 UTC):

@@ -105,7 +105,10 @@ class Machine:
 
     # ------------------------------------------------------------------------------------------------------- the steps
     def steps(self) -> Steps:
-        return Steps(self.end_trainer, self.leave_volume, self.create_handover, self.detach, self.report)
+        return Steps(
+            self.end_trainer, self.leave_volume, self.create_handover, self.detach, self.report,
+            create_base=lambda: self.note("base asked"),
+        )  # fmt: skip
 
     def end_trainer(self, until: float) -> None:
         left = max(0.0, until - self.clock.monotonic())

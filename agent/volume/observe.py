@@ -30,7 +30,7 @@ from spotheal.agent.volume.seen import (
 )
 
 _MARK = re.compile(r"terms/(\d+)(?:\.(holds|released)(?:\.(vol-[0-9a-f]+))?)?")
-_STEP = re.compile(r"step-(\d+)")
+_STEP = re.compile(r"step-(\d+)(-\d+)?(\.safetensors)?")  # a set of many ranks has no suffix, but may have a number
 DESCRIBE_LAG_SECONDS = 60.0  # how long something we asked for may be missing from the describes
 
 
@@ -115,7 +115,7 @@ def _with_state(seen: Observed, ids: tuple[str, ...], state: VolumeState) -> Obs
 
 
 def steps_in(names: Iterable[str]) -> tuple[int, ...]:
-    """The steps of the checkpoints among `names`: `step-<n>`, which a save's last rename makes."""
+    """The steps of the checkpoints among `names`: `step-<n>…`, which a save's last rename makes (training/slots.py)."""
     matches = (_STEP.fullmatch(name) for name in names)
     return tuple(sorted(int(match.group(1)) for match in matches if match))
 

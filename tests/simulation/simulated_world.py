@@ -367,7 +367,7 @@ class SimulatedHost:
         return bool(self._region.gate(self._machine, "umount", unmount))
 
     def checkpoint_names(self, mountpoint: str) -> Iterable[str]:
-        return [f"step-{step}" for step in self._region.disks[self._machine.mounted or ""].steps]
+        return [f"step-{step:09d}.safetensors" for step in self._region.disks[self._machine.mounted or ""].steps]
 
 
 class Agent:
