@@ -150,7 +150,12 @@ class Store:
         self.flush()
         tensors, _ = self._apart(tree)
         plan = self._plan_for(tensors)
-        copy = Copy(plan, self._image_for(plan.layout.data_bytes), tensors, tensors.values())
+        try:
+            image = self._image_for(plan.layout.data_bytes)
+        except SaveFailed as fault:  # each save tries again, and says it as its outcome
+            log.warning("%s", fault)
+            return plan.layout.data_bytes
+        copy = Copy(plan, image, tensors, tensors.values())
         if plan.chunks:  # once for practice: threads are started, libraries loaded, the layout has its text
             runs: list[Future[Any]] = [
                 self._threads.submit(copy.run),
@@ -193,7 +198,10 @@ class Store:
         tensors, text = self._apart(tree)
         info_json = to_json(info)
         plan = self._plan_for(tensors)
-        image = self._image_for(plan.layout.data_bytes)
+        try:
+            image = self._image_for(plan.layout.data_bytes)
+        except SaveFailed as fault:
+            return self._failed(Outcome(step, time.monotonic() - began, plan.layout.data_bytes, None, fault))
         try:
             copy = self._copy = Copy(plan, image, tensors, later)
         except RuntimeError:
@@ -203,6 +211,15 @@ class Store:
         payload = Payload(image, plan.layout, plan.chunk_bytes, step, text, info_json)
         self._pending = self._threads.submit(self._write, payload, copy, series, began)
         self._held_seconds = time.monotonic() - began
+        return True
+
+    def _failed(self, outcome: Outcome) -> bool:
+        """A save that ended as it began is told like any other."""
+        self._held_seconds, self._worked_seconds = outcome.seconds, 0.0
+        self._pending = Future()
+        self._pending.set_result(outcome)
+        if self._on_end is not None:
+            self._on_end(outcome)
         return True
 
     def wait_copied(self) -> None:
@@ -313,9 +330,16 @@ class Store:
         return self._plan
 
     def _image_for(self, size: int) -> Image:
+        """SaveFailed where there is no memory for it."""
         if self._image is None or self._image.size < size:
             self._image = None  # let the old pages go first
-            self._image = Image(size)
+            try:
+                self._image = Image(size)
+            except (OSError, MemoryError) as fault:
+                raise SaveFailed(
+                    f"no checkpoint can be saved: there is no memory for its buffer of {size / 1e6:.0f} MB ({fault})",
+                    next_step="see `free -h` and `ulimit -v`; a save needs the size of model and optimizer once more",
+                ) from fault
         return self._image
 
     # ----------------------------------------------------------------------------------------------------------- load

@@ -23,6 +23,7 @@ import torch
 from spotheal.training.checksum import BLOCK_BYTES, checksum, sum_blocks
 from spotheal.training.format import Entry, Layout, chunk_count
 from spotheal.training.image import FORMAT_DTYPE, Image
+from spotheal.training.state import UnsavableState
 
 # Taking the GIL back costs more than to copy so few bytes while holding it: hundreds of small tensors are the rule.
 HELD_BYTES_MAX = 64 << 10
@@ -109,7 +110,7 @@ class Copy:
     def __init__(
         self, plan: Plan, image: Image, tensors: Mapping[str, torch.Tensor], later: Iterable[torch.Tensor] = ()
     ) -> None:
-        """`later` are tensors that only the optimizer step changes; all else is copied now."""
+        """`later` are tensors that only the optimizer step changes; all else is copied now. UnsavableState."""
         self.plan, self.image = plan, image
         self.copied = threading.Event()  # the sources are free again
         self.hurry = False  # somebody waits for `copied`: leave the checksums for after it
@@ -121,6 +122,8 @@ class Copy:
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._sources = list(tensors.values())
         self._from = list(map(torch.Tensor.data_ptr, self._sources))
+        if 0 in self._from:
+            _refuse_without_memory(tensors)
         waiting = set(map(torch.Tensor.data_ptr, later))
         self._parts = plan.parts([pointer in waiting for pointer in self._from])
         held_move, target, pointers, sources = _held_move, image.address, self._from, self._sources
@@ -218,6 +221,16 @@ class Copy:
         self._sources = []
         self.copied.set()
         self._news.put(None)
+
+
+def _refuse_without_memory(tensors: Mapping[str, torch.Tensor]) -> None:
+    """A tensor that wraps others, or has no content, has the pointer 0: a copy from there would end the process."""
+    for name, tensor in tensors.items():
+        if tensor.numel() and torch.Tensor.data_ptr(tensor) == 0:
+            raise UnsavableState(
+                f"{name or 'the state'} is a {type(tensor).__name__} on {tensor.device} without memory of its own",
+                next_step="save the tensors it wraps; DTensors by ShardedSession of spotheal.training.sharded_session",
+            )
 
 
 def beside(threads: Executor | None, call: Callable[..., Any], *arguments: Any) -> Future[Any] | None:

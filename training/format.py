@@ -106,10 +106,16 @@ class Header:
 
 
 def header_room(layout: Layout, state_json: str, info_json: str, chunk_bytes: int) -> int:
-    """Bytes to set aside for length and header: a multiple of 4096, with a margin for numbers that grow."""
+    """Bytes to set aside for length and header: a multiple of 4096, with a margin for numbers that grow.
+
+    ValueError where no reader would take such a header: what is acknowledged must be loadable.
+    """
     sums = [0] * chunk_count(layout.data_bytes, chunk_bytes)
     size = len(_encode(layout, 0, state_json, info_json, chunk_bytes, sums))
-    return _up(8 + size + size // 8 + 512)
+    room = _up(8 + size + size // 8 + 512)
+    if room - 8 > HEADER_BYTES_MAX:
+        raise ValueError(f"it takes {size / 1e6:.0f} MB beside the tensors; long lists of numbers belong into a tensor")
+    return room
 
 
 def header_bytes(

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from spotheal.training.state import pack, to_json
+from spotheal.training.state import UnsavableState, pack, to_json
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)  # exactly these: a subclass may hold more than its items
 _LEAVES = (type(None), bool, int, float, str, bytes)  # and these: others may change behind our back
@@ -67,10 +67,14 @@ class Skeleton:
             numbers[id(marks[-1])] = index
             return marks[-1]
 
-        named, marked = pack(_replaced(tree, root, leaves, mark))
+        try:
+            named, marked = pack(_replaced(tree, root, leaves, mark))
+            text = to_json(marked)
+        except RecursionError:  # JSON of it is nested more deeply than the state itself
+            raise UnsavableState("the state is nested too deeply to be saved") from None
         self._at = [numbers[id(tensor)] for tensor in named.values()]
         self.names = tuple(named)
-        pieces = re.split(f'"{token}:(\\d+):"', to_json(marked))
+        pieces = re.split(f'"{token}:(\\d+):"', text)
         self._fixed, self._holes = pieces[::2], [int(index) for index in pieces[1::2]]
         self._shapes, self._specs = self._described(self._take(leaves))
         self.tensors, self.values = {}, None  # the skeleton outlives the state

@@ -1,0 +1,105 @@
+"""States, memory and filesystems at the edge: what is acknowledged can be loaded, and what cannot be is told."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spotheal.training import checkpoint, format
+from spotheal.training.checkpoint import Outcome, SaveFailed, Store
+from spotheal.training.state import UnsavableState
+
+
+def test_a_state_that_no_reader_would_take_is_not_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The format ends at a header of 100 MB: eleven million numbers in a list are more."""
+    monkeypatch.setattr(format, "HEADER_BYTES_MAX", 1_000_000)
+    store = Store(tmp_path)
+    store.save_now(1, {"ids": list(range(10))})
+    with pytest.raises(SaveFailed, match=r"step 2 .* tensor"):
+        store.save_now(2, {"ids": list(range(200_000))})
+    loaded = store.load()
+    assert loaded is not None and loaded.step == 1
+    store.close()
+
+
+class Wrapped(torch.Tensor):
+    """As DTensor and torchao make theirs: a tensor around another, without memory of its own."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapped:
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+        made.inner = inner
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(cls, call: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        return call(*(one.inner if isinstance(one, Wrapped) else one for one in given), **(named or {}))
+
+
+@pytest.mark.parametrize("kind", ["wrapped", "meta"])
+def test_a_tensor_without_memory_of_its_own_is_refused_by_name_and_ends_no_process(kind: str, tmp_path: Path) -> None:
+    tensor = Wrapped(torch.ones(100)) if kind == "wrapped" else torch.ones(100, device="meta")
+    store = Store(tmp_path)
+    for call in (store.prepare, partial(store.save, 1)):
+        with pytest.raises(UnsavableState, match="layer/weight"):
+            call({"layer": {"weight": tensor}, "empty": torch.ones(0)})
+    assert store.save_now(1, {"empty": torch.ones(0)}).path is not None
+    store.close()
+
+
+def test_a_save_without_memory_for_its_buffer_is_told_as_failed_and_the_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(size: int) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    told: list[Outcome] = []
+    store = Store(tmp_path, on_end=told.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "Image", no_memory)
+        assert store.prepare({"x": torch.ones(3)}) > 0
+        assert store.save(1, {"x": torch.ones(3)})
+        store.wait_copied()
+        outcome = store.flush()
+    assert outcome is not None and outcome.fault is not None and "memory" in outcome.fault.message
+    assert told == [outcome] and store.load() is None
+    assert store.save_now(2, {"x": torch.ones(3)}).path is not None
+    store.close()
+
+
+def test_a_filesystem_that_refuses_direct_reads_only_when_they_are_made_loses_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, real = Store(tmp_path), os.preadv
+    store.save_now(1, {"x": torch.arange(9)})
+    refused = []
+
+    def preadv(fd: int, into: Any, offset: int) -> int:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(fd)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(fd, into, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    loaded = store.load()
+    assert refused and loaded is not None and torch.equal(loaded.tree["x"], torch.arange(9))
+    store.close()
+
+
+def test_a_nesting_that_only_its_json_is_too_deep_for_is_refused_by_the_stores_own_error(tmp_path: Path) -> None:
+    deep: Any = torch.ones(2)
+    for _ in range(400):
+        deep = {1: deep}
+    store = Store(tmp_path)
+    with pytest.raises(UnsavableState):
+        store.save(1, {"x": deep})
+    store.close()
