@@ -26,7 +26,7 @@ from werkzeug.serving import make_server
 
 from spotheal.agent.clock import rfc3339
 from spotheal.agent.names import StoreUrl
-from spotheal.fleet.rehearsal import tags, wire
+from spotheal.fleet.rehearsal import sessions, tags, wire
 from spotheal.fleet.rehearsal.account import Account
 from spotheal.fleet.rehearsal.authorization import Authorization, of_request
 from spotheal.fleet.rehearsal.batch import Batch
@@ -71,6 +71,7 @@ class Endpoint:
         self.efs = FileSystems(rulebook)
         self.authorization = Authorization(rulebook.world, self._policies)
         rulebook.authorize = self.authorization.ec2
+        self.sessions = sessions.Sessions(rulebook.world, self.authorization, self.keys)
         self._conditional = threading.Lock()
         self._metadata: dict[str, Imds] = {}
         self._metadata_lock = threading.Lock()
@@ -131,6 +132,8 @@ class Endpoint:
                 return self._ec2(environ, start_response, action, form, key)
         elif service == "s3":
             return self._s3(environ, start_response, key)
+        elif service == "sts" and action == "AssumeRole" and (caller := self._caller(key)):
+            return self._assume_role(environ, start_response, form, caller, key)
         elif (caller := self._caller(key)) and not self._may(caller, service, action, environ):
             body = b'{"__type": "AccessDeniedException", "message": "The role of this instance does not allow this."}'
             return _send(start_response, 403, body)
@@ -203,12 +206,24 @@ class Endpoint:
         request_id = str(uuid.uuid4())
         try:
             params = _parameters(action, form)
+            who = self.keys.get(key)  # a role's; an instance's are the rule book's to ask for
+            if who and not self.authorization.ec2(action, params, who):
+                raise ApiError("UnauthorizedOperation", "You are not authorized to perform this operation.", 403)
             result = self.rulebook.call(action, params, self.rulebook.caller_of(key))
             return _send(start_response, 200, wire.answer(action, result, request_id), request_id)
         except ApiError as error:
             return _send(start_response, error.status, wire.error(error.code, error.message, request_id), request_id)
         except ReplyLost:
             raise _hang_up(environ) from None
+
+    def _assume_role(
+        self, environ: Environ, start_response: StartResponse, form: dict[str, str], caller: str, key: str
+    ) -> Iterable[bytes]:
+        if not self.sessions.may_assume(caller, form):
+            return _send(start_response, 403, sessions.refusal(form))
+        answer = b"".join(self._forward(environ, start_response, "sts:AssumeRole", key))
+        self.sessions.note(form, answer)
+        return [answer]
 
     def _may(self, caller: str, service: str, action: str, environ: Environ) -> bool:
         """Whether the role of an instance allows this call of a service that moto answers."""

@@ -27,6 +27,7 @@ class Authorization:
     def __init__(self, world: World, policies: Policies) -> None:
         self._world, self._policies = world, policies
         self.refused: list[tuple[str, str, str]] = []
+        self.session_policies: dict[str, Mapping[str, Any]] = {}  # of callers that have taken a role with one
 
     def ec2(self, operation: str, params: Mapping[str, Any], caller: str | None) -> bool:
         """Whether `caller`, an instance id, may make this call of EC2's."""
@@ -42,11 +43,13 @@ class Authorization:
 
     def _all(self, caller: str, questions: Iterator[Question]) -> bool:
         found = self._world.instances.get(caller)
-        role = caller.removeprefix("role/") if caller.startswith("role/") else found.role if found else ""
+        role = caller.split("/")[1] if caller.startswith("role/") else found.role if found else ""
         documents = self._policies(role)
+        narrowed = [self.session_policies[caller]] if caller in self.session_policies else documents
         region = {"aws:RequestedRegion": (self._world.region,)}
         for question in questions:
-            if not is_allowed(documents, Question(question.action, question.resource, {**region, **question.context})):
+            asked = Question(question.action, question.resource, {**region, **question.context})
+            if not (is_allowed(documents, asked) and is_allowed(narrowed, asked)):
                 self.refused.append((caller, question.action, question.resource))
                 return False
         return True
