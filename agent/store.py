@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from spotheal.agent.aws import translated
-from spotheal.agent.errors import Conflict, NotFound, Retryable
+from spotheal.agent.errors import Conflict, NotFound, PermissionDenied, Retryable
 from spotheal.agent.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.redaction import SECRETS
 
 _APPEND_TRIES = 20
+_FORBIDDEN = ("AccessDenied", "403")  # the latter of a HEAD, whose answer has no body
 
 
 _ENDS = {phase.value for phase in Phase if phase.is_end}
@@ -84,8 +85,13 @@ class Store:
 
     def download(self, key: str, path: Path) -> None:
         """NotFound where there is no such object."""
-        with translated(f"read {self._name(key)}"):
-            self._s3.download_file(self.url.bucket, self._key(key), str(path))
+        try:
+            with translated(f"read {self._name(key)}"):
+                self._s3.download_file(self.url.bucket, self._key(key), str(path))
+        except PermissionDenied as error:
+            if not self._is_absent(key, error):
+                raise
+            raise NotFound(f"there is no {self._name(key)}", code=error.code) from error
 
     def keys(self, prefix: str = "") -> list[str]:
         """Keys below `prefix`, relative to the run, sorted by S3."""
@@ -245,6 +251,19 @@ class Store:
                     f"the store's bucket {self.url.bucket} does not exist", next_step="`fleetctl request` makes it"
                 ) from error
             return None
+        except PermissionDenied as error:
+            if not self._is_absent(key, error):
+                raise
+            return None
+
+    def _is_absent(self, key: str, refusal: PermissionDenied) -> bool:
+        """S3 says "forbidden" of what is not there to whoever may list only a part of the bucket, as an instance may."""
+        if refusal.code not in _FORBIDDEN:
+            return False
+        try:
+            return key not in self.keys(key)
+        except PermissionDenied:
+            return False
 
     def _key(self, key: str) -> str:
         return f"{self.url.prefix}/{key}" if self.url.prefix else key
