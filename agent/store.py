@@ -257,7 +257,7 @@ class Store:
             return None
 
     def _is_absent(self, key: str, refusal: PermissionDenied) -> bool:
-        """S3 says "forbidden" of what is not there to whoever may list only a part of the bucket, as an instance may."""
+        """S3 says "forbidden" of what is not there to whoever may list a part of the bucket only, as instances do."""
         if refusal.code not in _FORBIDDEN:
             return False
         try:

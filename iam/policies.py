@@ -373,8 +373,8 @@ def _deleting(scope: Scope) -> list[Document]:
 
 def _store(scope: Scope, who: Who) -> list[Document]:
     narrow = who is Who.INSTANCE and scope.store.prefix  # fleetctl asks whether the bucket is there, too
-    # IfExists: GetObject answers 404 for what is not there only where listing is allowed, and has no prefix to compare.
-    condition = {"StringLikeIfExists": {"s3:prefix": [scope.store.below("*").prefix]}} if narrow else None
+    # Not IfExists: a list that names no prefix is of the whole bucket. So S3 says 403 of what is not there (`Store`).
+    condition = {"StringLike": {"s3:prefix": [scope.store.below("*").prefix]}} if narrow else None
     return [
         _statement("Store", _actions(who, On.OBJECTS), scope.objects),
         _statement("ListStore", _actions(who, On.LISTING), scope.bucket, condition),

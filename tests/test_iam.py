@@ -193,7 +193,7 @@ def test_an_instance_reads_and_writes_only_below_the_stores_prefix() -> None:
         if statement["Sid"] == "Store":
             assert statement["Resource"] == "arn:aws:s3:::bucket/team/*"
         if statement["Sid"] == "ListStore":
-            assert statement["Condition"] == {"StringLikeIfExists": {"s3:prefix": ["team/*"]}}
+            assert statement["Condition"] == {"StringLike": {"s3:prefix": ["team/*"]}}
 
 
 def test_a_customer_key_is_granted_to_aws_resources_only() -> None:

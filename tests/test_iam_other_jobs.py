@@ -14,6 +14,9 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from spotheal.agent.clock import SystemClock
+from spotheal.agent.errors import PermissionDenied
+from spotheal.agent.names import StoreUrl
+from spotheal.agent.store import Store
 from spotheal.fleet.rehearsal.api import Endpoint
 from spotheal.fleet.rehearsal.client import InMemoryEc2
 from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
@@ -170,4 +173,15 @@ def test_an_instance_cannot_delete_its_current_volume(account: Account) -> None:
 
 
 def test_an_instance_cannot_list_the_whole_store(account: Account) -> None:
-    assert is_refused(lambda: account.client("s3").list_objects_v2(Bucket="store", Prefix=""))
+    s3 = account.client("s3")
+    for which in ({"Prefix": ""}, {}, {"Delimiter": "/", "MaxKeys": 1000}):
+        assert is_refused(lambda: s3.list_objects_v2(Bucket="store", **which)), which  # noqa: B023
+
+
+def test_what_is_not_there_is_told_from_what_may_not_be_read(account: Account) -> None:
+    """S3 says 403 of both to a role that may not list the whole bucket."""
+    s3, name = account.client("s3"), f"{account.ours.name}/{account.ours.run}"
+    assert is_refused(lambda: s3.get_object(Bucket="store", Key=f"{name}/nothing"))
+    assert Store(s3, StoreUrl("store", name)).get_bytes("nothing") is None
+    with pytest.raises(PermissionDenied):
+        Store(s3, StoreUrl("store", f"{account.theirs.name}/{account.theirs.run}")).get_bytes("nothing")

@@ -40,6 +40,7 @@ from spotheal.iam import policies
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 _KNOWN_SERVICES = frozenset(list_of_moto_modules())
+_ACCESS_DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 _ROLES = "/_role/"  # credentials of containers, as ECS's agent hands them out
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]*)/([^/]+)/aws4_request")
 _REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 412: "Precondition Failed", 500: "Internal Server Error",
@@ -255,15 +256,27 @@ class Endpoint:
             return _send(start_response, 503, body)
         asked = environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")
         if not self.authorization.s3(self._caller(key), *asked):
-            body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
-            return _send(start_response, 403, body)
+            return _send(start_response, 403, _ACCESS_DENIED)
         operation = f"s3:{environ['REQUEST_METHOD']} {environ.get('PATH_INFO', '')}"
         if environ["REQUEST_METHOD"] == "PUT" and ({"HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH"} & environ.keys()):
             # moto looks and then writes: two claims of one moment would both win. The body is read before the lock.
             environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or -1)))
             with self._conditional:
                 return list(self._forward(environ, start_response, operation, key))
+        if asked[0] in ("GET", "HEAD") and not self.authorization.tells_what_is_missing(self._caller(key), asked[1]):
+            return self._hiding_what_is_missing(environ, start_response, operation, key)
         return self._forward(environ, start_response, operation, key)
+
+    def _hiding_what_is_missing(
+        self, environ: Environ, start_response: StartResponse, operation: str, key: str
+    ) -> Iterable[bytes]:
+        said: list[tuple[str, Any]] = []
+        answer = self._forward(environ, lambda status, headers, _=None: said.append((status, headers)), operation, key)
+        body = b"".join(answer)
+        if said[0][0].startswith("404") and b"NoSuchBucket" not in body:
+            return _send(start_response, 403, b"" if environ["REQUEST_METHOD"] == "HEAD" else _ACCESS_DENIED)
+        start_response(*said[0])
+        return [body]
 
     def _forward(self, environ: Environ, start_response: StartResponse, operation: str, key: str) -> Iterable[bytes]:
         world = self.rulebook.world

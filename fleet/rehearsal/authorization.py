@@ -37,11 +37,22 @@ class Authorization:
         """The same for a request to S3, path style."""
         return caller is None or self._all(caller, _of_s3(method, path, query))
 
+    def tells_what_is_missing(self, caller: str | None, path: str) -> bool:
+        """Whether S3 says 404 of an object that is not there: to who may list the whole bucket, 403 to others."""
+        return caller is None or self._refusal(caller, _of_s3("GET", path.lstrip("/").partition("/")[0], "")) is None
+
     def service(self, caller: str | None, action: str, resource: str, context: Context | None = None) -> bool:
         """The same for one action of another service."""
         return caller is None or self._all(caller, iter([Question(action, resource, context or {})]))
 
     def _all(self, caller: str, questions: Iterator[Question]) -> bool:
+        refused = self._refusal(caller, questions)
+        if refused is not None:
+            self.refused.append((caller, refused.action, refused.resource))
+        return refused is None
+
+    def _refusal(self, caller: str, questions: Iterator[Question]) -> Question | None:
+        """The first of the questions that is answered with no."""
         found = self._world.instances.get(caller)
         role = caller.split("/")[1] if caller.startswith("role/") else found.role if found else ""
         documents = self._policies(role)
@@ -50,9 +61,8 @@ class Authorization:
         for question in questions:
             asked = Question(question.action, question.resource, {**region, **question.context})
             if not (is_allowed(documents, asked) and is_allowed(narrowed, asked)):
-                self.refused.append((caller, question.action, question.resource))
-                return False
-        return True
+                return question
+        return None
 
     # ------------------------------------------------------------------------------------------------------------- EC2
     def _of_ec2(self, operation: str, params: Mapping[str, Any]) -> Iterator[Question]:
