@@ -52,7 +52,8 @@ class Tail:
         """These streams exist or will; `ended`: nothing writes to them any more."""
         for stream in streams:
             reading = self._all.setdefault(stream.name, _Reading(stream))
-            reading.ended = reading.ended or ended
+            if ended and not reading.ended:
+                reading.ended, reading.quiet = True, 0  # it may have been silent for hours before its last words
 
     def see_attempts(self, streams: list[Stream], ended: bool) -> None:
         """Of one job, in order: only its last attempt may write still."""

@@ -40,6 +40,7 @@ class Jobs:
         self.hosts: dict[str, tuple[str, float]] = {}  # instance -> environment, monotonic time since it is idle
         self.reserved: dict[str, str] = {}  # job id -> the host it is about to start on
         self.interrupted = 0
+        self._looks_at: float | None = None  # when everything is looked at next
 
     # ------------------------------------------------------------------------------------------------------ the calls
     def submit(self, batch: Batch, params: Params) -> dict[str, Any]:
@@ -62,7 +63,7 @@ class Jobs:
             child = Job(f"{job.id}:{index}", job.name, where.name, found, dict(params), job.created, index=index,
                         parent=job.id)  # fmt: skip
             self.all[child.id] = child
-        batch.later(SUBMIT_SECONDS, self._advance)
+        self._soon(SUBMIT_SECONDS)
         return {"jobArn": f"{batch.arn('job')}/{job.id}", "jobName": job.name, "jobId": job.id}
 
     def _check_dependencies(self, params: Params, size: int) -> None:
@@ -103,7 +104,7 @@ class Jobs:
             if not job.is_over and not job.terminated:
                 job.terminated = params["reason"]
                 self._end_or_stop(job, params["reason"])
-        batch.later(0.0, self._advance)
+        self._soon(0.0)
         return {}
 
     def cancel(self, batch: Batch, params: Params) -> dict[str, Any]:
@@ -113,7 +114,7 @@ class Jobs:
                 job.cancelled = True
                 if not job.size:
                     self._end(job, "FAILED", params["reason"])
-        batch.later(0.0, self._advance)
+        self._soon(0.0)
         return {}
 
     def _tree(self, job_id: str) -> list[Job]:
@@ -134,8 +135,18 @@ class Jobs:
             self.terminate(self._batch, {"jobId": job.id, "reason": reason})
 
     # --------------------------------------------------------------------------------------------------- as time passes
-    def _advance(self) -> None:
+    def _soon(self, seconds: float) -> None:
+        """Look at everything in so long, or before: one look is planned at a time."""
+        at = self._batch.moment() + seconds
+        if self._looks_at is None or at < self._looks_at - 0.01:
+            self._looks_at = at
+            self._batch.later(seconds, functools.partial(self._advance, at))
+
+    def _advance(self, planned: float) -> None:
         """Everything that can go a state further goes there."""
+        if self._looks_at is None or planned > self._looks_at + 0.01:
+            return  # an earlier look has been planned since
+        self._looks_at = None
         for job in list(self.all.values()):
             if job.is_over or job.size:
                 continue
@@ -179,15 +190,17 @@ class Jobs:
             if found is None or found.state != "ENABLED" or found.status not in ("VALID", "UPDATING"):
                 continue
             host = self._host(found, job)
+            if host == "":
+                break  # one is on its way here: the next environment is for what does not fit into this one
             if host is not None:
                 job.status = "STARTING"
                 self.reserved[job.id] = host
                 self._batch.later(START_SECONDS, functools.partial(self._start, job, host))
                 return
-        self._batch.later(PLACE_SECONDS * 3, self._advance)
+        self._soon(PLACE_SECONDS * 3)
 
     def _host(self, found: Environment, job: Job) -> str | None:
-        """A host that is idle, or that comes up; None: wait. One container a host."""
+        """A host that is idle; "": one comes up; None: there is no room here. One container a host."""
         for instance, (environment, _) in self.hosts.items():
             there = self._batch.instance(instance)
             if environment != found.name or there is None or there.state != "running" or there.leaving:
@@ -203,9 +216,11 @@ class Jobs:
         waiting = sum(one.status == "RUNNABLE" for one in self.all.values())
         used = sum(self._vcpus(one) for one in ours)
         needed = _SIZES[kind.partition(".")[2]]
-        if len(coming) < waiting and used + needed <= int(found.resources["maxvCpus"]):
-            self._launch(found, kind)
-        return None
+        if len(coming) >= waiting:
+            return ""
+        if used + needed <= int(found.resources["maxvCpus"]):
+            return "" if self._launch(found, kind) else None
+        return "" if coming else None
 
     def _vcpus(self, instance: str) -> int:
         found = self._batch.instance(instance)
@@ -215,12 +230,12 @@ class Jobs:
         starting = {one.running.host for one in self.all.values() if one.running is not None}
         return starting | set(self.reserved.values())
 
-    def _launch(self, found: Environment, kind: str) -> None:
+    def _launch(self, found: Environment, kind: str) -> bool:
         """Where spot has no capacity the next environment of the queue is asked."""
         world = self._batch.world
         zones = [zone for zone in world.zones if world.no_capacity_until.get(zone, 0.0) <= world.moment()]
         if found.is_spot and not zones:
-            return
+            return False
         zone = world.random.choice(zones or list(world.zones))
         role = str(found.resources["instanceRole"]).rpartition("/")[2]
         spec = {"InstanceType": kind, "ImageId": "ami-0ec5000000000000a", "IamInstanceProfile": {"Name": role},
@@ -230,6 +245,7 @@ class Jobs:
                 }  # fmt: skip
         made = instances.launch(world, spec, zone, spot=found.is_spot)
         self.hosts[made.id] = (found.name, world.moment())
+        return True
 
     def _start(self, job: Job, host: str) -> None:
         there = self._batch.instance(host)
@@ -238,7 +254,7 @@ class Jobs:
             return
         if there is None or there.state != "running" or host in self._busy():
             job.status = "RUNNABLE"
-            self._batch.later(PLACE_SECONDS, self._advance)
+            self._soon(PLACE_SECONDS)
             return
         task = f"{self._batch.random.getrandbits(128):032x}"
         job.running = Attempt(f"{job.definition.name}/default/{task}", host, self._batch.now())
@@ -304,11 +320,11 @@ class Jobs:
             job.status, job.reason = "RUNNABLE", status_reason
         else:
             self._end(job, "FAILED", job.terminated or status_reason)
-        self._batch.later(PLACE_SECONDS, self._advance)
+        self._soon(PLACE_SECONDS)
 
     def _end(self, job: Job, status: str, reason: str) -> None:
         job.status, job.reason, job.stopped = status, reason, self._batch.now()
-        self._batch.later(PLACE_SECONDS, self._advance)
+        self._soon(PLACE_SECONDS)
 
     def _sum_up(self, parent: Job) -> None:
         children = [one for one in self.all.values() if one.parent == parent.id]

@@ -67,7 +67,7 @@ class Cloud:
         self.batch = self.endpoint.batch = Batch(self.rules, self._container)
         self.batch.image_fault = image_fault_of(self._images)
         self.batch.role_fault = self._batch_fault
-        self._folder = folder
+        self.folder = folder
         self.endpoint.efs.folder, self.endpoint.efs.seconds = folder / "efs", EFS_SECONDS
         self._clock = threading.Thread(target=self._tick, name="time of the rehearsal", daemon=True)
         self._clock.start()
@@ -237,12 +237,12 @@ class Cloud:
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.endpoint.metadata_url(host.id),
             "AWS_CONTAINER_CREDENTIALS_FULL_URI": self.endpoint.container_credentials(name, role),
         }
-        return ProcessContainer(self._folder / "containers" / name, job, host, environment, self._mounts)
+        return ProcessContainer(self.folder / "containers" / name, job, host, environment, self._mounts)
 
     @property
     def _mounts(self) -> Path:
         """Where file systems are: a folder for each, whoever mounts it."""
-        return self._folder / "efs"
+        return self.folder / "efs"
 
     def _images(self, repository: str) -> set[str] | None:
         from moto.ecr.models import ecr_backends

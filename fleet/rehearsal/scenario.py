@@ -193,10 +193,12 @@ _SCENARIOS: dict[str, tuple[str, Callable[[random.Random], tuple[Event, ...]]]] 
     )),
     "storm": ("3 to 6 random faults, by --seed", _storm),
     "sweep": ("four runs of a sweep on two machines: a notice to one, a kill without notice of another", _fixed()),
+    "batch": ("an array of three on AWS Batch: a notice to one host, a kill of another; a job that depends on it",
+              _fixed()),
     "elastic": ("two to three machines train together: one is killed and replaced, one gets a notice", _fixed()),
 }  # fmt: skip
 _OF_RANKS = {"ddp"}
-_MODULES = {"sweep": "sweep_rehearsal", "elastic": "elastic"}
+_MODULES = {"batch": "batch_rehearsal", "sweep": "sweep_rehearsal", "elastic": "elastic"}
 NAMES = tuple(_SCENARIOS)
 
 
