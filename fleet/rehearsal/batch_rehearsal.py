@@ -1,0 +1,365 @@
+"""An array on AWS Batch rehearsed: three runs on two hosts, one host interrupted, one killed, and a job that waits.
+
+What is asked in the end: each child is done once, with its own parameters, its results are there whole; whose host went
+away goes on from its copied checkpoints on another; the job that depends on the array began after it; each line of the
+containers was told once; and nothing is left at Batch.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spotheal.agent.clock import SystemClock
+from spotheal.agent.errors import JobFailed, SpothealError, WaitTimedOut
+from spotheal.agent.ledger import read_events
+from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.store import Store
+from spotheal.fleet.batch import creating, deleting, jobs, submitting
+from spotheal.fleet.batch.following import Followed
+from spotheal.fleet.batch.names import Names
+from spotheal.fleet.batch.tail import Line
+from spotheal.fleet.rehearsal import job as examples
+from spotheal.fleet.rehearsal.progress import Display
+from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, Scenario
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from spotheal.fleet.rehearsal.cloud import Cloud
+    from spotheal.fleet.rehearsal.run import Options
+    from spotheal.fleet.session import Session
+
+SCHEMA_VERSION = 1
+SAVE_STEPS = 10
+_ARTICLE = {"batch_size": 128, "epochs": 10, "dropout_rate": 0.2, "activate_fn": "relu", "optimizer": "rmsprop"}
+ENTRIES: tuple[dict[str, Any], ...] = (
+    {**_ARTICLE, "hidden_nodes": [10, 20, 30]},
+    {**_ARTICLE, "hidden_nodes": [30, 50, 70], "dropout_rate": 0.7, "activate_fn": "tanh"},
+    {**_ARTICLE, "hidden_nodes": [64], "optimizer": "adam"},
+)
+# 12 steps an epoch of at least 0.2 s: 24 s a run, so that there is a middle to be interrupted in.
+COMMAND = (
+    "python", "-m", "spotheal.training", "--dataset", "digits", "--threads", "1", "--save-every", str(SAVE_STEPS),
+    "--step-seconds", "0.2",
+)  # fmt: skip
+AFTERWARDS = ("python", "-c", "print('the array has ended, and this job begins')")
+_HOSTS, _VCPUS = 2, 4
+_NOTICE_SECONDS = 46.0  # 40 of them are kept from the trainer
+_LOOK_SECONDS = 0.5
+_EARLY, _LATE = 0.2, 0.7
+
+
+@dataclass(frozen=True)
+class ChildStory:
+    """`resumed`: the steps its trainers began at. `lost`: steps that were done again."""
+
+    index: int
+    status: str
+    attempts: int
+    resumed: tuple[int, ...]
+    lost: int
+    files: tuple[str, ...]
+    has_own_parameters: bool
+
+
+@dataclass(frozen=True)
+class BatchOutcome:
+    run: str
+    seconds: float
+    status: str
+    phase: str
+    reason: str
+    children: tuple[ChildStory, ...]
+    struck: tuple[tuple[int, str], ...]  # child, notice or kill
+    dependent: str
+    dependent_waited: bool
+    lines: int
+    lines_lost: int
+    lines_repeated: int
+    hosts: int
+    left: tuple[str, ...]
+    refused: tuple[tuple[str, str, str], ...]
+    broken: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "broken", tuple(_broken(self)))
+
+    @property
+    def passed(self) -> bool:
+        return not self.broken
+
+    def to_document(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "scenario": "batch",
+            "run": self.run,
+            "outcome": "ok" if self.passed else "failed",
+            "broken": list(self.broken),
+            "status": self.status,
+            "phase": self.phase,
+            "reason": self.reason,
+            "children": [asdict(one) for one in self.children],
+            "interruptions": sum(kind == "notice" for _, kind in self.struck),
+            "kills": sum(kind == "kill" for _, kind in self.struck),
+            "steps_lost": sum(one.lost for one in self.children),
+            "dependent_job": self.dependent,
+            "lines": self.lines,
+            "lines_lost": self.lines_lost,
+            "lines_repeated": self.lines_repeated,
+            "hosts": self.hosts,
+            "left": list(self.left),
+            "seconds": round(self.seconds, 1),
+        }
+
+    def render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for title in ("child", "state", "attempts", "began at step", "done again", "host"):
+            table.add_column(title)
+        struck = dict(self.struck)
+        for one in self.children:
+            table.add_row(str(one.index), one.status, str(one.attempts), ", ".join(map(str, one.resumed)),
+                          str(one.lost), struck.get(one.index, ""))  # fmt: skip
+        figures = Table(box=None, show_header=False, pad_edge=False)
+        for name, value in (
+            ("array", f"{self.status}; {self.reason}"),
+            ("dependent job", f"{self.dependent}{', after the array' if self.dependent_waited else ''}"),
+            ("lines told", f"{self.lines}; {self.lines_lost} lost, {self.lines_repeated} repeated"),
+            ("hosts", str(self.hosts)),
+            ("left at Batch", ", ".join(self.left) or "nothing"),
+            ("seconds", f"{self.seconds:.0f}"),
+        ):
+            figures.add_row(Text(name, "bold"), value)
+        said = [Text("The rehearsal passed.", "bold green")] if self.passed else [
+            Text("The rehearsal did not pass:", "bold red"), *(Text(f"  - {one}") for one in self.broken)
+        ]  # fmt: skip
+        return Group(table, figures, *said)
+
+
+def _broken(seen: BatchOutcome) -> Iterator[str]:
+    if seen.status != "SUCCEEDED" or seen.phase != Phase.DONE.value:
+        yield f"the array did not succeed: {seen.status}, {seen.phase}: {seen.reason}"
+    struck = dict(seen.struck)
+    for one in seen.children:
+        if not {"model/model.safetensors", "metrics.json"} <= set(one.files):
+            yield f"the results of child {one.index} are not whole: {', '.join(one.files) or 'nothing is there'}"
+        if not one.has_own_parameters:
+            yield f"child {one.index} was trained with other parameters than entry {one.index} has"
+        kind = struck.get(one.index)
+        if kind and (one.attempts < 2 or not one.resumed or one.resumed[-1] == 0):
+            yield f"child {one.index}, whose host went away, did not go on from its checkpoints: began at {one.resumed}"
+        if kind == "notice" and one.lost:
+            yield f"{one.lost} steps of child {one.index} were lost although its host had a notice"
+        if not kind and one.attempts != 1:
+            yield f"child {one.index} was tried {one.attempts} times without need"
+    if set(struck.values()) != {"notice", "kill"}:
+        yield f"not both faults took place before the end: {seen.struck}"
+    if seen.dependent != "SUCCEEDED" or not seen.dependent_waited:
+        yield f"the job that depends on the array: {seen.dependent}, waited: {seen.dependent_waited}"
+    if seen.lines_lost or seen.lines_repeated or not seen.lines:
+        yield f"of the containers' lines {seen.lines_lost} were lost and {seen.lines_repeated} repeated"
+    if seen.left:
+        yield f"left at Batch: {', '.join(seen.left)}"
+    if seen.refused:
+        yield f"the job's role did not allow {seen.refused[0]}"
+
+
+# ------------------------------------------------------------------------------------------------------------ the whole
+def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, stack: ExitStack) -> BatchOutcome:
+    """Rehearse the array; WaitTimedOut after `options.seconds_max`."""
+    from spotheal.fleet.rehearsal.cloud import Cloud
+    from spotheal.fleet.rehearsal.run import local_aws, passed_on
+    from spotheal.fleet.session import Session
+
+    show.event(0.0, f"scenario {chosen.name}: {chosen.says}")
+    rehearsed = examples.example(folder / "job", command=COMMAND)
+    zones = tuple(f"{examples.REGION}{letter}" for letter in "abcd")
+    cloud = stack.enter_context(Cloud(folder, examples.REGION, zones, options.seed, passed_on()))
+    stack.enter_context(local_aws(cloud.url, examples.REGION))
+    work = _Array(cloud, Session(examples.REGION), rehearsed, show)
+    try:
+        work.run(options.seconds_max)
+        return work.outcome()
+    finally:
+        if options.keep is not None:
+            work.keep(options.keep)
+
+
+class _Array:
+    """The rehearsal as it goes on. The operator's side is `Followed`, in a thread, as `batch submit --wait` has it."""
+
+    def __init__(self, cloud: Cloud, session: Session, rehearsed: examples.Rehearsed, show: Display) -> None:
+        self._cloud, self._session, self._show = cloud, session, show
+        self._clock, self._began = SystemClock(), time.monotonic()
+        table = replace(rehearsed.job.batch, image="rehearsed/spotheal", vcpus=_VCPUS, memory_gib=1.0,
+                        max_vcpus=_HOSTS * _VCPUS, copy_every="10s")  # fmt: skip
+        self._job, self._job_file = replace(rehearsed.job, batch=table), rehearsed.job_file
+        self._names = Names(self._job.job.name)
+        self._root = session.store_root("")
+        self._struck: dict[int, str] = {}
+        self._lines: Counter[tuple[str, str]] = Counter()
+        self._failure = ""
+        self._left: tuple[str, ...] = ()
+        self._streams: Counter[tuple[str, str]] = Counter()
+
+    def run(self, seconds_max: float) -> None:
+        plan = creating.make_plan(self._session, self._job, self._root, self._clock)
+        creating.carry_out(self._session, plan, self._clock, lambda text: None)
+        self._say(f"made at Batch: {len(plan.steps)} things")
+        self._array, order = self._submit(ENTRIES, ())
+        self._run, self._store = order.instance.run, Store(self._session.client("s3"), order.instance.store)
+        self._dependent, _ = self._submit(None, ({"jobId": self._array},))
+        self._say(f"an array of {len(ENTRIES)} is submitted, and a job that depends on it")
+        followers = [threading.Thread(target=self._follow, args=(one,)) for one in (self._array, self._dependent)]
+        for follower in followers:
+            follower.daemon = True
+            follower.start()
+        limit = time.monotonic() + seconds_max
+        while any(follower.is_alive() for follower in followers):
+            if time.monotonic() > limit:
+                raise WaitTimedOut(f"the rehearsal was not over after {seconds_max:.0f} s",
+                                   next_step="look at its logs with --keep DIR")  # fmt: skip
+            self._strike()
+            time.sleep(_LOOK_SECONDS)
+        self._note_end()
+        self._delete()
+
+    def _submit(
+        self, entries: tuple[dict[str, Any], ...] | None, after: tuple[dict[str, str], ...]
+    ) -> tuple[str, submitting.Order]:
+        overrides = None if entries else submitting.Overrides(command=AFTERWARDS)
+        order = submitting.prepare(
+            self._session, self._job, self._job_file, self._root, self._clock,
+            entries=None if entries is None else list(entries), listed_in="list.yml", overrides=overrides,
+            depends_on=after, allow_paths=True,
+        )  # fmt: skip
+        return submitting.send(self._session, order, self._clock, lambda text: None), order
+
+    def _follow(self, job_id: str) -> None:
+        def line(found: Line) -> None:
+            self._lines[f"{job_id[:8]} {found.label}", found.text] += 1
+
+        try:
+            Followed(self._session, self._names, job_id, self._clock, self._say, line).to_the_end()
+        except JobFailed as error:
+            self._failure = error.message
+
+    # ----------------------------------------------------------------------------------------------------- what happens
+    def _strike(self) -> None:
+        """A notice to the first child's host in the middle of its run, and a kill of the next one's after a copy."""
+        kinds = [kind for kind in ("notice", "kill") if kind not in self._struck.values()]
+        if not kinds:
+            return
+        for index in range(len(ENTRIES)):
+            if index in self._struck or not self._is_in_the_middle(index, kinds[0]):
+                continue
+            host = self._host(index)
+            if host:
+                fault = Interrupt(_NOTICE_SECONDS) if kinds[0] == "notice" else Kill()
+                self._struck[index] = kinds[0]
+                self._say(f"child {index}: {self._cloud.make(fault, host)}")
+                return
+
+    def _is_in_the_middle(self, index: int, kind: str) -> bool:
+        store = Store(self._store.client, self._store.url.below(LAYOUT.entry(index)))
+        try:
+            progress = (store.read_status() or {}).get("progress") or {}
+            step, total = progress.get("step"), progress.get("steps_total")
+            copied = kind == "notice" or any(key.endswith(".json") for key in store.keys(LAYOUT.checkpoints))
+        except SpothealError:
+            return False
+        return bool(step and total and _EARLY <= step / total <= _LATE and copied)
+
+    def _host(self, index: int) -> str:
+        with self._cloud.rules.inside():
+            child = self._cloud.batch.jobs.all.get(f"{self._array}:{index}")
+            running = child.running if child is not None else None
+            return running.host if running is not None and child is not None and child.status == "RUNNING" else ""
+
+    # -------------------------------------------------------------------------------------------------------- the end
+    def _note_end(self) -> None:
+        """What CloudWatch has, and what Batch says, before both are deleted."""
+        children = [f"{self._array}:{index}" for index in range(len(ENTRIES))]
+        self._described = jobs.describe(self._session, [self._array, self._dependent, *children])
+        labels = {}
+        for job_id, job in self._described.items():
+            for stream in jobs.streams_of(job) if not jobs.size_of(job) else []:
+                labels[stream.name] = f"{job_id[:8]} {stream.label}"
+        group = self._cloud.batch.logs.groups[self._names.log_group]
+        for name, events in group.streams.items():
+            for _, text in events:
+                self._streams[labels.get(name, name), text] += 1
+
+    def _delete(self) -> None:
+        there = deleting.look(self._session, self._names)
+        deleting.carry_out(self._session, self._names, there, self._clock, lambda text: None)
+        batch = self._cloud.batch
+        left = [*batch.environments, *batch.queues]
+        left += [one.arn for one in batch.definitions if one.status == "ACTIVE"]
+        left += [one for one in deleting.look(self._session, self._names).roles]
+        self._left = (*left, *(name for name in batch.logs.groups))
+        self._say("everything at Batch is deleted")
+
+    def outcome(self) -> BatchOutcome:
+        array, dependent = self._described[self._array], self._described[self._dependent]
+        status = self._store.read_status() or {}
+        waited = int(dependent.get("startedAt") or 0) >= int(array.get("stoppedAt") or 0) > 0
+        told, there = self._lines, self._streams
+        hosts = [one for one in self._cloud.rules.instances() if self._cloud.batch.owns(one)]
+        return BatchOutcome(
+            run=self._run, seconds=time.monotonic() - self._began, status=str(array["status"]),
+            phase=str(status.get("phase")), reason=self._failure or str(status.get("reason") or ""),
+            children=tuple(self._child(index) for index in range(len(ENTRIES))),
+            struck=tuple(sorted(self._struck.items())), dependent=str(dependent["status"]), dependent_waited=waited,
+            lines=sum(told.values()), lines_lost=(there - told).total(), lines_repeated=(told - there).total(),
+            hosts=len(hosts), left=self._left, refused=tuple(self._cloud.endpoint.authorization.refused),
+        )  # fmt: skip
+
+    def _child(self, index: int) -> ChildStory:
+        job = self._described[f"{self._array}:{index}"]
+        store = Store(self._store.client, self._store.url.below(LAYOUT.entry(index)))
+        events = read_events((store.get_bytes(LAYOUT.ledger) or b"").decode(errors="replace"))
+        resumed = [int(one["resumed_step"]) for one in events
+                   if one["event"] == "trainer-started" and isinstance(one.get("resumed_step"), int)]  # fmt: skip
+        lost, furthest = 0, self._furthest(store)
+        for step, last in zip(resumed[1:], furthest, strict=False):
+            lost += max(0, last - step)
+        prefix = f"{LAYOUT.results}{index}/"
+        files = tuple(key.removeprefix(prefix) for key in self._store.keys(prefix))
+        said = (self._store.get_json(f"{prefix}metrics.json") or {}).get("config") or {}
+        return ChildStory(index, str(job["status"]), len(job["attempts"]), tuple(resumed), lost, files,
+                          {name: said.get(name) for name in ENTRIES[index]} == ENTRIES[index])  # fmt: skip
+
+    def _furthest(self, store: Store) -> list[int]:
+        """How far each attempt but the last was: told by its progress, or by the end of its trainer."""
+        found = []
+        for launch in store.launches()[:-1]:
+            text = (store.get_bytes(LAYOUT.progress(str(launch["instance"]))) or b"").decode()
+            events = read_events((store.get_bytes(LAYOUT.ledger) or b"").decode())
+            ends = [int(one["last_step"]) for one in events if one["event"] == "trainer-ended"
+                    and one["instance"] == launch["instance"] and isinstance(one.get("last_step"), int)]  # fmt: skip
+            steps = [int(json.loads(line)["step"]) for line in text.splitlines()]
+            found.append(max([*ends, *steps], default=0))
+        return found
+
+    def keep(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for place in sorted((self._cloud.folder / "containers").glob("*")):
+            shutil.copytree(place / "root/var/log/spotheal", folder / "instances" / place.name / "logs",
+                            dirs_exist_ok=True)  # fmt: skip
+            shutil.copy(place / "console.log", folder / "instances" / place.name / "console.log")
+
+    def _say(self, text: str) -> None:
+        self._show.event(time.monotonic() - self._began, text)
