@@ -297,6 +297,43 @@ def test_groups_are_found_wherever_a_launch_names_them() -> None:
     assert between.groups_of({"SecurityGroupIds": ["sg-3"]}) == {"sg-3"}
 
 
+class Account:
+    """A session whose EC2 knows `groups`."""
+
+    def __init__(self, *groups: dict[str, Any]) -> None:
+        self.groups = groups
+
+    def client(self, _: str) -> Account:
+        return self
+
+    def describe_security_groups(self, GroupIds: list[str] | None = None, **_: Any) -> dict[str, Any]:
+        return {"SecurityGroups": [one for one in self.groups if GroupIds is None or one["GroupId"] in GroupIds]}
+
+
+def launched(*groups: str) -> dict[str, Any]:
+    return {"SecurityGroups": [{"GroupId": group} for group in groups]}
+
+
+def test_a_group_of_the_operators_that_is_closed_is_refused_with_the_command_that_opens_it() -> None:
+    closed: Any = Account({"GroupId": "sg-1", "IpPermissions": []})
+    with pytest.raises(ConfigError) as refused:
+        between.look(closed, [launched("sg-1")], "vpc-1")
+    assert "--group-id sg-1 --protocol -1 --source-group sg-1" in refused.value.next_step
+    opened: Any = Account(OPEN)
+    assert between.look(opened, [launched("sg-1", "sg-2"), launched("sg-1")], "vpc-1") is None
+
+
+def test_fleetctls_own_group_is_opened_as_a_step_of_the_plan() -> None:
+    closed: Any = Account({"GroupId": "sg-1", "IpPermissions": []})
+    assert between.look(closed, [launched("sg-1")], "vpc-1", own="sg-1") == between.OpenBetween("sg-1", "spotheal-ssh")
+
+
+def test_launches_without_a_common_group_cannot_meet() -> None:
+    account: Any = Account(OPEN, {"GroupId": "sg-2", "IpPermissions": []})
+    with pytest.raises(ConfigError, match="no security group in common"):
+        between.look(account, [launched("sg-1"), launched("sg-2")], "vpc-1")
+
+
 # --------------------------------------------------------------------------------------------------------- the status
 def test_status_names_the_machines_that_live_the_one_that_leads_first() -> None:
     told = [

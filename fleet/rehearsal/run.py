@@ -107,6 +107,11 @@ def check_extras(*, example: bool) -> None:
 
 
 def check_ranks(chosen: Scenario, rehearsed: jobs.Rehearsed) -> None:
+    if rehearsed.job.on_machines:
+        raise ConfigError(
+            f"{rehearsed.job_file} asks for several machines: a rehearsal of your own job is of one",
+            next_step='--scenario elastic without a file shows several; `nodes = "1"` rehearses the job on one',
+        )
     if chosen.ranks and rehearsed.job.job.nproc_per_node == 1:
         raise ConfigError(
             f"scenario {chosen.name} is of several ranks, and {rehearsed.job_file} asks for one",
