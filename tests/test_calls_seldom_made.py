@@ -1,4 +1,5 @@
-"""What an agent asks of AWS only now and then: the end of an EC2 fleet, a sweep's smaller fleet, an upload given up."""
+"""What agent and fleetctl ask of AWS only now and then: an EC2 fleet cancelled or made smaller, an upload given up, a
+surplus snapshot deleted, the zones of a fleet that names none."""
 
 from __future__ import annotations
 
@@ -11,18 +12,24 @@ from typing import Any
 import boto3
 import pytest
 import structlog
+from fleet_desk import Desk, desk, moto_clients, wheels
 from moto import mock_aws
 
 from spotheal.agent.clock import SystemClock
 from spotheal.agent.ec2 import Ec2
+from spotheal.agent.errors import SpothealError
 from spotheal.agent.finish import cancel
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.names import Phase, StoreUrl
 from spotheal.agent.results import InStore
 from spotheal.agent.store import Store
 from spotheal.agent.sweep.worker import Worker
+from spotheal.fleet import gather, submit
+from spotheal.fleet.config import FleetConfig
 from spotheal.fleet.rehearsal.client import InMemoryEc2
 from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
+from spotheal.fleet.session import Session
 
+__all__ = ["desk", "moto_clients", "wheels"]  # fixtures
 LOG = structlog.get_logger()
 QUICK = Latencies(running=0, shutdown=0, launch=0, replacement=0, capacity_retry=0, fleet_terminate=0)
 PLACE = {"AvailabilityZone": "us-west-2a"}
@@ -101,8 +108,45 @@ def test_an_upload_in_parts_that_fails_leaves_no_parts_behind(s3: Any, tmp_path:
         }  # fmt: skip
 
     s3.meta.events.register("before-call.s3.UploadPart", refused)
+    large = SimpleNamespace(name="spotheal-0-py3-none-any.whl", size=1)
+    (tmp_path / large.name).write_bytes(b"x" * (9 << 20))
+    ready: Any = SimpleNamespace(wheelhouse=SimpleNamespace(wheels=[large], folder=tmp_path))
+    with pytest.raises(SpothealError):
+        submit._upload_wheels(Store(s3, StoreUrl("bucket", "j/r")), ready)
     (tmp_path / "weights").write_bytes(b"x" * (9 << 20))
     place = InStore(Store(s3, StoreUrl("bucket", "j/r")), "results/")
     (put,) = place.put([("weights", tmp_path / "weights")])
     assert put.fault and not put.again
     assert s3.list_multipart_uploads(Bucket="bucket").get("Uploads", []) == []
+
+
+# ------------------------------------------------------------------------------------------------------------- fleetctl
+def test_clean_deletes_the_snapshots_of_a_run_that_is_done(desk: Desk) -> None:
+    done = desk.request()
+    desk.pass_time(60)
+    tags = [{"Key": f"spotheal:{key}", "Value": value} for key, value in {"job": "cifar", "run": done["run"]}.items()]
+    made = desk.account.create_snapshot(
+        VolumeId=done["volume_id"], TagSpecifications=[{"ResourceType": "snapshot", "Tags": tags}]
+    )
+    desk.end(done["run"], Phase.DONE)
+    desk.store(done["run"]).put_bytes("results/model", b"x")
+    desk.pass_time(3600)
+    assert made["SnapshotId"] in desk.good("clean", "cifar", "--yes")["deleted"]
+
+
+def test_launch_templates_that_name_no_zone_may_use_all_of_the_region(desk: Desk) -> None:
+    template = {"LaunchTemplateSpecification": {"LaunchTemplateName": "theirs", "Version": "1"}}
+    fleet = FleetConfig({"TargetCapacity": 1, "LaunchTemplateConfigs": [template]}, "spot_fleet_config.json")
+    zones = gather.zones_of(Session("us-west-2"), fleet)
+    assert {"us-west-2a", "us-west-2b", "us-west-2c"} <= set(zones)
+
+
+def test_a_sweep_of_an_ec2_fleet_that_begins_a_run_again_gets_its_instance_back() -> None:
+    from spotheal.fleet.sweep import retry
+
+    rules, fleet, _ = begun("EC2 fleet")
+    client = InMemoryEc2(rules)
+    session: Any = SimpleNamespace(client=lambda _: client, ec2=Ec2(client))
+    assert 3 == retry.make_room(session, fleet, 1, {"runs": {"running": 2, "waiting": 1}})
+    (found,) = [one for one in rules.fleets() if one.id == fleet]
+    assert found.target == 3

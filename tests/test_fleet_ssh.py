@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import aws_calls
 import pytest
 from botocore.exceptions import ClientError
 
@@ -49,12 +50,15 @@ class Session:
         return self
 
     def get_console_output(self, InstanceId: str) -> dict[str, str]:
+        aws_calls.note_call("ec2", "GetConsoleOutput")
         return {"Output": self.console}
 
     def describe_images(self, ImageIds: list[str]) -> dict[str, Any]:
+        aws_calls.note_call("ec2", "DescribeImages")
         return {"Images": [{"Name": self.image}]}
 
     def send_ssh_public_key(self, **given: str) -> dict[str, Any]:
+        aws_calls.note_call("ec2-instance-connect", "SendSSHPublicKey")
         if self.refuses:
             error = {"Error": {"Code": "AccessDeniedException", "Message": "not authorized"}}
             raise ClientError(error, "SendSSHPublicKey")  # type: ignore[arg-type]
