@@ -34,6 +34,12 @@ def may(path):
     except OSError:
         return False
 
+def is_of_setup(pid):
+    try:
+        return b"sleep\\x00301\\x00" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
 token = ask("/latest/api/token", "PUT", **{"X-aws-ec2-metadata-token-ttl-seconds": "60"})[1]
 head = {"X-aws-ec2-metadata-token": token}
 env = os.environ
@@ -51,6 +57,7 @@ found = {
     "endpoint": env["AWS_EC2_METADATA_SERVICE_ENDPOINT"].rpartition(":")[0],
     "writes": [place for place in places if may(place + "/of-a-caged-trainer")],
     "aws": sorted(name for name in env if name.startswith("AWS_")),
+    "left_by_setup": [pid for pid in os.listdir("/proc") if pid.isdigit() and is_of_setup(pid)],
     "no_new_privs": "NoNewPrivs:\\t1" in open("/proc/self/status").read(),
 }
 progress = pathlib.Path(env["SPOTHEAL_PROGRESS_FILE"])
@@ -59,6 +66,9 @@ new.write_text(json.dumps({"step": 7, "saved": {"step": 7, "path": "x", "time": 
 os.replace(new, progress)
 pathlib.Path(env["SPOTHEAL_RESULTS_DIR"], "found.json").write_text(json.dumps(found))
 """
+
+# Hides from all but the cage's end: of no session or variable of the run, and marked as a program of the agent.
+LEAVE = ["/bin/sh", "-c", "env -i SPOTHEAL_AGENT_PID=$PPID setsid sleep 301 </dev/null >/dev/null 2>&1 & sleep 1"]
 
 
 class WholeMachine(Paths):
@@ -92,7 +102,8 @@ def main(folder: Path) -> None:
     from spotheal.agent import cage
 
     cage.cage_account = lambda user, home, sandbox: make(user, home, sandbox, etc)
-    job = {"job": {"python": "/usr/bin/python3"}, "cage": {"mode": "on", "user": USER}, "secrets": {"SECRET": "ssm:/x"}}
+    job = {"job": {"python": "/usr/bin/python3", "setup": [LEAVE]},
+           "cage": {"mode": "on", "user": USER}, "secrets": {"SECRET": "ssm:/x"}}
     world = AgentWorld(folder, TRAINER, job, client=lambda service: Parameters())
     life.SHUTDOWN_SECONDS = 5.0
     code = world.live()

@@ -81,6 +81,10 @@ def test_its_secret_is_in_its_environment_and_in_nothing_that_the_agent_wrote(li
     assert "canary-of-a-caged-life" not in lived["said"]
 
 
+def test_nothing_that_setup_left_running_sees_the_trainer_and_its_secrets(lived: dict[str, Any]) -> None:
+    assert lived["found"]["left_by_setup"] == []
+
+
 def test_no_process_and_no_rule_is_left(lived: dict[str, Any]) -> None:
     assert lived["left"] == []
     assert lived["tables"] == ""
