@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,9 @@ from spotheal.fleet.console import ask, is_json, open_session, say, say_progress
 from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, group, seconds_of
 
 if TYPE_CHECKING:
+    from spotheal.agent.names import StoreUrl
+    from spotheal.fleet.gather import Wanted
+    from spotheal.fleet.plan import Begin, Continue, Resume
     from spotheal.fleet.runs import Run
     from spotheal.fleet.session import Session
 
@@ -55,7 +59,7 @@ def run(
     that SPOTHEAL_PARAMS_FILE names. Interrupted runs go on before new ones start; the last one ends the fleet.
     """
     from spotheal.agent.clock import SystemClock
-    from spotheal.fleet import config, gather, plan, runs, show, submit, wheelhouse
+    from spotheal.fleet import config, gather, plan, runs
     from spotheal.fleet.sweep import entries as listed
 
     as_json, seconds_max = is_json(output), seconds_of("--timeout", timeout)
@@ -75,45 +79,67 @@ def run(
     for slip in listed.uneven(found):
         say(f"note: {slip}")
     listed.refuse_unfit(found, wanted.job.job.command, file)
-    name, disk = wanted.job.job.name, wanted.job.volume
+    name = wanted.job.job.name
     say_progress("reading the account …", quiet=False)
     root = session.store_root(wanted.job.store.url)
     way = plan.decide_run(name, gather.existing_run(session, root, name), resume=resume, new_run=new_run)
     if isinstance(way, plan.Show):
         at_work = runs.open_run(session.client("s3"), root, name, way.existing.run)
         say(f"job {name} is at work already: run {at_work.id}, {way.existing.fleet}")
-        if retry_failed:
+        if retry_failed and not dry_run:
             _retry(session, at_work, ())
         _show(session, at_work, as_json)
     else:
-        left, failed, begun = len(found), 0, None
-        if isinstance(way, plan.Resume):
-            begun = runs.open_run(session.client("s3"), root, name, way.existing.run)
-            left, failed = _left(session, begun, found, file, retry_failed)
-        step = plan.WriteSweep(tuple(found), file, min(parallel, left), disk.size_gib, disk.type)
-        ready = gather.make_plan(session, wanted, way, root, wheelhouse.build(), clock, sweep=step)
-        if dry_run:
-            print(show.as_json(show.plan_document(ready.plan, sent=False)), flush=True)
-            say(f"{show.plan_text(ready.plan)}\n\nnothing was sent")
+        asked = _Asked(file, found, parallel, retry_failed, yes, dry_run, as_json)
+        sent = _begin(session, wanted, way, root, asked)
+        if sent is None:
             return
-        say(show.plan_text(ready.plan))
-        ask(f"Begin {failed} failed again, and go ahead?" if failed else "Go ahead?", yes)
-        if failed and begun is not None:
-            _retry(session, begun, ())
-        done = submit.carry_out(session, ready, clock, say)
-        document = show.plan_document(ready.plan, sent=True, result=done)
-        print(show.as_json(document) if as_json else f"{done['fleet_id']}  sweep {ready.plan.run} of job {name}")
-        say(f"next: fleetctl sweep status {name}, fleetctl sweep report {name}, fleetctl cancel {name}")
-        at_work = runs.open_run(session.client("s3"), root, name, ready.plan.run)
+        at_work = sent
     if wait:
         from spotheal.fleet.sweep.following import follow
 
         say(f"done: {follow(session, at_work, clock, say, seconds_max)}")
 
 
-def _left(
-    session: Session, sweep: Run, found: list[dict[str, Any]], source: str, retry_failed: bool
-) -> tuple[int, int]:
+@dataclass(frozen=True)
+class _Asked:
+    source: str
+    entries: list[dict[str, Any]]
+    parallel: int
+    retry_failed: bool
+    yes: bool
+    dry_run: bool
+    as_json: bool
+
+
+def _begin(
+    session: Session, wanted: Wanted, way: Begin | Continue | Resume, root: StoreUrl, asked: _Asked
+) -> Run | None:
+    """Plan, question, fleet; None of a dry run."""
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet import gather, plan, runs, show, submit, wheelhouse
+
+    name, disk, clock, s3 = wanted.job.job.name, wanted.job.volume, SystemClock(), session.client("s3")
+    begun = runs.open_run(s3, root, name, way.existing.run) if isinstance(way, plan.Resume) else None
+    left, failed = (len(asked.entries), 0) if begun is None else _left(session, begun, asked)
+    step = plan.WriteSweep(tuple(asked.entries), asked.source, min(asked.parallel, left), disk.size_gib, disk.type)
+    ready = gather.make_plan(session, wanted, way, root, wheelhouse.build(), clock, sweep=step)
+    if asked.dry_run:
+        print(show.as_json(show.plan_document(ready.plan, sent=False)), flush=True)
+        say(f"{show.plan_text(ready.plan)}\n\nnothing was sent")
+        return None
+    say(show.plan_text(ready.plan))
+    ask(f"Begin {failed} that failed again, and go ahead?" if failed else "Go ahead?", asked.yes)
+    if failed and begun is not None:
+        _retry(session, begun, ())
+    done = submit.carry_out(session, ready, clock, say)
+    document = show.plan_document(ready.plan, sent=True, result=done)
+    print(show.as_json(document) if asked.as_json else f"{done['fleet_id']}  sweep {ready.plan.run} of job {name}")
+    say(f"next: fleetctl sweep status {name}, fleetctl sweep report {name}, fleetctl cancel {name}")
+    return runs.open_run(s3, root, name, ready.plan.run)
+
+
+def _left(session: Session, sweep: Run, asked: _Asked) -> tuple[int, int]:
     """How many runs a resumed sweep has to do, and how many of them failed before.
 
     Conflict where there is none, or where it began with another list: an index means one entry for as long as it lives.
@@ -122,13 +148,13 @@ def _left(
     from spotheal.fleet.sweep import progress
 
     begun = list((sweep.store.get_json(LAYOUT.sweep) or {}).get("entries") or [])
-    if begun and begun != found:
-        raise Conflict(f"{source} is not the list that run {sweep.id} began with ({len(begun)} entries)",
+    if begun and begun != asked.entries:
+        raise Conflict(f"{asked.source} is not the list that run {sweep.id} began with ({len(begun)} entries)",
                        next_step="--new-run begins a sweep with this list")  # fmt: skip
     if not begun:  # cut off before it was stored
-        return len(found), 0
+        return len(asked.entries), 0
     count = progress.summarise(progress.gather(session, sweep))["runs"]
-    failed = count["failed"] if retry_failed else 0
+    failed = count["failed"] if asked.retry_failed else 0
     left = count["running"] + count["waiting"] + failed
     if not left:
         raise Conflict(f"every run of sweep {sweep.id} is over: {count['done']} done, {count['failed']} failed",
