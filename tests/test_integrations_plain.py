@@ -117,3 +117,27 @@ def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
     resume(Session(**options(tmp_path)), model=model).finish()
     with pytest.raises(SpothealError, match="does not fit"):
         resume(Session(**options(tmp_path)), model=torch.nn.Linear(3, 2))
+
+
+def test_a_final_save_that_does_not_fit_in_a_notice_is_warned_of_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree = {"state": {"x": 1}, "rngs": [{}]}
+    store = Store(tmp_path / "checkpoints")
+    store.save_now(7, tree, info={"digest": "0" * 12, "save_seconds": 100.0})
+    store.close()
+    session = Session(**options(tmp_path))
+    assert session.load() == {"x": 1}
+    assert "takes 100 s here" in caplog.text and "does not fit in the 60 s" in caplog.text
+    session.close()
+
+
+def test_a_checkpoint_of_another_making_is_refused_with_its_name_and_is_left_as_it_is(tmp_path: Path) -> None:
+    store = Store(tmp_path / "checkpoints")
+    path = store.save_now(7, {"model": {"x": torch.ones(2)}}).path
+    store.close()
+    session = Session(**options(tmp_path))
+    with pytest.raises(SpothealError, match=r"step-000000007.* was not saved by a Session"):
+        session.load()
+    assert path is not None and path.exists()
+    session.close()

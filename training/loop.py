@@ -20,14 +20,12 @@ from spotheal.training.checkpoint import Loaded, Outcome, SaveFailed, Store
 from spotheal.training.distributed import Ranks
 from spotheal.training.models import Average
 from spotheal.training.notice import Watcher
-from spotheal.training.pace import Pace
+from spotheal.training.pace import FINAL_SAVE_FACTOR, FINAL_SAVE_SECONDS, Pace, too_slow
 from spotheal.training.report import Metrics, Reporter
 from spotheal.training.sampler import ExactSampler, SeededSamples
 
 DIGEST_SAMPLES = 64
 FAILED_SAVES_MAX = 3
-FINAL_SAVE_FACTOR, FINAL_SAVE_SECONDS = 1.5, 5.0  # what is kept free before the deadline
-NOTICE_SECONDS = 60.0  # what a final save must fit in: two minutes, less the agent's 40 s and the detection
 
 
 class Ended(Enum):
@@ -388,6 +386,11 @@ def resume(run: Run, store: Store | NoStore, report: Reporter) -> Loaded | None:
         store.prepare(state.gather(run.parts(), config=run.config))
         report.say(f"no checkpoint in {store.folder}: beginning at step 0 of {run.steps_total}")
         return None
+    if not (isinstance(loaded.tree, dict) and {"parts", "rng", "values"} <= loaded.tree.keys()):
+        raise SpothealError(
+            f"{loaded.path} was not saved by this trainer",
+            next_step="use the trainer that wrote it, or another checkpoint folder",
+        )
     refuse_another_run(run.config, loaded.tree["values"]["config"], report)
     rates, saved_by = list(run.scheduler.base_lrs), 1 + len(loaded.tree.get("others", ()))
     state.restore(run.parts(), loaded.tree, run.ranks.rank)
@@ -450,9 +453,5 @@ def refuse_another_run(now: dict[str, Any], before: dict[str, Any], report: Repo
 
 
 def warn_if_too_slow(save_seconds: float, data_bytes: int, report: Reporter) -> None:
-    needed = FINAL_SAVE_FACTOR * save_seconds + FINAL_SAVE_SECONDS
-    if needed > NOTICE_SECONDS:
-        report.warn(
-            f"a save of {data_bytes / 1e6:.0f} MB takes {save_seconds:.0f} s here; with its margin that does not fit in"
-            f" the {NOTICE_SECONDS:.0f} s a notice leaves: give the volume more throughput, or save more often"
-        )
+    if warning := too_slow(save_seconds, data_bytes):
+        report.warn(warning)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 OVERHEAD_MAX = 0.01
 SECONDS_MIN, SECONDS_MAX = 2.0, 900.0
 SECONDS_FIRST = 30.0  # until a cost has been measured
+FINAL_SAVE_FACTOR, FINAL_SAVE_SECONDS = 1.5, 5.0  # what is kept free before the deadline
+NOTICE_SECONDS = 60.0  # what a final save must fit in: two minutes, less the agent's 40 s and the detection
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,16 @@ def best_interval(cost_seconds: float, between_interruptions_seconds: float) -> 
     cost, between = max(cost_seconds, 1e-6), between_interruptions_seconds
     optimum = math.sqrt(2 * cost * between) if cost < between / 2 else math.inf
     return min(max(optimum, cost / OVERHEAD_MAX, SECONDS_MIN), max(SECONDS_MAX, cost / OVERHEAD_MAX))
+
+
+def too_slow(save_seconds: float, data_bytes: int) -> str:
+    """What to say where a final save of so many bytes does not fit in the notice; "" where it does."""
+    if FINAL_SAVE_FACTOR * save_seconds + FINAL_SAVE_SECONDS <= NOTICE_SECONDS:
+        return ""
+    return (
+        f"a save of {data_bytes / 1e6:.0f} MB takes {save_seconds:.0f} s here; with its margin that does not fit in the"
+        f" {NOTICE_SECONDS:.0f} s a notice leaves: give the volume more throughput, or save more often"
+    )
 
 
 class Pace:

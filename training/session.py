@@ -24,12 +24,12 @@ from typing import Any
 import torch
 
 from spotheal.agent import contract
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.errors import ConfigError, SpothealError
 from spotheal.training import state
-from spotheal.training.checkpoint import Outcome, SaveFailed, Store
+from spotheal.training.checkpoint import Loaded, Outcome, SaveFailed, Store
 from spotheal.training.distributed import Ranks, is_sharded
 from spotheal.training.notice import Watcher
-from spotheal.training.pace import Every, Pace
+from spotheal.training.pace import Every, Pace, too_slow
 from spotheal.training.report import Metrics, Reporter
 
 DIGEST_SAMPLES = 64
@@ -78,7 +78,7 @@ class Session:
         self._rng: Mapping[str, Any] | None = None
         self._mark: str | None = None
         self._wanted, self._failed, self._listening = False, 0, False
-        self._begin_seconds = 0.0
+        self._begin_seconds = self._save_seconds = 0.0
         self._hooked: torch.optim.Optimizer | None = None
 
     def _open_store(self, slots: int) -> Any:
@@ -94,6 +94,8 @@ class Session:
         if self.store is not None:
             try:
                 loaded = self.store.load()
+                if loaded is not None:
+                    _refuse_foreign(loaded)
             except BaseException:
                 self.ranks.first(None)  # the others raise as well, instead of waiting for the limit
                 raise
@@ -101,6 +103,8 @@ class Session:
                 body = {"step": loaded.step, "tree": loaded.tree, "mark": loaded.info["digest"]}
                 self.report.saved(loaded.step, loaded.path)
                 log.info("resuming at step %d from %s, digest %s", loaded.step, loaded.path, loaded.info["digest"])
+                if warning := too_slow(loaded.info.get("save_seconds", 0.0), loaded.data_bytes):
+                    log.warning("%s", warning)
         if self.ranks.first(True) is None:
             raise SaveFailed("rank 0 could not read the checkpoints")
         body = self.ranks.first_tree(body)
@@ -208,7 +212,7 @@ class Session:
         if optimizer is not None and optimizer is not self._hooked:
             self._hooked, store = optimizer, self.store
             optimizer.register_step_pre_hook(lambda *_: store.wait_copied())
-        self.store.save(step, tree, info={"digest": mark}, later=later)
+        self.store.save(step, tree, info={"digest": mark, "save_seconds": self._save_seconds}, later=later)
         log.info("saving step %d, digest %s", step, mark)
         self._pace.begun()
         self._begin_seconds = time.monotonic() - began
@@ -223,10 +227,23 @@ class Session:
                 raise outcome.fault
         elif self.store is not None:
             self.report.checkpoint(outcome.seconds, max(self._begin_seconds, self.store.taken_seconds))
+            is_first, self._save_seconds = not self._save_seconds, max(outcome.seconds, self._save_seconds * 0.7)
+            if is_first and (warning := too_slow(outcome.seconds, outcome.data_bytes)):
+                log.warning("%s", warning)
 
     def _ended(self, outcome: Outcome) -> None:
         if outcome.path is not None:  # durable: only now may the progress file say so
             self.report.saved(outcome.step, outcome.path)
+
+
+def _refuse_foreign(loaded: Loaded) -> None:
+    """SpothealError where the newest checkpoint is a Store's of another making, such as the example trainer's."""
+    tree, info = loaded.tree, loaded.info
+    if not (isinstance(tree, dict) and {"state", "rngs"} <= tree.keys() and isinstance(info, dict) and "digest" in info):
+        raise SpothealError(
+            f"{loaded.path} was not saved by a Session",
+            next_step="use the trainer that wrote it, or another checkpoint folder",
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------- plain loop
