@@ -90,7 +90,8 @@ def init(
             say('note: this folder is in no git checkout: `git init` and commit, or --repo URL, before you request')
         say(f"wrote {' and '.join(files)}; job.toml says why each choice was made")
     ready = bool(choice.account)
-    say(f"next: fleetctl rehearse {fleet_file}, fleetctl request" if ready else f"next: fleetctl validate {fleet_file}, which names what is missing")
+    on = f"rehearse {fleet_file}, fleetctl request" if ready else f"validate {fleet_file}, which names what is missing"
+    say(f"next: fleetctl {on}")
 
 
 def _words(command: str) -> tuple[str, ...]:
