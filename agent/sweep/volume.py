@@ -11,7 +11,7 @@ from spotheal.agent.store import Store
 from spotheal.agent.volume.first import first_volume
 
 DELETE_SECONDS_MAX = 300.0
-_LOOK_SECONDS = 5.0
+_LOOK_SECONDS = 2.0
 _NOT_NEEDED = VolumeState.SUPERSEDED.value
 
 
