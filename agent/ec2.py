@@ -13,7 +13,7 @@ from typing import Any
 
 from spotheal.agent.aws import translated
 from spotheal.agent.errors import Conflict, Fatal, NotFound, Retryable, SpothealError
-from spotheal.agent.names import TAG_EC2_FLEET, TAG_FLEET_REQUEST, TAG_NAME, TAG_RUN
+from spotheal.agent.names import TAG_EC2_FLEET, TAG_FLEET_REQUEST, TAG_JOB, TAG_NAME, TAG_RUN
 
 _IOPS_TYPES = ("gp3", "io1", "io2")
 _TAG_VALUE_MAX = 256
@@ -124,14 +124,19 @@ class VolumeSpec:
 
 
 class Ec2:
-    """`client` is a boto3 EC2 client, or anything that answers like one."""
+    """`client` is a boto3 EC2 client, or anything that answers like one.
 
-    def __init__(self, client: Any) -> None:
-        self._ec2 = client
+    `job`: whose runs are asked for. Its role lets an instance write any run's id on a volume that it makes, but its own
+    job's name alone: what carries another job's is never taken for the run's.
+    """
+
+    def __init__(self, client: Any, job: str = "") -> None:
+        self._ec2, self._job = client, job
 
     # ------------------------------------------------------------------------------------------------------ describes
-    def volumes_of_run(self, run: str) -> tuple[Volume, ...]:
-        return self._volumes([_filter(f"tag:{TAG_RUN}", run)], f"list the volumes of run {run}")
+    def volumes_of_run(self, run: str, job: str = "") -> tuple[Volume, ...]:
+        found = self._volumes([_filter(f"tag:{TAG_RUN}", run)], f"list the volumes of run {run}")
+        return tuple(one for one in found if _is_of(one.tags, job or self._job))
 
     def volumes_tagged(self, tag: str, value: str) -> tuple[Volume, ...]:
         return self._volumes([_filter(f"tag:{tag}", value)], f"list the volumes with tag {tag}={value}")
@@ -146,7 +151,7 @@ class Ec2:
         return found[0] if found else None
 
     def snapshots_of_run(self, run: str) -> tuple[Snapshot, ...]:
-        return self.snapshots_tagged(TAG_RUN, run)
+        return tuple(one for one in self.snapshots_tagged(TAG_RUN, run) if _is_of(one.tags, self._job))
 
     def snapshots_tagged(self, tag: str, value: str) -> tuple[Snapshot, ...]:
         return self._snapshots([_filter(f"tag:{tag}", value)], f"list the snapshots with tag {tag}={value}")
@@ -345,6 +350,10 @@ class Ec2:
 
 def _as(kind: type[Conflict], error: SpothealError) -> Conflict:
     return kind(error.message, next_step=error.next_step, code=error.code, request_id=error.request_id)
+
+
+def _is_of(tags: Mapping[str, str], job: str) -> bool:
+    return not job or tags.get(TAG_JOB, job) == job
 
 
 def _filter(name: str, *values: str) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class Life:
         self._log, self._clock = world.logs.log, world.clock
         self._store = Store(world.s3, config.store)
         self._sources = Store(world.s3, config.sources or config.store)
-        self._cloud = Ec2(world.ec2)
+        self._cloud = Ec2(world.ec2, config.job.job.name)
         self._here = world.metadata.identity(progress=lambda why: self._log.warning(why))
         world.logs.bind(instance=self._here.instance, zone=self._here.zone)
         self._log.info("this instance", type=self._here.instance_type, image=self._here.image)

@@ -40,7 +40,7 @@ def make_plan(session: Session, run: runs.Run) -> CancelPlan:
             _check_owner(described, run)
             live = fleet
     instances = [one for one in session.ec2.instances_tagged(TAG_RUN, run.id) if one.state not in _GONE]
-    kept = session.ec2.volumes_of_run(run.id)
+    kept = session.ec2.volumes_of_run(run.id, run.job)
     pending = not fleet and bool(document.get("request"))
     return CancelPlan(run.job, run.id, live, tuple(instances), kept, pending)
 

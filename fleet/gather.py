@@ -236,7 +236,7 @@ def _pending_steps(
 def _volume_step(
     session: Session, job: JobConfig, run: str, zone: str, resumed: bool
 ) -> plan.CreateVolume | plan.AdoptVolume | plan.KeepVolume:
-    of_run, named = session.ec2.volumes_of_run(run), session.ec2.volumes_named(job.volume.name)
+    of_run, named = session.ec2.volumes_of_run(run, job.job.name), session.ec2.volumes_named(job.volume.name)
     return plan.decide_volume(job, run, zone, of_run, named, resumed=resumed)
 
 

@@ -62,7 +62,7 @@ def gather(session: Session, run: runs.Run) -> Seen:
         status = pool.submit(run.store.read_status)
         document = pool.submit(run.fleet_document)
         ledger = pool.submit(lambda: run.store.get_bytes(LAYOUT.ledger) or b"")
-        volumes = pool.submit(forgiving, lambda: session.ec2.volumes_of_run(run.id))
+        volumes = pool.submit(forgiving, lambda: session.ec2.volumes_of_run(run.id, run.job))
         instances = pool.submit(forgiving, lambda: session.ec2.instances_tagged(TAG_RUN, run.id))
         nodes = pool.submit(forgiving, lambda: machines.read(run.store))
         keys = run.store.keys(LAYOUT.launches)

@@ -14,6 +14,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from spotheal.agent.clock import SystemClock
+from spotheal.agent.ec2 import Ec2
 from spotheal.agent.errors import PermissionDenied
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.store import Store
@@ -163,6 +164,21 @@ def test_an_instance_cannot_make_another_jobs_volume_its_own(account: Account) -
     ec2 = account.client("ec2")
     assert is_refused(lambda: ec2.create_tags(Resources=[account.theirs.volume], Tags=OTHERS))
     assert is_refused(lambda: ec2.create_tags(Resources=[account.ours.volume], Tags=OTHERS)), "nor change whose it is"
+
+
+def test_a_volume_that_an_instance_makes_with_another_jobs_run_is_not_taken_for_that_runs(account: Account) -> None:
+    """IAM cannot say which runs are a job's: the highest term of a run's volumes would win, whoever made it."""
+    ours, theirs = account.ours, account.theirs
+    tags = {"job": ours.name, "run": theirs.run, "state": "current", "term": "999", "purpose": "handover"}
+    asked = [{"Key": f"spotheal:{key}", "Value": value} for key, value in tags.items()]
+    ec2 = account.client("ec2")
+    of = lambda kind: [{"ResourceType": kind, "Tags": asked}]  # noqa: E731
+    ec2.create_volume(Size=1, AvailabilityZone=ZONE, TagSpecifications=of("volume"), ClientToken=_TOKENS())
+    ec2.create_snapshot(VolumeId=ours.volume, TagSpecifications=of("snapshot"))
+    for cloud, job in ((Ec2(account.operator, theirs.name), ""), (Ec2(account.operator), theirs.name)):
+        assert {volume.id for volume in cloud.volumes_of_run(theirs.run, job)} == {theirs.volume, theirs.old_volume}
+    seen = Ec2(account.operator, theirs.name).snapshots_of_run(theirs.run)
+    assert {snapshot.id for snapshot in seen} <= {theirs.snapshot}
 
 
 def test_an_instance_cannot_delete_its_current_volume(account: Account) -> None:

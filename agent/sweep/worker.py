@@ -94,7 +94,7 @@ class Worker:
         self._config, self._world, self._live = config, world, live
         self._clock, self._log = world.clock, world.logs.log
         self._store = Store(world.s3, config.store)
-        self._cloud = Ec2(world.ec2)
+        self._cloud = Ec2(world.ec2, config.job.job.name)
         self._here = world.metadata.identity(progress=lambda why: self._log.warning(why))
         self._queue = Queue(self._store, config.entries, self._here.instance, world.clock)
         self._idle_since: float | None = None
