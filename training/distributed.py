@@ -39,20 +39,23 @@ class RankLost(SpothealError):
 
 @dataclass(frozen=True)
 class World:
-    """Of torchrun: `rank` of `size` processes, `local_rank` of `local_size` on this machine."""
+    """Of torchrun: `rank` of `size` processes, `local_rank` of `local_size` on this machine, one of `machines` (0: as
+    many as there would be with the same number of ranks on each)."""
 
     rank: int
     size: int
     local_rank: int = 0
     local_size: int = 1
+    machines: int = 0
 
     def describe(self, gpus: bool) -> str:
         """`world 8 = 2 machines x 4 GPUs`."""
-        machines = max(1, self.size // max(1, self.local_size))
+        machines = self.machines or max(1, self.size // max(1, self.local_size))
         each = "GPU" if gpus else "process"
         plural = "s" if gpus else "es"
         many = f"{self.local_size} {each}{plural if self.local_size != 1 else ''}"
-        return f"world {self.size} = {machines} machine{'s' if machines != 1 else ''} x {many}"
+        of = f"world {self.size} = {machines} machine{'s' if machines != 1 else ''}"
+        return f"{of} x {many}" if machines * self.local_size == self.size else f"{of}, {many} on this one"
 
 
 def world(environment: Mapping[str, str] | None = None) -> World:
@@ -61,9 +64,10 @@ def world(environment: Mapping[str, str] | None = None) -> World:
     try:
         rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
         local_rank, local_size = int(environment.get("LOCAL_RANK", "0")), int(environment.get("LOCAL_WORLD_SIZE", "1"))
+        machines = int(environment.get("GROUP_WORLD_SIZE", "0"))
     except ValueError as fault:
         raise ConfigError(f"RANK, WORLD_SIZE and LOCAL_RANK are numbers: {fault}") from fault
-    return World(rank, size, local_rank, local_size)
+    return World(rank, size, local_rank, local_size, machines)
 
 
 class Ranks:

@@ -11,6 +11,7 @@ Source: torch/distributed/elastic of torch 2.13 (agent/server/api.py, rendezvous
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
@@ -18,13 +19,13 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousInfo, RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousGracefulExitError,
@@ -40,6 +41,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from spotheal.agent import contract
 from spotheal.agent.errors import SpothealError
 from spotheal.training.distributed import World
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 # What ranks get to save and end when a machine joins; and when one is lost: they wait for it in vain in a collective.
 JOINED_SECONDS_MAX, LOST_SECONDS_MAX = 240, 10
@@ -131,7 +135,7 @@ class NodeAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         size = worker_group.workers[0].world_size
         local = worker_group.spec.local_world_size
-        world = World(worker_group.workers[0].global_rank, size, 0, local)
+        world = World(worker_group.workers[0].global_rank, size, 0, local, worker_group.group_world_size or 0)
         _say(f"{world.describe(_has_gpus())}, machine {worker_group.group_rank} of {worker_group.group_world_size}")
         started: dict[int, Any] = super()._start_workers(worker_group)
         return started
@@ -199,11 +203,12 @@ def _run(agent: NodeAgent, rendezvous: Rendezvous, asked: RendezvousParameters) 
 def _rendezvous(asked: RendezvousParameters) -> Rendezvous:
     backend, store = create_backend(asked)
     limits = RendezvousTimeout(*(_configured(asked, name) for name in ("join", "last_call", "close", "heartbeat")))
+    names = inspect.signature(Rendezvous.from_backend).parameters  # torch before 2.6 has no say in its heartbeats
+    alive = {name: asked.get_as_int(name) for name in ("keep_alive_interval", "keep_alive_max_attempt")}
+    options: dict[str, Any] = {name: value for name, value in alive.items() if value and name in names}
     found: Rendezvous = Rendezvous.from_backend(
-        asked.run_id, store, backend, asked.min_nodes, asked.max_nodes, asked.local_addr, limits,
-        keep_alive_interval=asked.get_as_int("keep_alive_interval", 5) or 5,
-        keep_alive_max_attempt=asked.get_as_int("keep_alive_max_attempt", 6) or 6,
-    )  # fmt: skip
+        asked.run_id, store, backend, asked.min_nodes, asked.max_nodes, asked.local_addr, limits, **options
+    )
     return found
 
 
