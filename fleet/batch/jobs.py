@@ -26,9 +26,10 @@ class Stream:
 
     @property
     def label(self) -> str:
-        """`3`, or `3/2` for the second attempt; "" for the first of a single job."""
-        again = f"/{self.attempt}" if self.attempt > 1 else ""
-        return f"{self.index}{again}" if self.index is not None else again.lstrip("/")
+        """`3`, or `3/2` for the second attempt; of a single job nothing, or `attempt 2`."""
+        if self.index is None:
+            return f"attempt {self.attempt}" if self.attempt > 1 else ""
+        return f"{self.index}/{self.attempt}" if self.attempt > 1 else str(self.index)
 
 
 def document_of(run: Run) -> dict[str, Any]:

@@ -20,14 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.clock import SystemClock
 from spotheal.agent.errors import JobFailed, SpothealError, WaitTimedOut
+from spotheal.agent.folders import Folders
 from spotheal.agent.ledger import read_events
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.agent.store import Store
+from spotheal.agent.trainer_files import progress_of
 from spotheal.fleet.batch import creating, deleting, jobs, submitting
 from spotheal.fleet.batch.following import Followed
 from spotheal.fleet.batch.names import Names
 from spotheal.fleet.batch.tail import Line
 from spotheal.fleet.rehearsal import job as examples
+from spotheal.fleet.rehearsal.batch_containers import ProcessContainer
 from spotheal.fleet.rehearsal.progress import Display
 from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, Scenario
 
@@ -55,7 +58,7 @@ AFTERWARDS = ("python", "-c", "print('the array has ended, and this job begins')
 _HOSTS, _VCPUS = 2, 4
 _NOTICE_SECONDS = 46.0  # 40 of them are kept from the trainer
 _LOOK_SECONDS = 0.5
-_EARLY, _LATE = 0.2, 0.7
+_EARLY, _LATE = 0.2, 0.85
 
 
 @dataclass(frozen=True)
@@ -204,7 +207,7 @@ class _Array:
         self._cloud, self._session, self._show = cloud, session, show
         self._clock, self._began = SystemClock(), time.monotonic()
         table = replace(rehearsed.job.batch, image="rehearsed/spotheal", vcpus=_VCPUS, memory_gib=1.0,
-                        max_vcpus=_HOSTS * _VCPUS, copy_every="10s")  # fmt: skip
+                        max_vcpus=_HOSTS * _VCPUS, copy_every="10s", instance_types=("c6i.xlarge",))  # fmt: skip
         self._job, self._job_file = replace(rehearsed.job, batch=table), rehearsed.job_file
         self._names = Names(self._job.job.name)
         self._root = session.store_root("")
@@ -274,13 +277,16 @@ class _Array:
 
     def _is_in_the_middle(self, index: int, kind: str) -> bool:
         store = Store(self._store.client, self._store.url.below(LAYOUT.entry(index)))
+        container = self._cloud.batch.jobs.containers.get(f"{self._array}:{index}")
+        if not isinstance(container, ProcessContainer):
+            return False
+        found = progress_of(Folders.at(container.machine.root, "/").progress_file)
+        if found is None or not found[0].steps_total or not _EARLY <= found[0].step / found[0].steps_total <= _LATE:
+            return False
         try:
-            progress = (store.read_status() or {}).get("progress") or {}
-            step, total = progress.get("step"), progress.get("steps_total")
-            copied = kind == "notice" or any(key.endswith(".json") for key in store.keys(LAYOUT.checkpoints))
+            return kind == "notice" or any(key.endswith(".json") for key in store.keys(LAYOUT.checkpoints))
         except SpothealError:
             return False
-        return bool(step and total and _EARLY <= step / total <= _LATE and copied)
 
     def _host(self, index: int) -> str:
         with self._cloud.rules.inside():

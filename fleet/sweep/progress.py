@@ -75,6 +75,7 @@ def summarise(seen: Seen) -> dict[str, Any]:
         "phase": seen.status.get("phase") if seen.status.get("reason") else ("training" if seen.marks else "requested"),
         "reason": seen.status.get("reason") or "",
         "fleet": {"id": seen.fleet.get("fleet_id"), "state": seen.fleet_state or None},
+        "batch_job": (seen.fleet.get("batch") or {}).get("job_id"),
         "runs": {"all": len(rows), **count},
         "entries": rows,
     }
@@ -129,6 +130,7 @@ def render(document: dict[str, Any], metric: str = "") -> str:
         ("phase", str(document["phase"])),
         ("runs", f"{count['done']} of {count['all']} done, {count['running']} running, {count['waiting']} waiting, "
                  f"{count['failed']} failed"),
+        ("at Batch", str(document["batch_job"])) if document.get("batch_job") else
         ("fleet", f"{document['fleet']['id'] or 'none yet'}  {document['fleet']['state'] or ''}".rstrip()),
         ("store", document["store"]),
     ]  # fmt: skip

@@ -53,7 +53,7 @@ def create(
     from spotheal.fleet.batch import creating, showing
 
     as_json = is_json(output)
-    session, job, root, _ = _described(region, profile, job_file)
+    session, job, root, _ = described(region, profile, job_file)
     say_progress("reading the account …", quiet=False)
     plan = creating.make_plan(session, job, root, SystemClock(), vpc)
     if dry_run:
@@ -88,7 +88,7 @@ def push(
     from spotheal.fleet.batch import image
 
     as_json = is_json(output)
-    session, _, _, _ = _described(region, profile, job_file, needs_job=False)
+    session, _, _, _ = described(region, profile, job_file, needs_job=False)
     found = image.described(session, base or image.BASE)
     document = {"schema_version": 1, "image": found.name, "repository": found.repository, "tag": found.tag,
                 "dockerfile": found.dockerfile, "pushed": False}  # fmt: skip
@@ -139,8 +139,8 @@ def submit(
     as_json, seconds_max = is_json(output), seconds_of("--timeout", timeout)
     if file and array:
         raise ConfigError("a list and --array exclude each other", next_step="give one of them")
-    session, job, root, described_in = _described(region, profile, job_file)
-    entries = _entries(file, array, session)
+    session, job, root, described_in = described(region, profile, job_file)
+    entries = _entries(file, array, session, job.job.command)
     wanted = _overrides(vcpus, memory, gpus, env or [], command)
     submit_and_follow(
         session, job, described_in, root, entries=entries, listed_in=file, overrides=wanted,
@@ -321,7 +321,7 @@ def delete(
 
 
 # --------------------------------------------------------------------------------------------------------------- inside
-def _described(
+def described(
     region: str, profile: str, job_file: Path | None, *, needs_job: bool = True
 ) -> tuple[Session, Any, Any, Path]:
     """Session, job, the root of all stores, and the job's file."""
@@ -345,8 +345,8 @@ def _named(region: str, profile: str, job: str, job_file: Path | None) -> tuple[
         path = job_file or Path(config.DEFAULT_JOB_FILE)
         session.settle_region(config.region_beside(path))
         return runs.check_job_name(job), session
-    session, described, _, _ = _described(region, profile, job_file)
-    return str(described.job.name), session
+    session, found, _, _ = described(region, profile, job_file)
+    return str(found.job.name), session
 
 
 def _find(region: str, profile: str, job: str, job_file: Path | None, run: str) -> tuple[Session, Run]:
@@ -355,7 +355,7 @@ def _find(region: str, profile: str, job: str, job_file: Path | None, run: str) 
     return find(open_session(region, profile), job, job_file, run)
 
 
-def _entries(file: str, array: int, session: Session) -> list[dict[str, Any]] | None:
+def _entries(file: str, array: int, session: Session, command: tuple[str, ...]) -> list[dict[str, Any]] | None:
     from spotheal.fleet.sweep import entries as listed
 
     if not file:
@@ -363,6 +363,7 @@ def _entries(file: str, array: int, session: Session) -> list[dict[str, Any]] | 
     found = listed.read(file, session)
     for slip in listed.uneven(found):
         say(f"note: {slip}")
+    listed.refuse_unfit(found, command, file)
     return found
 
 

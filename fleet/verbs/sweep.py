@@ -37,6 +37,9 @@ def run(
     fleet: Annotated[
         Path, typer.Option("--fleet", metavar="FILE", help="AWS's SpotFleetRequestConfig.")
     ] = Path("spot_fleet_config.json"),
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="fleet|batch", help="A spot fleet, or an array of AWS Batch.")
+    ] = "fleet",
     job: JobFile = None,
     yes: Yes = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Send nothing; print the exact request as JSON.")] = False,
@@ -66,6 +69,12 @@ def run(
     resume = resume or retry_failed
     if resume and new_run:
         raise ConfigError("--resume and --new-run exclude each other", next_step="give one of them")
+    if engine == "batch":
+        _on_batch(file, job or config.job_file_beside(fleet), _Batch(resume, wait, seconds_max, yes, dry_run, as_json),
+                  region, profile)  # fmt: skip
+        return
+    if engine != "fleet":
+        raise ConfigError(f"--engine {engine!r} is neither fleet nor batch", next_step="write --engine batch")
     if not dry_run and not yes and not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask on", next_step="--yes to go ahead, or --dry-run to look first")
     job_file = job or config.job_file_beside(fleet)
@@ -99,6 +108,32 @@ def run(
         from spotheal.fleet.sweep.following import follow
 
         say(f"done: {follow(session, at_work, clock, say, seconds_max)}")
+
+
+@dataclass(frozen=True)
+class _Batch:
+    resume: bool
+    wait: bool
+    seconds_max: float | None
+    yes: bool
+    dry_run: bool
+    as_json: bool
+
+
+def _on_batch(file: str, job_file: Path, asked: _Batch, region: str, profile: str) -> None:
+    """The same list as an array of AWS Batch, made with `fleetctl batch create`."""
+    from spotheal.fleet.sweep import entries as listed
+    from spotheal.fleet.verbs import batch
+
+    session, described, root, _ = batch.described(region, profile, job_file)
+    found = listed.read(file, session)
+    for slip in listed.uneven(found):
+        say(f"note: {slip}")
+    listed.refuse_unfit(found, described.job.command, file)
+    batch.submit_and_follow(
+        session, described, job_file, root, entries=found, listed_in=file, depends_on=[], resume=asked.resume,
+        wait=asked.wait, seconds_max=asked.seconds_max, yes=asked.yes, dry_run=asked.dry_run, as_json=asked.as_json,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

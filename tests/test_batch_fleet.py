@@ -1,0 +1,310 @@
+"""`fleetctl batch`: what is made at AWS Batch, what is submitted, how it is followed, and how all of it goes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from batch_desk import IMAGE, BatchDesk, Scripted, batch_desk
+from fleet_desk import desk, moto_clients, wheels
+
+from spotheal.agent.names import LAYOUT
+from spotheal.fleet.batch import documents
+from spotheal.fleet.rehearsal.batch_things import Attempt, is_retried
+
+__all__ = ["batch_desk", "desk", "moto_clients", "wheels"]
+
+
+def made(batch_desk: BatchDesk, text: str = "", more: str = "") -> BatchDesk:
+    batch_desk.job(text, more)
+    batch_desk.good("create", "--yes")
+    return batch_desk
+
+
+# --------------------------------------------------------------------------------------------------------------- create
+def test_create_makes_spot_before_on_demand_and_again_makes_nothing(batch_desk: BatchDesk) -> None:
+    made(batch_desk, "gpus = 1")
+    batch = batch_desk.batch
+    kinds = {one.name: one.resources["type"] for one in batch.environments.values()}
+    order = [name.rpartition("/")[2] for name in batch.queues["spotheal-cifar"].environments]
+    assert [kinds[name] for name in order] == ["SPOT", "EC2"]
+    spot = batch.environments[order[0]].resources
+    assert (spot["allocationStrategy"], spot["minvCpus"]) == ("SPOT_PRICE_CAPACITY_OPTIMIZED", 0)
+    assert spot["ec2Configuration"] == [{"imageType": "ECS_AL2023_NVIDIA"}]
+    (definition,) = batch.definitions
+    container = definition.asked["containerProperties"]
+    assert {"type": "GPU", "value": "1"} in container["resourceRequirements"]
+    calls = batch_desk.calls()
+    assert batch_desk.good("create", "--yes")["steps"] == [] and batch_desk.calls() == calls
+
+
+def test_a_dry_run_prints_the_exact_calls_and_makes_none(batch_desk: BatchDesk) -> None:
+    document = batch_desk.good("create", "--dry-run")
+    assert batch_desk.calls() == [] and not document["made"]
+    definition = document["request"]["register_job_definition"]
+    assert definition["retryStrategy"] == documents.retry(10)
+    assert definition["containerProperties"]["image"] == IMAGE
+    assert [one["computeEnvironmentName"] for one in document["request"]["create_compute_environment"]] == [
+        "spotheal-cifar-spot", "spotheal-cifar-on-demand",
+    ]  # fmt: skip
+    assert any("7i" in one["instance_type"] for one in document["prices"])
+
+
+def test_what_job_toml_changes_is_changed_and_an_old_definition_is_retired(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    made(batch_desk, 'max_vcpus = 128\nmemory_gib = 30\ninstance_types = ["c6i"]')
+    batch = batch_desk.batch
+    assert {one.resources["maxvCpus"] for one in batch.environments.values()} == {128}
+    assert [(one.revision, one.status) for one in batch.definitions] == [(1, "INACTIVE"), (2, "ACTIVE")]
+    made(batch_desk, "on_demand = false")
+    order = [name.rpartition("/")[2] for name in batch.queues["spotheal-cifar"].environments]
+    assert order == ["spotheal-cifar-spot"]
+
+
+def test_an_attempt_that_was_cut_short_goes_on(batch_desk: BatchDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = batch_desk.batch.call
+    for stop_at in ("CreateComputeEnvironment", "CreateJobQueue", "RegisterJobDefinition"):
+
+        def dies(operation: str, params: Any, stop_at: str = stop_at) -> Any:
+            if operation == stop_at:
+                answer(operation, params)
+                raise KeyboardInterrupt
+            return answer(operation, params)
+
+        monkeypatch.setattr(batch_desk.batch, "call", dies)
+        assert batch_desk.run("create", "--yes").exit_code == 130
+    monkeypatch.setattr(batch_desk.batch, "call", answer)
+    assert batch_desk.run("create", "--yes").exit_code == 0
+    assert len(batch_desk.batch.environments) == 2 and len(batch_desk.batch.definitions) == 1
+
+
+def test_an_invalid_environment_is_explained_with_awss_words(batch_desk: BatchDesk) -> None:
+    batch_desk.batch.role_fault = lambda resources: "the instance profile cannot be assumed"
+    result = batch_desk.run("create", "--yes")
+    assert result.exit_code == 1
+    assert "is INVALID: CLIENT_ERROR - the instance profile cannot be assumed" in result.output
+
+
+def test_what_a_container_cannot_have_is_refused_all_at_once(batch_desk: BatchDesk) -> None:
+    batch_desk.job('instance_types = ["p3.2xlarge"]', more="[limits]\ndollars = 5")
+    result = batch_desk.run("create", "--yes")
+    assert result.exit_code == 2
+    assert "[limits] dollars" in result.output and "p3.2xlarge" in result.output
+
+
+# --------------------------------------------------------------------------------------------------------------- submit
+def test_a_list_is_an_array_and_a_list_of_one_a_single_job(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    many = batch_desk.good("submit", batch_desk.list(3), "--yes")
+    assert many["request"]["arrayProperties"] == {"size": 3}
+    one = batch_desk.good("submit", batch_desk.list(1), "--yes")
+    assert "arrayProperties" not in one["request"]
+    told = {pair["name"]: pair["value"] for pair in one["request"]["containerOverrides"]["environment"]}
+    assert told == {"SPOTHEAL_STORE": one["store"], "SPOTHEAL_INDEX": "0"}
+    store = batch_desk.store(many["run"])
+    document, fleet = store.get_json(LAYOUT.job_document) or {}, store.get_json(LAYOUT.fleet_document) or {}
+    assert document["run"]["entries"] == 3 and fleet["batch"]["job_id"] == many["job_id"]
+    assert store.get_bytes(LAYOUT.repository_bundle)
+
+
+def test_overrides_reach_the_container_and_the_trainer(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    document = batch_desk.good(
+        "submit", "--vcpus", "8", "--memory", "60", "--gpus", "1", "--env", "LR=0.1", "--command",
+        "python other.py --x", "--yes",
+    )  # fmt: skip
+    assert document["request"]["containerOverrides"]["resourceRequirements"] == documents.resources(8, 60, 1)
+    told = batch_desk.store(document["run"]).get_json(LAYOUT.job_document) or {}
+    assert told["job"]["command"] == ["python", "other.py", "--x"] and told["environment"]["LR"] == "0.1"
+    assert batch_desk.run("submit", "--env", "SPOTHEAL_X=1", "--yes").exit_code == 2
+
+
+def test_a_job_waits_for_those_it_depends_on(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    first = batch_desk.good("submit", batch_desk.list(2), "--yes")["job_id"]
+    second = batch_desk.good("submit", batch_desk.list(2), "--depends-on", "cifar:n_to_n", "--yes")
+    third = batch_desk.good("submit", "--depends-on", first, "--yes")
+    assert second["request"]["dependsOn"] == [{"jobId": first, "type": "N_TO_N"}]
+    batch_desk.pass_time(4)
+    jobs = batch_desk.batch.jobs.all
+    assert {jobs[third["job_id"]].status, jobs[f"{second['job_id']}:0"].status} == {"PENDING"}
+    batch_desk.pass_time(120)
+    assert {jobs[one].status for one in (first, second["job_id"], third["job_id"])} == {"SUCCEEDED"}
+    assert batch_desk.run("submit", "--depends-on", f"{first}:OTHER", "--yes").exit_code == 2
+
+
+def test_nothing_is_written_where_the_queue_or_the_image_is_missing(batch_desk: BatchDesk) -> None:
+    result = batch_desk.run("submit", "--yes")
+    assert result.exit_code == 4 and "`fleetctl batch create` makes it" in result.output
+    batch_desk.job()
+    text = (batch_desk.desk.folder / "job.toml").read_text().replace(f'image = "{IMAGE}"', "")
+    (batch_desk.desk.folder / "job.toml").write_text(text)
+    assert "is not there yet" in batch_desk.run("create", "--yes").output
+    result = batch_desk.run("submit", "--yes")
+    assert result.exit_code == 4 and "`fleetctl batch image push`" in result.output
+    assert batch_desk.batch.jobs.all == {}
+
+
+# --------------------------------------------------------------------------------------------------------------- follow
+def test_every_line_is_told_once_though_streams_are_late_and_calls_are_throttled(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    said = {index: [f"child {index} line {number}" for number in range(250)] for index in range(3)}
+    for index in range(3):
+        batch_desk.script[index] = [Scripted(7, 0, said[index][:200], said[index][200:])]
+    faults = batch_desk.desk.account.rules.faults
+    batch_desk.clock.sleeps = [lambda: setattr(faults, "throttle", 0.5)] * 3 + [lambda: setattr(faults, "throttle", 0)]
+    result = batch_desk.run("submit", batch_desk.list(3), "--yes", "--wait")
+    assert result.exit_code == 0, result.output
+    told = Counter(line for line in result.stdout.splitlines() if line.startswith("["))
+    assert told == Counter(f"[{index}] {line}" for index in range(3) for line in said[index])
+    in_order = [line for line in result.stdout.splitlines() if line.startswith("[1]")]
+    assert in_order == [f"[1] {line}" for line in said[1]]
+
+
+def test_a_child_that_fails_is_not_tried_again_and_its_last_words_are_told(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    batch_desk.script[1] = [Scripted(2, 7, ["loading"], ["ValueError: no such layer"])]
+    result = batch_desk.run("submit", batch_desk.list(3), "--yes", "--wait")
+    assert result.exit_code == 7
+    assert "1 of 3 children failed" in result.output
+    assert "child 1: Essential container in task exited; exit code 7" in result.output
+    assert "ValueError: no such layer" in result.output
+    assert [len(one.attempts) for one in batch_desk.batch.jobs.all.values() if one.index == 1] == [1]
+
+
+def test_a_host_that_ends_costs_an_attempt_whose_lines_are_told_as_its_own(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    batch_desk.script[None] = [Scripted(60, 0, ["first"]), Scripted(5, 0, ["second"])]
+    rules = batch_desk.desk.account.rules
+
+    def kill() -> None:
+        (job,) = batch_desk.batch.jobs.all.values()
+        assert job.running is not None
+        rules.kill(job.running.host)
+
+    batch_desk.clock.sleeps = [lambda: None] * 8 + [kill]
+    result = batch_desk.run("submit", "--yes", "--wait")
+    assert result.exit_code == 0, result.output
+    assert [line for line in result.stdout.splitlines() if "first" in line or "second" in line] == [
+        "first", "[attempt 2] second",
+    ]  # fmt: skip
+
+
+def test_waiting_ends_with_6_and_the_job_goes_on(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    batch_desk.script[None] = [Scripted(500)]
+    result = batch_desk.run("submit", "--yes", "--wait", "--timeout", "30s")
+    assert result.exit_code == 6 and "`fleetctl batch logs cifar -f` follows it again" in result.output
+    assert batch_desk.good("status")["status"] == "RUNNING"
+
+
+def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    batch_desk.clock.sleeps = [lambda: None, interrupt]
+    result = batch_desk.run("submit", "--yes", "--wait")
+    assert result.exit_code == 130 and "the job goes on: `fleetctl batch logs cifar -f`" in result.output
+
+
+def test_a_child_that_never_started_is_recorded_as_failed(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    batch_desk.batch.image_fault = lambda image: "CannotPullContainerError: not found"
+    result = batch_desk.run("submit", batch_desk.list(2), "--yes", "--wait")
+    assert result.exit_code == 7 and "CannotPullContainerError" in result.output
+    document = batch_desk.good("status")
+    assert [row["index"] for row in document["failed"]] == [0, 1] and document["phase"] == "failed"
+    sweep = batch_desk.desk.good("sweep", "status", "cifar")
+    assert {row["state"] for row in sweep["entries"]} == {"failed"}
+
+
+def test_resume_submits_again_what_is_not_done(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    batch_desk.batch.image_fault = lambda image: "CannotPullContainerError: not found"
+    begun = batch_desk.run("submit", batch_desk.list(2), "--yes", "--wait")
+    assert begun.exit_code == 7
+    batch_desk.batch.image_fault = lambda image: ""
+    again = batch_desk.good("submit", "--resume", "--yes")
+    assert again["size"] == 2 and batch_desk.good("status")["phase"] == "requested"
+    assert batch_desk.store(again["run"]).keys("queue/") == []
+    assert batch_desk.run("submit", "--resume", "--yes").exit_code == 8, "it is at work"
+
+
+# --------------------------------------------------------------------------------------------------------------- delete
+def test_delete_takes_the_only_order_that_aws_takes_and_leaves_nothing(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    batch_desk.good("delete", "--yes")
+    batch = batch_desk.batch
+    assert not batch.environments and not batch.queues and not batch.logs.groups
+    assert {one.status for one in batch.definitions} == {"INACTIVE"}
+    assert not batch_desk.good("delete", "--yes")["deleted"]
+
+
+def test_delete_refuses_while_jobs_run_unless_it_is_told_to(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    batch_desk.script[None] = [Scripted(500)]
+    job = batch_desk.good("submit", "--yes")["job_id"]
+    batch_desk.pass_time(30)
+    refused = batch_desk.run("delete")
+    assert refused.exit_code == 8 and "1 job(s) of queue spotheal-cifar are not over" in refused.output
+    batch_desk.good("delete", "--yes")
+    assert batch_desk.batch.jobs.all[job].status == "FAILED" and not batch_desk.batch.queues
+
+
+def test_what_somebody_else_made_is_not_touched(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    batch_desk.batch.environments["spotheal-cifar-spot"].asked["tags"] = {"team": "other"}
+    result = batch_desk.run("create", "--yes")
+    assert result.exit_code == 8 and "fleetctl has not made" in result.output
+    batch_desk.good("delete", "--yes")
+    assert list(batch_desk.batch.environments) == ["spotheal-cifar-spot"]
+
+
+def test_cancel_ends_what_runs_and_what_waits(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    batch_desk.script[None] = [Scripted(500)]
+    batch_desk.good("submit", "--yes")
+    batch_desk.pass_time(30)
+    assert batch_desk.good("cancel", "--yes")["cancelled"]
+    batch_desk.pass_time(5)
+    document = batch_desk.good("status")
+    assert (document["status"], document["attempts"]) == ("FAILED", 1), "a job that was ended is not tried again"
+    assert not batch_desk.good("cancel", "--yes")["cancelled"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- image
+def test_the_dockerfile_is_printed_without_docker(batch_desk: BatchDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(batch_desk.desk.folder))
+    document = batch_desk.good("image", "push", "--print")
+    assert document["image"].startswith("123456789012.dkr.ecr.us-west-2.amazonaws.com/spotheal:")
+    assert "FROM pytorch/pytorch:" in document["dockerfile"] and "spotheal-0-py3" in document["dockerfile"]
+    result = batch_desk.run("image", "push")
+    assert result.exit_code == 1 and "there is no docker" in result.output
+
+
+# ---------------------------------------------------------------------------------------------------------------- rules
+@pytest.mark.parametrize(
+    ("attempt", "again"),
+    [
+        (Attempt("s", "i-1", 0, status_reason="Host EC2 (instance i-1) terminated."), True),
+        (Attempt("s", "i-1", 0, exit_code=75, status_reason="Essential container in task exited"), True),
+        (Attempt("s", "i-1", 0, exit_code=7, status_reason="Essential container in task exited"), False),
+        (Attempt("s", "i-1", 0, exit_code=1, status_reason="Essential container in task exited"), False),
+        (Attempt("s", "i-1", 0, reason="CannotPullContainerError: x", status_reason="Task failed to start"), False),
+        (Attempt("s", "i-1", 0, reason="DockerTimeoutError: x", status_reason="Task failed to start"), True),
+        (Attempt("s", "i-1", 0, exit_code=137, reason="OutOfMemoryError: Container killed", status_reason="E"), False),
+    ],
+)
+def test_ends_of_hosts_are_tried_again_and_ends_of_jobs_are_not(attempt: Attempt, again: bool) -> None:
+    assert is_retried(documents.retry(10), 1, attempt) is again
+    assert not is_retried(documents.retry(10), 10, attempt)
+
+
+def test_the_rules_of_retrying_are_such_as_aws_takes(batch_desk: BatchDesk) -> None:
+    rules = documents.retry(10)["evaluateOnExit"]
+    assert len(rules) <= 5 and json.dumps(rules)
+    made(batch_desk)  # the rehearsal's Batch refuses what does not match AWS's patterns
