@@ -125,11 +125,23 @@ def _refuse_link(folder: Path) -> None:
         )
 
 
-def publish(path: Path, text: str) -> None:
-    """Write by rename, readable for every user whatever the agent's umask is: a reader sees all of it or nothing."""
+def publish(path: Path, text: str, *, durable: bool = False) -> None:
+    """Write by rename, readable for every user whatever the agent's umask is: a reader sees all of it or nothing.
+
+    `durable`: a machine that is killed leaves the old text or the new one; else it may leave an empty file.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     with open(descriptor, "w", encoding="utf-8") as file:
         os.fchmod(file.fileno(), 0o644)
         file.write(text)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
     os.replace(beside, path)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

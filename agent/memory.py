@@ -41,9 +41,10 @@ class RunMemory:
             numbers["failures"] = 0
         return cls(run, requested_at=requested_at, **numbers)
 
-    def write(self, folders: Folders) -> None:
-        """Raises OSError where the volume is full or gone."""
-        publish(_path(folders), json.dumps(asdict(self)))
+    def write(self, folders: Folders, *, durable: bool = True) -> None:
+        """Raises OSError where the volume is full or gone. Forgotten attempts would begin a run anew that has a
+        `resume_command`; `durable` False leaves it to the unmount that follows, which waits for the disk anyway."""
+        publish(_path(folders), json.dumps(asdict(self)), durable=durable)
 
 
 def _path(folders: Folders) -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from spotheal.agent import programs
 from spotheal.agent.config import InstanceConfig
 from spotheal.agent.errors import Retryable, SetupFailed
 from spotheal.agent.folders import Folders, give, publish
@@ -21,6 +22,7 @@ from spotheal.agent.trainer_environment import expand, trainer_environment
 
 COMMAND_SECONDS_MAX = 3600.0
 NETWORK_SECONDS_MAX = 1800.0
+SYNC_SECONDS_MAX = 300.0
 ENVIRONMENTS_KEPT = 3  # a fleet of two images uses two in turn
 _TAIL_LINES = 20
 _COMPLETE = "spotheal-complete.json"
@@ -72,9 +74,22 @@ def prepare(
     environment = trainer_environment(config, folders, made.path, os.environ, where.account, 1, where.environment)
     for command in setup:
         _run(command, made.path, config, folders, environment, where, log, network_seconds_max)
-    publish(place / _COMPLETE, json.dumps({"setup": setup, "revision": config.revision, "base": made.version}))
+    marker = json.dumps({"setup": setup, "revision": config.revision, "base": made.version})
+    try:
+        _sync(place)
+        publish(place / _COMPLETE, marker, durable=True)
+    except (OSError, Retryable) as fault:
+        log.warning("the environment of `setup` is not kept for the next machine", error=str(fault))
     _drop_old(folders.environments, place)
     return made
+
+
+def _sync(place: Path) -> None:
+    """All that the commands wrote, before it is called complete: of a machine that is killed within half a minute the
+    packages may be empty files, and every successor would believe them."""
+    found = programs.run(["sync", "-f", str(place)], seconds_max=SYNC_SECONDS_MAX)
+    if found.code != 0:
+        raise Retryable(f"`sync -f {place}` failed: {found.said}")
 
 
 def key_of(config: InstanceConfig, interpreter: Interpreter) -> str:

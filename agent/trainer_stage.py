@@ -112,7 +112,8 @@ class TrainerStage:
             self._over.set()
         self._ship_curves(waiting=ended.kind != "interrupted")
         self.saved_step = ended.saved_step
-        self._remember(attempt=ended.attempts, best_step=self._supervisor.best_step, failures=ended.failures)
+        known = {"attempt": ended.attempts, "best_step": self._supervisor.best_step, "failures": ended.failures}
+        self._remember(ended.kind != "interrupted", **known)
         self.look()
         if ended.kind == "done" or (self._acknowledged and ended.kind != "interrupted"):
             self._clean_up()  # the run ends here: what the earlier looks missed would stay, and cost, for ever
@@ -192,7 +193,7 @@ class TrainerStage:
     def _on_attempt(self, attempt: int) -> None:
         self._around.logs.bind(attempt=attempt)
         self._around.status.note(attempt=attempt)
-        self._remember(attempt=attempt)
+        self._remember(True, attempt=attempt)
 
     @property
     def _leads(self) -> bool:
@@ -251,11 +252,11 @@ class TrainerStage:
         except SpothealError as error:
             self._log.warning("superseded volumes and snapshots are left", error=str(error))
 
-    def _remember(self, **changes: Any) -> None:
+    def _remember(self, durable: bool, **changes: Any) -> None:
         self._memory = replace(self._memory, saved_step=self.saved_step, **changes)
         if not self._leads:
             return
         try:
-            self._memory.write(self._folders)
+            self._memory.write(self._folders, durable=durable)
         except OSError as error:
             self._log.warning("the run's memory on the volume cannot be written", error=str(error))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 from spotheal.agent.folders import Folders
 from spotheal.agent.memory import RunMemory
@@ -36,3 +39,26 @@ def test_another_runs_memory_and_garbage_are_no_memory(tmp_path: Path) -> None:
     assert RunMemory.read(here, RUN) == RunMemory(RUN)
     (here.environments / "run.json").write_text("{")
     assert RunMemory.read(here, RUN) == RunMemory(RUN)
+
+
+def test_what_a_run_remembers_is_on_the_disk_before_it_takes_the_old_ones_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is killed half a minute after an attempt began left an empty file, and the run began at attempt 1:
+    with its `command` and not its `resume_command`."""
+    here, synced, replaced = folders(tmp_path), set(), []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add((os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size))
+
+    def noted_replace(old: Path, new: Path) -> None:
+        replaced.append((os.stat(old).st_ino, os.stat(old).st_size))
+        assert replaced[-1] in synced
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    RunMemory(RUN, attempt=4).write(here)
+    assert replaced and os.stat(here.environments).st_ino in {inode for inode, _ in synced}

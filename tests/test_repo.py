@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import structlog
 
-from spotheal.agent import git_faults
+from spotheal.agent import git_faults, programs
 from spotheal.agent.account import trainer_account
 from spotheal.agent.clock import Stop, SystemClock, never
 from spotheal.agent.config import InstanceConfig, parse_job
@@ -397,13 +397,16 @@ def test_pip_in_setup_installs_into_the_environment_and_never_into_the_image(
     assert not any(list(Path(site).glob("spotheal_probe*")) for site in python.site)
 
 
-def test_an_environment_that_was_cut_short_is_made_anew(
-    folders: Folders, where: Surroundings, python: Interpreter
+def test_an_environment_that_was_cut_short_or_is_not_on_the_disk_is_made_anew(
+    folders: Folders, where: Surroundings, python: Interpreter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = with_setup(COUNT)
-    place = prepare(config, folders, python, where, LOG).path.parent.parent
-    (place / "spotheal-complete.json").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(programs, "run", lambda argv, **_: programs.Result(1, "", f"{argv[0]}: Input/output error"))
+        place = prepare(config, folders, python, where, LOG).path.parent.parent
+    assert not (place / "spotheal-complete.json").exists()
     prepare(config, folders, python, where, LOG)
+    assert (place / "spotheal-complete.json").exists()
     assert len((folders.results / "count").read_text().splitlines()) == 2
 
 

@@ -54,10 +54,17 @@ MUTANTS = (
     Mutant(
         "snapshot before detach",
         "agent/handover.py",
-        "        _snapshot(result, steps, clock, watcher)\n        if result.snapshot and result.unmounted:\n",
-        "        if result.unmounted:\n"
-        '            _try_until_the_end(result, steps, clock, watcher, "detach the volume", steps.detach)\n'
-        "        _snapshot(result, steps, clock, watcher)\n        if result.snapshot and result.unmounted:\n",
+        "            _snapshot(result, steps, clock, watcher)\n        if result.snapshot and result.unmounted:\n",
+        "            if result.unmounted:\n"
+        '                _try_until_the_end(result, steps, clock, watcher, "detach the volume", steps.detach)\n'
+        "            _snapshot(result, steps, clock, watcher)\n        if result.snapshot and result.unmounted:\n",
+        ("tests/test_interruption.py",),
+    ),
+    Mutant(
+        "no handover of what is not on the device yet",
+        "agent/handover.py",
+        "        if result.unmounted or result.frozen:\n            _snapshot(",
+        "        if True:\n            _snapshot(",
         ("tests/test_interruption.py",),
     ),
     Mutant(
