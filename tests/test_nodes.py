@@ -201,6 +201,18 @@ def test_one_of_all_records_the_end_and_another_only_where_that_one_is_gone() ->
     assert run.clock.seconds < 5
 
 
+def test_a_trainer_whose_number_is_another_on_another_machine_is_refused() -> None:
+    """Of two images: each machine would take the other's files on EFS."""
+    run = Run()
+    first, second = run.machine("i-1"), run.machine("i-2")
+    first.note("mounting EFS", uid=998)
+    second.check_user(998)
+    with pytest.raises(SetupFailed, match="998 on i-1"):
+        second.check_user(1001)
+    run.clock.seconds += 600
+    second.check_user(1001)
+
+
 def test_a_claim_that_another_won_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run()
     first, second = run.machine("i-1"), run.machine("i-2")

@@ -104,6 +104,9 @@ class NodeLife(Life):
     def _make_folders(self, efs: Efs) -> None:
         account, name, run = self._confinement.account, self._config.job.job.name, self._config.run
         try:
+            if account is not None:
+                self._meeting.note("mounting EFS", uid=account.uid)
+                self._meeting.check_user(account.uid)
             efs.folder(name, "datasets", account=account)
             efs.folder(name, run, mode=0o755)  # root's: else a trainer puts links where its folders and our memory are
             for below in ("checkpoints", "keep", "logs", "progress", "working/results"):

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from spotheal.agent.clock import Clock, Stop, parse_rfc3339, rfc3339
 from spotheal.agent.ec2 import Instance
-from spotheal.agent.errors import Interrupted, Retryable, SpothealError
+from spotheal.agent.errors import Interrupted, Retryable, SetupFailed, SpothealError
 from spotheal.agent.finish import End as RunEnd
 from spotheal.agent.history import Known
 from spotheal.agent.life import RunOver
@@ -139,9 +139,30 @@ class Meeting:
         with contextlib.suppress(SpothealError):
             self._say(term=None, leads=False, leaving=True, doing="leaving")
 
-    def note(self, doing: str) -> None:
+    def note(self, doing: str, **more: Any) -> None:
         with contextlib.suppress(SpothealError):
-            self._say(doing=doing)
+            self._say(doing=doing, **more)
+
+    def check_user(self, uid: int) -> None:
+        """SetupFailed where the trainer's user has another number on a machine that is here: what lies on EFS belongs
+        to numbers, and each machine would take the others' files from them."""
+        try:
+            others = self._others()
+        except Retryable as error:
+            self._log.warning("the other machines cannot be looked for now", error=error.message)
+            return
+        for name, one in others.items():
+            theirs = one.get("uid")
+            fresh = _age(self._clock.now(), str(one.get("time"))) <= FRESH_SECONDS and not one.get("leaving")
+            if fresh and isinstance(theirs, int) and theirs != uid:
+                raise SetupFailed(
+                    f"the trainer's user has the number {uid} here and {theirs} on {name}: they share files on EFS",
+                    next_step="use one ImageId in all launch specifications of a run on several machines",
+                )
+
+    def _others(self) -> dict[str, dict[str, Any]]:
+        found = [one for key in self._store.keys(LAYOUT.nodes) if (one := self._store.get_json(key))]
+        return {str(one.get("instance")): one for one in found if one.get("instance") != self._here.instance}
 
     def _say(self, **fields: Any) -> None:
         with self._lock:
@@ -247,17 +268,14 @@ class Meeting:
 
     def known(self) -> Mapping[str, Known]:
         """What the others' documents tell a bill: who lives beside us, and who does not. SpothealError."""
-        now, me = self._clock.now(), self._here.instance
-        documents = [found for key in self._store.keys(LAYOUT.nodes) if (found := self._store.get_json(key))]
-        ages = {str(one.get("instance")): _age(now, str(one.get("time"))) for one in documents}
+        now = self._clock.now()
         return {
             name: Known(
-                alive=True if ages[name] <= FRESH_SECONDS else None,
+                alive=True if _age(now, str(one.get("time"))) <= FRESH_SECONDS else None,
                 instance_type=str(one.get("instance_type") or ""),
                 zone=str(one.get("zone") or ""),
             )
-            for one in documents
-            if (name := str(one.get("instance"))) != me
+            for name, one in self._others().items()
         }
 
     def _act(self, action: Join | ClaimTerm | End) -> Rendezvous | None:
