@@ -25,7 +25,7 @@ notes: set[Note] = set()
 _OURS = "spotheal."
 _FLEET, _REHEARSAL, _AGENT = "spotheal.fleet.", "spotheal.fleet.rehearsal.", "spotheal.agent."
 _KNOW_AWS = frozenset({"spotheal.agent.ec2", "spotheal.agent.store", "spotheal.agent.aws"})
-_ANSWER = frozenset(f"{_REHEARSAL}{name}" for name in ("client", "objects", "schedules", "efs"))
+_ANSWER = frozenset(f"{_REHEARSAL}{name}" for name in ("client", "objects", "schedules", "efs", "batch"))
 _IAM_NAMES = {"service-quotas": "servicequotas", "efs": "elasticfilesystem"}  # where IAM has another name
 _PROGRAMS = ("spotheal", "Python-urllib")  # in the User-Agent of agents and of bootstraps
 _request = threading.local()
@@ -41,6 +41,8 @@ def record(modules: Mapping[str, Any]) -> None:
             _wrap(manager.TransferManager, name, _mark_transfer)
     if memory := modules.get(f"{_REHEARSAL}client"):
         _wrap(memory.InMemoryEc2, "_call", lambda self, operation, *_: note_call("ec2", operation))
+    if batch := modules.get(f"{_REHEARSAL}batch"):
+        _wrap(batch.InMemoryBatch, "_call", lambda self, operation, *_: note_call(self._service, operation))
     if objects := modules.get(f"{_REHEARSAL}objects"):
         _wrap(objects.InMemoryS3, "_answer", lambda self, operation, *_: note_call("s3", operation))
     if schedules := modules.get(f"{_REHEARSAL}schedules"):
