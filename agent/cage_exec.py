@@ -97,10 +97,12 @@ def _enclose(sandbox: dict[str, Any]) -> None:
     """
     _check(_libc().unshare(_CLONE_NEWNS | _CLONE_NEWIPC), "unshare")
     _mount("none", "/", "", _MS_REC | _MS_SLAVE)
-    writable = [os.path.realpath(path) for path in sandbox["writable"] if os.path.isdir(path)]
+    writable = list(dict.fromkeys(os.path.realpath(path) for path in sandbox["writable"] if os.path.isdir(path)))
     mounted = {place for place, _ in _mounts()}
     for path in writable:
-        if path not in mounted:  # a volume is a mount of its own already, and is left as it is
+        # A volume is a mount of its own already, and is left as it is, also in part: with a mount on it here,
+        # unmounting outside would seem to succeed while it is mounted here.
+        if path not in mounted and not _within(path, tuple(other for other in writable if other != path)):
             _mount(path, path, "", _MS_BIND | _MS_REC)
     open_here = list(writable)
     for place, real in sandbox["temporary"]:

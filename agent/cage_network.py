@@ -21,6 +21,9 @@ TABLE = "spotheal"
 IMDS_ADDRESSES = ("169.254.169.254", "fd00:ec2::254")
 # Credentials of ECS tasks, of EKS pods: another way to a role.
 _OTHER_CREDENTIALS = ("169.254.170.2", "169.254.170.23", "fd00:ec2::23")
+# EFS believes a client's user numbers, and the instance's security group is let in: a trainer with an NFS client of its
+# own would be root on the file system, other jobs' results included. The kernel's mounts belong to no user here.
+_NFS = 2049
 _SECONDS_MAX = 180.0  # the first rules load kernel modules: 20 s ended a run on a machine that was slow
 _INSTALL_SECONDS_MAX = 180.0
 _INSTALLERS = {
@@ -38,6 +41,7 @@ def rules(uid: int, port: int, endpoint: str = "") -> str:
     if other is not None:
         lines.append(f"{_to(other[0])} tcp dport {other[1]} redirect to :{port}")
     closed = "\n".join(f"    meta skuid {uid} {_to(a)} reject" for a in (*IMDS_ADDRESSES, *_OTHER_CREDENTIALS))
+    closed += f"\n    meta skuid {uid} tcp dport {_NFS} reject"
     turned = "\n".join(f"    meta skuid {uid} {line}" for line in lines)
     return (
         f"table inet {TABLE}\ndelete table inet {TABLE}\ntable inet {TABLE} {{\n"

@@ -263,14 +263,14 @@ def test_a_cage_does_not_keep_the_volume_busy(account: Account, place: Path) -> 
     device = subprocess.run(
         ["losetup", "--find", "--show", str(image)], check=True, capture_output=True, text=True
     ).stdout.strip()
-    mounted = Account(
-        account.name, account.uid, account.gid, (), account.home, Sandbox((place / "work", volume), place / "scratch")
-    )
+    folders = (place / "work", volume, volume / "results")  # which is writable by name, too
+    mounted = Account(account.name, account.uid, account.gid, (), account.home, Sandbox(folders, place / "scratch"))
     try:
         subprocess.run(["mount", "--bind", str(place), str(place)], check=True)
         subprocess.run(["mount", "--make-shared", str(place)], check=True)
         subprocess.run(["mount", device, str(volume)], check=True)
         volume.chmod(0o777)
+        (volume / "results").mkdir()
         lines: list[str] = []
         program = ForeignProgram(
             ["/bin/sh", "-c", f"echo kept >{volume}/file; echo wrote; sleep 60"],

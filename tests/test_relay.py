@@ -230,6 +230,10 @@ def test_rules_that_nft_refuses_fail_the_set_up(monkeypatch: pytest.MonkeyPatch)
         close_imds(12345, 1, LOG)
 
 
+def test_an_nfs_client_of_the_trainers_own_reaches_no_file_system() -> None:
+    assert "meta skuid 7 tcp dport 2049 reject" in rules(7, 99)
+
+
 def test_another_metadata_service_that_the_agent_asks_is_closed_too() -> None:
     assert "ip daddr 10.1.2.3 tcp dport 1338 redirect to :99" in rules(1, 99, "http://10.1.2.3:1338")
     assert rules(1, 99, "http://169.254.169.254") == rules(1, 99) == rules(1, 99, "http://localhost:8")
@@ -247,7 +251,8 @@ class H(http.server.BaseHTTPRequestHandler):
     def log_message(self, *a): pass
 class S(http.server.ThreadingHTTPServer):
     address_family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
-s = S((sys.argv[1], 80), H); print("ready", flush=True); s.serve_forever()
+port = int(sys.argv[2]) if len(sys.argv) > 2 else 80
+s = S((sys.argv[1], port), H); print("ready", flush=True); s.serve_forever()
 """
 _INSIDE = """
 import sys
@@ -292,6 +297,7 @@ for base in ("http://169.254.169.254", "http://[fd00:ec2::254]"):
     print(base[7:12], "v1", ask(base + "/latest/meta-data/iam/security-credentials/"), flush=True)
 for address in ("169.254.170.2", "169.254.170.23"):
     print(address, ask(f"http://{address}/"), flush=True)
+print("nfs", ask("http://127.0.0.9:2049/"), flush=True)
 subprocess.run([sys.executable, "-I", "-c", SOURCE, "child"])
 """
 
@@ -334,6 +340,7 @@ def test_from_the_cages_user_no_credentials_are_to_be_had_by_any_address_and_pol
             subprocess.run([*inside, "ip", *command.split()], check=True)
         for address in addresses:
             start(python, "-I", "-c", _SERVER, address.partition("/")[0])
+        start(python, "-I", "-c", _SERVER, "127.0.0.9", "2049")
         ours = start(sys.executable, "-c", _INSIDE, _import_path(), str(account.pw_uid))
         said = trainer(str(account.pw_uid))
         assert "REAL SERVICE" not in said
@@ -348,7 +355,8 @@ def test_from_the_cages_user_no_credentials_are_to_be_had_by_any_address_and_pol
             ]
         assert "169.254.170.2 ConnectionRefusedError" in said and "169.254.170.23 ConnectionRefusedError" in said
         assert "grandchild 401" in said
-        assert trainer("0").count("REAL SERVICE") >= 4  # the agent itself still asks the real one
+        assert "nfs ConnectionRefusedError" in said
+        assert trainer("0").count("REAL SERVICE") >= 5  # the agent itself still asks the real ones
         assert ours.stdin is not None and ours.stdout is not None
         ours.stdin.write("\n")
         ours.stdin.flush()
