@@ -62,6 +62,7 @@ class RunSeen:
     results_bytes: int = 0
     store_files: int = 0
     store_bytes: int = 0
+    of_sweep: bool = False
 
     @property
     def results_stored(self) -> bool:
@@ -138,7 +139,8 @@ def _verdict(
 
 def _why_kept(seen: RunSeen) -> str:
     if seen.phase != Phase.DONE.value:
-        return f"the run can go on ({seen.phase or 'requested'}): `fleetctl request --resume`; --unfinished gives it up"
+        how = "sweep run LIST --retry-failed" if seen.of_sweep else "request --resume"
+        return f"the run can go on ({seen.phase or 'requested'}): `fleetctl {how}`; --unfinished gives it up"
     if not seen.results:
         return "no result is in the store: this is the only copy; `fleetctl volume rm` deletes it"
     return "not all results are in the store: this is the only copy; `fleetctl volume rm` deletes it"

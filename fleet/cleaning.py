@@ -21,6 +21,7 @@ from spotheal.fleet.clean import CleanPlan, RunSeen, Thing, Verdict, decide
 from spotheal.fleet.session import Session
 
 _NAMED = 12  # jobs, in a message
+_RUN_LETTERS, _ENTRY_FIGURES = 26, 5  # a run of a sweep is named as the sweep, and its entry
 _ALIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
 Say = Callable[[str], None]
 
@@ -67,18 +68,24 @@ def check_known(session: Session, root: StoreUrl, job: str) -> None:
 
 
 def look(session: Session, root: StoreUrl, job: str, run: str, *, alive: Iterable[str] | None = None) -> RunSeen:
-    """How the run stands; `alive` names runs with instances, None asks AWS."""
+    """How the run stands; `alive` names runs with instances, None asks AWS. One of a sweep has the sweep's fleet."""
     if not JOB_NAME.fullmatch(job) or not run.isalnum():
         return RunSeen(job, run, known=False)
+    whole, entry = run[:_RUN_LETTERS], run[_RUN_LETTERS:]
+    of_sweep = len(entry) == _ENTRY_FIGURES and entry.isdigit()
     store = Store(session.client("s3"), root.below(job, run))
+    if of_sweep:
+        store = Store(session.client("s3"), root.below(job, whole, LAYOUT.entry(int(entry))))
+    fleets = Store(session.client("s3"), root.below(job, whole)) if of_sweep else store
     try:
-        status, document = store.read_status(), store.get_json(LAYOUT.fleet_document)
+        status, document = store.read_status(), fleets.get_json(LAYOUT.fleet_document)
     except NotFound:
         return RunSeen(job, run, known=False)
     if status is None and document is None:
         return RunSeen(job, run, known=False)
     sizes = store.sizes()
-    results = [size for key, size in sizes if key.startswith(LAYOUT.results) and _is_result(key)]
+    stored = fleets.sizes(f"{LAYOUT.results}{int(entry)}/") if of_sweep else sizes
+    results = [size for key, size in stored if key.startswith(LAYOUT.results) and _is_result(key)]
     for key in (key for key, _ in sizes if key.rpartition("/")[2] == LAYOUT.results_listing and not
                 key.startswith(LAYOUT.results)):  # fmt: skip
         listed = (store.get_json(key) or {}).get("files") or []  # they lie elsewhere, EFS for instance
@@ -86,7 +93,9 @@ def look(session: Session, root: StoreUrl, job: str, run: str, *, alive: Iterabl
     said = {key: str((status or {}).get(key) or "") for key in ("phase", "reason")}
     return RunSeen(
         job, run, known=True, phase=said["phase"], reason=said["reason"],
-        at_work=_at_work(session, job, run, document or {}, _alive(session, job) if alive is None else alive),
+        at_work=_at_work(session, job, whole if of_sweep else run, document or {},
+                         _alive(session, job) if alive is None else alive),
+        of_sweep=of_sweep,
         results=len(results), results_bytes=sum(results), store_files=len(sizes), store_bytes=sum(s for _, s in sizes),
     )  # fmt: skip
 

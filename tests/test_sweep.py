@@ -279,3 +279,29 @@ def test_a_list_in_s3_is_read_and_a_single_entry_is_a_sweep_too(desk: Desk) -> N
     done = desk.good("sweep", "run", "s3://lists/a=1/b c.yml", "--yes", "--parallel", "5")
     assert desk.live_fleets()[0].target == 1
     assert (desk.store(done["run"]).get_json(LAYOUT.sweep) or {})["source"] == "s3://lists/a=1/b c.yml"
+
+
+def test_clean_keeps_what_a_failed_run_left_until_it_is_given_up(desk: Desk) -> None:
+    run = sweep(desk)["run"]
+    over(desk, run, 0, Phase.DONE)
+    over(desk, run, 1, Phase.FAILED)
+    ec2 = desk.account
+    for index in (0, 1):
+        tags = {"spotheal:job": "cifar", "spotheal:run": f"{run}{index:05d}", "spotheal:state": "current"}
+        listed = [{"Key": key, "Value": value} for key, value in tags.items()]
+        ec2.create_volume(AvailabilityZone="us-west-2a", Size=10, VolumeType="gp3",
+                          TagSpecifications=[{"ResourceType": "volume", "Tags": listed}])  # fmt: skip
+    desk.store(run).put_bytes(f"{LAYOUT.results}0/model/model.safetensors", b"weights")
+    desk.pass_time(60)
+    kept = desk.run("clean", "cifar", "--yes").output
+    assert len(desk.volumes()) == 2 and "an instance of its run is there" in kept
+    desk.end(run, Phase.FAILED)
+    desk.pass_time(3600)
+    told = desk.run("clean", "cifar", "--yes")
+    assert told.exit_code == ExitCode.OK, told.output
+    desk.pass_time(60)
+    assert [volume.tags["spotheal:run"] for volume in desk.volumes()] == [f"{run}00001"], told.output
+    assert "`fleetctl sweep run LIST --retry-failed`; --unfinished gives it up" in told.output
+    desk.good("clean", "cifar", "--yes", "--unfinished")
+    desk.pass_time(60)
+    assert desk.volumes() == []
