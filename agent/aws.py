@@ -28,6 +28,9 @@ _RETRYABLE = {
     "InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable", "RequestTimeout", "RequestExpired",
     "500", "502", "503", "504", "ConditionalRequestConflict", "OperationAborted", "IncorrectState",
     "SnapshotCreationPerVolumeRateExceeded", "ConcurrentSnapshotLimitExceeded", "RequestTimeTooSkewed",
+    "PendingSnapshotLimitExceeded", "IncorrectInstanceState", "InsufficientVolumeCapacity",
+    "ThrottledException", "RequestThrottled", "RequestThrottledException", "EC2ThrottledException",
+    "PriorRequestNotComplete", "BandwidthLimitExceeded",
     "DependencyTimeout", "IncorrectFileSystemLifeCycleState", "IncorrectMountTargetState",
 }  # fmt: skip
 _PERMISSION = {

@@ -131,15 +131,15 @@ def _let_go_late(
 ) -> None:
     """Go on unmounting while there is time for a handover. A snapshot taken before all is on the device (the kernel may
     be writing gigabytes out, for a trainer that synced nothing) lacks what was saved last, and as a handover it would
-    be believed: it is a base, which makes the next one small. Without a handover the successor takes a snapshot of the
-    volume itself, once this machine is gone."""
-    _try(result, steps, "take a base snapshot", steps.create_base)
+    be believed. At last it is taken as a base, which only makes the next one small (not before: EC2 takes one snapshot
+    of a volume in 15 s): without a handover the successor takes its own, once this machine is gone."""
     until = result.interruption.ends_at - SNAPSHOT_BEFORE_END_SECONDS - 1.0
     while not result.unmounted and clock.monotonic() < until and not watcher.withdrawn.is_set():
         patience = min(until, clock.monotonic() + BUSY_SECONDS)
         result.unmounted = _unmount(result, mountpoint, host, steps, clock, patience)
-    if not result.unmounted:
+    if not result.unmounted and not watcher.withdrawn.is_set():
         _record(result, steps, "take a handover", Retryable("the volume is neither unmounted nor frozen"))
+        _try(result, steps, "take a base snapshot", steps.create_base)
 
 
 def _unmount(

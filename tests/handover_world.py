@@ -97,6 +97,7 @@ class Machine:
 
     def withdraw(self) -> None:
         assert self.watcher is not None
+        self.note("withdrawn")
         self.watcher.withdrawn.set()
 
     def shut_down(self) -> None:

@@ -143,3 +143,14 @@ def test_a_refusal_inside_a_successful_cancel_is_tried_again():
     client.code = "fleetRequestIdDoesNotExist"
     with pytest.raises(Fatal):
         Ec2(client).cancel_fleet("sfr-1")
+
+
+@pytest.mark.parametrize(
+    "code", ["PendingSnapshotLimitExceeded", "EC2ThrottledException", "InsufficientVolumeCapacity", "RequestThrottled"]
+)
+def test_what_passes_by_itself_is_no_end_of_a_run(code, rules, ec2):
+    """A code that is not known as passing is Fatal, and in healing that cancels the fleet."""
+    made = ec2.create_volume(spec())
+    rules.faults.plan("CreateSnapshot", code, status=400)
+    with pytest.raises(Retryable):
+        ec2.create_snapshot(made.id, TAGS)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from spotheal.agent.ec2 import Attachment, Instance, Snapshot, Volume
+from spotheal.agent.errors import Fatal
 from spotheal.agent.volume.retention import Surplus, clean_up, surplus
 
 T0 = datetime(2026, 11, 21, 8, 0, tzinfo=timezone.utc)
@@ -112,3 +113,28 @@ def test_what_this_life_has_superseded_goes_though_no_describe_shows_it_so():
     assert Surplus(("vol-01", "vol-02"), ("snap-06",)) == clean_up(ctx, HELD, acknowledged_step=1)
     assert ["vol-01", "vol-02", "snap-06"] == deleted
     assert Surplus((), ("snap-06",)) == clean_up(ctx, HELD, acknowledged_step=1)
+
+
+def test_one_snapshot_that_cannot_go_keeps_no_other_from_going():
+    """An operator has made an AMI of it, or has locked it: EC2 says so each time."""
+    deleted = []
+
+    def delete(snapshot):
+        if snapshot == "snap-01":
+            raise Fatal("could not delete snap-01: it is in use by ami-1", code="InvalidSnapshot.InUse")
+        deleted.append(snapshot)
+
+    claim = SimpleNamespace(number=9, instance="i-me")
+    ctx = SimpleNamespace(
+        ec2=SimpleNamespace(
+            volumes_of_run=lambda run: (volume("vol-09", "current", 9, attached=True),),
+            snapshots_of_run=lambda run: tuple(map(snapshot, range(1, 5))),
+            delete_snapshot=delete,
+        ),
+        store=SimpleNamespace(highest_term=lambda: claim),
+        desired=SimpleNamespace(run="r1", instance="i-me"),
+        memory=SimpleNamespace(states={}, deleted=set(), snapshot=None),
+        log=SimpleNamespace(warning=lambda text, **fields: None),
+    )
+    assert Surplus((), ("snap-02",)) == clean_up(ctx, HELD, acknowledged_step=1)
+    assert ["snap-02"] == deleted

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spotheal.agent.ec2 import Snapshot, Volume
-from spotheal.agent.errors import Conflict, Retryable
+from spotheal.agent.errors import SpothealError
 from spotheal.agent.names import SNAPSHOTS_KEPT, TAG_PURPOSE, Purpose, VolumeState
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.release import Writer
@@ -93,13 +93,13 @@ def clean_up(ctx: Context, held: Writer, *, acknowledged_step: int | None) -> Su
             ctx.ec2.delete_volume(volume)
             ctx.memory.deleted.add(volume)
             volumes.append(volume)
-        except (Conflict, Retryable) as error:
+        except SpothealError as error:  # one that is locked, or an AMI's, keeps no other from going
             ctx.log.warning("a superseded volume is not deleted yet", volume=volume, error=error.message)
     for snapshot in found.snapshots:
         try:
             ctx.ec2.delete_snapshot(snapshot)
             snapshots.append(snapshot)
-        except (Conflict, Retryable) as error:
+        except SpothealError as error:
             ctx.log.warning("a surplus snapshot is not deleted yet", snapshot=snapshot, error=error.message)
     _free_stranded(ctx, held, seen)
     return Surplus(tuple(volumes), tuple(snapshots))
