@@ -38,7 +38,7 @@ SCHEMA_VERSION = 1
 LEAST, MOST = 2, 3
 SAVE_STEPS = 10
 COMMAND = (
-    "python", "-m", "spotheal.training", "--dataset", "digits", "--epochs", "24", "--save-every", str(SAVE_STEPS),
+    "python", "-m", "spotheal.training", "--dataset", "digits", "--epochs", "20", "--save-every", str(SAVE_STEPS),
     "--batch-size", "32", "--threads", "1", "--step-seconds", "0.12", "--device", "cpu", "--scale-lr", "linear",
 )  # fmt: skip
 _LOOK_SECONDS, _STORE_SECONDS = 0.2, 1.0
