@@ -579,7 +579,7 @@ def memory_of(region: LifeRegion) -> type[RunMemory]:
         def read(cls, folders: object, run: str, requested_at: str = "") -> RunMemory:
             return disk().memory or cls(run, requested_at=requested_at)
 
-        def write(self, folders: object) -> None:
+        def write(self, folders: object, *, durable: bool = True) -> None:
             disk().memory = self
 
     return DiskMemory
