@@ -164,7 +164,7 @@ class Life:
             revision=config.revision,
         )
         after = seconds(config.job.fleet.on_demand_after)
-        self._rescue = Rescue(world.scheduler, config.run, after, self._clock, self._log)
+        self._rescue = Rescue(world.scheduler, config.job.job.name, config.run, after, self._clock, self._log)
         self._stop = threading.Event()  # this machine goes away: every wait ends
         self._mount_point = world.paths.mount_point(config.job.volume.mount)
         self._folders = self._lay_out()

@@ -61,9 +61,11 @@ def volume_token(run: str, term: int, zone: str, snapshot: str, attempt: int) ->
     return hashlib.sha256("\0".join((run, str(term), zone, snapshot, str(attempt))).encode()).hexdigest()[:60]
 
 
-def rescue_schedule(run: str) -> str:
-    """EventBridge Scheduler's schedule of the run's on-demand rescue."""
-    return f"spotheal-{run}"
+def rescue_schedule(job: str, run: str) -> str:
+    """EventBridge Scheduler's schedule of the run's on-demand rescue. The job is in it, so that a policy can say whose
+    it is, as 12 hex digits: 64 characters are all there is. "" for any job's, as IAM writes it."""
+    mark = hashlib.sha256(job.encode()).hexdigest()[:12] if job else "*"
+    return f"spotheal-{mark}-{run}"
 
 
 def schedule_expression(at: datetime) -> str:

@@ -24,9 +24,9 @@ _ANSWER_ONLY = ("Arn", "CreationDate", "LastModificationDate", "ResponseMetadata
 class Rescue:
     """The schedule of one run. Without it (no such key, or it has fired) every call does nothing."""
 
-    def __init__(self, scheduler: Any, run: str, after_seconds: float, clock: Clock, log: Any) -> None:
+    def __init__(self, scheduler: Any, job: str, run: str, after_seconds: float, clock: Clock, log: Any) -> None:
         """`scheduler`: a boto3 client, or None where the run has no rescue."""
-        self._scheduler, self._name, self._after = scheduler, rescue_schedule(run), after_seconds
+        self._scheduler, self._name, self._after = scheduler, rescue_schedule(job, run), after_seconds
         self._clock, self._log = clock, log
         self._schedule: dict[str, Any] | None = None
         self._gone = scheduler is None

@@ -39,7 +39,11 @@ def faults(job: JobConfig, has_templates: bool) -> list[str]:
 
 
 def ensure_role(iam: Any, scope: policies.Scope) -> None:
-    """The role that Scheduler calls EC2 with; made, or brought up to date."""
+    """The role that Scheduler calls EC2 with for `scope.job`; made, or brought up to date. Whose role is as it should
+    be may be somebody who makes none."""
+    document = policies.rescue_role(scope)
+    if _policy_of(iam, scope.rescue_role) == document:
+        return
     trust = policies.trust("scheduler.amazonaws.com")
     try:
         with translated(f"create role {scope.rescue_role}"):
@@ -50,15 +54,24 @@ def ensure_role(iam: Any, scope: policies.Scope) -> None:
             raise
     with translated(f"write the policy of role {scope.rescue_role}"):
         iam.put_role_policy(
-            RoleName=scope.rescue_role, PolicyName="rescue", PolicyDocument=json.dumps(policies.rescue_role(scope))
+            RoleName=scope.rescue_role, PolicyName="rescue", PolicyDocument=json.dumps(document)
         )
+
+
+def _policy_of(iam: Any, role: str) -> Any:
+    """None where it cannot be read, or there is none."""
+    try:
+        with translated(f"read the policy of role {role}"):
+            return iam.get_role_policy(RoleName=role, PolicyName="rescue")["PolicyDocument"]
+    except SpothealError:
+        return None
 
 
 def schedule(job: JobConfig, run: str, fleet: str, scope: policies.Scope, clock: Clock) -> dict[str, Any]:
     """CreateSchedule's arguments. Scheduler deletes it after its time, so that none is left behind."""
     at = clock.now() + timedelta(seconds=seconds(job.fleet.on_demand_after))
     return {
-        "Name": rescue_schedule(run),
+        "Name": rescue_schedule(job.job.name, run),
         "Description": f"on-demand rescue of spotheal job {job.job.name}, run {run} ({TAG_JOB}, {TAG_RUN})",
         "ScheduleExpression": schedule_expression(at),
         "FlexibleTimeWindow": {"Mode": "OFF"},

@@ -30,6 +30,7 @@ from spotheal.fleet.account.prerequisites import CreateSecurityGroup, ImportKey,
 from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole, CreateTrainerRole
 from spotheal.fleet.gather import Ready, bucket_exists
 from spotheal.fleet.session import Session
+from spotheal.iam.policies import Scope
 
 Say = Callable[[str], None]
 _TEMPLATE_TRIES = 4
@@ -77,12 +78,16 @@ def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[st
             case plan.WriteSweep(entries, source):
                 store.put_json(LAYOUT.sweep, {"schema_version": 1, "source": source, "entries": list(entries)})
             case plan.ArmRescue():
-                rescue.ensure_role(session.client("iam"), roles.scope(session, ready.plan.store))
+                rescue.ensure_role(session.client("iam"), _rescue_scope(session, ready))
             case plan.SendFleet(arguments):
                 _await_roles(usable_at - clock.monotonic(), clock, say)
                 volume = done.get("volume_id", "")  # none of a sweep
                 done["fleet_id"] = _send(session, store, ready, filled(arguments, made), volume, clock)
     return done
+
+
+def _rescue_scope(session: Session, ready: Ready) -> Scope:
+    return replace(roles.scope(session, ready.plan.store), job=ready.instance.job.job.name)
 
 
 def _await_roles(seconds: float, clock: Clock, say: Say) -> None:
@@ -243,7 +248,7 @@ def _send(session: Session, store: Store, ready: Ready, arguments: dict[str, Any
         raise
     job = ready.instance.job
     if seconds(job.fleet.on_demand_after):  # before the fleet is recorded: interrupted here, the same request arms it
-        wanted = rescue.schedule(job, ready.plan.run, fleet, roles.scope(session, ready.plan.store), clock)
+        wanted = rescue.schedule(job, ready.plan.run, fleet, _rescue_scope(session, ready), clock)
         rescue.arm(session.client("scheduler"), wanted, clock)
     _write_fleet(store, ready, fleet=fleet, request=arguments, volume=volume)
     return fleet

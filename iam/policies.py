@@ -30,6 +30,7 @@ from spotheal.agent.secret_reference import SecretReference
 from spotheal.iam.calls import CALLS, NOT_CALLS, On, Who
 
 Document = dict[str, Any]
+RESCUE_ROLE = "spotheal-rescue-"  # and the job's name
 JOB_ROLE = "spotheal-job-"  # and the job's name: role and instance profile of one job alone
 LAUNCHING_SERVICES = ("ec2fleet.amazonaws.com", "spot.amazonaws.com", "spotfleet.amazonaws.com")
 # The keys an instance may change on what is the run's already; never run and job, which say whose a thing is.
@@ -48,7 +49,6 @@ class Scope:
     run: str = ""
     instance_role: str = "spotheal-instance"
     fleet_role: str = "aws-ec2-spot-fleet-tagging-role"  # as the EC2 console names AWS's own
-    rescue_role: str = "spotheal-rescue"
     topic: str = ""  # ARN of the SNS topic of [notify]; default: those of the account whose name begins with spotheal
     job: str = ""  # whose runs and secrets; empty: any job's
     secrets: tuple[str, ...] = ()  # references of job.toml that lie elsewhere
@@ -86,9 +86,15 @@ class Scope:
         return self.topic or f"arn:{self.partition}:sns:{self.region}:{self.account}:spotheal*"
 
     @property
+    def rescue_role(self) -> str:
+        """What Scheduler calls EC2 with. One a job: who may write the schedule passes the role, and may have it ask
+        whatever the role may."""
+        return f"{RESCUE_ROLE}{self.job or '*'}"
+
+    @property
     def schedule(self) -> str:
         """The schedule of the run's on-demand rescue."""
-        name = rescue_schedule(self.run or "*")
+        name = rescue_schedule(self.job, self.run or "*")
         return f"arn:{self.partition}:scheduler:{self.region}:{self.account}:schedule/default/{name}"
 
     @property

@@ -107,11 +107,11 @@ def test_what_nobody_needs_on_an_instance_is_not_allowed(action: str) -> None:
 
 
 def test_the_schedule_is_the_runs_own_and_only_its_role_is_passed() -> None:
-    schedule = "arn:aws:scheduler:us-west-2:123456789012:schedule/default/spotheal-"
+    schedule = "arn:aws:scheduler:us-west-2:123456789012:schedule/default/spotheal-0123456789ab-"
     assert allows("scheduler:UpdateSchedule", schedule + RUN)
     assert not allows("scheduler:UpdateSchedule", schedule + "01OTHER")
     passed = {"iam:PassedToService": ["scheduler.amazonaws.com"]}
-    assert allows("iam:PassRole", "arn:aws:iam::123456789012:role/spotheal-rescue", **passed)
+    assert allows("iam:PassRole", "arn:aws:iam::123456789012:role/spotheal-rescue-job", **passed)
     assert not allows("iam:PassRole", "arn:aws:iam::123456789012:role/admin", **passed)
-    assert not allows("iam:PassRole", "arn:aws:iam::123456789012:role/spotheal-rescue",
+    assert not allows("iam:PassRole", "arn:aws:iam::123456789012:role/spotheal-rescue-job",
                       **{"iam:PassedToService": ["ec2.amazonaws.com"]})  # fmt: skip

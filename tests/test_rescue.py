@@ -22,11 +22,12 @@ from spotheal.fleet.rehearsal.client import InMemoryEc2, client_error
 from spotheal.fleet.rehearsal.rulebook import Rulebook
 from spotheal.fleet.rehearsal.schedules import InMemoryScheduler, Schedules
 from spotheal.iam import policies
+from spotheal.iam.evaluation import Question, is_allowed
 
 __all__ = ["desk", "moto_clients", "wheels"]
 RUN = "01J" + "0" * 23
-HOUR = 3600.0
-SCOPE = policies.Scope("123456789012", "us-west-2", StoreUrl("bucket", ""))
+JOB, HOUR = "cifar", 3600.0
+SCOPE = policies.Scope("123456789012", "us-west-2", StoreUrl("bucket", ""), job=JOB)
 LOG = structlog.get_logger()
 SPECIFICATION = {"ImageId": "ami-1", "InstanceType": "g5.xlarge", "Placement": {"AvailabilityZone": "us-west-2a"}}
 
@@ -65,7 +66,7 @@ class Account:
         rescue.arm(self.scheduler, rescue.schedule(job(), RUN, self.fleet, SCOPE, self.clock), self.clock)
 
     def agent(self) -> Rescue:
-        return Rescue(self.scheduler, RUN, HOUR, self.clock, LOG)
+        return Rescue(self.scheduler, JOB, RUN, HOUR, self.clock, LOG)
 
     def pass_time(self, seconds: float) -> None:
         self.clock.seconds += seconds
@@ -85,7 +86,7 @@ def test_an_hour_without_spot_capacity_brings_an_on_demand_instance(engine: str)
     account.pass_time(0.2 * HOUR)
     account.pass_time(600)
     assert account.running() == [False]
-    assert [(name, code) for name, _, _, code in account.schedules.fired] == [(rescue_schedule(RUN), "")]
+    assert [(name, code) for name, _, _, code in account.schedules.fired] == [(rescue_schedule(JOB, RUN), "")]
 
 
 def test_while_an_instance_lives_the_rescue_never_comes() -> None:
@@ -116,7 +117,7 @@ def test_the_hour_begins_when_the_last_instance_was_heard() -> None:
 
 def test_a_rescue_that_has_fired_or_was_removed_stops_nothing() -> None:
     account = Account()
-    account.scheduler.delete_schedule(Name=rescue_schedule(RUN))
+    account.scheduler.delete_schedule(Name=rescue_schedule(JOB, RUN))
     agent = account.agent()
     agent.put_off()
     agent.drop()
@@ -164,14 +165,14 @@ def test_the_same_run_under_another_fleet_takes_its_schedule_along() -> None:
     account = Account()
     account.fleet = "fleet-00000000-0000-0000-0000-000000000000"
     account.arm()
-    found = account.schedules.get(rescue_schedule(RUN))
+    found = account.schedules.get(rescue_schedule(JOB, RUN))
     assert json.loads(found["Target"]["Input"])["FleetId"] == account.fleet
     assert found["Target"]["Arn"].endswith("ec2:modifyFleet")
 
 
 def test_a_role_too_young_for_scheduler_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     account = Account()
-    account.scheduler.delete_schedule(Name=rescue_schedule(RUN))
+    account.scheduler.delete_schedule(Name=rescue_schedule(JOB, RUN))
     refusals = [1, 1]
 
     class Young:
@@ -184,7 +185,7 @@ def test_a_role_too_young_for_scheduler_is_waited_for(monkeypatch: pytest.Monkey
 
     wanted = rescue.schedule(job(), RUN, account.fleet, SCOPE, account.clock)
     rescue.arm(Young(), wanted, account.clock)
-    assert account.schedules.get(rescue_schedule(RUN))["ScheduleExpression"] == wanted["ScheduleExpression"]
+    assert account.schedules.get(rescue_schedule(JOB, RUN))["ScheduleExpression"] == wanted["ScheduleExpression"]
 
 
 def test_it_needs_a_limit_in_dollars_and_a_fleet_that_can_launch_on_demand() -> None:
@@ -204,16 +205,16 @@ def test_the_schedule_is_made_changed_and_removed_over_http_as_in_memory(monkeyp
         client = boto3.client("scheduler", region_name="us-west-2", endpoint_url=endpoint.url, **keys)
         rescue.arm(client, rescue.schedule(job(), RUN, "sfr-1", SCOPE, clock), clock)
         rescue.arm(client, rescue.schedule(job(), RUN, "sfr-2", SCOPE, clock), clock)
-        agent = Rescue(client, RUN, HOUR, clock, LOG)
+        agent = Rescue(client, JOB, RUN, HOUR, clock, LOG)
         clock.seconds += HOUR / 2
         agent.put_off()
-        found = client.get_schedule(Name=rescue_schedule(RUN))
+        found = client.get_schedule(Name=rescue_schedule(JOB, RUN))
         assert "sfr-2" in found["Target"]["Input"]
         assert found["ActionAfterCompletion"] == "DELETE", "an update that leaves a value out would reset it"
         assert found["ScheduleExpression"] != schedule_expression(clock.now())
         agent.drop()
         with pytest.raises(client.exceptions.ResourceNotFoundException):
-            client.get_schedule(Name=rescue_schedule(RUN))
+            client.get_schedule(Name=rescue_schedule(JOB, RUN))
 
 
 def test_an_instance_puts_the_rescue_off_and_the_end_of_the_run_removes_it(tmp_path: Path) -> None:
@@ -231,7 +232,7 @@ def test_an_instance_puts_the_rescue_off_and_the_end_of_the_run_removes_it(tmp_p
     assert updates, "the instance has said that it lives"
     assert updates[0] < early["ScheduleExpression"]
     with pytest.raises(Exception, match="does not exist"):
-        client.get_schedule(Name=rescue_schedule(world.config.run))
+        client.get_schedule(Name=rescue_schedule(world.config.job.job.name, world.config.run))
 
 
 def want_rescue(desk: Desk, dollars: str = "[limits]\ndollars = 9\n") -> None:
@@ -244,12 +245,37 @@ def test_a_request_arms_it_for_its_fleet_and_the_plan_says_so(desk: Desk) -> Non
     said = desk.run("request", "--dry-run")
     assert "after 2h without spot capacity: one on-demand instance, within the job's $9" in said.stderr
     done = desk.request()
-    found = desk.account.schedules.get(rescue_schedule(done["run"]))
+    found = desk.account.schedules.get(rescue_schedule(JOB, done["run"]))
     assert json.loads(found["Target"]["Input"])["SpotFleetRequestId"] == done["fleet_id"]
-    assert found["Target"]["RoleArn"] == "arn:aws:iam::123456789012:role/spotheal-rescue"
-    role = desk.account.client("iam", "").get_role_policy(RoleName="spotheal-rescue", PolicyName="rescue")
+    assert found["Target"]["RoleArn"] == "arn:aws:iam::123456789012:role/spotheal-rescue-cifar"
+    role = desk.account.client("iam", "").get_role_policy(RoleName="spotheal-rescue-cifar", PolicyName="rescue")
     actions = {action for one in role["PolicyDocument"]["Statement"] for action in one["Action"]}
     assert actions == {"ec2:ModifySpotFleetRequest", "ec2:ModifyFleet"}
+
+
+def test_a_jobs_instance_reaches_no_schedule_of_another_and_passes_no_role_that_may_change_its_fleet() -> None:
+    documents = [policies.instance_with_rescue(SCOPE)]
+    ours, theirs = (rescue_schedule(name, RUN) for name in (JOB, "other"))
+    at = "arn:aws:scheduler:us-west-2:123456789012:schedule/default/"
+    passed = {"iam:PassedToService": ("scheduler.amazonaws.com",)}
+    role = "arn:aws:iam::123456789012:role/spotheal-rescue-"
+    for schedule, job, answer in ((ours, JOB, True), (theirs, "other", False)):
+        assert len(schedule) <= 64
+        for action in ("Get", "Update", "Delete"):
+            assert is_allowed(documents, Question(f"scheduler:{action}Schedule", at + schedule)) is answer
+        assert is_allowed(documents, Question("iam:PassRole", role + job, passed)) is answer
+        tags = {"aws:ResourceTag/spotheal:job": (job,), "aws:ResourceTag/spotheal:run": (RUN,)}
+        fleet = "arn:aws:ec2:us-west-2:123456789012:fleet/fleet-1"
+        assert is_allowed([policies.rescue_role(SCOPE)], Question("ec2:ModifyFleet", fleet, tags)) is answer
+
+
+def test_who_makes_no_roles_may_still_arm_a_rescue_whose_role_is_there() -> None:
+    class Iam:
+        def get_role_policy(self, **asked: str) -> dict[str, Any]:
+            assert asked["RoleName"] == "spotheal-rescue-cifar"
+            return {"PolicyDocument": policies.rescue_role(SCOPE)}
+
+    rescue.ensure_role(Iam(), SCOPE)  # any other call of it is a fault
 
 
 def test_a_request_that_dies_anywhere_leaves_a_fleet_that_is_armed_when_it_goes_on(desk: Desk) -> None:
@@ -261,7 +287,7 @@ def test_a_request_that_dies_anywhere_leaves_a_fleet_that_is_armed_when_it_goes_
             break
     (fleet,) = desk.live_fleets()
     run = fleet.tags["spotheal:run"]
-    assert fleet.id in desk.account.schedules.get(rescue_schedule(run))["Target"]["Input"]
+    assert fleet.id in desk.account.schedules.get(rescue_schedule(JOB, run))["Target"]["Input"]
 
 
 def test_without_a_limit_in_dollars_it_is_refused(desk: Desk) -> None:
