@@ -16,6 +16,7 @@ from spotheal.agent import aws, clock
 from spotheal.agent.clock import Stop
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.store import Store
+from spotheal.fleet import prices
 from spotheal.fleet.account import types
 from spotheal.fleet.rehearsal import account as rehearsal_account
 from spotheal.fleet.rehearsal.batch import Batch, InMemoryBatch, image_fault_of
@@ -141,6 +142,7 @@ def batch_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchDes
     # moto makes 800 types into XML at each call, which takes it seconds.
     monkeypatch.setattr(types, "describe", lambda session, families, need: [
         one for one in types.KNOWN if types.suits(one, need)])  # fmt: skip
+    monkeypatch.setattr(prices, "on_demand_prices", lambda session, types: {})  # moto's list takes it a second
     passing = Passing(desk, batch)
     monkeypatch.setattr(clock, "SystemClock", lambda: passing)
     made = BatchDesk(desk, batch, passing, script)

@@ -337,8 +337,10 @@ class _Array:
         job = self._described[f"{self._array}:{index}"]
         store = Store(self._store.client, self._store.url.below(LAYOUT.entry(index)))
         events = read_events((store.get_bytes(LAYOUT.ledger) or b"").decode(errors="replace"))
-        resumed = [int(one["resumed_step"]) for one in events
-                   if one["event"] == "trainer-started" and isinstance(one.get("resumed_step"), int)]  # fmt: skip
+        started = [one.get("resumed_step") for one in events if one["event"] == "trainer-started"]
+        # On a machine so busy that a trainer's first progress takes half a minute, its start is told without a step.
+        copies = [0, *(int(one.get("saved_step") or 0) for one in events if one["event"] == "read-back")]
+        resumed = copies if None in started else [int(one) for one in started if one is not None]
         lost, furthest = 0, self._furthest(store)
         for step, last in zip(resumed[1:], furthest, strict=False):
             lost += max(0, last - step)
