@@ -32,7 +32,7 @@ def told(*_):
     global leave
     leave = True
 
-leave = False
+leave, limit = False, time.monotonic() + 180  # the tests that began it may have been killed
 signal.signal(signal.SIGTERM, told)
 folder, me = os.environ["TEST_FOLDER"], os.environ["TEST_MACHINE"]
 world = {name: int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "GROUP_RANK")}
@@ -45,7 +45,7 @@ while not os.path.exists(os.path.join(folder, "over")):
         world["WORLD_SIZE"] > 1 and os.path.exists(os.path.join(folder, "leave"))
     ):
         sys.exit(75)
-    if os.path.exists(os.path.join(folder, "fail")):
+    if os.path.exists(os.path.join(folder, "fail")) or time.monotonic() > limit:
         sys.exit(3)
     time.sleep(0.02)
 """
