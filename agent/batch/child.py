@@ -257,9 +257,9 @@ class Child:
 
     def _train(self) -> End | None:
         """The end of the run, or None: the host goes first."""
-        found = self._copies.read_back() if self._copies is not None else None
-        if found is not None:
-            self._ledger.note("read-back", copy=found.key, saved_step=found.saved_step)
+        copy = self._copies.read_back() if self._copies is not None else None
+        if copy is not None:
+            self._ledger.note("read-back", copy=copy.key, saved_step=copy.saved_step)
         self._go_on()
         self._confinement.enter()
         self._confinement.fetch_code(self._list)
