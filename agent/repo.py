@@ -24,6 +24,7 @@ from spotheal.agent.trainer_environment import base_environment
 COMMAND_SECONDS_MAX = 1800.0
 NETWORK_SECONDS_MAX = 1800.0  # how long a network that is down is waited for
 _UNKNOWN_TRIES = 3
+_MARKER_BYTES_MAX = 1 << 16
 _MARKER = "spotheal-checkout.json"  # in .git: this clone is complete, and of which boot
 _OPTIONS = (
     # No code of the repository or of the machine's templates runs, no remote helper, no background process.
@@ -297,7 +298,10 @@ class _Git:
 # ------------------------------------------------------------------------------------------------------------ the clone
 def _is_complete(target: Path, wanted: dict[str, Any]) -> bool:
     try:
-        return bool(json.loads((target / ".git" / _MARKER).read_text()) == wanted)
+        # The trainer's by now: a pipe in its place is not waited for.
+        marker = os.open(target / ".git" / _MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(marker, "rb") as file:
+            return bool(json.loads(file.read(_MARKER_BYTES_MAX)) == wanted)
     except (OSError, ValueError):
         return False
 

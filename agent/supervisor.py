@@ -337,11 +337,11 @@ class Supervisor:
         try:
             target = set_aside(self._folders.checkpoints, found, self._clock.now())
         except OSError as error:
-            self.log.warning("the newest checkpoint could not be set aside", file=found.path, error=str(error))
+            self.log.warning("the newest checkpoint could not be set aside", file=found.shown, error=str(error))
             return
-        self._aside = f"{found.path} was set aside as {target.name}"
+        self._aside = f"{found.shown} was set aside as {target.name}"
         self.log.warning("set the newest checkpoint aside", file=describe(found), now=str(target))
-        self.event("set-aside", file=found.path, now=str(target))
+        self.event("set-aside", file=found.shown, now=str(target))
 
     def warn_of_empty_checkpoints(self) -> None:
         """Name the files that grew in the clone while the checkpoint folder stayed empty: they die with the machine."""
@@ -350,7 +350,7 @@ class Supervisor:
         found = grown_elsewhere(self._folders.clone, self._began)
         if found:
             self._warned = True
-            files = [f"{seen.path} ({seen.size} bytes)" for seen in found]
+            files = [f"{seen.shown} ({seen.size} bytes)" for seen in found]
             self.log.warning(
                 "nothing is written to the checkpoint folder, but these files grew in the clone and will be lost with"
                 " the machine: write to ${SPOTHEAL_CHECKPOINT_DIR}, or list their folders under `keep` in job.toml",

@@ -33,6 +33,11 @@ class Seen:
     size: int
     changed: float  # seconds since 1970
 
+    @property
+    def shown(self) -> str:
+        """The path for people: a trainer may name a file as it likes, with line ends and commands for terminals."""
+        return "".join(c if c.isprintable() else "?" for c in self.path)
+
 
 def files_below(folder: Path) -> Iterator[Seen]:
     """All regular files below `folder`; links are not followed."""
@@ -64,7 +69,7 @@ def newest(folder: Path) -> Seen | None:
 
 def describe(seen: Seen) -> str:
     """`checkpoint-500/model.safetensors (0 bytes, written 2026-11-21T08:00:00Z)`."""
-    return f"{seen.path} ({seen.size} bytes, written {rfc3339(datetime.fromtimestamp(seen.changed, timezone.utc))})"
+    return f"{seen.shown} ({seen.size} bytes, written {rfc3339(datetime.fromtimestamp(seen.changed, timezone.utc))})"
 
 
 def grown_elsewhere(clone: Path, since: float, count: int = 5) -> list[Seen]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from spotheal.agent.folders import Folders, give
 from spotheal.agent.foreign_command import Surroundings
 from spotheal.agent.interpreter import probe
 from spotheal.agent.names import StoreUrl
+from spotheal.agent.repo import checkout
 from spotheal.agent.setup_commands import prepare
+from spotheal.agent.trainer_files import describe, newest
 
 LOG = structlog.get_logger()
 TRAINER = Account("trainer", 64998, 64998, (), "/")
@@ -87,3 +90,27 @@ def test_what_is_given_to_a_trainer_is_never_what_its_links_name(tmp_path: Path)
     give(own, TRAINER)
     assert {path.stat().st_uid for path in (outside, outside / "file")} == {0}
     assert {path.lstat().st_uid for path in (own, *own.rglob("*"))} == {TRAINER.uid}
+
+
+def test_a_files_name_forges_no_line_of_a_log_and_steers_no_terminal(tmp_path: Path) -> None:
+    (tmp_path / "step-1\n2026-11-21 08:00:00 error forged \x1b[31m").touch()
+    found = newest(tmp_path)
+    assert found is not None
+    assert describe(found).startswith("step-1?2026-11-21 08:00:00 error forged ?[31m (0 bytes")
+
+
+@pytest.mark.processes
+def test_a_pipe_in_the_place_of_the_clones_mark_is_not_waited_for(tmp_path: Path) -> None:
+    repository, target = tmp_path / "repository", tmp_path / "src"
+    git = ["git", "-C", str(repository), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", "init", "--quiet", str(repository)], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "first"], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    job = parse_job({"job": {"name": "j", "repository": str(repository), "command": ["true"]}})
+    config = InstanceConfig(job, "run", "us-west-2", StoreUrl("bucket", "j/run"), head)
+    for _ in range(2):
+        checkout(config, target, clock=SystemClock(), log=LOG)
+        mark = target / ".git/spotheal-checkout.json"
+        assert mark.is_file(), "made anew"
+        mark.unlink()
+        os.mkfifo(mark)
