@@ -30,6 +30,7 @@ class Limits:
     log: Any
     tell: Callable[[Message], None]
     _told: set[str] = field(default_factory=set)
+    _first: tuple[float, float] | None = None  # seconds since the request at the first look, and its moment
 
     @property
     def any(self) -> bool:
@@ -65,7 +66,7 @@ class Limits:
     def _look_at_hours(self) -> tuple[str, float]:
         if not self.hours or not self.requested_at:
             return "", LOOK_SECONDS_MAX
-        gone = max(0.0, (self.clock.now() - parse_rfc3339(self.requested_at)).total_seconds())
+        gone = self._seconds_gone()
         end, warn = self.hours * 3600, self.hours * 3600 * float(WARN_SHARE)
         if gone >= end:
             return f"limits.hours = {self.hours:g} is reached", 0.0
@@ -73,6 +74,15 @@ class Limits:
             self._tell_once("hours", f"{gone / 3600:.1f} of limits.hours = {self.hours:g} are over")
             return "", min(LOOK_SECONDS_MAX, end - gone)
         return "", min(LOOK_SECONDS_MAX, warn - gone)
+
+    def _seconds_gone(self) -> float:
+        """Since the request. A wall clock that jumps, or was wrong before the time server was asked, ends no run: what
+        it says now counts as far as the monotonic clock has gone since the first look."""
+        by_wall = (self.clock.now() - parse_rfc3339(self.requested_at)).total_seconds()
+        if self._first is None:
+            self._first = by_wall, self.clock.monotonic()
+        known, at = self._first
+        return max(0.0, min(by_wall, known + self.clock.monotonic() - at))
 
     def _tell_once(self, what: str, text: str) -> None:
         """Once an instance here, once a run by its mark in the store."""

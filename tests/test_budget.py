@@ -31,10 +31,10 @@ class Hours:
     """A clock that passes where somebody sleeps, and by hand."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = self.skew = 0.0
 
     def now(self) -> datetime:
-        return START + timedelta(seconds=self.seconds)
+        return START + timedelta(seconds=self.seconds + self.skew)
 
     def monotonic(self) -> float:
         return self.seconds
@@ -227,6 +227,18 @@ def test_hours_are_told_at_80_percent_and_end_the_run() -> None:
     assert ["8.0 of limits.hours = 10 are over. At 100 % it saves, ends and cancels its fleet"] == [
         message.text for message in one.told
     ]
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0, 7200.0), (7200.0, 0.0)], ids=["jumps ahead", "is put right"])
+def test_a_wall_clock_that_is_wrong_for_a_while_ends_no_run_before_its_hours(before: float, after: float) -> None:
+    clock = Hours()
+    one = Instance(clock, Kept(), "i-0a", Market((-9, "0.40")), hours=10)
+    clock.seconds, clock.skew = 7 * 3600.0, before
+    assert one.limits.look()[0] == ""
+    clock.seconds, clock.skew = 9 * 3600.0, after
+    assert one.limits.look()[0] == ""
+    clock.seconds = 10 * 3600.0
+    assert "limits.hours = 10 is reached" == one.limits.look()[0]
 
 
 def test_without_limits_nothing_is_watched() -> None:

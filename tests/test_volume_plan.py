@@ -88,10 +88,10 @@ def test_a_holder_that_no_describe_shows_is_waited_for_until_it_is_long_gone():
     assert ClaimTerm(4, f"{OTHER} is absent") == gone
 
 
-def test_a_silent_holder_is_fenced_only_when_it_was_seen_silent_a_minute_ago_too():
+def test_a_silent_holder_is_fenced_only_when_it_was_seen_silent_three_heartbeats_ago_too():
     base = Observed(claim=claim(3, OTHER), known=instance("running"), volumes=(volume(term=3, held=OTHER),))
-    assert isinstance(decide(WANT, replace(base, silent={OTHER: 59.0})), Wait)
-    fenced = decide(WANT, replace(base, silent={OTHER: 60.0}))
+    assert isinstance(decide(WANT, replace(base, silent={OTHER: 179.0})), Wait)
+    fenced = decide(WANT, replace(base, silent={OTHER: 180.0}))
     assert isinstance(fenced, FenceHolder) and fenced.instance == OTHER
 
 

@@ -13,6 +13,8 @@ from spotheal.agent.ec2 import Ec2
 from spotheal.agent.errors import Conflict, Retryable
 from spotheal.agent.names import LAYOUT, StoreUrl
 from spotheal.agent.store import Store
+from spotheal.agent.volume.act import act
+from spotheal.agent.volume.actions import Reject
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.release import create_handover, detach
 from spotheal.agent.volume.seen import Desired
@@ -98,3 +100,30 @@ def test_a_handover_that_no_describe_lists_is_none_yet_and_is_not_taken_twice(wo
     monkeypatch.setattr(world.ec2, "snapshots_of_run", visible)
     made = create_handover(world.ctx, world.held, 70)
     assert [made] == [snapshot.id for snapshot in visible("r1")]
+
+
+def rejection(world):
+    copy = world.ec2.create_volume(spec("copy")).id
+    snapshot = world.ec2.create_snapshot(world.held.volume, TAGS).id
+    return Reject(copy, snapshot, "ends at step 60, not at 70")
+
+
+def test_a_copy_that_cannot_be_unmounted_yet_is_rejected_later(world):
+    """Rejected and still mounted it would stand where its successor belongs, which was an end of the run."""
+    action, world.host.mounted, world.host.writes_out = rejection(world), "/dev/nvme2n1", True
+    with pytest.raises(Retryable):
+        act(action, world.ctx)
+    assert "spotheal:state" not in world.ec2.volume(action.volume).tags and not world.ctx.memory.rejected
+
+
+def test_a_copy_is_superseded_before_its_snapshot_is_rejected(world):
+    """Whose saved step alone says what the copy lacks: the other way round a lost reply promoted it."""
+    action = rejection(world)
+    world.rules.faults.plan("CreateTags", "RequestLimitExceeded", status=503)
+    with pytest.raises(Retryable):
+        act(action, world.ctx)
+    assert not world.ctx.memory.rejected and "spotheal:reason" not in world.ec2.snapshot(action.snapshot).tags
+    act(action, world.ctx)
+    assert "superseded" == world.ec2.volume(action.volume).tags["spotheal:state"]
+    assert world.ec2.snapshot(action.snapshot).tags["spotheal:reason"].startswith("rejected: ")
+    assert {action.snapshot} == world.ctx.memory.rejected

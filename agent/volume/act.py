@@ -85,10 +85,12 @@ def act(action: Action, ctx: Context) -> None:
         case Mount(volume, device):
             ctx.host.mount(device, ctx.desired.mountpoint, ctx.desired.filesystem, volume, _name_of(volume, ctx))
         case Reject(volume, snapshot, why):
-            ctx.memory.rejected.add(snapshot)
-            ctx.ec2.tag([snapshot], {TAG_REASON: REJECTED + why})
-            _set_state(ctx, [volume], VolumeState.SUPERSEDED)
+            # In this order: left mounted it would stand where its successor belongs; and once its snapshot is rejected
+            # nothing may tell of the step that the copy lacks, which would then be promoted.
             let_go(ctx, (volume,))
+            _set_state(ctx, [volume], VolumeState.SUPERSEDED)
+            ctx.ec2.tag([snapshot], {TAG_REASON: REJECTED + why})
+            ctx.memory.rejected.add(snapshot)
         case TakeOver(volume, term):
             ctx.memory.took_over = term
             ctx.store.put_json(LAYOUT.holds(term, volume), {"instance": ctx.desired.instance})
