@@ -28,6 +28,7 @@ from spotheal.fleet.account import prerequisites, roles
 from spotheal.fleet.account.between import OpenBetween
 from spotheal.fleet.account.prerequisites import CreateSecurityGroup, ImportKey, OpenSsh, filled
 from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole, CreateTrainerRole
+from spotheal.fleet.account.service_roles import CreateServiceRole
 from spotheal.fleet.gather import Ready, bucket_exists
 from spotheal.fleet.session import Session
 from spotheal.iam.policies import Scope
@@ -47,7 +48,7 @@ def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[st
     for step in ready.plan.steps:
         say(step.says())
         match step:
-            case CreateInstanceRole() | CreateFleetRole() | CreateTrainerRole():
+            case CreateInstanceRole() | CreateFleetRole() | CreateServiceRole() | CreateTrainerRole():
                 prerequisites.make(session, step)
                 usable_at = clock.monotonic() + prerequisites.IAM_SECONDS
             case CreateSecurityGroup() | OpenSsh() | ImportKey():

@@ -45,6 +45,7 @@ class On(Enum):
     BATCH_LOGS = "log groups of containers"
     IMAGES = "the repository of the containers' image"
     ROLES = "the roles of instances and fleet, and the instance profile"
+    AWS_ROLES = "roles that AWS makes for its own services, once an account"
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,7 @@ CALLS: tuple[Call, ...] = (
     Call("iam:DeleteRolePolicy", On.ROLES, _A),
     Call("iam:DetachRolePolicy", On.ROLES, _A),
     Call("iam:DeleteRole", On.ROLES, _A),
+    Call("iam:CreateServiceLinkedRole", On.AWS_ROLES, _O),
     Call("s3:CreateBucket", On.BUCKET, _O),
     Call("s3:PutBucketPublicAccessBlock", On.BUCKET, _O, operations=("PutPublicAccessBlock",)),
     Call("s3:PutEncryptionConfiguration", On.BUCKET, _O, operations=("PutBucketEncryption",)),
@@ -209,5 +211,4 @@ NOT_CALLS: dict[str, str] = {
     "ecr:CompleteLayerUpload": "the same",
     "ecr:PutImage": "the same",
     "iam:PassRole": "asked where a fleet, an instance or a schedule is made that is to have a role",
-    "iam:CreateServiceLinkedRole": "asked at an account's first spot request, which AWS makes its own role for",
 }

@@ -201,10 +201,11 @@ def operator(scope: Scope) -> Document:
         _statement("Bucket", _actions(Who.OPERATOR, On.BUCKET), scope.bucket),
         *_key(scope),
         _statement("LookAtRoles", _actions(Who.OPERATOR, On.ROLES), _roles(scope)),
+        _statement("LookAtAwsOwnRoles", ["iam:GetRole"], scope.role("aws-service-role/*")),
         _statement("PassRoles", ["iam:PassRole"],
                    [scope.role(name) for name in (scope.instance_role, f"{JOB_ROLE}*", scope.fleet_role)],
                    {"StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com", "spotfleet.amazonaws.com"]}}),
-        _statement("FirstSpotRequestOfAnAccount", ["iam:CreateServiceLinkedRole"],
+        _statement("FirstSpotRequestOfAnAccount", _actions(Who.OPERATOR, On.AWS_ROLES),
                    scope.role("aws-service-role/*"),
                    {"StringEquals": {"iam:AWSServiceName": list(LAUNCHING_SERVICES)}}),
     ])  # fmt: skip

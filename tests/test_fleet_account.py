@@ -88,7 +88,7 @@ def made(moto_clients: dict[str, Any]) -> dict[str, Any]:
 
 
 WHOLE: dict[str, Any] = {
-    "roles": [FLEET_ROLE, "spotheal-instance"],
+    "roles": ["AWSServiceRoleForEC2Spot", "AWSServiceRoleForEC2SpotFleet", FLEET_ROLE, "spotheal-instance"],
     "profiles": {"spotheal-instance": ["spotheal-instance"]},
     "policies": [f"spotheal-us-west-2-{BUCKET}"],
     "attached": ["AmazonEC2SpotFleetTaggingRole"],

@@ -9,16 +9,17 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from spotheal.agent.aws import translated
 from spotheal.agent.config import JobConfig, seconds
 from spotheal.agent.errors import ConfigError, NotFound, PermissionDenied, SpothealError
 from spotheal.agent.names import TAG_NAME, StoreUrl
 from spotheal.fleet import results_check
-from spotheal.fleet.account import between, network, roles
+from spotheal.fleet.account import between, network, roles, service_roles
 from spotheal.fleet.account.between import OpenBetween
 from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole, CreateTrainerRole
+from spotheal.fleet.account.service_roles import CreateServiceRole
 from spotheal.fleet.config import FleetConfig
 
 if TYPE_CHECKING:
@@ -62,9 +63,16 @@ class ImportKey:
 
 
 Step = (
-    CreateInstanceRole | CreateFleetRole | CreateTrainerRole | CreateSecurityGroup | OpenSsh | OpenBetween | ImportKey
+    CreateInstanceRole
+    | CreateFleetRole
+    | CreateServiceRole
+    | CreateTrainerRole
+    | CreateSecurityGroup
+    | OpenSsh
+    | OpenBetween
+    | ImportKey
 )
-STEPS = (CreateInstanceRole, CreateFleetRole, CreateTrainerRole, CreateSecurityGroup, OpenSsh, OpenBetween, ImportKey)
+STEPS = get_args(Step)
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,8 @@ def _missing_roles(
     role = str(fleet.document.get("IamFleetRole") or "").rpartition("/")[2]
     if role and job.fleet.engine == "spot-fleet" and (fleet_role := roles.missing_fleet_role(session, role)):
         steps.append(fleet_role)
+    is_spot_fleet = job.fleet.engine == "spot-fleet"
+    steps += service_roles.missing(session, service_roles.SPOT_FLEET if is_spot_fleet else service_roles.EC2_FLEET)
     profiles = [spec.get("IamInstanceProfile") or {} for spec in fleet.specifications]
     names = [str(one.get("Name") or str(one.get("Arn", "")).rpartition("/")[2]) for one in profiles]
     for name in dict.fromkeys(filter(None, names)):
@@ -237,6 +247,8 @@ def make(session: Session, step: Step) -> dict[str, str]:
             roles.create_instance_role(session, step)
         case CreateFleetRole():
             roles.create_fleet_role(session, step)
+        case CreateServiceRole():
+            service_roles.create(session, step)
         case CreateTrainerRole():
             roles.create_trainer_role(session, step)
         case CreateSecurityGroup():

@@ -15,8 +15,9 @@ from spotheal.agent.config import JobConfig
 from spotheal.agent.errors import Conflict, Fatal, SpothealError, WaitTimedOut
 from spotheal.agent.names import StoreUrl
 from spotheal.fleet import gather, submit
-from spotheal.fleet.account import network, prerequisites
+from spotheal.fleet.account import network, prerequisites, service_roles
 from spotheal.fleet.account.prerequisites import CreateSecurityGroup, filled, group_placeholder
+from spotheal.fleet.account.service_roles import CreateServiceRole
 from spotheal.fleet.batch import documents, image, roles
 from spotheal.fleet.batch.documents import Document, Where
 from spotheal.fleet.batch.names import Names
@@ -81,7 +82,16 @@ class RegisterDefinition:
                 f"{wanted['VCPU']} vCPUs, {int(wanted['MEMORY']) / 1024:g} GiB{gpus}")  # fmt: skip
 
 
-Step = CreateBucket | MakeRole | MakeLogGroup | CreateSecurityGroup | MakeEnvironment | MakeQueue | RegisterDefinition
+Step = (
+    CreateBucket
+    | CreateServiceRole
+    | MakeRole
+    | MakeLogGroup
+    | CreateSecurityGroup
+    | MakeEnvironment
+    | MakeQueue
+    | RegisterDefinition
+)
 
 
 @dataclass(frozen=True)
@@ -125,6 +135,7 @@ def make_plan(session: Session, job: JobConfig, root: StoreUrl, clock: Clock, vp
     secrets = tuple(filter(None, [*job.secrets.values(), job.job.repository_secret]))
     wanted_roles = roles.wanted(session, names, root, secrets, job.notify.sns)
     steps += [step for one in wanted_roles if (step := roles.missing(session, one))]
+    steps += service_roles.missing(session, service_roles.SPOT_FLEET)  # Batch makes its own itself, these not
     if not _has_log_group(session, names.log_group):
         steps.append(MakeLogGroup(names.log_group, names.tags))
     wanted = [documents.environment(job, names, where, spot=True)]
@@ -244,6 +255,8 @@ def carry_out(session: Session, plan: Plan, clock: Clock, say: Say) -> None:
                 submit.ensure_bucket(session, bucket)
             case CreateSecurityGroup():
                 made |= prerequisites.make(session, step)
+            case CreateServiceRole():
+                service_roles.create(session, step)
             case MakeRole():
                 roles.make(session, step)
                 usable_at = clock.monotonic() + prerequisites.IAM_SECONDS

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moto.iam.models import AWSManagedPolicy, iam_backends
+from moto.iam.models import SERVICE_NAME_CONVERSION, AWSManagedPolicy, iam_backends
 
 from spotheal.fleet.rehearsal.spotmarket import on_demand_price
 from spotheal.fleet.rehearsal.world import World
@@ -51,6 +51,8 @@ class Account:
     _seen: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # As AWS names them.
+        SERVICE_NAME_CONVERSION.update(spot="EC2Spot", spotfleet="EC2SpotFleet", ec2fleet="EC2Fleet")
         made = "2017-12-27T18:41:34+00:00"
         document = {"Version": "2012-10-17", "Statement": []}
         data = {"DefaultVersionId": "v1", "Path": "/service-role/", "CreateDate": made, "UpdateDate": made,

@@ -1,0 +1,67 @@
+"""AWS's own roles for what launches instances: made by the console at its first use, not by the API.
+
+"If you use the AWS CLI or an API, you must ensure that these roles exist" (EC2 User Guide, "Spot Fleet permissions").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spotheal.agent.aws import translated
+from spotheal.agent.errors import NotFound, PermissionDenied, SpothealError
+
+if TYPE_CHECKING:
+    from spotheal.fleet.session import Session
+
+ROLES = {
+    "spot.amazonaws.com": "AWSServiceRoleForEC2Spot",
+    "spotfleet.amazonaws.com": "AWSServiceRoleForEC2SpotFleet",
+    "ec2fleet.amazonaws.com": "AWSServiceRoleForEC2Fleet",
+}
+SPOT_FLEET = ("spot.amazonaws.com", "spotfleet.amazonaws.com")
+EC2_FLEET = ("spot.amazonaws.com", "ec2fleet.amazonaws.com")
+_THERE = ("InvalidInput", "EntityAlreadyExists")  # "has been taken in this account"
+_MISSING = ("NoSuchEntity", "NoSuchEntityException")
+
+
+@dataclass(frozen=True)
+class CreateServiceRole:
+    """`service`: whose role it is, as IAM names services."""
+
+    service: str
+
+    def says(self) -> str:
+        return f"create AWS's own role {ROLES[self.service]} (once an account)"
+
+
+def missing(session: Session, services: Iterable[str]) -> list[CreateServiceRole]:
+    """Those that are not there. Where these credentials may not look, none: EC2 then says what it lacks."""
+    iam, steps = session.client("iam"), []
+    for service in services:
+        try:
+            with translated(f"look for role {ROLES[service]}"):
+                iam.get_role(RoleName=ROLES[service])
+        except PermissionDenied as error:
+            if not error.code:
+                raise
+        except SpothealError as error:
+            if not isinstance(error, NotFound) and error.code not in _MISSING:
+                raise
+            steps.append(CreateServiceRole(service))
+    return steps
+
+
+def create(session: Session, step: CreateServiceRole) -> None:
+    """Another who made it meanwhile has done as well."""
+    try:
+        with translated(f"create role {ROLES[step.service]}"):
+            session.client("iam").create_service_linked_role(AWSServiceName=step.service)
+    except PermissionDenied as error:
+        command = f"aws iam create-service-linked-role --aws-service-name {step.service}"
+        next_step = f"an administrator runs once: {command}"
+        raise PermissionDenied(error.message, code=error.code, next_step=next_step) from error
+    except SpothealError as error:
+        if error.code not in _THERE:
+            raise
