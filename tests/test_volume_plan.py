@@ -357,8 +357,8 @@ def test_a_copy_must_hold_the_saved_step_before_it_is_promoted(steps, anything, 
 
 
 def test_a_copy_of_what_this_term_has_taken_of_the_free_volume_is_all_there_is():
-    """A trainer that counts its files by epochs, or keeps them outside the checkpoint folder: rejected three times, such
-    a run was parked at its first move."""
+    """A trainer that counts its files by epochs, or keeps them outside the checkpoint folder: rejected three times, its
+    run was parked at its first move."""
     seen = other_zone(
         volumes=(volume(term=1, zone=THERE), copy(held=ME)), snapshots=(snapshot(2),), saved_step=70,
         devices={"vol-0b": DEVICE}, mounted=DEVICE.path, steps=(5,), checkpoints_present=True,
