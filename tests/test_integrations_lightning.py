@@ -29,8 +29,9 @@ pytestmark = pytest.mark.torch
 
 
 class Task(lightning.LightningModule):  # type: ignore[misc]
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None, rate: float = 0.05) -> None:
         super().__init__()
+        self.save_hyperparameters()  # a Path among them, which no checkpoint of ours holds
         torch.manual_seed(7)
         self.network = interrupted.network()
 
@@ -57,7 +58,7 @@ class At(lightning.Callback):  # type: ignore[misc]
 
 def train(folder: Path, at: int = 0, what: Any = None, accumulate: int = 1, save_every: str = "1000") -> dict[str, Any]:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    task, spot = Task(), SpotCheckpoints(**options(folder, save_every))
+    task, spot = Task(folder), SpotCheckpoints(**options(folder, save_every))
     newest = spot.newest()
     trainer = lightning.Trainer(
         accelerator="cpu",

@@ -11,6 +11,7 @@ replicated strategies (ddp); one training data loader; a notice on the last batc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,7 +22,10 @@ from spotheal.agent.errors import ConfigError
 from spotheal.training.distributed import start, world
 from spotheal.training.sampler import ExactLoader
 from spotheal.training.session import DIGEST_SAMPLES, Session
+from spotheal.training.state import UnsavableState, pack
 
+# Lightning puts them into its dict, and reads them only where a checkpoint makes the module.
+_GIVEN = [part + name for part in ("", "datamodule_") for name in ("hyper_parameters", "hparams_name", "hparams_type")]
 NEWEST = "spotheal:newest"  # stands for our newest checkpoint where Lightning wants a path
 
 
@@ -101,4 +105,15 @@ class SpotCheckpoints(Callback):
 
     def _gather(self, trainer: Trainer) -> Any:
         trainer.save_checkpoint(NEWEST, weights_only=False)
-        return self.io.tree
+        return {name: given(value) if name in _GIVEN else value for name, value in self.io.tree.items()}
+
+
+def given(value: Any) -> Any:
+    """What is savable of hyper-parameters (a Path, a class are not): the resumed program gives them anew, to itself."""
+    if isinstance(value, Mapping):
+        return {name: kept for name, one in value.items() if (kept := given(one)) is not None}
+    try:
+        pack(value)
+    except UnsavableState:
+        return None
+    return value
