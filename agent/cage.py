@@ -12,8 +12,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,18 @@ class Cage:
     log: Any
     environment: Mapping[str, str] = field(default_factory=dict)
     relay: Relay | None = None
-    _redirects: bool = False
+    _redirect: Callable[[], None] | None = None  # as long as there are rules
+    _changing: threading.Lock = field(default_factory=threading.Lock)
+
+    def keep_closed(self) -> None:
+        """The rules anew, in the place of the old ones: a firewall of the machine's that is loaded again, by an update
+        of its package for instance, first takes away all that there are."""
+        with self._changing:
+            try:
+                if self._redirect is not None:
+                    self._redirect()
+            except SetupFailed as error:
+                self.log.error("the trainer's way to the metadata service may be open", error=error.message)
 
     def end_processes(self, clock: Clock) -> list[int]:
         """No process of the cage is left, whatever it did to hide; those that cannot be killed are returned."""
@@ -56,8 +69,10 @@ class Cage:
     def leave(self, clock: Clock) -> None:
         """End it all. The rules stay as long as a process does."""
         left = self.end_processes(clock)
-        if self._redirects and not left:
-            open_imds(self.log)
+        with self._changing:
+            if self._redirect is not None and not left:
+                self._redirect = None
+                open_imds(self.log)
         if self.relay is not None:
             self.relay.close()
             self.relay = None
@@ -96,8 +111,8 @@ def enclose(
         cage.relay = Relay(ask, credentials)
         cage.environment = {metadata.ENDPOINT: cage.relay.url}
         if whole and account is not None:
-            close_imds(account.uid, cage.relay.port, log, endpoint)
-            cage._redirects = True
+            cage._redirect = partial(close_imds, account.uid, cage.relay.port, log, endpoint)
+            cage._redirect()
     if whole:
         said = "the relay answers for the metadata service" if mode == "on" else "the metadata service is open to it"
         log.info(f"the trainer's cage: {said}", user=user, mode=mode)

@@ -101,6 +101,12 @@ class Confinement:
         if self._cage is not None:
             self._cage.end_processes(self.clock)
 
+    def keep_closed(self) -> None:
+        """With each heartbeat."""
+        cage = self._cage
+        if cage is not None:
+            cage.keep_closed()
+
     def leave(self) -> None:
         cage, self._cage = self._cage, None
         if cage is not None:

@@ -252,6 +252,7 @@ class Life:
             self._stop.set()
             if trainer is not None:
                 trainer.stop()
+        self._confinement.keep_closed()
 
     def _watch_shutdown(self) -> None:
         """SIGTERM is the operating system going down, or a person: either way the trainer saves."""

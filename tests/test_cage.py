@@ -314,6 +314,19 @@ def test_below_another_root_there_is_a_relay_and_no_user_no_sandbox_no_rule(plac
         found.leave(CLOCK)
 
 
+def test_rules_that_somebody_took_away_are_made_again_until_the_cage_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`systemctl reload nftables` begins with `flush ruleset`."""
+    table: list[str] = []
+    monkeypatch.setattr(cages, "open_imds", lambda log: table.clear())
+    cage = Cage(None, LOG, _redirect=lambda: table.append("closed"))
+    table.clear()
+    cage.keep_closed()
+    assert table == ["closed"]
+    cage.leave(CLOCK)
+    cage.keep_closed()
+    assert table == []
+
+
 @pytest.mark.parametrize("mode", ["imds", "off"])
 def test_the_other_modes_have_no_relay(mode: str, place: Path) -> None:
     assert enclosed(mode, place).relay is None
