@@ -95,6 +95,10 @@ class Folders:
             folder.mkdir(parents=True, exist_ok=True)
             if account is not None and folder.stat().st_uid != account.uid:
                 give(folder, account)
+        if account is not None:
+            for path in self.logs.iterdir():  # metrics and the ranks' logs, of a trainer that had another number
+                if path.lstat().st_uid not in (0, account.uid):
+                    give(path, account)
         for folder in (self.datasets, self.run_dir / "trainer", self.home):
             folder.mkdir(parents=True, exist_ok=True)
             if account is not None:
@@ -105,9 +109,10 @@ def give(path: Path, account: Account | None) -> None:
     """Make `path` and all below it the account's; links are changed themselves, never followed."""
     if account is None:
         return
-    for _, folders, files, here in os.fwalk(path):
-        for name in (*folders, *files):
-            os.chown(name, account.uid, account.gid, dir_fd=here, follow_symlinks=False)
+    if stat.S_ISDIR(os.lstat(path).st_mode):  # fwalk would open anything else, and wait for a pipe
+        for _, folders, files, here in os.fwalk(path):
+            for name in (*folders, *files):
+                os.chown(name, account.uid, account.gid, dir_fd=here, follow_symlinks=False)
     os.lchown(path, account.uid, account.gid)
 
 

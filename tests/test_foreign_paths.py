@@ -114,3 +114,21 @@ def test_a_pipe_in_the_place_of_the_clones_mark_is_not_waited_for(tmp_path: Path
         assert mark.is_file(), "made anew"
         mark.unlink()
         os.mkfifo(mark)
+
+
+@root_only
+def test_a_trainer_of_another_number_goes_on_with_its_metrics_and_its_ranks_logs(tmp_path: Path) -> None:
+    """Another image gives the cage's user another number; what root wrote stays root's."""
+    folders = Folders.at(tmp_path, "/volume")
+    folders.make(TRAINER)
+    ranks = folders.logs / "ranks/attempt-1"
+    ranks.mkdir(parents=True)
+    os.mkfifo(folders.logs / "pipe")
+    (folders.logs / "agent.jsonl").touch()
+    folders.metrics_file.touch()
+    theirs = (folders.metrics_file, ranks, ranks.parent, folders.logs / "pipe")
+    for path in theirs:
+        os.chown(path, 64999, 64999)
+    folders.make(TRAINER)
+    assert {path.stat().st_uid for path in theirs} == {TRAINER.uid}
+    assert (folders.logs / "agent.jsonl").stat().st_uid == folders.logs.stat().st_uid == 0
