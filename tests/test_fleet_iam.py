@@ -78,6 +78,10 @@ def test_a_jobs_own_role_is_made_shown_and_taken_away_alone(cloud_desk: CloudDes
     assert stored["Resource"].endswith("/cifar/*")
     gone = cloud_desk.good("iam", "delete", "--yes", "--job", "cifar")["deleted"]
     assert gone == ["instance profile spotheal-job-cifar", "role spotheal-job-cifar"]
+    iam = boto3.client("iam", region_name="us-west-2")
+    iam.create_role(RoleName="spotheal-rescue-cifar", AssumeRolePolicyDocument="{}")
+    gone = cloud_desk.good("iam", "delete", "--yes", "--job", "cifar")["deleted"]
+    assert gone == ["role spotheal-rescue-cifar"], "its on-demand rescue's"
     refused = cloud_desk.run("iam", "create", "--yes", "--job", "cifar", "--instance-role", "mine")
     assert refused.exit_code == ExitCode.USAGE
     cloud_desk.good("iam", "delete", "--yes")

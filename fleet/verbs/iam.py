@@ -181,15 +181,16 @@ def delete(
     """Delete the roles and the instance profile; runs that are at work lose their permissions.
 
     A role of fleets or of trainers that fleetctl did not make is left: somebody else may use it. With --job that job's
-    role alone.
+    alone, the one of its on-demand rescue too.
     """
     from spotheal.fleet import show as shown
     from spotheal.fleet.account import roles
+    from spotheal.iam.policies import RESCUE_ROLE
 
     as_json = is_json(output)
     session = open_session(region, profile)
     session.settle_region()
-    names = [_role(instance_role, job)]
+    names = [_role(instance_role, job), *([f"{RESCUE_ROLE}{job}"] if job else [])]
     for role in () if job else (fleet_role, TRAINER_ROLE):
         if roles.is_made_by_us(session, role):
             names.append(role)
