@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,4 +104,33 @@ def test_a_nesting_that_only_its_json_is_too_deep_for_is_refused_by_the_stores_o
     store = Store(tmp_path)
     with pytest.raises(UnsavableState):
         store.save(1, {"x": deep})
+    store.close()
+
+
+def test_a_copy_that_fails_in_its_thread_holds_up_neither_the_step_nor_the_last_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The optimizer waited for the end of a copy that had none, and at the notice so did the final save."""
+
+    def no_memory(*_: Any) -> int:
+        raise MemoryError
+
+    tensors = {"x": torch.ones(40_000), "y": torch.ones(40_000)}
+    store = Store(tmp_path, chunk_bytes=1 << 17)
+    outcomes: list[Outcome | None] = []
+
+    def save() -> None:
+        store.save(1, tensors, later=tensors.values())
+        store.wait_copied()
+        outcomes.append(store.flush())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ctypes, "memmove", no_memory)
+        training = threading.Thread(target=save, daemon=True)
+        training.start()
+        training.join(30)
+        assert not training.is_alive()
+    assert outcomes and outcomes[0] is not None and outcomes[0].fault is not None
+    assert "MemoryError" in outcomes[0].fault.message and store.load() is None
+    assert store.save_now(2, tensors).path is not None
     store.close()

@@ -283,11 +283,11 @@ class Store:
                     if self._before_commit is not None and not paths:
                         self._before_commit()
                     paths.append(one.write(self._files, payload, copy.checksum, self._threads))
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             if copying is not None:
                 copying.exception()
             fault = SaveFailed(
-                f"step {step} could not be saved in {self.folder}: {error.strerror or error}",
+                f"step {step} could not be saved in {self.folder}: {getattr(error, 'strerror', '') or repr(error)}",
                 next_step="the checkpoints before it are intact; see `df -h`, `dmesg` and the folder's permissions",
             )
         except (ValueError, RecursionError) as error:  # of the state's text, which is made here

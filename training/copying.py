@@ -114,7 +114,7 @@ class Copy:
         self.plan, self.image = plan, image
         self.copied = threading.Event()  # the sources are free again
         self.hurry = False  # somebody waits for `copied`: leave the checksums for after it
-        self._fault: RuntimeError | None = None
+        self._fault: Exception | None = None
         self._sums: list[int | None] = [None] * plan.chunks
         self._complete: list[bool] = [False] * plan.chunks
         self._turns = iter(range(plan.chunks))  # of the threads that copy
@@ -142,25 +142,31 @@ class Copy:
         Two, for the training's own threads share every piece of work evenly: as much is taken from each of them.
         """
         try:
-            odd = self._copy_odd()
-        except RuntimeError as fault:  # a device that failed
+            self._run(threads)
+        except Exception as fault:  # a device that failed, no memory: whoever waits for the copy must not wait on
             self._fault = fault
             self._complete = [True] * self.plan.chunks
             self._end()
             raise
+
+    def _run(self, threads: Executor | None) -> None:
+        odd = self._copy_odd()
         if not self.plan.chunks:
             self._end()
         other = beside(threads, self._copy_chunks, odd) if self.plan.chunks > 1 else None
-        self._copy_chunks(odd)
-        if other is not None and not other.cancel():
-            other.result()
+        try:
+            self._copy_chunks(odd)
+        finally:
+            fault = other.exception() if other is not None and not other.cancel() else None
+        if fault is not None:
+            raise fault
 
     def checksum(self, index: int) -> int:
         """Chunk `index`'s checksum, once it is complete. OSError where copying failed. One caller at a time."""
         while not self._complete[index]:
             self._news.get()
         if self._fault is not None:
-            raise OSError(errno.EIO, f"the state could not be copied: {self._fault}")
+            raise OSError(errno.EIO, f"the state could not be copied: {str(self._fault) or type(self._fault).__name__}")
         value = self._sums[index]
         if value is None:
             begin, end = self.plan.chunk(index)

@@ -239,7 +239,8 @@ class Session:
 def _refuse_foreign(loaded: Loaded) -> None:
     """SpothealError where the newest checkpoint is a Store's of another making, such as the example trainer's."""
     tree, info = loaded.tree, loaded.info
-    if not (isinstance(tree, dict) and {"state", "rngs"} <= tree.keys() and isinstance(info, dict) and "digest" in info):
+    has_tree = isinstance(tree, dict) and {"state", "rngs"} <= tree.keys()
+    if not (has_tree and isinstance(info, dict) and "digest" in info):
         raise SpothealError(
             f"{loaded.path} was not saved by a Session",
             next_step="use the trainer that wrote it, or another checkpoint folder",
