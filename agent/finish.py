@@ -6,6 +6,7 @@ ends this very instance, so everything that must survive is stored before.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 from spotheal.agent.clock import Clock, Stop
 from spotheal.agent.efs import Put
 from spotheal.agent.errors import Retryable, SpothealError
+from spotheal.agent.folders import is_foreign_link
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.names import LAYOUT, TAG_REASON, TAG_SAVED_STEP, TAG_STATE, Phase, VolumeState
 from spotheal.agent.redaction import redacted
@@ -139,6 +141,8 @@ def store_results(work: Finishing, stop: Stop) -> str:
     """
     if work.results is None or not work.results.is_dir():
         return ""
+    if is_foreign_link(work.results):  # what it names may be all of the machine
+        return f"{work.results} is a link that a trainer made, to {os.readlink(work.results)!r}"
     found = sorted(path for path in work.results.rglob("*") if path.is_file() and not path.is_symlink())
     files = [*((path.relative_to(work.results).as_posix(), path) for path in found), *work.results_too]
     place = work.results_to or InStore(work.store, LAYOUT.results)

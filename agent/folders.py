@@ -116,16 +116,21 @@ def give(path: Path, account: Account | None) -> None:
     os.lchown(path, account.uid, account.gid)
 
 
+def is_foreign_link(path: Path) -> bool:
+    """Whether a link is there that neither root nor we have made."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid())
+
+
 def _refuse_link(folder: Path) -> None:
     """A volume whose top others may write (`chmod 777`) can hold a trainer's link in a folder's place: what is done to
     the folder would be done to what it names. The machine's owner may have a link of his own there."""
-    try:
-        found = os.lstat(folder)
-    except OSError:
-        return
-    if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
+    if is_foreign_link(folder):
         raise SetupFailed(
-            f"{folder} is a link that user {found.st_uid} made, to {os.readlink(folder)!r}",
+            f"{folder} is a link that user {folder.lstat().st_uid} made, to {os.readlink(folder)!r}",
             next_step=f"put a folder in its place, or make the link root's (`chown -h root {folder}`)",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta, timezone
@@ -208,3 +209,18 @@ def test_a_file_that_cannot_be_stored_keeps_no_other_from_the_store(tmp_path: Pa
     work = finishing(store, FakeCloud(), tmp_path)
     assert store_results(work, never()).startswith("bad: could not write")
     assert {"results/a", "results/z"} <= store.objects.keys()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a link of another user")
+def test_a_trainers_link_in_the_place_of_its_results_sends_nothing_of_the_machine(tmp_path: Path) -> None:
+    machine, results = tmp_path / "root", tmp_path / "results"
+    machine.mkdir()
+    (machine / "key").write_bytes(b"x")
+    results.symlink_to(machine)
+    os.lchown(results, 64998, 64998)
+    store = FakeStore()
+    work = finishing(store, FakeCloud(), results)
+    missing = store_results(work, never())
+    assert "is a link that a trainer made" in missing
+    assert not store.objects
+    assert missing in record(work, End(Phase.DONE, "exit 0"), missing).reason
