@@ -17,7 +17,7 @@ def costs(plan: Plan) -> dict[str, Any]:
     hours = plan.limit_hours
     least, machines = plan.machines
     dearest = max(spot) * machines * hours if spot and hours else 0.0
-    most = [amount for amount in (dearest, plan.limit_dollars) if amount]
+    most = [amount for amount in (dearest, plan.limit_dollars * (_runs(plan) or 1)) if amount]
     return {
         "hour_min": _times(min(spot, default=None), least),
         "hour_max": _times(max(spot, default=None), machines),
@@ -32,6 +32,11 @@ def costs(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _runs(plan: Plan) -> int:
+    """Of a sweep, whose `limits.dollars` is for each of them alone; 0: a single job."""
+    return sum(len(step.entries) for step in plan.steps if isinstance(step, WriteSweep))
+
+
 def cost_rows(plan: Plan) -> list[tuple[str, str]]:
     """For people, beside the plan's other rows."""
     found = costs(plan)
@@ -44,7 +49,7 @@ def cost_rows(plan: Plan) -> list[tuple[str, str]]:
                      + (f", {listed} on demand" if listed else "")
                      + f", and ${found['address_hour']:.3f} for {public}"))  # fmt: skip
     limits = [f"{plan.limit_hours:g} hours" if plan.limit_hours else "",
-              f"${plan.limit_dollars:g}" if plan.limit_dollars else ""]  # fmt: skip
+              f"${plan.limit_dollars:g}{' for each run' if _runs(plan) else ''}" if plan.limit_dollars else ""]
     said = " and ".join(filter(None, limits)) or "none: until the training ends; AWS ends the fleet after 30 days"
     most = f"; at most ${found['instances_max']:.2f} for instances at today's prices" if found["instances_max"] else ""
     rows.append(("limits", said + most))

@@ -71,7 +71,8 @@ def find(s3: Any, root: StoreUrl, job: str, run: str = "") -> Run:
     if not ids:
         raise NotFound(
             f"there is no run of a job {job!r} in {root}",
-            next_step="check --region, --profile and [store] url in job.toml; `fleetctl request` starts one",
+            next_step="check --region, --profile and [store] url in job.toml; `fleetctl request`, `sweep run` or"
+            " `batch submit` starts one",
         )
     if run and run not in ids:
         raise NotFound(f"job {job!r} has no run {run!r}", next_step=f"its runs: {', '.join(ids[-5:])}")

@@ -110,7 +110,7 @@ def test_a_list_is_an_array_and_a_list_of_one_a_single_job(batch_desk: BatchDesk
 
 
 def test_overrides_reach_the_container_and_the_trainer(batch_desk: BatchDesk) -> None:
-    made(batch_desk)
+    made(batch_desk, "gpus = 2")
     document = batch_desk.good(
         "submit", "--vcpus", "8", "--memory", "60", "--gpus", "1", "--env", "LR=0.1", "--command",
         "python other.py --x", "--yes",
@@ -119,6 +119,21 @@ def test_overrides_reach_the_container_and_the_trainer(batch_desk: BatchDesk) ->
     told = batch_desk.store(document["run"]).get_json(LAYOUT.job_document) or {}
     assert told["job"]["command"] == ["python", "other.py", "--x"] and told["environment"]["LR"] == "0.1"
     assert batch_desk.run("submit", "--env", "SPOTHEAL_X=1", "--yes").exit_code == 2
+
+
+def test_gpus_that_no_host_has_are_refused_since_batch_would_wait_for_ever(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    result = batch_desk.run("submit", "--gpus", "1", "--yes")
+    assert result.exit_code == 2 and "the hosts of job cifar have none" in result.output
+    assert batch_desk.batch.jobs.all == {}
+
+
+def test_a_sweep_on_batch_is_sent_to_the_verbs_that_can_do_it(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    batch_desk.good("submit", batch_desk.list(2), "--yes")
+    for arguments, cure in ((["retry", "cifar"], "batch submit --resume"), (["scale", "cifar", "3"], "max_vcpus")):
+        result = batch_desk.desk.run("sweep", *arguments)
+        assert result.exit_code == 8 and cure in result.output
 
 
 def test_a_job_waits_for_those_it_depends_on(batch_desk: BatchDesk) -> None:
@@ -284,6 +299,18 @@ def test_the_dockerfile_is_printed_without_docker(batch_desk: BatchDesk, monkeyp
     assert "FROM pytorch/pytorch:" in document["dockerfile"] and "spotheal-0-py3" in document["dockerfile"]
     result = batch_desk.run("image", "push")
     assert result.exit_code == 1 and "there is no docker" in result.output
+
+
+def test_docker_that_does_not_run_is_found_before_anything_is_made(
+    batch_desk: BatchDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = batch_desk.desk.folder / "docker"
+    program.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{batch_desk.desk.folder}:/usr/bin:/bin")
+    result = batch_desk.run("image", "push")
+    assert result.exit_code == 1 and "docker does not work here: Cannot connect" in result.output
+    assert "created repository" not in result.output
 
 
 # ---------------------------------------------------------------------------------------------------------------- rules

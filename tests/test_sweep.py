@@ -54,8 +54,8 @@ def test_a_list_that_is_none_is_refused_with_its_place(text: str, said: str) -> 
 
 def test_a_name_that_one_entry_alone_has_is_pointed_out() -> None:
     found = entries.uneven([{"lr": 1}, {"lr": 2}, {"lr": 3, "droput": 0.1}])
-    assert found == ["'droput': only entries 2 have it"]
-    assert entries.uneven([{"lr": 1, "d": 1}, {"lr": 2, "d": 1}, {"lr": 3}]) == ["'d': all but entries 2 have it"]
+    assert found == ["'droput': only entry 2 has it"]
+    assert entries.uneven([{"lr": 1, "d": 1}, {"lr": 2, "d": 1}, {"lr": 3}]) == ["'d': all but entry 2 have it"]
 
 
 def test_what_the_example_trainer_would_refuse_is_refused_before_anything_is_sent(desk: Desk) -> None:

@@ -31,6 +31,15 @@ def test_without_a_name_the_best_validated_score_counts_and_else_a_loss() -> Non
     assert report.metrics_of([row()]) == []
 
 
+def test_a_run_whose_progress_tells_no_figures_has_the_last_ones_of_its_metrics_file() -> None:
+    curves = {0: {"loss": Series("loss", ((1.0, 0.9), (2.0, 0.5))), "acc": Series("acc", ((2.0, 0.8),))},
+              1: {"loss": Series("loss", ((1.0, 0.7),))}}  # fmt: skip
+    rows: list[dict[str, Any]] = [{"index": 0, **row()}, {"index": 1, **row(loss=0.1)}, {"index": 2, **row()}]
+    report.fill_in(rows, curves)
+    assert [one["loss"] for one in rows] == [0.5, 0.1, None]
+    assert [one["metrics"] for one in rows] == [{"acc": 0.8}, {}, {}]
+
+
 @pytest.mark.parametrize(
     ("metric", "lower"),
     [("loss", True), ("val_loss", True), ("ppl", True), ("error", True), ("val_acc", False), ("best_val_f1", False),

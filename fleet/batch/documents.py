@@ -49,7 +49,8 @@ def check(job: JobConfig) -> None:
     """ConfigError for what job.toml asks and a container on Batch cannot have."""
     faults = []
     if job.limits.dollars:
-        faults.append("[limits] dollars: AWS Batch tells no container what its host costs; use hours")
+        faults.append("[limits] dollars: AWS Batch tells no container what its host costs;"
+                      " take that line out, `hours` is the limit here")  # fmt: skip
     if job.cage.trainer_policy:
         faults.append("[cage] trainer_policy: is for instances of a fleet")
     if job.job.nodes != "1":

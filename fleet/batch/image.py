@@ -106,6 +106,8 @@ def exists(session: Session, name: str) -> bool | None:
 def notes(session: Session, name: str) -> list[str]:
     if exists(session, name) is False:
         return [f"the image {name} is not there yet: `fleetctl batch image push` builds it"]
+    if name != default_name(session):
+        return [f"{name} must have git and spotheal in it: `fleetctl batch image push --print` shows how"]
     return []
 
 
@@ -126,6 +128,7 @@ def push(session: Session, image: Image, say: Callable[[str], None]) -> None:
             next_step="run this command where there is one (AWS CloudShell has it); --print shows the Dockerfile; or"
             " name an image of your own with spotheal in it under [batch] image",
         )
+    _check_running(docker)
     _ensure_repository(session, image, say)
     with tempfile.TemporaryDirectory(prefix="spotheal-image-") as scratch:
         folder = write_context(image, Path(scratch))
@@ -156,6 +159,19 @@ def _ensure_repository(session: Session, image: Image, say: Callable[[str], None
     except SpothealError as error:
         if error.code != "RepositoryAlreadyExistsException":
             raise
+
+
+def _check_running(docker: str) -> None:
+    """Fatal where the program is there and its daemon is not: before anything is made in the account."""
+    name = Path(docker).name
+    try:
+        done = subprocess.run([docker, "info"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        raise Fatal(f"{name} does not answer: {fault}", next_step=f"start {name}") from fault
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or [f"`{name} info` ended with {done.returncode}"])[-1]
+        raise Fatal(f"{name} does not work here: {said}",
+                    next_step=f"start {name}, or run this where one is; --print shows the Dockerfile")  # fmt: skip
 
 
 def _log_in(session: Session, docker: str, image: Image) -> None:

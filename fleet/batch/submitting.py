@@ -122,6 +122,9 @@ def prepare(
     if entries is not None and not 1 <= len(entries) <= ENTRIES_MAX:
         raise ConfigError(f"{len(entries)} entries; an array has 1 to {ENTRIES_MAX}", next_step="cut the list")
     overrides = overrides or Overrides()
+    if overrides.gpus and not (documents.gpus_of(job) or job.batch.instance_types):
+        raise ConfigError(f"--gpus {overrides.gpus}: the hosts of job {job.job.name} have none: it would wait for ever",
+                          next_step="set [batch] gpus in job.toml, then `fleetctl batch create` again")  # fmt: skip
     names = Names(job.job.name)
     definition = _check_made(session, names)
     image.check(session, str(definition["containerProperties"]["image"]))

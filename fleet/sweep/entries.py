@@ -78,7 +78,8 @@ def uneven(entries: list[Entry]) -> list[str]:
             few = having if len(having) <= len(entries) / 2 else sorted(set(range(len(entries))) - set(having))
             who = "only" if few is having else "all but"
             shown = ", ".join(str(index) for index in few[:5]) + (", …" if len(few) > 5 else "")
-            found.append(f"{key!r}: {who} entries {shown} have it")
+            found.append(f"{key!r}: {who} entry {shown} has it" if len(few) == 1 and few is having else
+                         f"{key!r}: {who} {'entry' if len(few) == 1 else 'entries'} {shown} have it")  # fmt: skip
     return found
 
 

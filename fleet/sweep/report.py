@@ -90,6 +90,15 @@ def gather(run: Run, entries: Sequence[int]) -> dict[int, dict[str, Series]]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- pure
+def fill_in(rows: Sequence[dict[str, Any]], found: Mapping[int, Mapping[str, Series]]) -> None:
+    """Rows whose progress tells no figures get the last ones of their curves: a trainer may write metrics alone."""
+    for row in rows:
+        if row["metrics"] or row["loss"] is not None:
+            continue
+        last = {name: line.points[-1][1] for name, line in found.get(int(row["index"]), {}).items() if line.points}
+        row["loss"], row["metrics"] = last.pop("loss", None), last
+
+
 def metrics_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Every metric that a run has written; what says most comes first: the best score, then scores, then losses."""
     known = {name for row in rows for name in row["metrics"]}

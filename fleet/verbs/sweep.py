@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from spotheal.agent.names import StoreUrl
     from spotheal.fleet.gather import Wanted
     from spotheal.fleet.plan import Begin, Continue, Resume
+    from spotheal.fleet.report_series import Series
     from spotheal.fleet.runs import Run
     from spotheal.fleet.session import Session
 
@@ -242,22 +243,27 @@ def report(
     as_json = is_json(output)
     session, found = find(open_session(region, profile), job, job_file, run)
     document = progress.summarise(progress.gather(session, found))
+    begun = [int(row["index"]) for row in document["entries"] if row["instances"]]
+    told = all(row["metrics"] or row["loss"] is not None for row in document["entries"] if row["instances"])
+    curves = content.gather(found, begun) if html is not None or not told else {}
+    content.fill_in(document["entries"], curves)
     metric = metric or next(iter(content.metrics_of(document["entries"])), "loss")
     least = content.is_lower_better(metric) if smallest is None else smallest
     rows = progress.by_metric(document["entries"], metric, smallest=least)
     _print({**document, "metric": metric, "smallest": least, "entries": rows}, as_json, metric)
     if html is not None:
-        _write_page(found, document, metric, least, html)
+        _write_page(document, curves, metric, least, html)
 
 
-def _write_page(sweep: Run, document: dict[str, Any], metric: str, smallest: bool, path: Path) -> None:
+def _write_page(
+    document: dict[str, Any], curves: dict[int, dict[str, Series]], metric: str, smallest: bool, path: Path
+) -> None:
     from spotheal.agent.clock import SystemClock
     from spotheal.fleet.report_pieces import write
     from spotheal.fleet.sweep import report as content
     from spotheal.fleet.sweep.report_page import page
 
-    begun = [int(row["index"]) for row in document["entries"] if row["instances"]]
-    made = content.make(document, content.gather(sweep, begun), metric, smallest, SystemClock().now())
+    made = content.make(document, curves, metric, smallest, SystemClock().now())
     body = page(made).encode()
     write(body, path)
     say(f"{path}: {len(body) / 1000:.0f} kB, open it in a browser")
@@ -286,7 +292,11 @@ def retry(
 
     as_json = is_json(output)
     session, found = find(open_session(region, profile), job, job_file, run)
-    state = progress.gather(session, found).fleet_state
+    seen = progress.gather(session, found)
+    state = seen.fleet_state
+    if seen.fleet.get("batch"):
+        raise Conflict(f"job {found.job} is on AWS Batch, where there is no fleet to give runs back to",
+                       next_step="`fleetctl batch submit --resume` begins again what is not done")  # fmt: skip
     if state not in engine.LIVE_STATES:
         raise Conflict(f"the fleet of job {found.job} is {state or 'gone'}",
                        next_step="`fleetctl sweep run LIST --retry-failed` goes on with a new one")  # fmt: skip
@@ -337,6 +347,9 @@ def scale(
     session, found = find(open_session(region, profile), job, job_file, run)
     seen = progress.summarise(progress.gather(session, found))
     fleet = str(seen["fleet"]["id"] or "")
+    if seen["batch_job"]:
+        raise Conflict(f"job {found.job} is on AWS Batch, which sizes its compute environments by itself",
+                       next_step="`fleetctl batch create` sets [batch] max_vcpus of job.toml")  # fmt: skip
     if seen["fleet"]["state"] not in engine.LIVE_STATES:
         raise Conflict(f"the fleet of job {found.job} is {seen['fleet']['state'] or 'gone'}",
                        next_step="`fleetctl sweep run LIST --resume --parallel N` goes on")  # fmt: skip
