@@ -116,7 +116,7 @@ class TrainerStage:
         self._remember(ended.kind != "interrupted", **known)
         self.look()
         if ended.kind == "done" or (self._acknowledged and ended.kind != "interrupted"):
-            self._clean_up()  # the run ends here: what the earlier looks missed would stay, and cost, for ever
+            self._clean_up(run_ends=True)  # what the earlier looks missed would stay, and cost, for ever
         self._log.info("training ended", kind=ended.kind, reason=ended.reason, saved_step=ended.saved_step)
         tail = "".join(f"\n  | {line}" for line in ended.tail) if ended.kind == "failed" else ""
         tail = (likely_cause(ended.tail) if ended.kind == "failed" else "") + tail
@@ -238,13 +238,13 @@ class TrainerStage:
         self._around.launch.note(acknowledged=True, starts=0)
         self._clean_up()
 
-    def _clean_up(self) -> None:
+    def _clean_up(self, run_ends: bool = False) -> None:
         context, held = self._around.context, self._around.held
         if context is None or held is None or not self._config.job.volume.delete_superseded:
             return
         try:
             step = self.saved_step if self.saved_step is not None else 0
-            gone = clean_up(context, held, acknowledged_step=step)
+            gone = clean_up(context, held, acknowledged_step=step, run_ends=run_ends)
             if gone.volumes or gone.snapshots:
                 self._log.info("deleted what is superseded", volumes=gone.volumes, snapshots=gone.snapshots)
                 names = {"volumes": list(gone.volumes), "snapshots": list(gone.snapshots)}

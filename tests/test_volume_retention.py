@@ -57,6 +57,11 @@ def test_a_snapshot_that_is_pending_is_left_to_complete():
     assert () == surplus(HELD, (), (snapshot(1, state="pending"), snapshot(3), snapshot(4))).snapshots
 
 
+def test_at_the_end_of_a_run_nobody_waits_for_a_pending_snapshot_that_is_surplus():
+    found = (snapshot(1, state="pending"), snapshot(3), snapshot(4, state="pending"))
+    assert surplus(HELD, (), found, run_ends=True).snapshots == (found[0].id,)
+
+
 def test_nothing_is_even_looked_at_before_a_checkpoint_is_acknowledged():
     assert Surplus((), ()) == clean_up(SimpleNamespace(), HELD, acknowledged_step=None)
 

@@ -23,12 +23,17 @@ class Surplus:
 
 
 def surplus(
-    held: Writer, volumes: tuple[Volume, ...], snapshots: tuple[Snapshot, ...], kept: int = SNAPSHOTS_KEPT
+    held: Writer,
+    volumes: tuple[Volume, ...],
+    snapshots: tuple[Snapshot, ...],
+    kept: int = SNAPSHOTS_KEPT,
+    run_ends: bool = False,
 ) -> Surplus:
     """What can go, seen by the holder of the last term. Pure. `kept`: less where a newer snapshot is known of.
 
     Volumes: superseded ones, and copies of earlier terms that were never finished; never one that is attached.
-    Snapshots: ours by purpose, all but the newest two; a pending one is left to complete.
+    Snapshots: ours by purpose, all but the newest two. A pending one is left to complete, unless the run ends: nobody
+    looks again then (AWS takes the deletion at once and carries it out when the snapshot has completed).
     """
     old = [volume.id for volume in volumes if _is_superseded(volume, held) and not volume.attachments]
     purposes = tuple(purpose.value for purpose in Purpose)
@@ -37,7 +42,7 @@ def surplus(
     newest_first = sorted(
         (s for s in ours if s.state != "error"), key=lambda s: (term_of(s), s.started, s.id), reverse=True
     )
-    done = [s for s in newest_first[kept:] if s.state == "completed"]
+    done = [s for s in newest_first[kept:] if run_ends or s.state == "completed"]
     return Surplus(tuple(sorted(old)), tuple(sorted(s.id for s in (*failed, *done))))
 
 
@@ -73,7 +78,7 @@ def _superseded_by_us(ctx: Context, held: Writer, seen: tuple[Volume, ...]) -> l
     return [v for v in ours if v != held.volume and v not in attached | ctx.memory.deleted]
 
 
-def clean_up(ctx: Context, held: Writer, *, acknowledged_step: int | None) -> Surplus:
+def clean_up(ctx: Context, held: Writer, *, acknowledged_step: int | None, run_ends: bool = False) -> Surplus:
     """Delete the surplus and return what was deleted; nothing where this term has acknowledged no checkpoint.
 
     Retryable as AWS is; what could not be deleted is found again by the next call.
@@ -86,7 +91,7 @@ def clean_up(ctx: Context, held: Writer, *, acknowledged_step: int | None) -> Su
     seen = ctx.ec2.volumes_of_run(ctx.desired.run)
     listed = ctx.ec2.snapshots_of_run(ctx.desired.run)
     unlisted = ctx.memory.snapshot if ctx.memory.snapshot not in {one.id for one in listed} else None
-    found = surplus(held, seen, listed, kept=SNAPSHOTS_KEPT - (1 if unlisted else 0))
+    found = surplus(held, seen, listed, kept=SNAPSHOTS_KEPT - (1 if unlisted else 0), run_ends=run_ends)
     volumes, snapshots = [], []
     for volume in sorted({*found.volumes, *_superseded_by_us(ctx, held, seen)}):
         try:
