@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 
 from spotheal.fleet.report_series import Axis, Series, axis_of, brief, pieces
-from spotheal.fleet.table import printable
+from spotheal.fleet.table import cut, printable
 
 _LETTER = 6.6  # widest an 11 px figure or letter of the page's fonts is, nearly
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800,
@@ -24,10 +24,6 @@ def safe(text: object) -> str:
     """For markup: no control characters, no tags, no endless line."""
     shown = printable(str(text))
     return html.escape(shown if len(shown) <= _TEXT_MAX else shown[: _TEXT_MAX - 1] + "…")
-
-
-def cut(text: str, letters: float) -> str:
-    return text if len(text) <= letters else text[: max(1, int(letters) - 1)] + "…"
 
 
 @dataclass(frozen=True)

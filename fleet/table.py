@@ -26,6 +26,10 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " if c in "\n\t\r" else "?" for c in text)
 
 
+def cut(text: str, letters: float) -> str:
+    return text if len(text) <= letters else text[: max(1, int(letters) - 1)] + "…"
+
+
 def duration(seconds: float | None) -> str:
     """`45 s`, `12 min`, `3 h 05 min`, `2 d 4 h`."""
     if seconds is None:

@@ -48,7 +48,7 @@ def test_a_child_that_always_fails_ends_as_failed_with_its_last_words_and_the_ot
     world = BatchWorld(tmp_path, script, entries=[{}, {}])
     assert [world.live(index=1), world.live(index=0)] == [7, 0]
     assert "no such thing" in world.status(1)["reason"]
-    assert (world.status()["phase"], world.status()["reason"]) == ("failed", "1 of 2 runs are done; the others are 1")
+    assert (world.status()["phase"], world.status()["reason"]) == ("failed", "1 of 2 runs are done; failed: 1")
     assert world.live(index=0, attempt=2) == 0, "an array that is submitted again does not train again"
 
 

@@ -40,7 +40,7 @@ def end_of_sweep(
     reason = f"{len(entries) - len(missed)} of {len(entries)} runs are done"
     if missed:
         shown = ", ".join(str(index) for index in missed[:10]) + (", …" if len(missed) > 10 else "")
-        reason += f"; the others are {shown}"
+        reason += f"; failed: {shown}"
     status = Status(
         store, clock, log, job=config.job.job.name, run=store.url.prefix.rpartition("/")[2], instance=here.instance,
         instance_type=here.instance_type or None, zone=here.zone or None, revision=config.revision,

@@ -10,7 +10,7 @@ from spotheal.agent.store import Store
 from spotheal.fleet.batch import jobs
 from spotheal.fleet.runs import Run
 from spotheal.fleet.session import Session
-from spotheal.fleet.table import lines_of, table
+from spotheal.fleet.table import cut, lines_of, table
 
 SCHEMA_VERSION = 1
 ROWS_SHOWN = 40
@@ -36,15 +36,22 @@ def gather(session: Session, run: Run) -> dict[str, Any]:
         document["attempts"] = len(job.get("attempts") or []) + (job["status"] in ("STARTING", "RUNNING"))
         document["failed"] = [_failed(job)] if job["status"] == "FAILED" else []
         document["waiting_for"] = job.get("statusReason") if job["status"] == "RUNNABLE" else None
+        if document["size"]:  # a list of one
+            _ask(run, document["failed"])
         return document
     ids = jobs.children(session, str(asked["job_id"]), "FAILED") if document["counts"]["FAILED"] else []
     described = jobs.describe(session, ids[:_DESCRIBED_MAX]).values()
     document["failed"] = sorted((_failed(one) for one in described), key=lambda row: row["index"])
-    for row in document["failed"][:ROWS_SHOWN]:  # what the child itself has said tells more than AWS
+    _ask(run, document["failed"][:ROWS_SHOWN])
+    return document
+
+
+def _ask(run: Run, failed: list[dict[str, Any]]) -> None:
+    """What a child itself has said tells more than AWS."""
+    for row in failed:
         said = run.store.get_json(f"{LAYOUT.entry(row['index'])}/{LAYOUT.status}") or {}
         if said.get("phase") in _ENDS and said.get("reason"):
             row["reason"] = str(said["reason"])
-    return document
 
 
 def _failed(job: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +81,7 @@ def settle(run: Run, document: dict[str, Any], clock: Clock) -> bool:
     if document["size"]:
         done = sum(key.endswith(".done") for key in run.store.keys(LAYOUT.queue))
         others = ", ".join(str(row["index"]) for row in document["failed"][:10])
-        reason = f"{done} of {document['size']} runs are done" + (f"; the others are {others}" if others else "")
+        reason = f"{done} of {document['size']} runs are done" + (f"; failed: {others}" if others else "")
         changed = _end(run.store, reason, clock) or changed
     return changed
 
@@ -115,9 +122,12 @@ def render(document: dict[str, Any]) -> str:
     if document["waiting_for"]:
         rows.append(("waits for", document["waiting_for"]))
     rows += [("queue", document["queue"]), ("store", document["store"])]
+    if document["failed"] and document["size"] == 1:
+        rows.append(("why", _one_line(document["failed"][0]["reason"])))
     if not document["failed"] or document["size"] < 2:
         return lines_of(rows)
-    shown = [(row["index"], row["attempts"], _one_line(row["reason"])[:90]) for row in document["failed"][:ROWS_SHOWN]]
+    first = document["failed"][:ROWS_SHOWN]
+    shown = [(row["index"], row["attempts"], cut(_one_line(row["reason"]), 90)) for row in first]
     more = len(document["failed"]) - len(shown)
     return lines_of(rows) + "\n\n" + table(("FAILED", "ATTEMPTS", "WHY"), shown) + (
         f"\n… and {more} more" if more > 0 else "")  # fmt: skip

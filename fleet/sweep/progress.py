@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from spotheal.agent.errors import ConfigError, NotFound
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet import runs
 from spotheal.fleet.session import Session
-from spotheal.fleet.table import lines_of, printable, table
+from spotheal.fleet.table import cut, lines_of, printable, table
 
 SCHEMA_VERSION = 1
 _READERS = 16
@@ -140,7 +141,8 @@ def render(document: dict[str, Any], metric: str = "") -> str:
     entries = document["entries"] if metric else sorted(
         document["entries"], key=lambda row: (order.index(row["state"]), row["index"])
     )  # fmt: skip
-    shown = [_cells(row, metric) for row in entries[:ROWS_SHOWN]]
+    same = _same(entries)
+    shown = [_cells(row, metric, same) for row in entries[:ROWS_SHOWN]]
     heads = ("RUN", "STATE", "STEP", metric.upper() or "LOSS", "INSTANCES", "PARAMETERS")
     more = len(entries) - len(shown)
     found = lines_of(rows) + "\n\n" + table(heads, shown) + (f"\n… and {more} more" if more > 0 else "")
@@ -166,8 +168,15 @@ def in_words(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _cells(row: dict[str, Any], metric: str) -> tuple[Any, ...]:
+def _same(rows: list[dict[str, Any]]) -> set[str]:
+    """Parameters that all rows have alike."""
+    first = rows[0]["parameters"] if rows else {}
+    return {name for name, value in first.items() if all(row["parameters"].get(name) == value for row in rows)}
+
+
+def _cells(row: dict[str, Any], metric: str, same: Collection[str]) -> tuple[Any, ...]:
     value = value_of(row, metric or "loss")
     step = None if row["step"] is None else f"{row['step']}/{row['steps_total']}" if row["steps_total"] else row["step"]
-    said = ", ".join(f"{name}={in_words(value)}" for name, value in row["parameters"].items())
-    return row["index"], row["state"], step, None if value is None else f"{value:.4g}", row["instances"], said[:80]
+    own = sorted(row["parameters"].items(), key=lambda pair: pair[0] in same)  # a row is cut at its end
+    said = ", ".join(f"{name}={in_words(value)}" for name, value in own)
+    return row["index"], row["state"], step, None if value is None else f"{value:.4g}", row["instances"], cut(said, 80)

@@ -50,7 +50,8 @@ def _head(report: SweepReport) -> str:
     count = report.count
     said = f"<strong>{count['done']} of {count['all']} runs</strong> are done"
     if (best := report.best) is not None:
-        own = ", ".join(f"{one.name} {in_words(best['parameters'].get(one.name))}" for one in report.parameters[:4])
+        own = ", ".join(f"{one.name} {in_words(best['parameters'][one.name])}"
+                        for one in report.parameters[:4] if one.name in best["parameters"])
         value = _value(report, report.values[int(best["index"])])
         said += (
             f"; the best {safe(_plain(report))} is <strong>{value}</strong>, of"
