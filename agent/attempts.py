@@ -24,8 +24,11 @@ class AttemptEnd:
     asked: bool
     gained: bool  # a step beyond the best so far; without a progress file, a changed checkpoint
     reports: bool  # whether it writes a progress file
+    hung: str = ""  # `limits.silent`, where we ended it for that
 
     def __str__(self) -> str:
+        if self.hung:
+            return f"was ended after {self.hung} without a step, a line of output or a checkpoint (limits.silent)"
         if self.signal is None:
             return f"exited with {self.exit_code}"
         try:
@@ -73,16 +76,16 @@ def decide(end: AttemptEnd, tally: Tally, failures_max: int) -> Done | Stopped |
     """What follows `end`. Only a step gained forgets failures: neither time nor a clean exit does."""
     if end.asked:
         return Stopped()
-    if end.exit_code == EXIT_DONE:
+    if end.exit_code == EXIT_DONE and not end.hung:
         return Done()
     if end.gained:
         tally = Tally(failures_at_all=0 if end.reports else tally.failures_at_all)
-    if end.exit_code == EXIT_RANKS_LOST:
+    if end.exit_code == EXIT_RANKS_LOST and not end.hung:
         tally = replace(tally, ranks_lost=tally.ranks_lost + 1)
         if tally.ranks_lost <= RANKS_LOST_MAX:
             pause = min(BACK_OFF_SECONDS_MAX, 2.0 ** (tally.ranks_lost - 2))
             return StartAgain(pause, tally, "the other machines of this world are gone")
-    if end.exit_code == EXIT_SAVED_AND_STOPPED:
+    if end.exit_code == EXIT_SAVED_AND_STOPPED and not end.hung:
         tally = replace(tally, unasked_stops=tally.unasked_stops + 1)
         if tally.unasked_stops < UNASKED_STOPS_MAX:
             return StartAgain(0.0, tally, "saved and stopped for an interruption that did not come")

@@ -310,6 +310,13 @@ KEYS: tuple[Key, ...] = (
     ),
     Key("fleet", "public_key", "", _text, "file with the public key that `request` imports as the fleet's KeyName"),
     Key("limits", "failures", 3, _integer(1, 100), "failures without a step gained between them that end the run"),
+    Key(
+        "limits",
+        "silent",
+        "4h",
+        _duration,
+        "without a step, a line of output or a new checkpoint for so long it hangs, and is started again; 0m = never",
+    ),
     Key("limits", "hours", 0, _amount, "hours of the run after which it saves and ends; 0 = none"),
     Key("limits", "dollars", 0, _amount, "dollars since the request after which it saves and ends; 0 = none"),
     Key(
@@ -411,6 +418,7 @@ class FleetTable:
 @dataclass(frozen=True)
 class LimitsTable:
     failures: int
+    silent: str
     hours: float
     dollars: float
 

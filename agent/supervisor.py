@@ -19,11 +19,12 @@ from spotheal.agent import contract, idle_gpus
 from spotheal.agent.account import Account
 from spotheal.agent.attempts import AttemptEnd, Done, GiveUp, StartAgain, Stopped, Tally, decide
 from spotheal.agent.clock import Clock
-from spotheal.agent.config import InstanceConfig
+from spotheal.agent.config import InstanceConfig, seconds
 from spotheal.agent.contract import Notice, Progress
 from spotheal.agent.errors import SetupFailed
 from spotheal.agent.folders import Folders
 from spotheal.agent.process_group import ForeignProgram, end_leftovers
+from spotheal.agent.silence import Silence
 from spotheal.agent.trainer_environment import expand, trainer_environment
 from spotheal.agent.trainer_files import (
     describe,
@@ -79,6 +80,8 @@ class Supervisor:
         self._given = dict(given or {})  # beside the contract: secrets among it
         self._hooks, self._timing = hooks or Hooks(), timing or Timing()
         self._teller = Teller(self._hooks, log)
+        self._silent_seconds = float(seconds(config.job.limits.silent))
+        self._silence = Silence(clock, 0.0, tuple)
         self.attempt = first_attempt - 1
         self.best_step = best_step
         self.progress: Progress | None = None
@@ -187,9 +190,12 @@ class Supervisor:
         before = self._before_start()
         self._began = self._clock.now().timestamp()
         self._tail.clear()
+        self._silence = Silence(self._clock, self._silent_seconds, lambda: mark_of(self._kept()))
         found = progress_of(self._folders.progress_file)
         world, program = self._start()
-        watch = Watch(self, program, self._folders, self._clock, self._timing, written=found[1] if found else 0)
+        watch = Watch(
+            self, program, self._folders, self._clock, self._timing, self._silence, written=found[1] if found else 0
+        )
         over = threading.Event()
         if world.gpus > 1:
             idle_gpus.start(world.gpus, lambda: watch.gained, self._on_idle_gpus, self._clock, over)
@@ -211,7 +217,8 @@ class Supervisor:
         asked = watch.asked
         if program.exit_code == contract.EXIT_SAVED_AND_STOPPED and not asked:
             asked = self._clock.sleep(self._timing.unasked_wait_seconds, until=self._requested)
-        return AttemptEnd(program.exit_code, program.signal, asked, gained, self._reports)
+        hung = self._config.job.limits.silent if watch.hung else ""
+        return AttemptEnd(program.exit_code, program.signal, asked, gained, self._reports, hung)
 
     def _before_start(self) -> frozenset[tuple[str, str, int, float]]:
         self._folders.notice_file.unlink(missing_ok=True)
@@ -284,6 +291,7 @@ class Supervisor:
         return self._meeting is None or self._meeting.leads
 
     def _line(self, line: str) -> None:
+        self._silence.heard()
         self._tail.append(line)
         self._hooks.on_line(line)
 

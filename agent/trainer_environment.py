@@ -61,6 +61,7 @@ def trainer_environment(
     found = base_environment(own, account, folders.home)
     found.setdefault("AWS_REGION", config.region)
     found.setdefault("PYTHONUNBUFFERED", "1")  # through a pipe, Python would keep back the last lines before a kill
+    found.setdefault("PYTHONFAULTHANDLER", "1")  # a Python that hangs says where, at the SIGABRT that ends it
     found |= {**config.job.environment, **(given or {})}
     found |= {
         contract.JOB: config.job.job.name,

@@ -11,8 +11,10 @@ from spotheal.agent.clock import Clock
 from spotheal.agent.contract import Notice, Progress
 from spotheal.agent.folders import Folders, publish
 from spotheal.agent.process_group import ForeignProgram
+from spotheal.agent.silence import Silence
 from spotheal.agent.trainer_files import progress_of
 
+_ABORT_SECONDS = 10.0  # in which a hung trainer may say where: Python prints every thread's stack at SIGABRT
 _GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL where the deadline has passed already
 
 
@@ -63,11 +65,12 @@ class Watch:
         folders: Folders,
         clock: Clock,
         timing: Timing,
+        silence: Silence,
         *,
         written: int,
     ) -> None:
         """`written` is the mark of the progress document that was there before the start."""
-        self._of, self._program, self._folders = of, program, folders
+        self._of, self._program, self._folders, self._silence = of, program, folders, silence
         self._clock, self._timing = clock, timing
         self._start = clock.monotonic()
         self._seen: Request | None = None
@@ -78,6 +81,7 @@ class Watch:
         self._look_elsewhere_at = timing.empty_checkpoints_seconds  # walking large folders costs: not every second
         self.gained = False
         self.reported = False
+        self.hung = False
 
     @property
     def asked(self) -> bool:
@@ -93,6 +97,9 @@ class Watch:
             if self._of.take_rebalance() and not self.asked:
                 self._rebalance()
             self._answer()
+            if not self.asked and self._silence.too_long():
+                self._abort()
+                return
             self._clock.sleep(self._pause(), until=self._of.wake)
 
     def _over(self) -> bool:
@@ -126,6 +133,14 @@ class Watch:
         else:
             self._program.tell_restarted(signal.SIGTERM)
 
+    def _abort(self) -> None:
+        """It gets no time to save: what hangs cannot."""
+        self.hung = True
+        told = self._program.tell(signal.SIGABRT)
+        self._of.log.error("the trainer gives no sign of life and is ended", processes=told)
+        self._of.event("hung", processes=len(told))
+        self._clock.sleep(_ABORT_SECONDS, until=self._program.ended)
+
     def _rebalance(self) -> None:
         publish(self._folders.rebalance_file, "{}\n")
         told = self._program.tell_handlers(signal.SIGUSR1)
@@ -137,6 +152,7 @@ class Watch:
         found = progress_of(self._folders.progress_file)
         if found is not None and found[1] != self._written:
             self._written = found[1]
+            self._silence.heard()
             self.gained = self._of.note(found[0]) or self.gained
             if not self.reported:
                 self.reported = True

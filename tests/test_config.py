@@ -54,6 +54,7 @@ EXAMPLES: dict[tuple[str, str], tuple[Any, list[Any]]] = {
     ("fleet", "public_key"): ("~/.ssh/id_ed25519.pub", [1, "a\nb"]),
     ("fleet", "on_demand_after"): ("30m", ["later"]),
     ("limits", "failures"): (5, [0, 101, 1.5]),
+    ("limits", "silent"): ("30m", ["soon", 5, ""]),
     ("limits", "hours"): (1.5, [-1, "1", True, float("nan"), float("inf")]),
     ("limits", "dollars"): (20, [-1, "20"]),
     ("cage", "mode"): ("imds", ["maybe", True]),
