@@ -22,7 +22,7 @@ SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ("request", "Start a job; one that runs already is shown."),
         ("volume", "The volumes of jobs: list, create, adopt, fill, remove."),
         ("iam", "The policies and roles: show, create, delete."),
-        ("secret", "Tokens and keys that only the trainer gets: put, list, delete."),
+        ("secret", "Tokens and keys that only the trainer gets: put, ls, rm."),
         ("batch", "Jobs and arrays on AWS Batch: create, image, submit, status, logs, cancel, delete."),
         ("sweep", "Many runs of a job, one for each entry of a list: run, status, report, scale."),
     )),

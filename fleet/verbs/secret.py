@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from spotheal.fleet.session import Session
 
 EXAMPLE = "fleetctl secret put HF_TOKEN < token.txt"
-app = group("secret", "Tokens and keys that only the trainer gets: put, list, delete.", EXAMPLE)
+app = group("secret", "Tokens and keys that only the trainer gets: put, ls, rm.", EXAMPLE)
 
 
 def stores() -> list[str]:
