@@ -8,7 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
@@ -29,6 +29,8 @@ MOUNT_POINT = "/var/lib/spotheal/shared/efs"  # agent.efs mounts it there
 _CHUNK = 1 << 20
 _INSTANCES_TRIED = 3
 _ASK_SECONDS = 60.0
+_WORK_BATCH = frozenset({"state"})
+_WORK_NODES = frozenset({"checkpoints", "working", "keep", "logs", "progress", ".spotheal"})
 # SPOTHEAL_ROOT is set on a rehearsal's machines alone. The run's folder is the trainer's: read as root where need be.
 _READ = (
     'f="${SPOTHEAL_ROOT:-}"PATH; if [ -r "$f" ]; then exec PROGRAM; fi; '
@@ -78,13 +80,21 @@ def opened(
             case StoreUrl():
                 yield Objects(run.store.client, place.below(run.job, run.id))
             case EfsUrl() if folder is not None:
-                yield Mounted(_below(folder, place, run), listed(run))
+                yield Mounted(_below(folder, place, run), listed(run), _work_of(run))
             case EfsUrl() if not reading:
                 yield Listed(f"{place}/{run.job}/{run.id}/", listed(run))
             case EfsUrl():
                 path = "/".join(part for part in (MOUNT_POINT, place.folder, run.job, run.id) if part)
                 connection = _connection(stack, session, run, path, say, place, user, identity)
                 yield OverSsh(connection, path, listed(run))
+
+
+def _work_of(run: Run) -> frozenset[str]:
+    """Folders at the run's top that agents work in: of containers at Batch, of several machines."""
+    if run.fleet_document().get("engine") == "batch":
+        return _WORK_BATCH
+    nodes = ((run.store.get_json(LAYOUT.job_document) or {}).get("job") or {}).get("nodes") or "1"
+    return _WORK_NODES if nodes != "1" else frozenset()
 
 
 class Listed:
@@ -120,8 +130,9 @@ def _below(folder: Path, place: EfsUrl, run: Run) -> Path:
 class Mounted:
     """A folder: the file system is mounted on this machine."""
 
-    def __init__(self, folder: Path, found: tuple[Result, ...]) -> None:
-        self._folder, self._known = folder, {one.name: one for one in found}
+    def __init__(self, folder: Path, found: tuple[Result, ...], work: Collection[str] = ()) -> None:
+        """`work`: folders in it that hold checkpoints and the like, no results; files that an agent listed are."""
+        self._folder, self._known, self._work = folder, {one.name: one for one in found}, work
 
     def __str__(self) -> str:
         return f"{self._folder}/"
@@ -136,6 +147,8 @@ class Mounted:
                     seen = path.stat()
                     relative = path.relative_to(self._folder).as_posix()
                     known = self._known.get(relative)
+                    if known is None and relative.partition("/")[0] in self._work:
+                        continue
                     same = known is not None and known.size == seen.st_size
                     modified = datetime.fromtimestamp(seen.st_mtime, timezone.utc)
                     found.append(Result(relative, seen.st_size, modified, known.sha256 if known and same else ""))

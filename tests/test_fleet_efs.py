@@ -218,6 +218,16 @@ def test_what_lies_in_another_bucket_is_fetched_from_there(desk: Desk, tmp_path:
     assert [(one["name"], one["checked"]) for one in came["results"]] == [("model", "crc32")]
 
 
+def test_checkpoints_that_lie_beside_results_are_not_fetched_as_results(tmp_path: Path) -> None:
+    for name in ("state/0/checkpoints/last.pt", "0/model.bin", "0/state/kept.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"weights")
+    own = results.Result("state/told.bin", 7, None, "")
+    (tmp_path / "state/told.bin").write_bytes(b"weights")
+    names = [one.name for one in results_efs.Mounted(tmp_path, (own,), {"state"}).list()]
+    assert names == ["0/model.bin", "0/state/kept.bin", "state/told.bin"]
+
+
 def test_a_file_that_is_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
     body = bytes(range(256)) * 40
     one = results.Result("model.bin", len(body), None, hashlib.sha256(body).hexdigest())
