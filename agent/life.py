@@ -16,9 +16,10 @@ from types import TracebackType
 from typing import Any, ParamSpec
 
 from spotheal.agent import aws
-from spotheal.agent.clock import Clock, SystemClock, rfc3339
+from spotheal.agent.clock import Clock, SystemClock, parse_rfc3339, rfc3339
 from spotheal.agent.config import InstanceConfig, seconds
 from spotheal.agent.confinement import Confinement
+from spotheal.agent.contract import BETWEEN_INTERRUPTIONS
 from spotheal.agent.ec2 import Ec2
 from spotheal.agent.efs import Efs
 from spotheal.agent.errors import ExitCode, Fatal, Interrupted, NoCredentials, Retryable, SpothealError
@@ -49,7 +50,7 @@ from spotheal.agent.liveness import (
     Liveness,
 )
 from spotheal.agent.logs import Logs
-from spotheal.agent.look_back import LookBack
+from spotheal.agent.look_back import LookBack, between_interruptions
 from spotheal.agent.messages import interruption_message
 from spotheal.agent.metadata import Metadata
 from spotheal.agent.money import Money, used_gib
@@ -409,9 +410,8 @@ class Life:
         assert self._interpreter is not None  # the stages before
         around = self._instruments()
         cage, python = self._confinement, self._interpreter.path
-        self._trainer = TrainerStage(
-            self._config, self._folders, python, cage.account, around, {**cage.trainers, **self._surroundings()}
-        )
+        given = {**cage.trainers, **self._rate(), **self._surroundings()}
+        self._trainer = TrainerStage(self._config, self._folders, python, cage.account, around, given)
         interruption = self._watcher.interruption
         if interruption is not None:  # it came between the last look and here
             self._trainer.notify(interruption)
@@ -434,6 +434,13 @@ class Life:
             self._clock, self._world.logs, self._ledger, self._status, self._launch, self._context, self._held,
             self._money.limits(self._tell), self._money.curves(self._folders.metrics_file),
         )  # fmt: skip
+
+    def _rate(self) -> dict[str, str]:
+        """How often this run is interrupted. Each term but the first came after a machine that was lost."""
+        if self._held is None or not self._config.requested_at:
+            return {}
+        gone = (self._clock.now() - parse_rfc3339(self._config.requested_at)).total_seconds()
+        return {BETWEEN_INTERRUPTIONS: f"{between_interruptions(gone, self._held.term - 1):.0f}"}
 
     def _surroundings(self) -> dict[str, str]:
         """More of the trainer's environment."""

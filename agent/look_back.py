@@ -26,6 +26,9 @@ class Cloud(Protocol):
     def instances(self, instances: set[str]) -> tuple[Instance, ...]: ...
 
 
+GUESS_SECONDS = 7200.0  # between interruptions, of a run that has met none
+
+
 @dataclass(frozen=True)
 class LookBack:
     """`find_end` raises Interrupted where `stop` is set, Retryable where the store fails for half an hour."""
@@ -77,6 +80,14 @@ class LookBack:
                     self.store.count_launch(name, one)
             told.append(one)
         return told
+
+
+def between_interruptions(run_seconds: float, machines_lost: int) -> float:
+    """Seconds between two, as a run of `run_seconds` has met them: what it has seen, and one in two hours before.
+
+    With the guess counted as one interruption, a first one after a minute does not make the rate sixty an hour.
+    """
+    return (GUESS_SECONDS + max(0.0, run_seconds)) / (1 + max(0, machines_lost))
 
 
 def patiently(ask: Callable[[], T], clock: Clock, stop: Stop, log: Any) -> T:

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from spotheal.training import build, loop, options
 from spotheal.training.checkpoint import Outcome, Store
 from spotheal.training.notice import Watcher
-from spotheal.training.pace import Pace
+from spotheal.training.pace import Pace, interruption_seconds
 from spotheal.training.report import Metrics, Reporter
 
 LIMIT = 0.99
@@ -109,7 +109,7 @@ def measure(arguments: list[str], seconds: float, folder: Path, memory: Path) ->
     saves: list[Outcome] = []
     store = Store(folder / "checkpoints", on_end=saves.append)
     loop.resume(run, store, turns)
-    pace = Pace(chosen.save_every, chosen.interruption_hours * 3600, turns.monotonic)
+    pace = Pace(chosen.save_every, interruption_seconds(os.environ, chosen.interruption_hours), turns.monotonic)
     with Ends() as watcher:
         watcher.turns, turns.store, turns.began = turns, store, now()
         loop.train(run, store, pace, watcher, turns)

@@ -14,7 +14,7 @@ import pytest
 from spotheal.agent.clock import Clock, SystemClock, never
 from spotheal.agent.ec2 import Instance
 from spotheal.agent.errors import Interrupted, Retryable
-from spotheal.agent.look_back import LookBack, last_saved_at
+from spotheal.agent.look_back import LookBack, between_interruptions, last_saved_at
 from spotheal.agent.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.store import Claim, Store
 from spotheal.fleet.rehearsal.client import InMemoryS3
@@ -152,3 +152,13 @@ def test_times_are_compared_in_one_form() -> None:
     assert "2026-11-21T08:30:00Z" == last_saved_at({"progress": {"saved": {"time": "2026-11-21T09:30:00.25+01:00"}}})
     assert "" == last_saved_at({"progress": None})
     assert "" == last_saved_at({"progress": {"saved": {"time": "yesterday"}}})
+
+
+@pytest.mark.parametrize(
+    ("run_hours", "lost", "hours"),
+    [(0, 0, 2.0), (0.1, 1, 1.05), (10, 1, 6.0), (10, 11, 1.0), (98, 0, 100.0), (-1, 0, 2.0)],
+)
+def test_the_rate_of_interruptions_is_what_the_run_has_seen_and_a_guess(
+    run_hours: float, lost: int, hours: float
+) -> None:
+    assert between_interruptions(run_hours * 3600, lost) == pytest.approx(hours * 3600)

@@ -21,7 +21,7 @@ from spotheal.training import build, loop, options, state  # noqa: E402
 from spotheal.training.__main__ import main  # noqa: E402
 from spotheal.training.checkpoint import SaveFailed, Store  # noqa: E402
 from spotheal.training.notice import Watcher  # noqa: E402
-from spotheal.training.pace import Every, Pace, best_interval  # noqa: E402
+from spotheal.training.pace import Every, Pace, best_interval, interruption_seconds  # noqa: E402
 from spotheal.training.report import Metrics, Reporter  # noqa: E402
 
 SMALL = ("--dataset", "digits", "--epochs", "1", "--batch-size", "128", "--no-imds", "--save-every", "4")
@@ -230,6 +230,17 @@ def test_a_pace_in_seconds_counts_from_the_last_save() -> None:
     assert pace.due(2)
     pace.begun()
     assert not pace.due(3)
+
+
+@pytest.mark.parametrize(
+    ("said", "hours", "seconds"),
+    [("1800", None, 1800.0), ("1800", 3.0, 10800.0), ("", None, 7200.0), ("soon", None, 7200.0), ("-1", None, 7200.0),
+     ("nan", None, 7200.0), ("inf", None, 7200.0)],
+)  # fmt: skip
+def test_interruptions_come_as_the_agent_counts_them_unless_somebody_knows_better(
+    said: str, hours: float | None, seconds: float
+) -> None:
+    assert interruption_seconds({"SPOTHEAL_SECONDS_BETWEEN_INTERRUPTIONS": said}, hours) == seconds
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "", "1h", "x", "1.5"])

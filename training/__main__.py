@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     from spotheal.training import build, loop
     from spotheal.training.checkpoint import Store
     from spotheal.training.notice import Watcher
-    from spotheal.training.pace import Pace
+    from spotheal.training.pace import Pace, interruption_seconds
     from spotheal.training.report import Metrics, Reporter
 
     with Watcher.from_environment(imds=not options.no_imds) as watcher:
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             training = build.build(options, folders.datasets, ranks.first(saved_threads(store)), ranks)
             loop.resume(training, store, report)
-            pace = Pace(options.save_every, options.interruption_hours * 3600)
+            pace = Pace(options.save_every, interruption_seconds(os.environ, options.interruption_hours))
             ended = loop.train(training, store, pace, watcher, report)
             if ended is loop.Ended.SAVED_AND_STOPPED:
                 report.say(f"saved at step {training.counters.step} and stopped for the notice")

@@ -75,9 +75,8 @@ def _add_saving(add: Callable[..., object]) -> None:
     add(
         "--interruption-hours",
         type=positive(float),
-        default=2.0,
         metavar="HOURS",
-        help="%(default)s between two; for auto",
+        help="between two, for auto; default: as the agent counts them, else 2",
     )
     add("--no-imds", action="store_true", help="do not ask the instance metadata service for notices")
 

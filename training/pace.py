@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from spotheal.agent.contract import BETWEEN_INTERRUPTIONS
+
 OVERHEAD_MAX = 0.01
+SECONDS_BETWEEN = 7200.0  # interruptions, where nobody has counted them
 SECONDS_MIN, SECONDS_MAX = 2.0, 900.0
 SECONDS_FIRST = 30.0  # until a cost has been measured
 FINAL_SAVE_FACTOR, FINAL_SAVE_SECONDS = 1.5, 5.0  # what is kept free before the deadline
@@ -55,13 +58,24 @@ def too_slow(save_seconds: float, data_bytes: int) -> str:
     )
 
 
+def interruption_seconds(environment: Mapping[str, str], hours: float | None = None) -> float:
+    """Seconds between interruptions: `hours` where given, else what the agent has counted, else two hours."""
+    if hours is not None:
+        return hours * 3600
+    try:
+        counted = float(environment.get(BETWEEN_INTERRUPTIONS, ""))
+    except ValueError:
+        return SECONDS_BETWEEN
+    return counted if 0 < counted < math.inf else SECONDS_BETWEEN
+
+
 class Pace:
     """Says when the next save is due, and learns what a save costs."""
 
     def __init__(
         self,
         every: Every,
-        between_interruptions_seconds: float = 7200.0,
+        between_interruptions_seconds: float = SECONDS_BETWEEN,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.every = every

@@ -29,7 +29,7 @@ from spotheal.training import state
 from spotheal.training.checkpoint import Loaded, Outcome, SaveFailed, Store
 from spotheal.training.distributed import Ranks, is_sharded
 from spotheal.training.notice import Watcher
-from spotheal.training.pace import Every, Pace, too_slow
+from spotheal.training.pace import Every, Pace, interruption_seconds, too_slow
 from spotheal.training.report import Metrics, Reporter
 
 DIGEST_SAMPLES = 64
@@ -50,7 +50,8 @@ class Session:
     """One training's checkpoints, notice and progress file, on all its ranks; rank 0 writes.
 
     `folder`: default SPOTHEAL_CHECKPOINT_DIR, else ./checkpoints. `save_every`: "100" (steps), "30s", "5m", or "auto":
-    the interval that loses least (Young/Daly) with `interruption_hours` between interruptions, at most 1 % of the time.
+    the interval that loses least (Young/Daly) with `interruption_hours` between interruptions, by default as the agent
+    counts them, without one 2; at most 1 % of the time.
     State must be replicated: rank 0's model and optimizer are those of all. Generators are saved for each rank.
     Make it after init_process_group, in the main thread: SIGTERM and SIGUSR1 are listened to from `listen` on.
     """
@@ -61,7 +62,7 @@ class Session:
         *,
         save_every: str = "auto",
         slots: int = 3,
-        interruption_hours: float = 2.0,
+        interruption_hours: float | None = None,
         imds: bool = True,
         ranks: Ranks | None = None,
         environment: Mapping[str, str] | None = None,
@@ -74,7 +75,7 @@ class Session:
         self.store: Any = self._open_store(slots)
         self.watcher = Watcher.from_environment(environment, imds=imds)
         self.next_ids: Callable[[], list[int]] = list  # ids of the next samples, for the digest
-        self._pace = Pace(Every.parse(save_every), interruption_hours * 3600)
+        self._pace = Pace(Every.parse(save_every), interruption_seconds(environment, interruption_hours))
         self._rng: Mapping[str, Any] | None = None
         self._mark: str | None = None
         self._wanted, self._failed, self._listening = False, 0, False
