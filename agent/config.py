@@ -337,7 +337,7 @@ KEYS: tuple[Key, ...] = (
     Key("store", "url", "", _store, "s3://bucket/prefix; default: bucket spotheal-<account>-<region>"),
     Key("store", "results", "", _results, "s3://bucket/prefix or efs://fs-id/folder for results; default: the store"),
     Key("batch", "image", "", _matching(r"[A-Za-z0-9./:@_-]{0,255}", "a container image"),
-        "image of the containers, with git and spotheal in it; default: the one that `fleetctl batch image push` makes"),
+        "image of containers, with git and spotheal in it; default: the one that `fleetctl batch image push` makes"),
     Key("batch", "vcpus", 4, _integer(1, 192), "vCPUs of a container"),
     Key("batch", "memory_gib", 14.0, _memory, "memory of a container; some of its host's is ECS's own"),
     Key("batch", "gpus", 0, _integer(0, 16), "GPUs of a container; 0: what `[job] gpus` says"),
