@@ -72,7 +72,7 @@ def _tiles(report: SweepReport) -> str:
         ("Runs done", f"{count['done']} of {count['all']}", f"{len(report.parameters)} parameters differ", ""),
         (f"Best {_plain(report)}", best, beside, "good"),
         ("At work", str(count["running"]), f"{count['waiting']} waiting", ""),
-        ("Failed", str(failed), "sweep retry begins them again" if failed else "none", ""),
+        ("Failed", str(failed), "each says why below; they can begin again" if failed else "none", ""),
     ]
     return '<div class="tiles">' + "".join(
         f'<div class="tile {cls}"><div class="name">{safe(name)}</div><div class="value">{safe(value)}</div>'
