@@ -24,13 +24,13 @@ SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ("iam", "The policies and roles: show, create, delete."),
         ("secret", "Tokens and keys that only the trainer gets: put, ls, rm."),
         ("batch", "Jobs and arrays on AWS Batch: create, image, submit, status, logs, cancel, delete."),
-        ("sweep", "Many runs of a job, one for each entry of a list: run, status, report, scale."),
+        ("sweep", "Many runs of a job, one for each entry of a list: run, status, report, retry, scale."),
     )),
     ("Look", (
         ("status", "Where a job is: fleet, instances, volumes, progress."),
         ("logs", "What agent and trainer said, on all instances of a run."),
         ("ssh", "A shell on the job's instance, whichever it is now."),
-        ("results", "What a run has stored as its results: list it, fetch it."),
+        ("results", "What a run has stored as its results: list it, fetch it; a file system to keep it on."),
         ("report", "Write a page about a run: machines, curves, cost."),
     )),
     ("End", (

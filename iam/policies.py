@@ -32,7 +32,6 @@ from spotheal.iam.calls import CALLS, NOT_CALLS, On, Who
 Document = dict[str, Any]
 RESCUE_ROLE = "spotheal-rescue-"  # and the job's name
 JOB_ROLE = "spotheal-job-"  # and the job's name: role and instance profile of one job alone
-LAUNCHING_SERVICES = ("ec2fleet.amazonaws.com", "spot.amazonaws.com", "spotfleet.amazonaws.com")
 # The keys an instance may change on what is the run's already; never run and job, which say whose a thing is.
 BATCH_ROLES = "spotheal-batch-*"  # `fleet.batch.names`
 TAG_KEYS = (TAG_REASON, TAG_SAVED_STEP, TAG_STATE, TAG_TERM)
@@ -201,13 +200,11 @@ def operator(scope: Scope) -> Document:
         _statement("Bucket", _actions(Who.OPERATOR, On.BUCKET), scope.bucket),
         *_key(scope),
         _statement("LookAtRoles", _actions(Who.OPERATOR, On.ROLES), _roles(scope)),
-        _statement("LookAtAwsOwnRoles", ["iam:GetRole"], scope.role("aws-service-role/*")),
         _statement("PassRoles", ["iam:PassRole"],
                    [scope.role(name) for name in (scope.instance_role, f"{JOB_ROLE}*", scope.fleet_role)],
                    {"StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com", "spotfleet.amazonaws.com"]}}),
-        _statement("FirstSpotRequestOfAnAccount", _actions(Who.OPERATOR, On.AWS_ROLES),
-                   scope.role("aws-service-role/*"),
-                   {"StringEquals": {"iam:AWSServiceName": list(LAUNCHING_SERVICES)}}),
+        _statement("AwsOwnRoles", ["iam:GetRole", *_actions(Who.OPERATOR, On.AWS_ROLES)],
+                   scope.role("aws-service-role/*/AWSServiceRoleForEC2*")),
     ])  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from spotheal.agent.clock import Stop
 from spotheal.agent.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.store import Store
 from spotheal.fleet import wheelhouse
+from spotheal.fleet.account import service_roles
 from spotheal.fleet.cli import app
 from spotheal.fleet.rehearsal.client import InMemoryEc2
 from spotheal.fleet.rehearsal.efs import FileSystems, InMemoryEfs
@@ -182,6 +183,8 @@ def _make_roles(iam: Any) -> None:
     for name in ("fleet", "better", "agent"):
         iam.create_role(RoleName=name, AssumeRolePolicyDocument=nothing)
         iam.put_role_policy(RoleName=name, PolicyName="theirs", PolicyDocument=nothing)
+    for service in service_roles.ROLES:
+        iam.create_service_linked_role(AWSServiceName=service)
     iam.create_instance_profile(InstanceProfileName="agent")
     iam.add_role_to_instance_profile(InstanceProfileName="agent", RoleName="agent")
 

@@ -35,7 +35,7 @@ def empty(desk: Desk, moto_clients: dict[str, Any], monkeypatch: pytest.MonkeyPa
     """An account with nothing but its default VPC, and files as `fleetctl init` writes them."""
     monkeypatch.setenv("AWS_REGION", "us-west-2")
     iam_backends.reset()
-    Account(desk.account.rules.world)  # with AWS's own policy for fleets
+    Account(desk.account.rules.world, strict=True)  # with AWS's own policy for fleets
     ec2 = moto_clients["ec2"]
     forget(ec2)
     subnets = {one["AvailabilityZone"]: one["SubnetId"] for one in ec2.describe_subnets()["Subnets"]}

@@ -37,7 +37,8 @@ DOCUMENT = json.dumps({
     "imageId": "ami-0abc1234def567890", "instanceId": "i-0123456789abcdef0", "instanceType": "p3.2xlarge",
     "privateIp": "10.0.0.7", "region": "us-west-2", "version": "2017-09-30",
 })  # fmt: skip
-ME = Identity("i-0123456789abcdef0", "us-west-2b", "us-west-2", "p3.2xlarge", "123456789012", "ami-0abc1234def567890")
+ME = Identity("i-0123456789abcdef0", "us-west-2b", "us-west-2", "p3.2xlarge", "123456789012", "ami-0abc1234def567890",
+              address="10.0.0.7")  # fmt: skip
 
 
 class QuickClock(SystemClock):

@@ -15,6 +15,7 @@ from typing import Any
 
 from moto.iam.models import SERVICE_NAME_CONVERSION, AWSManagedPolicy, iam_backends
 
+from spotheal.fleet.account import service_roles
 from spotheal.fleet.rehearsal.spotmarket import on_demand_price
 from spotheal.fleet.rehearsal.world import World
 
@@ -40,6 +41,11 @@ _IMAGES = (
     f"{_UBUNTU}24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
 )  # fmt: skip
 
+# moto gives AWS's own roles other names than AWS.
+SERVICE_NAME_CONVERSION.update(
+    {service.split(".")[0]: name.removeprefix("AWSServiceRoleFor") for service, name in service_roles.ROLES.items()}
+)
+
 
 @dataclass
 class Account:
@@ -51,8 +57,10 @@ class Account:
     _seen: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # As AWS names them.
-        SERVICE_NAME_CONVERSION.update(spot="EC2Spot", spotfleet="EC2SpotFleet", ec2fleet="EC2Fleet")
+        there = {role.name for role in self._iam.roles.values()}
+        for service, name in service_roles.ROLES.items():
+            if not self.strict and name not in there:  # this account has had spot instances before
+                self._iam.create_service_linked_role(service, "", "")
         made = "2017-12-27T18:41:34+00:00"
         document = {"Version": "2012-10-17", "Statement": []}
         data = {"DefaultVersionId": "v1", "Path": "/service-role/", "CreateDate": made, "UpdateDate": made,
