@@ -183,8 +183,8 @@ def _make_roles(iam: Any) -> None:
     for name in ("fleet", "better", "agent"):
         iam.create_role(RoleName=name, AssumeRolePolicyDocument=nothing)
         iam.put_role_policy(RoleName=name, PolicyName="theirs", PolicyDocument=nothing)
-    for service in service_roles.ROLES:
-        iam.create_service_linked_role(AWSServiceName=service)
+    for name in service_roles.ROLES.values():  # of an account that has had spot instances before
+        iam.create_role(RoleName=name, AssumeRolePolicyDocument=nothing)
     iam.create_instance_profile(InstanceProfileName="agent")
     iam.add_role_to_instance_profile(InstanceProfileName="agent", RoleName="agent")
 

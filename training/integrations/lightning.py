@@ -105,7 +105,8 @@ class SpotCheckpoints(Callback):
 
     def _gather(self, trainer: Trainer) -> Any:
         trainer.save_checkpoint(NEWEST, weights_only=False)
-        return {name: given(value) if name in _GIVEN else value for name, value in self.io.tree.items()}
+        tree = self.io.tree  # None on the ranks that Lightning has not write
+        return tree and {name: given(value) if name in _GIVEN else value for name, value in tree.items()}
 
 
 def given(value: Any) -> Any:
