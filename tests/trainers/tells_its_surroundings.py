@@ -1,15 +1,14 @@
 """Writes down what it was given: environment, user, umask, signals, folder, arguments."""
 
-import faulthandler
 import json
 import os
 import pathlib
 import signal
 import sys
 
-faulthandler.disable()  # Python's own, for PYTHONFAULTHANDLER is set: what it found there is put back
 mask = os.umask(0)
-odd = [s for s in range(1, 32) if s not in (9, 19, 13, 2, 25) and signal.getsignal(s) is not signal.SIG_DFL]
+usual = (signal.SIG_DFL, None)  # None: Python's fault handler, for PYTHONFAULTHANDLER is set
+odd = [s for s in range(1, 32) if s not in (9, 19, 13, 2, 25) and signal.getsignal(s) not in usual]
 blocked = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))
 status = pathlib.Path("/proc/self/status").read_text()
 ignored = int(next(row for row in status.splitlines() if row.startswith("SigIgn")).split()[1], 16)
