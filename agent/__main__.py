@@ -57,7 +57,8 @@ def _run(config: InstanceConfig) -> int:
 
 
 def _run_in_container() -> int:
-    """A container of AWS Batch. Exit codes: 0 done, 75 again on another host, anything else an end."""
+    """A container of AWS Batch. Exit codes: 0 done, 75 again on another host, anything else an end (1: a fault of
+    ours, with Python's own traceback)."""
     from spotheal.agent.batch.container import run_container
     from spotheal.agent.contract import EXIT_SAVED_AND_STOPPED
     from spotheal.agent.errors import Interrupted, NoCredentials, Retryable
@@ -70,11 +71,6 @@ def _run_in_container() -> int:
     except SpothealError as error:
         print(f"spotheal-agent: {error}", file=sys.stderr)
         return error.exit_code
-    except Exception:
-        import traceback
-
-        print(f"spotheal-agent: unexpected error\n{traceback.format_exc()}", file=sys.stderr)
-        return ExitCode.UNEXPECTED
 
 
 def _read(path: Path) -> str:

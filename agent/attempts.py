@@ -76,16 +76,17 @@ def decide(end: AttemptEnd, tally: Tally, failures_max: int) -> Done | Stopped |
     """What follows `end`. Only a step gained forgets failures: neither time nor a clean exit does."""
     if end.asked:
         return Stopped()
-    if end.exit_code == EXIT_DONE and not end.hung:
+    code = None if end.hung else end.exit_code  # what it says when it is ended by us counts for nothing
+    if code == EXIT_DONE:
         return Done()
     if end.gained:
         tally = Tally(failures_at_all=0 if end.reports else tally.failures_at_all)
-    if end.exit_code == EXIT_RANKS_LOST and not end.hung:
+    if code == EXIT_RANKS_LOST:
         tally = replace(tally, ranks_lost=tally.ranks_lost + 1)
         if tally.ranks_lost <= RANKS_LOST_MAX:
             pause = min(BACK_OFF_SECONDS_MAX, 2.0 ** (tally.ranks_lost - 2))
             return StartAgain(pause, tally, "the other machines of this world are gone")
-    if end.exit_code == EXIT_SAVED_AND_STOPPED and not end.hung:
+    if code == EXIT_SAVED_AND_STOPPED:
         tally = replace(tally, unasked_stops=tally.unasked_stops + 1)
         if tally.unasked_stops < UNASKED_STOPS_MAX:
             return StartAgain(0.0, tally, "saved and stopped for an interruption that did not come")

@@ -313,6 +313,40 @@ def test_docker_that_does_not_run_is_found_before_anything_is_made(
     assert "created repository" not in result.output
 
 
+DOCKER = """#!/bin/sh
+# Notes what it is told; builds only from a context that a Dockerfile of ours could be built from.
+echo "$@" >> "$0.told"
+case "$1" in
+build) shift; while [ $# -gt 1 ]; do shift; done
+       test -s "$1/Dockerfile" && test -n "$(ls "$1"/wheels/spotheal-0-py3*.whl)" && test ! -e "$0.full" ;;
+login) cat > "$0.password" ;;
+esac
+"""
+
+
+def test_an_image_is_built_and_pushed_and_no_password_is_on_a_command_line(
+    batch_desk: BatchDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, told = batch_desk.desk.folder / "docker", batch_desk.desk.folder / "docker.told"
+    program.write_text(DOCKER)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{batch_desk.desk.folder}:/usr/bin:/bin")
+    first = batch_desk.run("image", "push")
+    assert first.exit_code == 0 and "created repository spotheal in ECR" in first.output
+    name = batch_desk.good("image", "push", "--print")["image"]
+    verbs = [line.split() for line in told.read_text().splitlines()]
+    assert [words[0] for words in verbs] == ["info", "build", "login", "push"]
+    assert name in verbs[1] and verbs[2][-1] == name.partition("/")[0] and verbs[3] == ["push", name]
+    password = (batch_desk.desk.folder / "docker.password").read_text()
+    assert password and password not in told.read_text()
+
+    (batch_desk.desk.folder / "docker.full").touch()
+    told.unlink()
+    again = batch_desk.run("image", "push")  # the repository is there by now
+    assert again.exit_code == 1 and "could not build the image: docker ended with 1" in again.output
+    assert "created repository" not in again.output and "push" not in told.read_text()
+
+
 # ---------------------------------------------------------------------------------------------------------------- rules
 @pytest.mark.parametrize(
     ("attempt", "again"),

@@ -184,11 +184,9 @@ def _log_in(session: Session, docker: str, image: Image) -> None:
 
 def _run(argv: list[str], what: str, given: str | None = None) -> None:
     """Its output goes to standard error as it comes: a build takes minutes."""
-    import sys
-
     try:
-        done = subprocess.run(argv, input=given, text=True, stdout=sys.stderr.fileno(), check=False)
-    except (OSError, ValueError) as fault:
+        done = subprocess.run(argv, input=given, text=True, stdout=2, check=False)
+    except OSError as fault:
         raise Fatal(f"could not {what}: {fault}") from fault
     if done.returncode != 0:
         raise Fatal(f"could not {what}: {Path(argv[0]).name} ended with {done.returncode}",
