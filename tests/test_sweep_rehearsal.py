@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from rich.console import Console
 from spotheal.agent.errors import ConfigError
 from spotheal.fleet.rehearsal.run import Options, rehearse
 from spotheal.fleet.rehearsal.scenario import scenario
+from spotheal.fleet.rehearsal.summary import End
 from spotheal.fleet.rehearsal.sweep_rehearsal import COMMAND, ENTRIES, EntryStory, Struck, SweepOutcome
 from spotheal.training import hyperparameters
 
@@ -25,13 +26,13 @@ def entry(index: int, **changed: Any) -> EntryStory:
 
 
 def outcome(**changed: Any) -> SweepOutcome:
-    fields: dict[str, Any] = {
-        "run": "01RUN", "seconds": 120.0, "phase": "done", "reason": "4 of 4 runs are done",
-        "entries": tuple(entry(index) for index in range(4)), "instances": (), "fleet_state": "cancelled",
-        "struck": (Struck("i-1", 0, True, WHEN, 37, 37), Struck("i-2", 2, False, WHEN, 32, 30)),
-        "fleet_cancelled_by": "i-3", "volumes_left": 0, "snapshots_left": 0, "api_calls": 314, **changed,
+    end = {key: changed.pop(key) for key in list(changed) if key in {one.name for one in fields(End)}}
+    given: dict[str, Any] = {
+        "run": "01RUN", "entries": tuple(entry(index) for index in range(4)), "instances": (),
+        "struck": (Struck("i-1", 0, True, WHEN, 37, 37), Struck("i-2", 2, False, WHEN, 32, 30)), **changed,
     }  # fmt: skip
-    return SweepOutcome(**fields)
+    good = End(120.0, "done", "4 of 4 runs are done", "cancelled", "i-3", volumes_left=0, snapshots_left=0)
+    return SweepOutcome(**given, end=replace(good, **end))
 
 
 def test_a_sweep_whose_runs_are_each_done_once_has_passed() -> None:

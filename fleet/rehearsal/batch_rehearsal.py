@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.clock import SystemClock
-from spotheal.agent.errors import JobFailed, SpothealError, WaitTimedOut
+from spotheal.agent.errors import JobFailed, SpothealError
 from spotheal.agent.folders import Folders
 from spotheal.agent.ledger import read_events
 from spotheal.agent.names import LAYOUT, Phase
@@ -30,6 +30,7 @@ from spotheal.fleet.batch.following import Followed
 from spotheal.fleet.batch.names import Names
 from spotheal.fleet.batch.tail import Line
 from spotheal.fleet.rehearsal import job as examples
+from spotheal.fleet.rehearsal import stage
 from spotheal.fleet.rehearsal.batch_containers import ProcessContainer
 from spotheal.fleet.rehearsal.progress import Display
 from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, Scenario
@@ -126,7 +127,8 @@ class BatchOutcome:
     def render(self) -> RenderableType:
         from rich.console import Group
         from rich.table import Table
-        from rich.text import Text
+
+        from spotheal.fleet.rehearsal.report import figures, verdict
 
         table = Table(box=None, pad_edge=False, header_style="bold")
         for title in ("child", "state", "attempts", "began at step", "done again", "host"):
@@ -135,20 +137,14 @@ class BatchOutcome:
         for one in self.children:
             table.add_row(str(one.index), one.status, str(one.attempts), ", ".join(map(str, one.resumed)),
                           str(one.lost), struck.get(one.index, ""))  # fmt: skip
-        figures = Table(box=None, show_header=False, pad_edge=False)
-        for name, value in (
+        return Group(table, figures([
             ("array", f"{self.status}; {self.reason}"),
             ("dependent job", f"{self.dependent}{', after the array' if self.dependent_waited else ''}"),
             ("lines told", f"{self.lines}; {self.lines_lost} lost, {self.lines_repeated} repeated"),
             ("hosts", str(self.hosts)),
             ("left at Batch", ", ".join(self.left) or "nothing"),
             ("seconds", f"{self.seconds:.0f}"),
-        ):
-            figures.add_row(Text(name, "bold"), value)
-        said = [Text("The rehearsal passed.", "bold green")] if self.passed else [
-            Text("The rehearsal did not pass:", "bold red"), *(Text(f"  - {one}") for one in self.broken)
-        ]  # fmt: skip
-        return Group(table, figures, *said)
+        ]), verdict(self.broken))  # fmt: skip
 
 
 def _broken(seen: BatchOutcome) -> Iterator[str]:
@@ -182,15 +178,11 @@ def _broken(seen: BatchOutcome) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------------------ the whole
 def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, stack: ExitStack) -> BatchOutcome:
     """Rehearse the array; WaitTimedOut after `options.seconds_max`."""
-    from spotheal.fleet.rehearsal.cloud import Cloud
-    from spotheal.fleet.rehearsal.run import local_aws, passed_on
-    from spotheal.fleet.session import Session
-
     show.event(0.0, f"scenario {chosen.name}: {chosen.says}")
     rehearsed = examples.example(folder / "job", command=COMMAND)
-    zones = tuple(f"{examples.REGION}{letter}" for letter in "abcd")
-    cloud = stack.enter_context(Cloud(folder, examples.REGION, zones, options.seed, passed_on()))
-    stack.enter_context(local_aws(cloud.url, examples.REGION))
+    cloud = stage.set_up(stack, folder, options.seed)
+    from spotheal.fleet.session import Session
+
     work = _Array(cloud, Session(examples.REGION), rehearsed, show)
     try:
         work.run(options.seconds_max)
@@ -229,11 +221,8 @@ class _Array:
         for follower in followers:
             follower.daemon = True
             follower.start()
-        limit = time.monotonic() + seconds_max
         while any(follower.is_alive() for follower in followers):
-            if time.monotonic() > limit:
-                raise WaitTimedOut(f"the rehearsal was not over after {seconds_max:.0f} s",
-                                   next_step="look at its logs with --keep DIR")  # fmt: skip
+            stage.check_time(time.monotonic() - self._began, seconds_max)
             self._strike()
             time.sleep(_LOOK_SECONDS)
         self._note_end()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from spotheal.agent.names import Phase
-from spotheal.fleet.rehearsal.summary import InstanceStory, Story, Summary
+from spotheal.fleet.rehearsal.summary import End, InstanceStory, Story, Summary
 
 _WIDTH = 22  # so that a row fits 80 columns
 _ENDS = {"interrupted": "red", "killed": "red", "failed": "red", "done": "green"}
@@ -15,21 +17,21 @@ _NO_STEPS = "unknown: the trainer writes no progress file (docs/contract.md)"
 
 
 def report(summary: Summary) -> RenderableType:
-    return Group(timeline(summary), figures(summary), verdict(summary))
+    return Group(timeline(summary), figures(_figures(summary)), verdict(summary.broken))
 
 
 def timeline(summary: Summary) -> RenderableType:
     """One row a machine: `.` boot and healing, `#` training, then how it ended."""
     story = summary.story
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("instance", "zone", f"0 s{story.seconds:>{_WIDTH - 5}.0f} s", "steps", "end"):
+    for title in ("instance", "zone", f"0 s{story.end.seconds:>{_WIDTH - 5}.0f} s", "steps", "end"):
         table.add_column(title, no_wrap=True)
     for instance in story.instances:
         end = _end(instance, story)
         table.add_row(
             instance.instance,
             instance.zone,
-            _bar(instance, story.seconds),
+            _bar(instance, story.end.seconds),
             _steps(instance),
             Text(end, _ENDS.get(end, "yellow")),
         )
@@ -40,7 +42,7 @@ def _end(instance: InstanceStory, story: Story) -> str:
     """How the run ended, for the machine that ended it; the cancelled fleet is only how it went away."""
     ends = [phase.value for phase in Phase if phase.is_end]
     last = instance is story.instances[-1] and instance.end == "cancelled"
-    return str(story.phase) if last and story.phase in ends else instance.end
+    return str(story.end.phase) if last and story.end.phase in ends else instance.end
 
 
 def _bar(instance: InstanceStory, seconds: float) -> Text:
@@ -61,25 +63,29 @@ def _steps(instance: InstanceStory) -> str:
     return f"{'?' if instance.resumed_step is None else instance.resumed_step} to {instance.last_step}"
 
 
-def figures(summary: Summary) -> RenderableType:
-    story = summary.story
+def figures(rows: Iterable[tuple[str, str]]) -> RenderableType:
+    """Name and value, a line each."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    rows = [
-        ("job", f"{story.job} {story.run}: {_outcome(story)}"),
+    for name, value in rows:
+        table.add_row(name, Text(value))
+    return table
+
+
+def _figures(summary: Summary) -> Iterable[tuple[str, str]]:
+    story, end = summary.story, summary.story.end
+    return [
+        ("job", f"{story.job} {story.run}: {_outcome(end)}"),
         ("scenario", f"{story.scenario} (seed {story.seed}): {story.events_taken} of {story.events_planned} events"),
         ("machines", _machines(summary)),
-        ("API", f"{story.api_calls} calls, {story.throttled_calls} of them throttled"),
+        ("API", f"{end.api_calls} calls, {story.throttled_calls} of them throttled"),
         ("steps", _all_steps(summary)),
         ("weights", _weights(summary)),
-        ("fleet", _fleet(story)),
-        ("left", f"{_counted(story.volumes_left, 'volume')}, {_counted(story.snapshots_left, 'snapshot')}"),
-        ("seconds", f"{story.seconds:.0f}"),
-    ]  # fmt: skip
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
+        ("fleet", fleet(end)),
+        ("left", f"{_counted(end.volumes_left, 'volume')}, {_counted(end.snapshots_left, 'snapshot')}"),
+        ("seconds", f"{end.seconds:.0f}"),
+    ]
 
 
 def _machines(summary: Summary) -> str:
@@ -97,19 +103,19 @@ def _all_steps(summary: Summary) -> str:
     return f"{_known(total)} in all; done again {_known(again)}: {noticed} after notices, {otherwise} otherwise"
 
 
-def _fleet(story: Story) -> str:
-    if (story.fleet_state or "").startswith(("cancelled", "deleted")):
-        return f"cancelled by {story.fleet_cancelled_by or 'nobody'}"
-    return story.fleet_state or "unknown"
+def fleet(end: End) -> str:
+    if (end.fleet_state or "").startswith(("cancelled", "deleted")):
+        return f"cancelled by {end.fleet_cancelled_by or 'nobody'}"
+    return end.fleet_state or "unknown"
 
 
 def _counted(number: int, thing: str) -> str:
     return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
-def _outcome(story: Story) -> str:
+def _outcome(end: End) -> str:
     """Phase and the first line of its reason; the last lines of a trainer that failed are in its log."""
-    return ", ".join(part for part in (story.phase or "unknown", story.reason.partition("\n")[0]) if part)
+    return ", ".join(part for part in (end.phase or "unknown", end.reason.partition("\n")[0]) if part)
 
 
 def _weights(summary: Summary) -> str:
@@ -123,11 +129,11 @@ def _weights(summary: Summary) -> str:
     return f"{(story.final_sha256 or '')[:12]}, not the {(story.reference_sha256 or '')[:12]} of an uninterrupted run"
 
 
-def verdict(summary: Summary) -> RenderableType:
-    if summary.passed:
+def verdict(broken: Sequence[str]) -> RenderableType:
+    """That it passed, or a line an expectation that was not met."""
+    if not broken:
         return Text("The rehearsal passed.", "bold green")
-    lines = [Text("The rehearsal did not pass:", "bold red"), *(Text(f"  - {line}") for line in summary.broken)]
-    return Group(*lines)
+    return Group(Text("The rehearsal did not pass:", "bold red"), *(Text(f"  - {line}") for line in broken))
 
 
 def _known(value: object) -> str:

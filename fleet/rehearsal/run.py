@@ -1,31 +1,25 @@
 """A rehearsal from beginning to end: the same request library, user data, agent and trainer as on AWS, in a cloud here.
 
-`rehearse(options, show)` is all that `fleetctl rehearse` calls. It talks to no AWS: it refuses to begin where the
-endpoint is not on this machine, and the credentials it sets are no account's.
+`rehearse(options, show)` is all that `fleetctl rehearse` calls. The ground that it stands on is `stage`.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
-import re
 import shutil
-import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, redirect_stdout, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from spotheal.agent.clock import SystemClock
-from spotheal.agent.errors import ConfigError, Fatal, WaitTimedOut
+from spotheal.agent.errors import ConfigError
 from spotheal.fleet.rehearsal import job as jobs
+from spotheal.fleet.rehearsal import stage
 from spotheal.fleet.rehearsal.programs import GPUS
 from spotheal.fleet.rehearsal.progress import Display, Silent
 from spotheal.fleet.rehearsal.scenario import Event, Scenario, due, scenario
@@ -37,11 +31,7 @@ if TYPE_CHECKING:
     from spotheal.fleet.rehearsal.reference import Reference
     from spotheal.fleet.rehearsal.watch import Watch
 
-_LOOK_SECONDS = 0.2
 _REFERENCE_SECONDS_MAX = 3600.0
-_SETTLE_SECONDS_MAX = 20.0
-# Of the operator's environment an instance gets only what makes the network and package indexes reachable from here.
-_PASSED_ON = re.compile(r"(?i)(https?|no|all)_proxy|PIP_\w+|UV_\w+|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE")
 
 
 @dataclass(frozen=True)
@@ -66,7 +56,7 @@ def rehearse(options: Options, show: Display | None = None) -> Summary | Outcome
     if options.keep is not None and options.keep.exists() and any(options.keep.iterdir()):
         raise ConfigError(f"{options.keep} is not empty", next_step="name a new folder with --keep DIR")
     with ExitStack() as stack:
-        stack.enter_context(ended_by_sigterm())
+        stack.enter_context(stage.ended_by_sigterm())
         stack.enter_context(redirect_stdout(sys.stderr))  # moto prints; standard output is the caller's data
         folder = Path(tempfile.mkdtemp(prefix="spotheal-rehearsal-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -129,60 +119,6 @@ def check_zones(chosen: Scenario, rehearsed: jobs.Rehearsed) -> None:
         )
 
 
-@contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends a rehearsal as Ctrl-C does, so that nothing of it is left."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def local_aws(endpoint: str, region: str) -> Iterator[None]:
-    """Environment in which every AWS client of this process speaks to `endpoint`, with credentials of no account."""
-    if urlsplit(endpoint).hostname not in ("127.0.0.1", "localhost", "::1"):
-        raise Fatal(f"a rehearsal speaks only to this machine, not to {endpoint}")
-    before = dict(os.environ)
-    for name in list(os.environ):
-        if name.startswith(("AWS_", "BOTO_")):
-            del os.environ[name]
-    os.environ |= {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "AKIAREHEARSAL0000000",
-        "AWS_SECRET_ACCESS_KEY": "rehearsal",
-        "AWS_REGION": region,
-        "AWS_CONFIG_FILE": os.devnull,
-        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-        "AWS_EC2_METADATA_DISABLED": "true",
-        **_without_proxy(os.environ),
-    }
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def _without_proxy(environment: Any) -> dict[str, str]:
-    named = [environment[name] for name in ("no_proxy", "NO_PROXY") if environment.get(name)]
-    hosts = ",".join([*named, "127.0.0.1", "localhost"])
-    return {"NO_PROXY": hosts, "no_proxy": hosts}
-
-
-def passed_on() -> dict[str, str]:
-    found = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
-    return found | _without_proxy(os.environ)
-
-
 # ---------------------------------------------------------------------------------------------------------- the whole
 class _Rehearsal:
     def __init__(
@@ -191,7 +127,7 @@ class _Rehearsal:
         self._options, self._scenario, self._rehearsed = options, chosen, rehearsed
         self._folder, self._show = folder, show
         gpus = jobs.gpus_of(rehearsed.job)
-        self._passed_on = passed_on() | ({GPUS: str(gpus)} if gpus else {})
+        self._gpus = {GPUS: str(gpus)} if gpus else {}
         self._began, self._requested = time.monotonic(), False  # what is said before the request is said at 0
         self._taken = 0
         self._touched: set[str] = set()
@@ -201,25 +137,20 @@ class _Rehearsal:
         self._say(f"scenario {self._scenario.name}: {self._scenario.says}")
         for note in self._rehearsed.notes:
             self._say(note)
-        # Imported here: moto takes seconds to import, and wrong files are named at once.
+        region = self._rehearsed.fleet.region or self._rehearsed.job.job.region or jobs.REGION
+        cloud = stage.set_up(stack, self._folder, self._options.seed, region=region, zones=self._rehearsed.fleet.zones,
+                             environment=self._gpus)  # fmt: skip
         from spotheal.agent.store import Store
-        from spotheal.fleet.rehearsal.cloud import Cloud
         from spotheal.fleet.rehearsal.keep import keep
         from spotheal.fleet.rehearsal.watch import Watch
 
-        region = self._rehearsed.fleet.region or self._rehearsed.job.job.region or jobs.REGION
-        zones = sorted({*(f"{region}{letter}" for letter in "abcd"), *self._rehearsed.fleet.zones})
-        cloud = stack.enter_context(Cloud(self._folder, region, tuple(zones), self._options.seed, self._passed_on))
-        stack.enter_context(local_aws(cloud.url, region))
         session, ready = self._request(region)
         reference = self._reference(stack, ready) if self._options.reference else None
         store = Store(session.client("s3"), ready.plan.store)
         example = self._options.fleet_file is None
         watch = Watch(cloud, store, self._rehearsed.job.volume.mount, self._began, reports=example)
         try:
-            self._until_over(cloud, watch)
-            self._until_settled(cloud, watch)
-            watch.look(store_too=True)
+            stage.until_over(cloud, watch, lambda: self._look(cloud, watch), self._options.seconds_max)
             fault = self._await(reference) if reference is not None else ""
             self._say("comparing the weights" if reference is not None else "reading the weights")
             summary = summarise(self._story(cloud, watch, ready, reference, fault))
@@ -238,27 +169,18 @@ class _Rehearsal:
 
     # ---------------------------------------------------------------------------------------------------- the request
     def _request(self, region: str) -> tuple[Any, Ready]:
-        """Exactly what `fleetctl request` does, after the same questions."""
-        from spotheal.fleet import gather, plan, submit, wheelhouse
         from spotheal.fleet.session import Session
 
         session = Session(region)
-        rehearsed = self._rehearsed
         fleet, notes = self._localised(session)
         for note in notes:
             self._say(note)
-        wanted = gather.Wanted(fleet, rehearsed.job, rehearsed.job_file, rehearsed.fleet_file)
-        gather.settle_region(session, wanted)
-        root = session.store_root(rehearsed.job.store.url)
-        clock = SystemClock()
-        wheels = wheelhouse.build()
-        ready = gather.make_plan(
-            session, wanted, plan.Begin(), root, wheels, clock, allow_paths=True, account=False
-        )
-        self._began, self._requested = time.monotonic(), True
-        done = submit.carry_out(session, ready, clock, lambda _: None)
+        ready, done = stage.request(session, replace(self._rehearsed, fleet=fleet), planned=self._begin)
         self._say(f"run {ready.plan.run} requested, volume {done['volume_id']}")
         return session, ready
+
+    def _begin(self) -> None:
+        self._began, self._requested = time.monotonic(), True
 
     def _localised(self, session: Any) -> tuple[Any, list[str]]:
         fleet = self._rehearsed.fleet
@@ -277,7 +199,7 @@ class _Rehearsal:
         from spotheal.fleet.rehearsal.reference import Reference
 
         repository = str(ready.source.bundle or self._rehearsed.job.job.repository)
-        reference = Reference(self._folder, ready.instance, repository, self._passed_on)
+        reference = Reference(self._folder, ready.instance, repository, stage.passed_on() | self._gpus)
         stack.callback(reference.close)
         return reference
 
@@ -291,29 +213,14 @@ class _Rehearsal:
         write_page(made, path, quiet=True)
 
     # ---------------------------------------------------------------------------------------------------- while it runs
-    def _until_over(self, cloud: Cloud, watch: Watch) -> None:
-        while not watch.is_over():
-            if watch.seconds > self._options.seconds_max:
-                raise WaitTimedOut(
-                    f"the rehearsal was not over after {self._options.seconds_max:.0f} s",
-                    next_step="look at its logs with --keep DIR, or rehearse a shorter job",
-                )
-            watch.look()
-            seen = watch.trainer(self._touched)
-            event = due(self._scenario.events, self._taken, seen)
-            if event is not None and seen is not None:
-                self._make(cloud, event, seen.instance)
-            for news in watch.news():
-                self._say(news)
-            self._show.show(watch.view())
-            time.sleep(_LOOK_SECONDS)
-
-    def _until_settled(self, cloud: Cloud, watch: Watch) -> None:
-        """A fleet is `cancelled` when its last machine is gone, which takes EC2 a moment longer than the machine."""
-        limit = time.monotonic() + _SETTLE_SECONDS_MAX
-        while any(f.state == "cancelled_terminating" for f in cloud.rules.fleets()) and time.monotonic() < limit:
-            self._show.show(watch.view())
-            time.sleep(_LOOK_SECONDS)
+    def _look(self, cloud: Cloud, watch: Watch) -> None:
+        seen = watch.trainer(self._touched)
+        event = due(self._scenario.events, self._taken, seen)
+        if event is not None and seen is not None:
+            self._make(cloud, event, seen.instance)
+        for news in watch.news():
+            self._say(news)
+        self._show.show(watch.view())
 
     def _make(self, cloud: Cloud, event: Event, instance: str) -> None:
         self._taken += 1
@@ -328,7 +235,7 @@ class _Rehearsal:
         if reference.exit_code is None:
             self._say("waiting for the run that is not interrupted, to compare with")
         while reference.exit_code is None and time.monotonic() < limit:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(stage.LOOK_SECONDS)
         if reference.exit_code is None:
             return f"it had not ended {_REFERENCE_SECONDS_MAX:.0f} s after the rehearsal"
         return "" if reference.exit_code == 0 else reference.last_words()
@@ -337,8 +244,6 @@ class _Rehearsal:
     def _story(
         self, cloud: Cloud, watch: Watch, ready: Ready, reference: Reference | None, reference_fault: str
     ) -> Story:
-        rules = cloud.rules
-        fleets = rules.fleets()
         volume = watch.final_volume()
         stories = watch.stories()
         return Story(
@@ -346,9 +251,7 @@ class _Rehearsal:
             run=ready.plan.run,
             scenario=self._scenario.name,
             seed=self._options.seed,
-            seconds=watch.seconds,
-            phase=watch.phase,
-            reason=str(watch.status.get("reason") or ""),
+            end=watch.end(),
             instances=stories,
             events_planned=len(self._scenario.events),
             events_taken=self._taken,
@@ -357,17 +260,12 @@ class _Rehearsal:
             zone_moves=watch.zone_moves(),
             zone_moves_planned=self._scenario.zone_moves,
             steps_total=watch.steps_total(),
-            fleet_state=fleets[-1].state if fleets else None,
-            fleet_cancelled_by=watch.cancelled_by(),
-            volumes_left=sum(volume.state not in ("deleting", "deleted") for volume in rules.volumes()),
-            snapshots_left=len(rules.snapshots()),
             final_sha256=_weights(volume),
             reference_sha256=_weights(reference.volume) if reference and not reference_fault else None,
             reference_made=reference is not None,
             reference_fault=reference_fault,
             throttles_planned=self._scenario.throttles,
             throttled_calls=cloud.throttled_calls(),
-            api_calls=len(rules.calls),
         )
 
 

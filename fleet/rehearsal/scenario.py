@@ -198,7 +198,7 @@ _SCENARIOS: dict[str, tuple[str, Callable[[random.Random], tuple[Event, ...]]]] 
     "elastic": ("two to three machines train together: one is killed and replaced, one gets a notice", _fixed()),
 }  # fmt: skip
 _OF_RANKS = {"ddp"}
-_MODULES = {"batch": "batch_rehearsal", "sweep": "sweep_rehearsal", "elastic": "elastic"}
+_MODULES = {"batch": "batch_rehearsal", "sweep": "sweep_rehearsal", "elastic": "elastic_rehearsal"}
 NAMES = tuple(_SCENARIOS)
 
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.errors import ConfigError, NotFound, SpothealError
-from spotheal.fleet.rehearsal.run import ended_by_sigterm, passed_on
 from spotheal.fleet.rehearsal.scenario import Fault, Interrupt, Kill, NextZone, NoCapacity, Rebalance, Throttle
+from spotheal.fleet.rehearsal.stage import ended_by_sigterm, passed_on
 
 if TYPE_CHECKING:
     from spotheal.fleet.rehearsal.cloud import Cloud

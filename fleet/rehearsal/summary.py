@@ -35,6 +35,34 @@ class Outcome(Protocol):
 
 
 @dataclass(frozen=True)
+class End:
+    """How a run ended, and what it left: by its status in the store and by the rule book."""
+
+    seconds: float
+    phase: str | None
+    reason: str
+    fleet_state: str | None
+    fleet_cancelled_by: str | None  # an instance's id, "operator", None where nobody did
+    volumes_left: int
+    snapshots_left: int
+    api_calls: int = 0
+
+    def faults(self, what: str = "the job") -> Iterator[str]:
+        """Where `what` is not done, or its fleet was not cancelled by an agent."""
+        by = self.fleet_cancelled_by
+        if self.phase != Phase.DONE.value:
+            ended = ": ".join(part for part in (self.phase or "its phase is unknown", self.reason) if part)
+            yield f"{what} did not finish: {ended}"
+        if not (self.fleet_state or "").startswith(("cancelled", "deleted")):
+            yield f"the fleet was not cancelled: its state is {self.fleet_state or 'unknown'}"
+        if by is None or not by.startswith("i-"):
+            yield f"the fleet was cancelled by {by or 'nobody'}, not by the agent"
+
+    def to_document(self) -> dict[str, Any]:
+        return {**asdict(self), "seconds": round(self.seconds, 1)}
+
+
+@dataclass(frozen=True)
 class InstanceStory:
     """One machine. Times are seconds since the fleet was requested. `end`: interrupted, killed, cancelled, …"""
 
@@ -63,9 +91,7 @@ class Story:
     run: str
     scenario: str
     seed: int
-    seconds: float
-    phase: str | None  # of status.json
-    reason: str
+    end: End
     instances: tuple[InstanceStory, ...]
     events_planned: int
     events_taken: int
@@ -74,17 +100,12 @@ class Story:
     zone_moves: int | None
     zone_moves_planned: int
     steps_total: int | None
-    fleet_state: str | None
-    fleet_cancelled_by: str | None  # an instance's id, "operator", None where nobody did
-    volumes_left: int
-    snapshots_left: int
     final_sha256: str | None
     reference_sha256: str | None
     reference_made: bool = True
     reference_fault: str = ""
     throttles_planned: int = 0
     throttled_calls: int = 0
-    api_calls: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,8 +140,7 @@ class Summary:
             "seed": story.seed,
             "outcome": "ok" if self.passed else "failed",
             "broken": list(self.broken),
-            "phase": story.phase,
-            "reason": story.reason,
+            **story.end.to_document(),
             "instances": len(story.instances),
             "zones": len({instance.zone for instance in story.instances}),
             "interruptions": story.notices,
@@ -135,13 +155,7 @@ class Summary:
             "final_sha256": story.final_sha256,
             "reference_sha256": story.reference_sha256,
             "exact": self.exact,
-            "fleet_state": story.fleet_state,
-            "fleet_cancelled_by": story.fleet_cancelled_by,
-            "volumes_left": story.volumes_left,
-            "snapshots_left": story.snapshots_left,
-            "api_calls": story.api_calls,
             "throttled_calls": story.throttled_calls,
-            "seconds": round(story.seconds, 1),
             "timeline": [_rounded(asdict(instance)) for instance in story.instances],
         }
 
@@ -177,30 +191,21 @@ def _lost(instances: Sequence[InstanceStory]) -> tuple[int | None, int | None]:
 
 def _broken(story: Story, lost_with_notice: int | None, exact: bool | None) -> list[str]:
     """One line an expectation that was not met. A job that did not finish proves nothing further."""
-    ended = ": ".join(part for part in (story.phase or "its phase is unknown", story.reason) if part)
-    if story.phase != Phase.DONE.value:
-        return [f"the job did not finish: {ended}", *_fleet_faults(story)]
+    if story.end.phase != Phase.DONE.value:
+        return list(story.end.faults())
     return [
-        *_fleet_faults(story),
-        *_leftovers(story),
+        *story.end.faults(),
+        *_leftovers(story.end),
         *_scenario_faults(story, lost_with_notice),
         *_weight_faults(story, exact),
     ]
 
 
-def _fleet_faults(story: Story) -> Iterator[str]:
-    by = story.fleet_cancelled_by
-    if not (story.fleet_state or "").startswith(("cancelled", "deleted")):
-        yield f"the fleet was not cancelled: its state is {story.fleet_state or 'unknown'}"
-    if by is None or not by.startswith("i-"):
-        yield f"the fleet was cancelled by {by or 'nobody'}, not by the agent"
-
-
-def _leftovers(story: Story) -> Iterator[str]:
-    if story.volumes_left != 1:
-        yield f"{story.volumes_left} volumes are left, not 1"
-    if story.snapshots_left > SNAPSHOTS_KEPT:
-        yield f"{story.snapshots_left} snapshots are left, more than the {SNAPSHOTS_KEPT} that are kept"
+def _leftovers(end: End) -> Iterator[str]:
+    if end.volumes_left != 1:
+        yield f"{end.volumes_left} volumes are left, not 1"
+    if end.snapshots_left > SNAPSHOTS_KEPT:
+        yield f"{end.snapshots_left} snapshots are left, more than the {SNAPSHOTS_KEPT} that are kept"
 
 
 def _scenario_faults(story: Story, lost_with_notice: int | None) -> Iterator[str]:

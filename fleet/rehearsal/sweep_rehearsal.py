@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.clock import SystemClock, rfc3339
-from spotheal.agent.errors import Retryable, WaitTimedOut
+from spotheal.agent.errors import Retryable
 from spotheal.agent.ledger import read_events
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.agent.trainer_files import progress_of
 from spotheal.fleet.rehearsal import job as jobs
+from spotheal.fleet.rehearsal import stage
 from spotheal.fleet.rehearsal.progress import Display
 from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, NextZone, Scenario
-from spotheal.fleet.rehearsal.summary import InstanceStory
+from spotheal.fleet.rehearsal.summary import End, InstanceStory
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,7 +51,7 @@ COMMAND = (
     "--step-seconds", "0.12",
 )  # fmt: skip
 _FAULTS = 2  # a notice, then a kill once a run is done
-_LOOK_SECONDS, _STORE_SECONDS = 0.2, 1.0
+_STORE_SECONDS = 1.0
 _EARLY, _LATE = 0.25, 0.75  # of a run: where something may happen to its machine
 
 
@@ -89,17 +90,10 @@ class SweepOutcome:
     """Everything that was seen; what was not as it should be is `broken`."""
 
     run: str
-    seconds: float
-    phase: str | None
-    reason: str
+    end: End
     entries: tuple[EntryStory, ...]
     struck: tuple[Struck, ...]
     instances: tuple[InstanceStory, ...]
-    fleet_state: str | None
-    fleet_cancelled_by: str | None
-    volumes_left: int
-    snapshots_left: int
-    api_calls: int
     broken: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,8 +111,7 @@ class SweepOutcome:
             "run": self.run,
             "outcome": "ok" if self.passed else "failed",
             "broken": list(self.broken),
-            "phase": self.phase,
-            "reason": self.reason,
+            **self.end.to_document(),
             "runs": len(self.entries),
             "done": sum(one.state == "done" for one in self.entries),
             "instances": len(self.instances),
@@ -126,12 +119,6 @@ class SweepOutcome:
             "kills": sum(not one.notice for one in self.struck),
             "steps_lost_with_notice": _sum(lost[True]),
             "steps_lost_without_notice": _sum(lost[False]),
-            "fleet_state": self.fleet_state,
-            "fleet_cancelled_by": self.fleet_cancelled_by,
-            "volumes_left": self.volumes_left,
-            "snapshots_left": self.snapshots_left,
-            "api_calls": self.api_calls,
-            "seconds": round(self.seconds, 1),
             "entries": [asdict(one) for one in self.entries],
             "struck": [{**asdict(one), "lost": one.lost} for one in self.struck],
         }
@@ -139,7 +126,8 @@ class SweepOutcome:
     def render(self) -> RenderableType:
         from rich.console import Group
         from rich.table import Table
-        from rich.text import Text
+
+        from spotheal.fleet.rehearsal.report import figures, fleet, verdict
 
         table = Table(box=None, pad_edge=False, header_style="bold")
         for title in ("run", "state", "instances", "began at step", "steps", "parameters"):
@@ -150,19 +138,13 @@ class SweepOutcome:
             table.add_row(str(one.index), one.state, str(one.claims), resumed, str(one.steps_total or "-"), own)
         names = {True: "notice", False: "kill"}
         lost = [f"{names[one.notice]}: run {one.index}, {one.lost} steps done again" for one in self.struck]
-        figures = Table(box=None, show_header=False, pad_edge=False)
-        for name, value in (
-            ("sweep", f"{self.run}: {self.phase or 'unknown'}, {self.reason}"),
+        return Group(table, figures([
+            ("sweep", f"{self.run}: {self.end.phase or 'unknown'}, {self.end.reason}"),
             ("machines", f"{len(self.instances)}; {'; '.join(lost)}"),
-            ("fleet", f"{self.fleet_state}, cancelled by {self.fleet_cancelled_by or 'nobody'}"),
-            ("left", f"{self.volumes_left} volumes, {self.snapshots_left} snapshots"),
-            ("seconds", f"{self.seconds:.0f}"),
-        ):
-            figures.add_row(Text(name, "bold"), value)
-        said = [Text("The rehearsal passed.", "bold green")] if self.passed else [
-            Text("The rehearsal did not pass:", "bold red"), *(Text(f"  - {one}") for one in self.broken)
-        ]  # fmt: skip
-        return Group(table, figures, *said)
+            ("fleet", fleet(self.end)),
+            ("left", f"{self.end.volumes_left} volumes, {self.end.snapshots_left} snapshots"),
+            ("seconds", f"{self.end.seconds:.0f}"),
+        ]), verdict(self.broken))  # fmt: skip
 
 
 def _sum(lost: Sequence[int | None]) -> int | None:
@@ -171,8 +153,7 @@ def _sum(lost: Sequence[int | None]) -> int | None:
 
 
 def _broken(seen: SweepOutcome) -> Iterator[str]:
-    if seen.phase != Phase.DONE.value:
-        yield f"the sweep did not finish: {seen.phase or 'its phase is unknown'}: {seen.reason}"
+    yield from seen.end.faults("the sweep")
     for one in seen.entries:
         if one.state != "done":
             yield f"run {one.index} is {one.state}"
@@ -191,55 +172,36 @@ def _broken(seen: SweepOutcome) -> Iterator[str]:
             yield f"{fault.lost} steps were lost although {fault.instance} had a notice"
         elif fault.lost > 2 * SAVE_STEPS:
             yield f"{fault.lost} steps were lost with {fault.instance}; a checkpoint is saved every {SAVE_STEPS}"
-    if not (seen.fleet_state or "").startswith(("cancelled", "deleted")):
-        yield f"the fleet was not cancelled: its state is {seen.fleet_state or 'unknown'}"
-    if not (seen.fleet_cancelled_by or "").startswith("i-"):
-        yield f"the fleet was cancelled by {seen.fleet_cancelled_by or 'nobody'}, not by the agent"
-    if seen.volumes_left or seen.snapshots_left:
-        yield f"{seen.volumes_left} volumes and {seen.snapshots_left} snapshots are left, not none"
+    if seen.end.volumes_left or seen.end.snapshots_left:
+        yield f"{seen.end.volumes_left} volumes and {seen.end.snapshots_left} snapshots are left, not none"
 
 
 # ---------------------------------------------------------------------------------------------------------- the whole
 def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, stack: ExitStack) -> SweepOutcome:
     """Rehearse the sweep; WaitTimedOut after `options.seconds_max`."""
-    from spotheal.fleet.rehearsal.cloud import Cloud
-    from spotheal.fleet.rehearsal.keep import keep
-    from spotheal.fleet.rehearsal.run import local_aws, passed_on
-    from spotheal.fleet.rehearsal.watch import Watch
-
     show.event(0.0, f"scenario {chosen.name}: {chosen.says}")
     rehearsed = jobs.example(folder / "job", command=COMMAND)
-    zones = tuple(f"{jobs.REGION}{letter}" for letter in "abcd")
-    cloud = stack.enter_context(Cloud(folder, jobs.REGION, zones, options.seed, passed_on()))
-    stack.enter_context(local_aws(cloud.url, jobs.REGION))
-    session, sweep = _request(rehearsed)
-    watch = Watch(cloud, sweep.store, rehearsed.job.volume.mount, time.monotonic(), reports=True)
+    cloud = stage.set_up(stack, folder, options.seed)
+    from spotheal.fleet import plan, runs
+    from spotheal.fleet.rehearsal.keep import keep
+    from spotheal.fleet.rehearsal.watch import Watch
+    from spotheal.fleet.session import Session
+
+    session, volume = Session(jobs.REGION), rehearsed.job.volume
+    step = plan.WriteSweep(ENTRIES, "list.yml", PARALLEL, volume.size_gib, volume.type)
+    ready, _ = stage.request(session, rehearsed, sweep=step)
+    root = session.store_root(rehearsed.job.store.url)
+    sweep = runs.open_run(session.client("s3"), root, ready.plan.job, ready.plan.run)
+    watch = Watch(cloud, sweep.store, volume.mount, time.monotonic(), reports=True)
     show.event(0.0, f"sweep {sweep.id} requested: {len(ENTRIES)} runs on {PARALLEL} instances")
     work = _Sweep(cloud, session, sweep, watch, show)
     try:
-        work.until_over(options.seconds_max)
+        stage.until_over(cloud, watch, work.look, options.seconds_max)
         return work.outcome()
     finally:
         cloud.machines.close()
         if options.keep is not None:
             keep(options.keep, cloud, sweep.store, watch, None)
-
-
-def _request(rehearsed: jobs.Rehearsed) -> tuple[Session, Run]:
-    """Exactly what `fleetctl sweep run` does, after the same questions."""
-    from spotheal.fleet import gather, plan, runs, submit, wheelhouse
-    from spotheal.fleet.session import Session
-
-    session, clock, job = Session(jobs.REGION), SystemClock(), rehearsed.job
-    wanted = gather.Wanted(rehearsed.fleet, job, rehearsed.job_file, rehearsed.fleet_file)
-    gather.settle_region(session, wanted)
-    root = session.store_root(job.store.url)
-    step = plan.WriteSweep(ENTRIES, "list.yml", PARALLEL, job.volume.size_gib, job.volume.type)
-    ready = gather.make_plan(
-        session, wanted, plan.Begin(), root, wheelhouse.build(), clock, allow_paths=True, account=False, sweep=step
-    )
-    submit.carry_out(session, ready, clock, lambda _: None)
-    return session, runs.open_run(session.client("s3"), root, ready.plan.job, ready.plan.run)
 
 
 class _Sweep:
@@ -251,23 +213,12 @@ class _Sweep:
         self._struck: list[Struck] = []
         self._looked = float("-inf")
 
-    def until_over(self, seconds_max: float) -> None:
-        while not self._watch.is_over():
-            if self._watch.seconds > seconds_max:
-                raise WaitTimedOut(f"the rehearsal was not over after {seconds_max:.0f} s",
-                                   next_step="look at its logs with --keep DIR")  # fmt: skip
-            self._watch.look()
-            self._look()
-            if len(self._struck) < _FAULTS:
-                self._strike()
-            self._show.show(self._watch.view())
-            time.sleep(_LOOK_SECONDS)
-        self._watch.look(store_too=True)
-        limit = time.monotonic() + 20.0  # a fleet is `cancelled` when its last machine is gone
-        while any(one.state == "cancelled_terminating" for one in self._cloud.rules.fleets()):
-            if time.monotonic() > limit:
-                break
-            time.sleep(_LOOK_SECONDS)
+    def look(self) -> None:
+        """What is new, what happens to a machine now, and the display."""
+        self._look()
+        if len(self._struck) < _FAULTS:
+            self._strike()
+        self._show.show(self._watch.view())
 
     def _look(self) -> None:
         """What the store says of the runs, and what is new of it."""
@@ -321,21 +272,13 @@ class _Sweep:
     def outcome(self) -> SweepOutcome:
         self._looked = float("-inf")
         self._look()
-        rules, fleets = self._cloud.rules, self._cloud.rules.fleets()
         events = {row["index"]: self._events(row["index"]) for row in self._rows}
         return SweepOutcome(
             run=self._sweep.id,
-            seconds=self._watch.seconds,
-            phase=self._watch.phase,
-            reason=str(self._watch.status.get("reason") or ""),
+            end=self._watch.end(),
             entries=tuple(self._entry(row, events[row["index"]]) for row in self._rows),
             struck=tuple(self._followed(one, events) for one in self._struck),
             instances=self._watch.stories(),
-            fleet_state=fleets[-1].state if fleets else None,
-            fleet_cancelled_by=self._watch.cancelled_by(),
-            volumes_left=sum(volume.state not in ("deleting", "deleted") for volume in rules.volumes()),
-            snapshots_left=len(rules.snapshots()),
-            api_calls=len(rules.calls),
         )
 
     def _events(self, index: int) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from spotheal.fleet.rehearsal.cloud import Cloud
 from spotheal.fleet.rehearsal.machines import Machine
 from spotheal.fleet.rehearsal.progress import MachineView, View
 from spotheal.fleet.rehearsal.scenario import Seen
-from spotheal.fleet.rehearsal.summary import InstanceStory
+from spotheal.fleet.rehearsal.summary import End, InstanceStory
 
 _STORE_SECONDS = 1.0
 _CANCELLED_BY = ("CancelSpotFleetRequests", "DeleteFleets")
@@ -155,6 +155,19 @@ class Watch:
         return cancelled and all(machine.ended_at is not None for machine in self._cloud.machines.all())
 
     # ----------------------------------------------------------------------------------------------------- afterwards
+    def end(self) -> End:
+        rules, fleets = self._cloud.rules, self._cloud.rules.fleets()
+        return End(
+            seconds=self.seconds,
+            phase=self.phase,
+            reason=str(self.status.get("reason") or ""),
+            fleet_state=fleets[-1].state if fleets else None,
+            fleet_cancelled_by=self.cancelled_by(),
+            volumes_left=sum(volume.state not in ("deleting", "deleted") for volume in rules.volumes()),
+            snapshots_left=len(rules.snapshots()),
+            api_calls=len(rules.calls),
+        )
+
     def stories(self) -> tuple[InstanceStory, ...]:
         return tuple(self._story(machine) for machine in self._cloud.machines.all())
 

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.clock import SystemClock
-from spotheal.agent.errors import SpothealError, WaitTimedOut
-from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.errors import SpothealError
+from spotheal.agent.names import LAYOUT
 from spotheal.agent.trainer_files import progress_of
 from spotheal.fleet.rehearsal import job as jobs
+from spotheal.fleet.rehearsal import stage
 from spotheal.fleet.rehearsal.progress import Display, View
 from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, NextZone, Scenario
+from spotheal.fleet.rehearsal.summary import End
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,7 +43,7 @@ COMMAND = (
     "python", "-m", "spotheal.training", "--dataset", "digits", "--epochs", "20", "--save-every", str(SAVE_STEPS),
     "--batch-size", "32", "--threads", "1", "--step-seconds", "0.12", "--device", "cpu", "--scale-lr", "linear",
 )  # fmt: skip
-_LOOK_SECONDS, _STORE_SECONDS = 0.2, 1.0
+_STORE_SECONDS = 1.0
 _KILL_FROM, _NOTICE_FROM = 0.10, 0.35  # of the steps
 _FAULTS = 2
 _WORLD = re.compile(r"ranks: world (\d+) = ")
@@ -63,9 +65,7 @@ class ElasticOutcome:
     """Everything that was seen; what was not as it should be is `broken`. `worlds`: sizes, in the order they met."""
 
     run: str
-    seconds: float
-    phase: str | None
-    reason: str
+    end: End
     machines: int
     worlds: tuple[int, ...]
     struck: tuple[Struck, ...]
@@ -73,11 +73,7 @@ class ElasticOutcome:
     rendezvous: int
     ends: int
     cancels: int
-    fleet_state: str | None
-    fleet_cancelled_by: str | None
     results: tuple[str, ...]
-    volumes_left: int
-    api_calls: int
     broken: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,33 +89,27 @@ class ElasticOutcome:
             "schema_version": SCHEMA_VERSION,
             "scenario": "elastic",
             "outcome": "ok" if self.passed else "failed",
-            **{name: value for name, value in asdict(self).items() if name not in ("broken", "seconds")},
+            **{name: value for name, value in asdict(self).items() if name not in ("broken", "end")},
             "broken": list(self.broken),
             "interval": SAVE_STEPS,
             "steps_redone": sum(one for one in lost if one is not None) if None not in lost else None,
-            "seconds": round(self.seconds, 1),
+            **self.end.to_document(),
         }
 
     def render(self) -> RenderableType:
         from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
 
-        figures = Table(box=None, show_header=False, pad_edge=False)
-        for name, value in (
-            ("run", f"{self.run}: {self.phase or 'unknown'}, {self.reason}"),
+        from spotheal.fleet.rehearsal.report import figures, fleet, verdict
+
+        return Group(figures([
+            ("run", f"{self.run}: {self.end.phase or 'unknown'}, {self.end.reason}"),
             ("machines", f"{self.machines}; worlds of {', '.join(map(str, self.worlds))} ranks"),
             *(("struck", _in_words(one)) for one in self.struck),
             ("rendezvous", f"{self.rendezvous}, a new one where its host went"),
-            ("fleet", f"{self.fleet_state}, cancelled by {self.fleet_cancelled_by or 'nobody'}"),
+            ("fleet", fleet(self.end)),
             ("results", ", ".join(self.results) or "none"),
-            ("seconds", f"{self.seconds:.0f}"),
-        ):
-            figures.add_row(Text(name, "bold"), value)
-        said = [Text("The rehearsal passed.", "bold green")] if self.passed else [
-            Text("The rehearsal did not pass:", "bold red"), *(Text(f"  - {one}") for one in self.broken)
-        ]  # fmt: skip
-        return Group(figures, *said)
+            ("seconds", f"{self.end.seconds:.0f}"),
+        ]), verdict(self.broken))  # fmt: skip
 
 
 def _in_words(one: Struck) -> str:
@@ -129,8 +119,7 @@ def _in_words(one: Struck) -> str:
 
 
 def _broken(seen: ElasticOutcome) -> Iterator[str]:
-    if seen.phase != Phase.DONE.value:
-        yield f"the job did not finish: {seen.phase or 'its phase is unknown'}: {seen.reason}"
+    yield from seen.end.faults()
     if len(seen.struck) < _FAULTS:
         yield f"only {len(seen.struck)} of {_FAULTS} machines were taken before the end"
     for one in seen.struck:
@@ -145,31 +134,24 @@ def _broken(seen: ElasticOutcome) -> Iterator[str]:
         yield f"the world never shrank: {sizes}"
     elif all(b <= a for a, b in pairwise(sizes[shrank:])):
         yield f"no replacement joined the world: {sizes}"
-    if not (seen.fleet_state or "").startswith(("cancelled", "deleted")):
-        yield f"the fleet was not cancelled: its state is {seen.fleet_state or 'unknown'}"
-    if not (seen.fleet_cancelled_by or "").startswith("i-"):
-        yield f"the fleet was cancelled by {seen.fleet_cancelled_by or 'nobody'}, not by the agent"
     if seen.ends != 1 or seen.cancels != 1:
         yield f"the end was recorded {seen.ends} times and the fleet cancelled {seen.cancels} times, not once"
     if not {"model.safetensors", "metrics.json"} <= set(seen.results):
         yield f"the results on EFS are not whole: {', '.join(seen.results) or 'nothing is there'}"
-    if seen.volumes_left:
-        yield f"{seen.volumes_left} volumes are left; these machines need none"
+    if seen.end.volumes_left:
+        yield f"{seen.end.volumes_left} volumes are left; these machines need none"
 
 
 # ---------------------------------------------------------------------------------------------------------- the whole
 def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, stack: ExitStack) -> ElasticOutcome:
     """Rehearse it; WaitTimedOut after `options.seconds_max`."""
-    from spotheal.fleet.rehearsal.cloud import Cloud
+    show.event(0.0, f"scenario {chosen.name}: {chosen.says}")
+    cloud = stage.set_up(stack, folder, options.seed)
+    from spotheal.agent.store import Store
     from spotheal.fleet.rehearsal.keep import keep
-    from spotheal.fleet.rehearsal.run import local_aws, passed_on
     from spotheal.fleet.rehearsal.watch import Watch
     from spotheal.fleet.session import Session
 
-    show.event(0.0, f"scenario {chosen.name}: {chosen.says}")
-    zones = tuple(f"{jobs.REGION}{letter}" for letter in "abcd")
-    cloud = stack.enter_context(Cloud(folder, jobs.REGION, zones, options.seed, passed_on()))
-    stack.enter_context(local_aws(cloud.url, jobs.REGION))
     session = Session(jobs.REGION)
     rehearsed = jobs.example(folder / "job", command=COMMAND)
     file_system = make_file_system(session, rehearsed.fleet)
@@ -178,12 +160,13 @@ def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, st
         job=replace(rehearsed.job.job, nodes=f"{LEAST}:{MOST}"),
         store=replace(rehearsed.job.store, results=f"efs://{file_system}/training"),
     )
-    run, store = _request(session, replace(rehearsed, job=job))
+    ready, _ = stage.request(session, replace(rehearsed, job=job))
+    run, store = ready.plan.run, Store(session.client("s3"), ready.plan.store)
     show.event(0.0, f"run {run} requested: {LEAST} to {MOST} machines, checkpoints on {job.store.results}")
     watch = Watch(cloud, store, job.volume.mount, time.monotonic(), reports=True)
     work = _Elastic(cloud, store, watch, show, Path("training", job.job.name, run), run)
     try:
-        work.until_over(options.seconds_max)
+        stage.until_over(cloud, watch, work.look, options.seconds_max)
         return work.outcome()
     finally:
         cloud.machines.close()
@@ -200,22 +183,6 @@ def make_file_system(session: Session, fleet: FleetConfig) -> str:
     return efs.create(session, ready, SystemClock(), lambda _: None)
 
 
-def _request(session: Session, rehearsed: jobs.Rehearsed) -> tuple[str, Store]:
-    """Exactly what `fleetctl request` does, after the same questions."""
-    from spotheal.agent.store import Store
-    from spotheal.fleet import gather, plan, submit, wheelhouse
-
-    clock = SystemClock()
-    wanted = gather.Wanted(rehearsed.fleet, rehearsed.job, rehearsed.job_file, rehearsed.fleet_file)
-    gather.settle_region(session, wanted)
-    root = session.store_root(rehearsed.job.store.url)
-    ready = gather.make_plan(
-        session, wanted, plan.Begin(), root, wheelhouse.build(), clock, allow_paths=True, account=False
-    )
-    submit.carry_out(session, ready, clock, lambda _: None)
-    return ready.plan.run, Store(session.client("s3"), ready.plan.store)
-
-
 class _Elastic:
     """The rehearsal as it goes on. `folder`: the run's, on the file system."""
 
@@ -229,23 +196,12 @@ class _Elastic:
         self._looked = float("-inf")
         self._told: set[tuple[str, int]] = set()
 
-    def until_over(self, seconds_max: float) -> None:
-        while not self._watch.is_over():
-            if self._watch.seconds > seconds_max:
-                raise WaitTimedOut(f"the rehearsal was not over after {seconds_max:.0f} s",
-                                   next_step="look at its logs with --keep DIR")  # fmt: skip
-            self._watch.look()
-            self._look()
-            if len(self._struck) < _FAULTS:
-                self._strike()
-            self._show.show(self._view())
-            time.sleep(_LOOK_SECONDS)
-        limit = time.monotonic() + 20.0  # a fleet is `cancelled` when its last machine is gone
-        while any(one.state == "cancelled_terminating" for one in self._cloud.rules.fleets()):
-            if time.monotonic() > limit:
-                break
-            time.sleep(_LOOK_SECONDS)
-        self._watch.look(store_too=True)
+    def look(self) -> None:
+        """What is new, what happens to a machine now, and the display."""
+        self._look()
+        if len(self._struck) < _FAULTS:
+            self._strike()
+        self._show.show(self._view())
 
     def _say(self, text: str) -> None:
         self._show.event(self._watch.seconds, text)
@@ -334,14 +290,11 @@ class _Elastic:
 
     # -------------------------------------------------------------------------------------------------------- the end
     def outcome(self) -> ElasticOutcome:
-        rules, fleets = self._cloud.rules, self._cloud.rules.fleets()
-        machines = self._cloud.machines.all()
+        rules, machines = self._cloud.rules, self._cloud.machines.all()
         calls = [call for call in list(rules.calls) if call.operation in ("CancelSpotFleetRequests", "DeleteFleets")]
         return ElasticOutcome(
             run=self._run,
-            seconds=self._watch.seconds,
-            phase=self._watch.phase,
-            reason=str(self._watch.status.get("reason") or ""),
+            end=self._watch.end(),
             machines=len(machines),
             worlds=self._longest(machines),
             struck=tuple(self._struck),
@@ -349,11 +302,7 @@ class _Elastic:
             rendezvous=len(self._terms),
             ends=sum(event["event"] == "end" for event in self._watch.events),
             cancels=sum(call.outcome == "ok" for call in calls),
-            fleet_state=fleets[-1].state if fleets else None,
-            fleet_cancelled_by=self._watch.cancelled_by(),
             results=self._results(),
-            volumes_left=sum(volume.state not in ("deleting", "deleted") for volume in rules.volumes()),
-            api_calls=len(rules.calls),
         )
 
     def _longest(self, machines: Sequence[Machine]) -> tuple[int, ...]:

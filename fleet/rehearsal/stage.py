@@ -1,0 +1,151 @@
+"""What every rehearsal stands on: a cloud here that this process speaks to, a job requested in it, waiting for the end.
+
+It talks to no AWS: `local_aws` refuses an endpoint that is not on this machine, and its credentials are no account's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from spotheal.agent.clock import SystemClock
+from spotheal.agent.errors import Fatal, WaitTimedOut
+from spotheal.fleet.rehearsal.job import REGION
+
+if TYPE_CHECKING:
+    from spotheal.fleet.gather import Ready
+    from spotheal.fleet.plan import WriteSweep
+    from spotheal.fleet.rehearsal.cloud import Cloud
+    from spotheal.fleet.rehearsal.job import Rehearsed
+    from spotheal.fleet.rehearsal.watch import Watch
+    from spotheal.fleet.session import Session
+
+LOOK_SECONDS = 0.2
+_SETTLE_SECONDS_MAX = 20.0
+# Of the operator's environment an instance gets only what makes the network and package indexes reachable from here.
+_PASSED_ON = re.compile(r"(?i)(https?|no|all)_proxy|PIP_\w+|UV_\w+|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE")
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends a rehearsal as Ctrl-C does, so that nothing of it is left."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# ------------------------------------------------------------------------------------------------------------ the cloud
+def set_up(
+    stack: ExitStack, folder: Path, seed: int, *, region: str = REGION, zones: tuple[str, ...] = (),
+    environment: dict[str, str] | None = None,
+) -> Cloud:
+    """A cloud with zones a to d and `zones`, which this process speaks to until `stack` closes.
+
+    `environment`: what its instances get besides `passed_on()`.
+    """
+    # Imported here: moto takes seconds to import, and wrong files are named at once.
+    from spotheal.fleet.rehearsal.cloud import Cloud
+
+    all_zones = tuple(sorted({*(f"{region}{letter}" for letter in "abcd"), *zones}))
+    cloud = stack.enter_context(Cloud(folder, region, all_zones, seed, passed_on() | (environment or {})))
+    stack.enter_context(local_aws(cloud.url, region))
+    return cloud
+
+
+@contextmanager
+def local_aws(endpoint: str, region: str) -> Iterator[None]:
+    """Environment in which every AWS client of this process speaks to `endpoint`, with credentials of no account."""
+    if urlsplit(endpoint).hostname not in ("127.0.0.1", "localhost", "::1"):
+        raise Fatal(f"a rehearsal speaks only to this machine, not to {endpoint}")
+    before = dict(os.environ)
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "BOTO_")):
+            del os.environ[name]
+    os.environ |= {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "AKIAREHEARSAL0000000",
+        "AWS_SECRET_ACCESS_KEY": "rehearsal",
+        "AWS_REGION": region,
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        **_without_proxy(os.environ),
+    }
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _without_proxy(environment: Any) -> dict[str, str]:
+    named = [environment[name] for name in ("no_proxy", "NO_PROXY") if environment.get(name)]
+    hosts = ",".join([*named, "127.0.0.1", "localhost"])
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
+
+
+def passed_on() -> dict[str, str]:
+    found = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
+    return found | _without_proxy(os.environ)
+
+
+# ---------------------------------------------------------------------------------------------------------- the request
+def request(
+    session: Session, rehearsed: Rehearsed, *, sweep: WriteSweep | None = None,
+    planned: Callable[[], None] = lambda: None,
+) -> tuple[Ready, dict[str, Any]]:
+    """Exactly what `fleetctl request` (or `sweep run`) does, after the same questions; what it made, too.
+
+    `planned` is called between the plan and the first call that makes something.
+    """
+    from spotheal.fleet import gather, plan, submit, wheelhouse
+
+    clock, job = SystemClock(), rehearsed.job
+    wanted = gather.Wanted(rehearsed.fleet, job, rehearsed.job_file, rehearsed.fleet_file)
+    gather.settle_region(session, wanted)
+    root = session.store_root(job.store.url)
+    ready = gather.make_plan(
+        session, wanted, plan.Begin(), root, wheelhouse.build(), clock, allow_paths=True, account=False, sweep=sweep
+    )
+    planned()
+    return ready, submit.carry_out(session, ready, clock, lambda _: None)
+
+
+# ----------------------------------------------------------------------------------------------------- while it runs
+def until_over(cloud: Cloud, watch: Watch, look: Callable[[], None], seconds_max: float) -> None:
+    """Look, and call `look`, until the fleet is cancelled and no machine is left. WaitTimedOut after `seconds_max`."""
+    while not watch.is_over():
+        check_time(watch.seconds, seconds_max)
+        watch.look()
+        look()
+        time.sleep(LOOK_SECONDS)
+    # A fleet is `cancelled` when its last machine is gone, which takes EC2 a moment longer than the machine.
+    limit = time.monotonic() + _SETTLE_SECONDS_MAX
+    while any(one.state == "cancelled_terminating" for one in cloud.rules.fleets()) and time.monotonic() < limit:
+        time.sleep(LOOK_SECONDS)
+    watch.look(store_too=True)
+
+
+def check_time(seconds: float, seconds_max: float) -> None:
+    if seconds > seconds_max:
+        raise WaitTimedOut(
+            f"the rehearsal was not over after {seconds_max:.0f} s",
+            next_step="look at its logs with --keep DIR, or rehearse a shorter job",
+        )
