@@ -11,8 +11,8 @@ from pathlib import Path
 from types import FrameType
 
 from spotheal.agent import __version__
-from spotheal.agent.config import InstanceConfig
 from spotheal.agent.errors import ConfigError, ExitCode, SpothealError
+from spotheal.agent.instance_config import InstanceConfig
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

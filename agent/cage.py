@@ -25,9 +25,9 @@ from spotheal.agent.cage_network import close_imds, open_imds
 from spotheal.agent.cage_sandbox import Sandbox
 from spotheal.agent.cage_user import cage_account
 from spotheal.agent.clock import Clock
-from spotheal.agent.config import InstanceConfig
 from spotheal.agent.errors import Fatal, Retryable, SetupFailed
 from spotheal.agent.folders import Folders
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.paths import Paths
 from spotheal.agent.process_group import end_all_of
 from spotheal.agent.relay import Relay

@@ -10,9 +10,9 @@ from typing import Any
 from spotheal.agent.account import Account
 from spotheal.agent.cage import Cage, enclose
 from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.config import InstanceConfig
 from spotheal.agent.folders import Folders
 from spotheal.agent.foreign_command import Surroundings
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.metadata import Identity, Metadata
 from spotheal.agent.paths import Paths
 from spotheal.agent.repo import Download, checkout

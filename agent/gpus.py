@@ -18,9 +18,9 @@ from typing import Any
 
 from spotheal.agent import programs
 from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.config import InstanceConfig
 from spotheal.agent.errors import Fatal, Retryable, SetupFailed, SpothealError
 from spotheal.agent.finish import BARRED, End
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.agent.store import Store
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.config import InstanceConfig
 from spotheal.agent.errors import SetupFailed
 from spotheal.agent.folders import Folders
 from spotheal.agent.foreign_command import Surroundings, run_command
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.trainer_environment import base_environment
 
 _PROBE_SECONDS_MAX = 120.0  # the first import on a volume that loads lazily takes long

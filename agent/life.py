@@ -17,7 +17,6 @@ from typing import Any, ParamSpec
 
 from spotheal.agent import aws
 from spotheal.agent.clock import Clock, SystemClock, parse_rfc3339, rfc3339
-from spotheal.agent.config import InstanceConfig, seconds
 from spotheal.agent.confinement import Confinement
 from spotheal.agent.contract import BETWEEN_INTERRUPTIONS
 from spotheal.agent.ec2 import Ec2
@@ -38,8 +37,10 @@ from spotheal.agent.gpu_check import GpuCheck
 from spotheal.agent.gpus import Bars, Found, Need, Unsuitable
 from spotheal.agent.handover import HandoverResult, Steps, hand_over
 from spotheal.agent.host import Host
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.interpreter import Interpreter, find_interpreter
 from spotheal.agent.interruption import Interruption, Watcher
+from spotheal.agent.job_values import seconds
 from spotheal.agent.keep import link_kept
 from spotheal.agent.launch import Launch
 from spotheal.agent.ledger import Ledger

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 from spotheal.agent.billing import about
 from spotheal.agent.budget import Budget, Cloud, Prices, Source
 from spotheal.agent.clock import Clock
-from spotheal.agent.config import InstanceConfig
 from spotheal.agent.curves import Curves
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.finish import End
 from spotheal.agent.history import Disk
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.limits import Limits
 from spotheal.agent.logs import Logs

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 from spotheal.agent.account import Account
 from spotheal.agent.clock import Clock, Stop, never
-from spotheal.agent.config import InstanceConfig
 from spotheal.agent.errors import NotFound, Retryable, SetupFailed
 from spotheal.agent.folders import publish
 from spotheal.agent.foreign_command import Finished, Surroundings, back_off, run_command
 from spotheal.agent.git_access import SSH, GitAccess, access
 from spotheal.agent.git_faults import Cause, Fault, classify, redacted, refusal, without_credentials
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import LAYOUT
 from spotheal.agent.trainer_environment import base_environment
 

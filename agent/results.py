@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 from spotheal.agent.account import Account
 from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.config import InstanceConfig
 from spotheal.agent.curves import Metrics
 from spotheal.agent.efs import Efs, Put
 from spotheal.agent.errors import Retryable, SpothealError
 from spotheal.agent.folders import Folders
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import LAYOUT, EfsUrl, StoreUrl
 from spotheal.agent.store import Store
 

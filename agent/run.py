@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from spotheal.agent.config import InstanceConfig
 from spotheal.agent.errors import ExitCode, Interrupted
 from spotheal.agent.finish import End, decide_end
 from spotheal.agent.gpus import Unsuitable
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.life import Life, World, ends_the_run
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from spotheal.agent import programs
-from spotheal.agent.config import InstanceConfig
 from spotheal.agent.errors import Retryable, SetupFailed
 from spotheal.agent.folders import Folders, give, publish
 from spotheal.agent.foreign_command import Finished, Surroundings, back_off, run_command
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.interpreter import Interpreter, probe
 from spotheal.agent.trainer_environment import expand, trainer_environment
 

@@ -19,10 +19,11 @@ from spotheal.agent import contract, idle_gpus
 from spotheal.agent.account import Account
 from spotheal.agent.attempts import AttemptEnd, Done, GiveUp, StartAgain, Stopped, Tally, decide
 from spotheal.agent.clock import Clock
-from spotheal.agent.config import InstanceConfig, seconds
 from spotheal.agent.contract import Notice, Progress
 from spotheal.agent.errors import SetupFailed
 from spotheal.agent.folders import Folders
+from spotheal.agent.instance_config import InstanceConfig
+from spotheal.agent.job_values import seconds
 from spotheal.agent.process_group import ForeignProgram, end_leftovers
 from spotheal.agent.silence import Silence
 from spotheal.agent.trainer_environment import expand, trainer_environment

@@ -13,14 +13,15 @@ from typing import Any
 
 from spotheal.agent.account import Account
 from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.config import InstanceConfig, seconds
 from spotheal.agent.contract import Progress
 from spotheal.agent.curves import Curves
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.finish import Trained
 from spotheal.agent.folders import Folders
 from spotheal.agent.gpus import likely_cause
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.interruption import Interruption
+from spotheal.agent.job_values import seconds
 from spotheal.agent.launch import Launch
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.limits import Limits

@@ -1,7 +1,7 @@
 """The two files of a request: spot_fleet_config.json (AWS's own format) and job.toml. All their faults at once.
 
 Nothing here calls AWS. The fleet's file is held against botocore's service model and against what this project needs
-of a fleet; the job's file against `agent.config.KEYS`.
+of a fleet; the job's file against `agent.job_keys.KEYS`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.config import JobConfig, parse_job, policy_fault
+from spotheal.agent.config import JobConfig, parse_job
 from spotheal.agent.errors import ConfigError, NotFound
+from spotheal.agent.job_values import policy_fault
 from spotheal.fleet import ec2fleet, jsonfile, rescue, webhook
 from spotheal.fleet.checks import fleet_faults, fleet_warnings, is_walkable, placeholder_faults
 from spotheal.fleet.places import region_of, spec_subnets, split_list

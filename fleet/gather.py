@@ -8,8 +8,10 @@ from typing import Any
 
 from spotheal.agent.aws import translated
 from spotheal.agent.clock import Clock, rfc3339
-from spotheal.agent.config import InstanceConfig, JobConfig, seconds
+from spotheal.agent.config import JobConfig
 from spotheal.agent.errors import ConfigError, Conflict, NotFound, PermissionDenied
+from spotheal.agent.instance_config import InstanceConfig
+from spotheal.agent.job_values import seconds
 from spotheal.agent.names import LAYOUT, StoreUrl, default_bucket, new_run_id
 from spotheal.fleet import known_hosts, plan, repository, request, runs, template, userdata
 from spotheal.fleet.account.prerequisites import Found, look, look_between

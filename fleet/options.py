@@ -58,7 +58,7 @@ def wants_json(output: str) -> bool:
 
 def seconds_of(option: str, text: str) -> float | None:
     """The duration that an option gives, None where it is left out."""
-    from spotheal.agent.config import seconds
+    from spotheal.agent.job_values import seconds
 
     try:
         return float(seconds(text)) if text else None

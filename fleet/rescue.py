@@ -12,8 +12,9 @@ from typing import Any
 
 from spotheal.agent.aws import translated
 from spotheal.agent.clock import Clock
-from spotheal.agent.config import JobConfig, seconds
+from spotheal.agent.config import JobConfig
 from spotheal.agent.errors import Conflict, SpothealError
+from spotheal.agent.job_values import seconds
 from spotheal.agent.names import TAG_JOB, TAG_RUN, rescue_schedule, schedule_expression
 from spotheal.fleet.engine import is_ec2_fleet
 from spotheal.iam import policies

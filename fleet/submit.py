@@ -18,9 +18,9 @@ from typing import Any
 
 from spotheal.agent.aws import translated
 from spotheal.agent.clock import Clock, parse_rfc3339, rfc3339
-from spotheal.agent.config import seconds
 from spotheal.agent.ec2 import TokenUsed
 from spotheal.agent.errors import Conflict, Retryable, SpothealError
+from spotheal.agent.job_values import seconds
 from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase, StoreUrl
 from spotheal.agent.store import Store
 from spotheal.fleet import engine, plan, repository, rescue, results_check

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from spotheal import userdata
-from spotheal.agent.config import InstanceConfig, JobConfig
+from spotheal.agent.config import JobConfig
 from spotheal.agent.errors import ConfigError
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.redaction import looks_secret
 

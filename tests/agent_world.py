@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from spotheal.agent.clock import SystemClock, rfc3339
-from spotheal.agent.config import InstanceConfig, parse_job
+from spotheal.agent.config import parse_job
 from spotheal.agent.errors import ExitCode, Retryable
 from spotheal.agent.host import Host
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.life import World
 from spotheal.agent.logs import Logs
 from spotheal.agent.metadata import NOTHING, Answer, Identity, Metadata, Rebalance, SpotAction

@@ -16,8 +16,9 @@ from agent_world import ToldMetadata
 from spotheal.agent.batch.child import Child, read_config
 from spotheal.agent.batch.place import Place
 from spotheal.agent.clock import SystemClock, rfc3339
-from spotheal.agent.config import InstanceConfig, parse_job
+from spotheal.agent.config import parse_job
 from spotheal.agent.host import Host
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.life import World
 from spotheal.agent.logs import Logs
 from spotheal.agent.metadata import Identity

@@ -24,9 +24,10 @@ from spotheal.agent.cage import Cage, enclose
 from spotheal.agent.cage_sandbox import Sandbox
 from spotheal.agent.cage_user import cage_account
 from spotheal.agent.clock import SystemClock
-from spotheal.agent.config import InstanceConfig, parse_job
+from spotheal.agent.config import parse_job
 from spotheal.agent.errors import SetupFailed
 from spotheal.agent.folders import Folders
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.paths import Paths
 from spotheal.agent.process_group import ForeignProgram, end_all_of, owned_by

@@ -11,8 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotheal.agent import config
-from spotheal.agent.config import FREE_TABLES, KEYS, REQUIRED, InstanceConfig, JobConfig, Key, parse_job
+from spotheal.agent.config import JobConfig, parse_job
 from spotheal.agent.errors import ConfigError, ExitCode
+from spotheal.agent.instance_config import InstanceConfig
+from spotheal.agent.job_keys import FREE_TABLES, KEYS, REQUIRED, Key
+from spotheal.agent.job_values import seconds
 from spotheal.agent.names import StoreUrl
 
 LEAST: dict[str, Any] = {
@@ -203,7 +206,7 @@ def test_control_characters_are_in_no_text() -> None:
 
 @pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("20m", 1200), ("3h", 10800), ("2d", 172800), (" 0m ", 0)])
 def test_durations(text: str, expected: int) -> None:
-    assert config.seconds(text) == expected
+    assert seconds(text) == expected
 
 
 HOSTILE = st.recursive(

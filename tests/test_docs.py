@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from spotheal.agent import contract
-from spotheal.agent.config import FREE_TABLES, KEYS, REQUIRED
 from spotheal.agent.contract import read_progress
+from spotheal.agent.job_keys import FREE_TABLES, KEYS, REQUIRED
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet.rehearsal import scenario as scenarios
 

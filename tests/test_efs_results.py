@@ -16,10 +16,11 @@ from efs_world import FS, EfsApi, NfsHost, QuickClock, efs
 
 from spotheal.agent.account import Account
 from spotheal.agent.clock import never
-from spotheal.agent.config import InstanceConfig, parse_job
+from spotheal.agent.config import parse_job
 from spotheal.agent.efs import MOUNT_POINT, Put
 from spotheal.agent.errors import ExitCode, PermissionDenied, Retryable
 from spotheal.agent.folders import Folders
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import EfsUrl, StoreUrl
 from spotheal.agent.redaction import SECRETS
 from spotheal.agent.results import InStore, LiveMetrics, OnEfs, Place, place_of

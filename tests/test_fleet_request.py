@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from spotheal.agent.config import InstanceConfig, parse_job
+from spotheal.agent.config import parse_job
 from spotheal.agent.errors import ConfigError
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import StoreUrl
 from spotheal.fleet import request, userdata
 from spotheal.fleet.config import FleetConfig, parse_fleet

@@ -14,10 +14,11 @@ import structlog
 
 from spotheal.agent.account import Account
 from spotheal.agent.clock import SystemClock, never
-from spotheal.agent.config import InstanceConfig, parse_job
+from spotheal.agent.config import parse_job
 from spotheal.agent.errors import SetupFailed
 from spotheal.agent.folders import Folders, give
 from spotheal.agent.foreign_command import Surroundings
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.interpreter import probe
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.repo import checkout

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotheal.agent.clock import SystemClock, never
-from spotheal.agent.config import InstanceConfig, parse_job
+from spotheal.agent.config import parse_job
 from spotheal.agent.errors import SetupFailed
 from spotheal.agent.gpus import (
     BARRED_LAUNCHES_MAX,
@@ -22,6 +22,7 @@ from spotheal.agent.gpus import (
     look,
     shortfall,
 )
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import Phase, StoreUrl
 from spotheal.agent.store import Store
 from spotheal.fleet.rehearsal.client import InMemoryS3

@@ -21,11 +21,12 @@ import structlog
 from spotheal.agent import git_faults, programs
 from spotheal.agent.account import trainer_account
 from spotheal.agent.clock import Stop, SystemClock, never
-from spotheal.agent.config import InstanceConfig, parse_job
+from spotheal.agent.config import parse_job
 from spotheal.agent.errors import Interrupted, NotFound, Retryable, SetupFailed
 from spotheal.agent.folders import Folders
 from spotheal.agent.foreign_command import Surroundings
 from spotheal.agent.git_faults import Cause, classify, redacted, without_credentials
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.interpreter import Interpreter, find_interpreter, probe
 from spotheal.agent.keep import link_kept
 from spotheal.agent.names import LAYOUT, StoreUrl

@@ -19,8 +19,9 @@ import structlog
 from moto import mock_aws
 
 from spotheal.agent.clock import SystemClock, never
-from spotheal.agent.config import InstanceConfig, parse_job
+from spotheal.agent.config import parse_job
 from spotheal.agent.errors import SetupFailed
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.repo import checkout
 from spotheal.agent.secrets import REPOSITORY, Vault

@@ -24,8 +24,9 @@ from typer.testing import CliRunner
 
 from spotheal.agent import git_access
 from spotheal.agent.clock import SystemClock, never
-from spotheal.agent.config import InstanceConfig, parse_job
+from spotheal.agent.config import parse_job
 from spotheal.agent.errors import ConfigError, Fatal, Interrupted, NoCredentials, Retryable, SetupFailed
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.redaction import SECRETS
 from spotheal.agent.repo import checkout

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fleet_desk import Desk, desk, moto_clients, wheels
 
-from spotheal.agent.config import InstanceConfig
 from spotheal.agent.errors import ConfigError, ExitCode
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.agent.sweep.queue import Entry, Queue, choose
 from spotheal.agent.sweep.worker import entry_of

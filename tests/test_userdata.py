@@ -52,7 +52,7 @@ sys.exit(int(code))
 WHEELS = {
     "spotheal-0.1.0-py3-none-any.whl": wheel({
         "spotheal/agent/life.py": "", "spotheal/agent/errors.py": "class ConfigError(Exception): pass",
-        "spotheal/agent/config.py": "class InstanceConfig: from_json = lambda text: None",
+        "spotheal/agent/instance_config.py": "class InstanceConfig: from_json = lambda text: None",
         "spotheal/agent/__init__.py": "", "spotheal/agent/__main__.py": AGENT, "spotheal/training/__init__.py": "",
         "spotheal/userdata/spotheal-agent.service": "[Service]\n",
     }),

@@ -21,8 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spotheal import userdata
-from spotheal.agent.config import InstanceConfig, parse_job
+from spotheal.agent.config import parse_job
 from spotheal.agent.errors import ConfigError
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import StoreUrl
 from spotheal.fleet.userdata import refuse_secrets, render
 

@@ -14,9 +14,10 @@ from typing import Any
 import structlog
 
 from spotheal.agent.clock import Stop, SystemClock
-from spotheal.agent.config import InstanceConfig, parse_job
+from spotheal.agent.config import parse_job
 from spotheal.agent.contract import Notice
 from spotheal.agent.folders import Folders
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.supervisor import Ended, Hooks, Supervisor, Timing
 

@@ -70,7 +70,7 @@ PASSED_ON = re.compile(r"AWS_ENDPOINT_URL\w*|AWS_EC2_METADATA_SERVICE_ENDPOINT|A
 SYSTEM_FOLDERS = ("/bin", "/sbin", "/usr/bin", "/usr/sbin")
 CHECK = """
 import sys, spotheal.agent.life
-from spotheal.agent.config import InstanceConfig
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.errors import ConfigError
 try:
     InstanceConfig.from_json(open(sys.argv[1], encoding="utf-8").read())

@@ -25,7 +25,6 @@ from spotheal.agent.batch.mounted import folders_of, mounted
 from spotheal.agent.batch.place import EFS, Place, identity
 from spotheal.agent.budget import Budget
 from spotheal.agent.clock import rfc3339
-from spotheal.agent.config import InstanceConfig, seconds
 from spotheal.agent.confinement import Confinement
 from spotheal.agent.contract import EXIT_SAVED_AND_STOPPED, Notice
 from spotheal.agent.curves import Curves
@@ -33,8 +32,10 @@ from spotheal.agent.efs import Efs
 from spotheal.agent.errors import ConfigError, Conflict, ExitCode, Fatal, Interrupted, NotFound, Retryable
 from spotheal.agent.finish import End, Finishing, Trained, decide_end, store_results
 from spotheal.agent.folders import publish
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.interpreter import find_interpreter
 from spotheal.agent.interruption import Interruption, Watcher
+from spotheal.agent.job_values import seconds
 from spotheal.agent.keep import link_kept
 from spotheal.agent.launch import Launch
 from spotheal.agent.ledger import Ledger

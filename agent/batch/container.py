@@ -11,9 +11,9 @@ from spotheal.agent import aws
 from spotheal.agent.batch.child import Child, read_config
 from spotheal.agent.batch.place import place
 from spotheal.agent.clock import SystemClock
-from spotheal.agent.config import InstanceConfig
 from spotheal.agent.errors import ConfigError
 from spotheal.agent.host import Host
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.life import World
 from spotheal.agent.logs import Logs
 from spotheal.agent.metadata import Metadata

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spotheal.agent.clock import Clock
-from spotheal.agent.config import InstanceConfig
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.metadata import Identity
 from spotheal.agent.names import Phase
 from spotheal.agent.status import Status

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from spotheal.agent.clock import Clock, never
-from spotheal.agent.config import InstanceConfig
 from spotheal.agent.efs import MOUNT_SECONDS_MAX, Efs
 from spotheal.agent.errors import SetupFailed
 from spotheal.agent.folders import PRIVATE, Folders
 from spotheal.agent.host import Host
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import EfsUrl
 from spotheal.agent.paths import Paths
 

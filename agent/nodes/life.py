@@ -16,12 +16,13 @@ from dataclasses import replace
 from typing import Any
 
 from spotheal.agent.clock import Stop
-from spotheal.agent.config import InstanceConfig, seconds
 from spotheal.agent.efs import MOUNT_POINT, Efs
 from spotheal.agent.errors import Retryable, SetupFailed
 from spotheal.agent.finish import End, Finishing
 from spotheal.agent.folders import PRIVATE, Folders
 from spotheal.agent.handover import HandoverResult
+from spotheal.agent.instance_config import InstanceConfig
+from spotheal.agent.job_values import seconds
 from spotheal.agent.life import Life, RunOver, World
 from spotheal.agent.names import EfsUrl, Phase
 from spotheal.agent.nodes.meeting import Meeting

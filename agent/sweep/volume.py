@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from spotheal.agent.clock import Clock
-from spotheal.agent.config import InstanceConfig
 from spotheal.agent.ec2 import Ec2
 from spotheal.agent.errors import NotFound, Retryable, SpothealError
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import LAYOUT, TAG_STATE, VolumeState
 from spotheal.agent.store import Store
 from spotheal.agent.volume.first import first_volume

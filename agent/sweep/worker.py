@@ -10,12 +10,12 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from spotheal.agent.config import InstanceConfig
 from spotheal.agent.ec2 import Ec2
 from spotheal.agent.errors import ExitCode, Fatal, Retryable, SpothealError
 from spotheal.agent.finish import POWER_OFF_SECONDS, End, Finishing, cancel, record
 from spotheal.agent.folders import Folders, publish
 from spotheal.agent.handover import HandoverResult
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.launch import Launch
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.life import Life, World

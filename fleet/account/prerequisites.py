@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from spotheal.agent.aws import translated
-from spotheal.agent.config import JobConfig, seconds
+from spotheal.agent.config import JobConfig
 from spotheal.agent.errors import ConfigError, NotFound, PermissionDenied, SpothealError
+from spotheal.agent.job_values import seconds
 from spotheal.agent.names import TAG_NAME, StoreUrl
 from spotheal.fleet import results_check
 from spotheal.fleet.account import between, network, roles, service_roles

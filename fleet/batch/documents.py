@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.config import JobConfig, seconds
+from spotheal.agent.config import JobConfig
 from spotheal.agent.contract import EXIT_SAVED_AND_STOPPED
 from spotheal.agent.errors import ConfigError
+from spotheal.agent.job_values import seconds
 from spotheal.agent.names import EfsUrl, partition_of
 from spotheal.fleet.batch.names import EFS_PLACE, ROOT, Names
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from spotheal.agent.aws import translated
 from spotheal.agent.clock import Clock, rfc3339
-from spotheal.agent.config import InstanceConfig, JobConfig
+from spotheal.agent.config import JobConfig
 from spotheal.agent.errors import ConfigError, Conflict, NotFound, Retryable
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase, StoreUrl, new_run_id
 from spotheal.agent.store import Store
 from spotheal.fleet import repository, runs

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from spotheal.agent.clock import SystemClock, never
-from spotheal.agent.config import InstanceConfig
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.folders import Folders
 from spotheal.agent.foreign_command import Surroundings
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.interpreter import find_interpreter
 from spotheal.agent.keep import link_kept
 from spotheal.agent.paths import Paths

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.aws import translated
-from spotheal.agent.config import ENTRIES_MAX
 from spotheal.agent.errors import ConfigError, NotFound
+from spotheal.agent.instance_config import ENTRIES_MAX
 from spotheal.agent.names import StoreUrl
 from spotheal.training import hyperparameters
 

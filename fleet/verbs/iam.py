@@ -153,7 +153,7 @@ def _role(named: str, job: str) -> str:
 
 def _policy(file: str) -> str:
     """The IAM policy in that file, on one line."""
-    from spotheal.agent.config import policy_fault
+    from spotheal.agent.job_values import policy_fault
     from spotheal.fleet.config import text_of
 
     try:

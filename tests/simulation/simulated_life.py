@@ -33,11 +33,12 @@ from simulated_world import (
 
 from spotheal.agent import interruption, ledger, life, run, status, trainer_stage
 from spotheal.agent.clock import rfc3339
-from spotheal.agent.config import InstanceConfig, parse_job
+from spotheal.agent.config import parse_job
 from spotheal.agent.contract import Notice, Progress, Saved
 from spotheal.agent.errors import Interrupted, SetupFailed, SpothealError
 from spotheal.agent.finish import LAUNCHES_WITHOUT_PROGRESS_MAX, STARTS_WITHOUT_PROGRESS_MAX
 from spotheal.agent.gpus import BARRED_LAUNCHES_MAX, Found
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.memory import RunMemory
 from spotheal.agent.metadata import NOTHING, Answer, Identity, Rebalance, SpotAction
 from spotheal.agent.names import LAYOUT, Phase, StoreUrl

@@ -1,0 +1,183 @@
+"""What a value of job.toml may be: one check a kind of value, and reading what is written in words."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from spotheal.agent.names import StoreUrl, parse_results
+from spotheal.agent.secret_reference import SecretReference
+
+Check = Callable[[Any], str]  # "" where the value is good, else what is wrong with it ("must be …")
+MACHINES_MAX = 64  # of a run: each is an EC2 describe and an S3 object in every look at the others
+POLICY_CHARACTERS_MAX = 2048
+_DURATION = re.compile(r"(\d+)\s*(s|m|h|d)")
+_DURATION_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_HOST_KEY = re.compile(r"[^\s@#-]\S* (?:ssh|ecdsa|sk)-[\w@.-]+ [A-Za-z0-9+/=]+(?: [^\n]*)?")
+
+
+def seconds(duration: str) -> int:
+    """`"90s"`, `"20m"`, `"3h"`, `"2d"` as seconds; ValueError where it is none of these."""
+    match = _DURATION.fullmatch(duration.strip())
+    if not match:
+        raise ValueError("is not a duration such as 90s, 20m, 3h or 2d")
+    return int(match.group(1)) * _DURATION_SECONDS[match.group(2)]
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str):
+        return "must be a string"
+    return "must not hold control characters" if any(ord(c) < 32 or ord(c) == 127 for c in value) else ""
+
+
+
+
+def matching(pattern: str, legal: str) -> Check:
+    return lambda value: text(value) or ("" if re.fullmatch(pattern, value) else f"must be {legal}")
+
+
+def one_of(*values: str) -> Check:
+    return lambda value: (
+        ""
+        if value in values and isinstance(value, str)
+        else "must be one of " + ", ".join(f'"{legal}"' for legal in values)
+    )
+
+
+def boolean(value: Any) -> str:
+    return "" if isinstance(value, bool) else "must be true or false"
+
+
+def integer(low: int, high: int) -> Check:
+    def check(value: Any) -> str:
+        good = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        return "" if good else f"must be a whole number from {low} to {high}"
+
+    return check
+
+
+def amount(value: Any) -> str:
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9
+    return "" if good else "must be a number, 0 or more"
+
+
+def duration(value: Any) -> str:
+    if text(value):
+        return text(value)
+    try:
+        seconds(value)
+    except ValueError as fault:
+        return str(fault)
+    return ""
+
+
+def argv(value: Any) -> str:
+    good = isinstance(value, list) and all(isinstance(word, str) and "\0" not in word for word in value)
+    return "" if good else 'must be a list of strings, such as ["python", "train.py"] (no shell reads it)'
+
+
+def argvs(value: Any) -> str:
+    good = isinstance(value, list) and all(word and not argv(word) for word in value)
+    return "" if good else 'must be a list of commands, each a list of strings, such as [["make", "data"]]'
+
+
+def inside(value: Any) -> str:
+    """A path below the clone that cannot leave it."""
+    if text(value):
+        return text(value)
+    return "must be a path inside the repository" if value.startswith("/") or ".." in value.split("/") else ""
+
+
+def insides(value: Any) -> str:
+    good = isinstance(value, list) and all(word and word != "." and not inside(word) for word in value)
+    return "" if good else "must be a list of paths inside the repository"
+
+
+def mount(value: Any) -> str:
+    safe = matching(r"/[A-Za-z0-9._/-]+", "an absolute path of letters, digits and . _ - /")(value)
+    return safe or ("must not hold .." if ".." in value.split("/") else "")
+
+
+def store(value: Any) -> str:
+    if text(value) or not value:
+        return text(value)
+    try:
+        StoreUrl.parse(value)
+    except ValueError as fault:
+        return str(fault)
+    return ""
+
+
+def results(value: Any) -> str:
+    if text(value) or not value:
+        return text(value)
+    try:
+        parse_results(value)
+    except ValueError as fault:
+        return str(fault)
+    return ""
+
+
+def machine_range(value: Any) -> str:
+    match = re.fullmatch(r"(\d{1,3})(?::(\d{1,3}))?", value) if isinstance(value, str) else None
+    least, most = machines(value) if match else (0, 0)
+    return "" if 1 <= least <= most <= MACHINES_MAX else f'must be "1" to "{MACHINES_MAX}", or a range such as "2:4"'
+
+
+def machines(nodes: str) -> tuple[int, int]:
+    """The least and the most of `nodes`, "2" or "2:4"."""
+    least, _, most = nodes.partition(":")
+    return int(least), int(most or least)
+
+
+def memory(value: Any) -> str:
+    return amount(value) or ("" if 0.25 <= value <= 4096 else "must be from 0.25 to 4096")
+
+
+def instance_types(value: Any) -> str:
+    good = isinstance(value, list) and all(
+        isinstance(one, str) and re.fullmatch(r"[a-z][a-z0-9-]*(\.[a-z0-9-]+)?", one) for one in value
+    )
+    return "" if good else 'must be a list of instance types or families, such as ["g5", "g6.xlarge"]'
+
+
+def gpus(value: Any) -> str:
+    return "" if value == "gpu" else integer(1, 64)(value) and 'must be a whole number from 1 to 64, or "gpu"'
+
+
+def reference(value: Any) -> str:
+    if text(value) or not value:
+        return text(value)
+    try:
+        SecretReference.parse(value)
+    except ValueError as fault:
+        return str(fault)
+    return ""
+
+
+def host_keys(value: Any) -> str:
+    if not isinstance(value, str):
+        return text(value)
+    lines = [line.strip() for line in value.split("\n") if line.strip()]
+    is_good = all(text(line) == "" and _HOST_KEY.fullmatch(line) for line in lines)
+    return "" if is_good else "must be lines of known_hosts: HOST TYPE KEY"
+
+
+def policy(value: Any) -> str:
+    """A file's name in job.toml; on an instance the document itself."""
+    if text(value) or not value.startswith("{"):
+        return text(value)
+    return policy_fault(value)
+
+
+def policy_fault(text: str) -> str:
+    """What is wrong with a session policy, "" where nothing is. AWS takes 2,048 characters of one."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return "is no JSON"
+    if not isinstance(document, dict) or not isinstance(document.get("Statement"), list | dict):
+        return "is no IAM policy: a JSON object with Version and Statement"
+    return "" if len(text) <= POLICY_CHARACTERS_MAX else f"is longer than {POLICY_CHARACTERS_MAX} characters"
