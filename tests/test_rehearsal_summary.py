@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from spotheal.agent.contract import Progress, Saved
 from spotheal.agent.errors import ConfigError
 from spotheal.fleet.rehearsal import scenario, weights
 from spotheal.fleet.rehearsal.progress import Lines, MachineView, View
@@ -221,3 +222,12 @@ def test_plain_lines_come_for_events_at_once_and_for_progress_every_few_seconds(
     shown.show(view)
     shown.event(2.0, "i-1 gets a notice")
     assert lines == ["   1.0 s  step 3 of 9; i-1 a training", "   2.0 s  i-1 gets a notice"]
+
+
+@pytest.mark.parametrize(
+    ("step", "saved", "is_so"),
+    [(20, 20, True), (25, 20, True), (26, 20, False), (21, 10, False), (3, None, False), (30, 20, False)],
+)
+def test_a_kill_waits_until_the_last_save_is_done(step: int, saved: int | None, is_so: bool) -> None:
+    done = None if saved is None else Saved(saved, "x", "")
+    assert scenario.is_saved(Progress(step, saved=done), 10) is is_so

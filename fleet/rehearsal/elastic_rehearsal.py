@@ -22,7 +22,7 @@ from spotheal.agent.trainer_files import progress_of
 from spotheal.fleet.rehearsal import job as jobs
 from spotheal.fleet.rehearsal import stage
 from spotheal.fleet.rehearsal.progress import Display, View
-from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, NextZone, Scenario
+from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, NextZone, Scenario, is_saved
 from spotheal.fleet.rehearsal.summary import End
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _broken(seen: ElasticOutcome) -> Iterator[str]:
     for one in seen.struck:
         if one.lost is None:
             yield f"whether steps were lost with {one.instance} is not known"
-        elif one.lost > (0 if one.notice else 2 * SAVE_STEPS):
+        elif one.lost > (0 if one.notice else SAVE_STEPS):
             how = "got a notice" if one.notice else "was killed"
             yield f"{one.lost} steps were lost with {one.instance}, which {how}"
     sizes = seen.worlds
@@ -190,7 +190,7 @@ class _Elastic:
         self._cloud, self._store, self._watch, self._show, self._folder = cloud, store, watch, show, folder
         self._run = run
         self._struck: list[Struck] = []
-        self._step, self._total = 0, 0
+        self._step, self._total, self._is_saved = 0, 0, False
         self._nodes: list[dict[str, Any]] = []
         self._terms: set[int] = set()
         self._looked = float("-inf")
@@ -211,6 +211,7 @@ class _Elastic:
         """How far they are, by the progress file that all of them share, and who is in which rendezvous."""
         found = progress_of(self._path("progress", "progress.json"))
         if found is not None:
+            self._is_saved = is_saved(found[0], SAVE_STEPS)
             step, self._total = found[0].step, found[0].steps_total or self._total
             if step < self._step:
                 self._went_on(step)
@@ -268,6 +269,8 @@ class _Elastic:
         if len(here) < MOST or self._worlds(here[0])[-1:] != [MOST]:
             return
         notice = bool(self._struck)
+        if not (notice or self._is_saved):
+            return
         for machine in here:
             name = machine.launch.instance
             if bool(doing[name].get("leads")) is notice:

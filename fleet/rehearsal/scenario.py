@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from spotheal.agent.contract import Progress
 from spotheal.agent.errors import ConfigError
 
 # AWS gives two minutes. The trainer's deadline is 40 s before the end, so with 50 s it goes on for a few seconds and
@@ -131,6 +132,15 @@ def due(events: tuple[Event, ...], taken: int, seen: Seen | None) -> Event | Non
     if seen.steps_total and seen.step >= event.fraction * seen.steps_total:
         return event
     return event if seen.training_seconds >= event.seconds else None
+
+
+def is_saved(progress: Progress, interval: int) -> bool:
+    """Whether the save of the last `interval` steps is done, and the next one not due soon.
+
+    A kill then costs what was trained since that save, and never a save that was still being written.
+    """
+    since = progress.step % interval
+    return since <= interval // 2 and progress.saved is not None and progress.saved.step == progress.step - since
 
 
 # ------------------------------------------------------------------------------------------------------- the scenarios

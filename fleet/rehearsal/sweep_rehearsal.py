@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.clock import SystemClock, rfc3339
+from spotheal.agent.contract import Progress
 from spotheal.agent.errors import Retryable
 from spotheal.agent.ledger import read_events
 from spotheal.agent.names import LAYOUT, Phase
@@ -22,7 +23,7 @@ from spotheal.agent.trainer_files import progress_of
 from spotheal.fleet.rehearsal import job as jobs
 from spotheal.fleet.rehearsal import stage
 from spotheal.fleet.rehearsal.progress import Display
-from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, NextZone, Scenario
+from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, NextZone, Scenario, is_saved
 from spotheal.fleet.rehearsal.summary import End, InstanceStory
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def _broken(seen: SweepOutcome) -> Iterator[str]:
             yield f"where the run of {fault.instance} went on is not known"
         elif fault.notice and fault.lost:
             yield f"{fault.lost} steps were lost although {fault.instance} had a notice"
-        elif fault.lost > 2 * SAVE_STEPS:
+        elif fault.lost > SAVE_STEPS:
             yield f"{fault.lost} steps were lost with {fault.instance}; a checkpoint is saved every {SAVE_STEPS}"
     if seen.end.volumes_left or seen.end.snapshots_left:
         yield f"{seen.end.volumes_left} volumes and {seen.end.snapshots_left} snapshots are left, not none"
@@ -248,25 +249,27 @@ class _Sweep:
             return
         for machine in self._cloud.machines.all():
             name = machine.launch.instance
-            found, step = self._cloud.rules.instance(name), self._share(machine)
+            found, progress = self._cloud.rules.instance(name), self._progress(machine)
             own = (row for row in self._rows if row["instance"] == name and row["phase"] == Phase.TRAINING.value)
             index = next((int(row["index"]) for row in own), None)
             free = found is not None and found.state == "running" and found.notice is None
-            if not free or index is None or step is None or not _EARLY < step < _LATE:
+            if not free or index is None or progress is None or not progress.steps_total:
+                continue
+            if not _EARLY < progress.step / progress.steps_total < _LATE:
                 continue
             if any(one.index == index for one in self._struck):
                 continue
             notice = not self._struck
+            if not (notice or is_saved(progress, SAVE_STEPS)):
+                continue
             self._struck.append(Struck(name, index, notice, rfc3339(SystemClock().now())))
             self._cloud.make(NextZone(other=notice), name)
             self._say(self._cloud.make(Interrupt() if notice else Kill(), name))
             return
 
-    def _share(self, machine: Machine) -> float | None:
-        """How far its trainer is."""
+    def _progress(self, machine: Machine) -> Progress | None:
         found = progress_of(self._watch.folders(machine).progress_file)
-        progress = None if found is None else found[0]
-        return None if progress is None or not progress.steps_total else progress.step / progress.steps_total
+        return None if found is None else found[0]
 
     # -------------------------------------------------------------------------------------------------------- the end
     def outcome(self) -> SweepOutcome:
@@ -303,10 +306,10 @@ class _Sweep:
     def _followed(self, struck: Struck, events: dict[int, list[dict[str, Any]]]) -> Struck:
         """Where the run of a machine that went away was, and where it went on."""
         machine = next(one for one in self._cloud.machines.all() if one.launch.instance == struck.instance)
-        found = progress_of(self._watch.folders(machine).progress_file)
+        progress = self._progress(machine)
         after = [event for event in events.get(struck.index, []) if event["event"] == "trainer-started"
                  and str(event["time"]) > struck.time and event.get("instance") != struck.instance]  # fmt: skip
-        step = None if found is None else found[0].step
+        step = None if progress is None else progress.step
         return replace(struck, step=step, next_step=self._begun_at(struck.index, after[0]) if after else None)
 
     def _begun_at(self, index: int, started: dict[str, Any]) -> int | None:
