@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -95,6 +95,7 @@ class Clock:
     """Sleeps pass at once, and let the other machines act."""
 
     seconds: float = 0.0
+    at_sleep: list[Callable[[], object]] = field(default_factory=list)
 
     def now(self) -> datetime:
         return NOW + timedelta(seconds=self.seconds)
@@ -104,7 +105,26 @@ class Clock:
 
     def sleep(self, seconds: float, until: Any = None) -> bool:
         self.seconds += seconds
+        for act in self.at_sleep:
+            act()
         return bool(until is not None and until.is_set())
+
+
+@dataclass
+class Off:
+    """The clock of a machine whose wall clock is so many seconds ahead."""
+
+    right: Clock
+    ahead: float
+
+    def now(self) -> datetime:
+        return self.right.now() + timedelta(seconds=self.ahead)
+
+    def monotonic(self) -> float:
+        return self.right.monotonic()
+
+    def sleep(self, seconds: float, until: Any = None) -> bool:
+        return self.right.sleep(seconds, until)
 
 
 @dataclass
@@ -129,11 +149,12 @@ class Run:
         self.stop = threading.Event()
         self.terms: list[int] = []
 
-    def machine(self, name: str, machines: tuple[int, int] = (2, 3)) -> Meeting:
+    def machine(self, name: str, machines: tuple[int, int] = (2, 3), off: float = 0.0) -> Meeting:
+        """`off`: seconds that its wall clock is ahead."""
         self.cloud.states[name] = "running"
         here = Identity(name, "us-west-2a", "us-west-2", "g5.xlarge", "1", "ami-1", address="127.0.0.1")
         made = Meeting(
-            Store(self.s3, self.store.url), self.cloud, self.clock, structlog.get_logger(), here,
+            Store(self.s3, self.store.url), self.cloud, Off(self.clock, off), structlog.get_logger(), here,
             run="r", machines=machines, wait_seconds=900, on_term=self.terms.append,
         )  # fmt: skip
         made.note("preparing")
@@ -211,6 +232,47 @@ def test_a_trainer_whose_number_is_another_on_another_machine_is_refused() -> No
         second.check_user(1001)
     run.clock.seconds += 600
     second.check_user(1001)
+
+
+@pytest.mark.parametrize("off", [-3600.0, -120.0, 3600.0])
+def test_a_machine_whose_clock_is_off_is_counted_and_joined_and_never_ended(off: float) -> None:
+    """It says that it is there all the time: only what it says the time is, is wrong."""
+    run = Run()
+    second = run.machine("i-2", off=off)
+    run.clock.at_sleep.append(second.beat)
+    hosted = run.machine("i-1").meet(run.stop)
+    assert hosted is not None and hosted.hosts and run.clock.seconds < 60
+    run = Run()
+    host = run.machine("i-2", off=off)
+    run.clock.at_sleep += [run.machine("i-3").beat, host.beat]
+    assert host.meet(run.stop) is not None
+    joined = run.machine("i-1").meet(run.stop)
+    assert joined is not None and not joined.hosts and run.cloud.ended == [] and run.clock.seconds < 60
+
+
+def test_a_machine_that_said_last_that_it_is_an_hour_later_is_not_believed_for_an_hour() -> None:
+    run = Run()
+    run.machine("i-2", off=3600.0).note("training")
+    del run.cloud.states["i-2"]
+    first = run.machine("i-1")
+    assert first.meet(run.stop) is not None, "it seems to be there"
+    run.clock.seconds += 180  # in which it does not come
+    with pytest.raises(RunOver) as over:
+        first.meet(run.stop)
+    assert over.value.end.phase is Phase.PARKED and run.clock.seconds < 1300
+
+
+def test_a_silent_machine_is_watched_before_it_is_ended() -> None:
+    run = Run()
+    host = run.machine("i-2")
+    run.machine("i-3")
+    assert host.meet(run.stop) is not None
+    run.clock.seconds += 3000  # it hangs; the others ended at once where their clocks differed
+    begun = run.clock.seconds
+    first = run.machine("i-1")
+    run.clock.at_sleep.append(lambda: run.stop.set() if run.cloud.ended else None)
+    assert first.meet(run.stop) is None
+    assert run.cloud.ended == ["i-2"] and 60 <= run.clock.seconds - begun < 120
 
 
 def test_a_claim_that_another_won_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from spotheal.agent.clock import Clock, Stop, parse_rfc3339, rfc3339
+from spotheal.agent.clock import Clock, Stop, rfc3339
 from spotheal.agent.ec2 import Instance
 from spotheal.agent.errors import Interrupted, Retryable, SetupFailed, SpothealError
 from spotheal.agent.finish import End as RunEnd
@@ -21,6 +21,7 @@ from spotheal.agent.history import Known
 from spotheal.agent.life import RunOver
 from spotheal.agent.metadata import Identity
 from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.nodes.heard import Heard, age_of
 from spotheal.agent.nodes.plan import (
     BEAT_SECONDS,
     FRESH_SECONDS,
@@ -112,6 +113,7 @@ class Meeting:
         self._run, (self._least, self._most), self._wait_seconds = run, machines, wait_seconds
         self._on_term, self._timing = on_term, timing or Timing()
         self._lock = threading.Lock()
+        self._heard = Heard(clock)
         self._last = 0  # term of the rendezvous that this machine was in last
         self._says: dict[str, Any] = {"term": None, "leads": False, "leaving": False, "doing": "booting"}
 
@@ -153,7 +155,7 @@ class Meeting:
             return
         for name, one in others.items():
             theirs = one.get("uid")
-            fresh = _age(self._clock.now(), str(one.get("time"))) <= FRESH_SECONDS and not one.get("leaving")
+            fresh = age_of(self._clock.now(), str(one.get("time"))) <= FRESH_SECONDS and not one.get("leaving")
             if fresh and isinstance(theirs, int) and theirs != uid:
                 raise SetupFailed(
                     f"the trainer's user has the number {uid} here and {theirs} on {name}: they share files on EFS",
@@ -248,10 +250,11 @@ class Meeting:
     def look(self) -> Seen:
         """What the store and EC2 say of the run's machines now."""
         claim = self._store.highest_term()
-        now = self._clock.now()
         me = self._here.instance
+        self._heard.look()
         documents = [found for key in self._store.keys(LAYOUT.nodes) if (found := self._store.get_json(key))]
-        ages = {str(one.get("instance")): _age(now, str(one.get("time"))) for one in documents}
+        ages = {str(one.get("instance")): self._heard.age(str(one.get("instance")), str(one.get("time")))
+                for one in documents}  # fmt: skip
         asked = {str(one.get("instance")) for one in documents if one.get("term") is not None}
         asked |= {claim.instance} if claim is not None else set()
         asked -= {me}
@@ -263,7 +266,7 @@ class Meeting:
         if claim is None:
             return Seen(me, tuple(machines), self._least)
         place = place_of(self._store.get_json(LAYOUT.rendezvous(claim.number)), claim.number)
-        age = _age(now, claim.time)
+        age = self._heard.watched(f"term {claim.number}")
         return Seen(me, tuple(machines), self._least, claim.number, claim.instance, age, place)
 
     def known(self) -> Mapping[str, Known]:
@@ -271,7 +274,7 @@ class Meeting:
         now = self._clock.now()
         return {
             name: Known(
-                alive=True if _age(now, str(one.get("time"))) <= FRESH_SECONDS else None,
+                alive=True if age_of(now, str(one.get("time"))) <= FRESH_SECONDS else None,
                 instance_type=str(one.get("instance_type") or ""),
                 zone=str(one.get("zone") or ""),
             )
@@ -339,10 +342,3 @@ def free_port(address: str) -> int:
         except OSError as error:
             raise Interrupted(f"{address} is not an address of this machine: {error.strerror}") from error
         return int(probe.getsockname()[1])
-
-
-def _age(now: Any, said: str) -> float:
-    try:
-        return max(0.0, float((now - parse_rfc3339(said)).total_seconds()))
-    except ValueError:
-        return float("inf")
