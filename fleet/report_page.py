@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from itertools import pairwise
 
 from spotheal.agent.names import Phase
@@ -27,7 +28,7 @@ from spotheal.fleet.report_pieces import (
     stacked,
     three,
 )
-from spotheal.fleet.report_series import Series, brief, losses, scores
+from spotheal.fleet.report_series import Series, brief, losses, others, scores
 from spotheal.fleet.table import duration
 
 _REASON_MAX = 6000
@@ -173,16 +174,31 @@ def _curves(report: Report) -> str:
         chart = LineChart(name.lower(), name, f"{name} over the steps of the run.", found, marks, percent=percent)
         keys = "".join(key(f"s{number}", one.name) for number, one in enumerate(found)) + _mark_keys(marks)
         cards.append((name, what, chart, keys, found))
+    beside = _others(others(report.series), marks, is_open=not cards)
     if not cards:
-        return card("Loss and accuracy", "The trainer wrote neither to its metrics file nor to its progress file: see"
-                     " docs/contract.md for how it can.", "")  # fmt: skip
+        what = ("The trainer wrote neither to its metrics file nor to its progress file: see"
+                " docs/contract.md for how it can.")  # fmt: skip
+        return beside or card("Loss and accuracy", what, "")
     wide = HALF if len(cards) > 1 else WIDE
     drawn = [
         card(name, what, legend(keys) + three(lambda width, chart=chart: line_chart(chart, width), wide=wide)  # type: ignore[misc]
               + _figures(name, found))
         for name, what, chart, keys, found in cards
     ]  # fmt: skip
-    return f'<div class="half">{"".join(drawn)}</div>' if len(cards) > 1 else drawn[0]
+    return (f'<div class="half">{"".join(drawn)}</div>' if len(cards) > 1 else drawn[0]) + beside
+
+
+def _others(found: Sequence[Series], marks: Sequence[Mark], *, is_open: bool) -> str:
+    """A chart each, two in a row; folded away where loss or accuracy say more."""
+    drawn = []
+    for place, one in enumerate(found):
+        chart = LineChart(f"other-{place}", one.name, f"{one.name} over the steps of the run.", [one], marks)
+        drawn.append(card(one.name, "", three(partial(line_chart, chart), wide=HALF)))
+    rows = "".join(f'<div class="half">{"".join(drawn[at : at + 2])}</div>' for at in range(0, len(drawn), 2))
+    if not rows or is_open:
+        return rows
+    names = safe_long(", ".join(one.name for one in found))
+    return f"<details><summary>Other figures: {names}</summary>{rows}</details>"
 
 
 def _step_marks(report: Report) -> list[Mark]:

@@ -19,6 +19,7 @@ from spotheal.agent.history import moment_of
 
 POINTS_MAX = 500  # of a drawn line
 SERIES_MAX = 5  # lines in one chart
+OTHERS_MAX = 8  # charts beside those of loss and accuracy
 _NAME_MAX = 40
 _BESIDE = {"step", "epoch", "closes", "time", "saved"}
 _LOSS = re.compile(r"loss|perplexity|(^|_)(nll|mse|mae|rmse|bce|ce|kl|ppl)($|_)", re.IGNORECASE)
@@ -75,6 +76,12 @@ def losses(found: Mapping[str, Series]) -> list[Series]:
 
 def scores(found: Mapping[str, Series]) -> list[Series]:
     return _chosen({name: one for name, one in found.items() if not _LOSS.search(name)}, _SCORE)
+
+
+def others(found: Mapping[str, Series]) -> list[Series]:
+    """Those that are neither loss nor score, by name: each has a scale of its own."""
+    names = [name for name in sorted(found) if not _LOSS.search(name) and not _SCORE.search(name)]
+    return [found[name] for name in names[:OTHERS_MAX]]
 
 
 def _chosen(found: Mapping[str, Series], pattern: re.Pattern[str]) -> list[Series]:

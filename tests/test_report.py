@@ -22,7 +22,7 @@ from spotheal.agent.errors import NotFound
 from spotheal.agent.names import LAYOUT
 from spotheal.fleet.report import make
 from spotheal.fleet.report_page import page
-from spotheal.fleet.report_series import Series, axis_of, brief, json_lines, losses, scores, series_of, thinned
+from spotheal.fleet.report_series import Series, axis_of, brief, json_lines, losses, others, scores, series_of, thinned
 
 __all__ = ["desk", "moto_clients", "wheels"]
 
@@ -133,6 +133,19 @@ def test_losses_and_scores_are_told_apart_by_name() -> None:
     found = {name: Series(name, ((0, 1.0),)) for name in names}
     assert ["val_loss", "loss", "nll"] == [one.name for one in losses(found)]
     assert ["val_acc", "f1"] == [one.name for one in scores(found)]
+    assert ["lr", "samples_per_second"] == [one.name for one in others(found)]
+
+
+def test_a_figure_that_is_neither_loss_nor_score_has_a_chart_of_its_own() -> None:
+    material, now = report_stories.running()
+    lines = "\n".join(json.dumps({"step": step, "psnr <b>": 20.0 + step}) for step in range(1, 5))
+    alone = page(make(type(material)(material.seen, lines, {}), now))
+    assert "psnr &lt;b&gt; over the steps of the run." in alone and "Other figures" not in alone
+    assert "docs/contract.md" not in alone
+    losses = "\n".join(json.dumps({"step": step, "loss": 1 / step, "lr": 0.1}) for step in range(1, 5))
+    beside = page(make(type(material)(material.seen, losses, {}), now))
+    assert "<details><summary>Other figures: lr</summary>" in beside
+    read(alone), read(beside)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

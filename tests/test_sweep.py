@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fleet_desk import Desk, desk, moto_clients, wheels
 
+from spotheal.agent.clock import SystemClock
 from spotheal.agent.errors import ConfigError, ExitCode
 from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import LAYOUT, Phase
@@ -206,6 +207,43 @@ def test_a_sweep_with_a_run_that_failed_ends_the_wait_with_exit_code_7_and_names
     assert waited.exit_code == ExitCode.JOB_FAILED
     assert "the sweep ended: failed: 1 of 2 runs are done; failed: 1" in waited.stderr
     assert "--retry-failed" in waited.stderr
+
+
+def test_following_a_sweep_tells_each_minute_how_far_its_runs_are_and_ctrl_c_leaves_it_going_on(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sweep(desk, "--parallel", "2")["run"]
+    desk.store(run).put_json(LAYOUT.queue_claim(1, 1), {"instance": "i-1", "time": "2026-11-21T00:00:00Z"})
+    desk.store(run).put_json(f"{LAYOUT.entry(1)}/status.json", {
+        "phase": "training", "instance": "i-1", "progress": {"step": 40, "steps_total": 100}})  # fmt: skip
+    looks = 0
+
+    def sleep(clock: object, seconds: float, until: object = None) -> bool:
+        nonlocal looks
+        desk.account.clock.seconds += seconds
+        looks += 1
+        if looks == 9:
+            raise KeyboardInterrupt
+        return False
+
+    monkeypatch.setattr(SystemClock, "sleep", sleep)
+    monkeypatch.setattr(SystemClock, "monotonic", lambda clock: desk.account.clock.seconds)
+    watched = desk.run("sweep", "status", "-w")
+    assert watched.exit_code == ExitCode.INTERRUPTED
+    assert watched.stderr.count("0 of 2 done, 1 running, 1 waiting; run 1 at step 40/100\n") == 3
+    assert "the sweep goes on: `fleetctl sweep status -w cifar` looks again" in watched.stderr
+
+
+def test_a_sweep_that_gets_no_instances_says_why(desk: Desk) -> None:
+    desk.account.rules.no_capacity(["us-west-2a", "us-west-2b"], 3600)
+    run = sweep(desk, "--parallel", "2")["run"]
+    fleet = desk.store(run).get_json(LAYOUT.fleet_document) or {}
+    begun = desk.account.clock.now().isoformat()  # by the clock of the desk's AWS
+    desk.store(run).put_json(LAYOUT.fleet_document, {**fleet, "requested_at": begun})
+    desk.pass_time(600)
+    assert desk.good("sweep", "status")["no_capacity"]["cause"] == "capacity"
+    shown = desk.run("sweep", "status").stdout
+    assert "no spot capacity since" in shown and "`fleetctl sweep run LIST --resume`" in shown
 
 
 def test_why_a_run_failed_is_told_in_full_and_never_steers_the_terminal(desk: Desk) -> None:

@@ -14,7 +14,7 @@ from test_sweep import sweep
 from spotheal.agent.errors import ExitCode
 from spotheal.agent.names import LAYOUT
 from spotheal.fleet.report_series import Series
-from spotheal.fleet.sweep import report
+from spotheal.fleet.sweep import report, report_charts
 from spotheal.fleet.sweep.report_page import page
 
 __all__ = ["desk", "moto_clients", "wheels"]
@@ -47,6 +47,13 @@ def test_a_run_whose_progress_tells_no_figures_has_the_last_ones_of_its_metrics_
 )  # fmt: skip
 def test_which_end_is_best_follows_from_the_name(metric: str, lower: bool) -> None:
     assert report.is_lower_better(metric) is lower
+
+
+def test_an_accuracy_is_shown_in_percent_and_a_loss_or_a_reward_is_not() -> None:
+    names = ("val_accuracy", "f1", "loss", "rmse", "reward")
+    shown = {name: report_charts.is_share(name, [0.3, 0.9]) for name in names}
+    assert shown == {"val_accuracy": True, "f1": True, "loss": False, "rmse": False, "reward": False}
+    assert not report_charts.is_share("accuracy", [91.2, 93.0]), "it is in percent already"
 
 
 def test_the_curve_of_a_best_value_is_that_of_the_value() -> None:

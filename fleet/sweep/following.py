@@ -1,4 +1,4 @@
-"""A sweep followed to its end, for `sweep run --wait`."""
+"""A sweep followed to its end, for `sweep run --wait` and `sweep status --watch`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from spotheal.fleet.session import Session
 from spotheal.fleet.sweep import progress
 
 POLL_SECONDS = 15.0
+SAY_SECONDS = 60.0
+_STEPS_SHOWN = 4
 
 
 def follow(
     session: Session, sweep: Run, clock: Clock, say: Callable[[str], None], seconds_max: float | None
 ) -> str:
-    """The reason that a sweep which is done gives. A line where the counts change.
+    """The reason that a sweep which is done gives. A line where the counts change, and every minute.
 
     JobFailed where a run failed or the fleet is gone, WaitTimedOut after `seconds_max`.
     """
-    began, said = clock.monotonic(), ""
+    began, said, said_at = clock.monotonic(), "", float("-inf")
     while True:
         try:
             document = progress.summarise(progress.gather(session, sweep))
@@ -31,9 +33,9 @@ def follow(
             document = None
         if document is not None:
             line = _line(document)
-            if line != said:
-                say(line)
-                said = line
+            if line != said or clock.monotonic() - said_at >= SAY_SECONDS:
+                say(line + _steps(document))
+                said, said_at = line, clock.monotonic()
             phase = str(document["phase"])
             if phase == Phase.DONE.value:
                 return str(document["reason"])
@@ -47,11 +49,25 @@ def follow(
                                 next_step="`fleetctl sweep run LIST --resume` goes on")  # fmt: skip
         if seconds_max is not None and clock.monotonic() - began >= seconds_max:
             raise WaitTimedOut(f"the sweep has not ended after {seconds_max:.0f} s; it goes on",
-                               next_step=f"`fleetctl sweep status {sweep.job}`")  # fmt: skip
+                               next_step=come_back(sweep))  # fmt: skip
         clock.sleep(POLL_SECONDS)
+
+
+def come_back(sweep: Run) -> str:
+    return f"`fleetctl sweep status -w {sweep.job}` looks again, `fleetctl cancel {sweep.job}` ends it"
 
 
 def _line(document: dict[str, Any]) -> str:
     count = document["runs"]
     return (f"{count['done']} of {count['all']} done, {count['running']} running, {count['waiting']} waiting"
             + (f", {count['failed']} failed" if count["failed"] else ""))  # fmt: skip
+
+
+def _steps(document: dict[str, Any]) -> str:
+    """How far the first of those that run are; else why no instance comes."""
+    if missing := document["no_capacity"]:
+        return f"; {missing['says']}; try: {missing['next_step']}"
+    known = [row for row in document["entries"] if row["state"] == "running" and row["step"] is not None]
+    told = [f"run {row['index']} at step {progress.step_of(row)}" for row in known[:_STEPS_SHOWN]]
+    more = f", and {len(known) - _STEPS_SHOWN} more" if len(known) > _STEPS_SHOWN else ""
+    return "; " + ", ".join(told) + more if told else ""

@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from spotheal.agent.errors import ConfigError, NotFound
+from spotheal.agent.clock import parse_rfc3339
+from spotheal.agent.errors import ConfigError, NotFound, SpothealError
 from spotheal.agent.names import LAYOUT, Phase
-from spotheal.fleet import runs
+from spotheal.fleet import engine, runs
 from spotheal.fleet.session import Session
+from spotheal.fleet.shortage import shortage, types_in, zones_in
 from spotheal.fleet.table import cut, lines_of, printable, table
 
 SCHEMA_VERSION = 1
 _READERS = 16
 ROWS_SHOWN = 40
 _FAILED_SHOWN, _REASON_LINES = 3, 8
+_CLOCKS_APART = timedelta(minutes=10)  # AWS's and the operator's
+# A sweep's fleet is not `request`'s.
+_REPLACE = "`fleetctl cancel --save`, `fleetctl sweep run LIST --resume`"
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,7 @@ class Seen:
     status: dict[str, Any]
     fleet: dict[str, Any]
     fleet_state: str
+    missing: dict[str, Any] | None = None  # why no more instances come
 
 
 def gather(session: Session, run: runs.Run) -> Seen:
@@ -50,7 +58,21 @@ def gather(session: Session, run: runs.Run) -> Seen:
     fleet_id = str(fleet.get("fleet_id") or "")
     state = runs.fleet_state(session.client("ec2"), fleet_id) if fleet_id else ""
     status = store.read_status() or {}
-    return Seen(run.job, run.id, str(store.url), entries, marks, statuses, status, fleet, state)
+    is_over = bool(status.get("reason")) or sum(bool(ended) for _, ended in marks.values()) == len(entries)
+    missing = None if is_over or state not in engine.LIVE_STATES else _missing(session, fleet)
+    return Seen(run.job, run.id, str(store.url), entries, marks, statuses, status, fleet, state, missing)
+
+
+def _missing(session: Session, fleet: dict[str, Any]) -> dict[str, Any] | None:
+    """Why the fleet launches no more instances, by its own history; None where it does, or nobody may know."""
+    now, text = datetime.now(timezone.utc), str(fleet.get("request") or "")
+    with suppress(SpothealError, ValueError):
+        since = parse_rfc3339(str(fleet.get("requested_at"))) - _CLOCKS_APART
+        events = engine.history(session.client("ec2"), str(fleet["fleet_id"]), since)
+        if (found := shortage(events, types=types_in(text), zones=zones_in(text))) is not None:
+            cure = found.next_step.replace("`fleetctl request --replace`", _REPLACE)
+            return {**found.to_document(now), "next_step": cure}
+    return None
 
 
 def _marks(keys: list[str]) -> dict[int, tuple[int, str]]:
@@ -76,6 +98,7 @@ def summarise(seen: Seen) -> dict[str, Any]:
         "phase": seen.status.get("phase") if seen.status.get("reason") else ("training" if seen.marks else "requested"),
         "reason": seen.status.get("reason") or "",
         "fleet": {"id": seen.fleet.get("fleet_id"), "state": seen.fleet_state or None},
+        "no_capacity": seen.missing,
         "batch_job": (seen.fleet.get("batch") or {}).get("job_id"),
         "runs": {"all": len(rows), **count},
         "entries": rows,
@@ -137,6 +160,8 @@ def render(document: dict[str, Any], metric: str = "") -> str:
     ]  # fmt: skip
     if document["reason"]:
         rows.insert(3, ("reason", document["reason"]))
+    if missing := document.get("no_capacity"):
+        rows[4:4] = [("capacity", missing["says"]), ("", f"try: {missing['next_step']}")]
     order = ["failed", "running", "done", "waiting"]
     entries = document["entries"] if metric else sorted(
         document["entries"], key=lambda row: (order.index(row["state"]), row["index"])
@@ -174,9 +199,16 @@ def _same(rows: list[dict[str, Any]]) -> set[str]:
     return {name for name, value in first.items() if all(row["parameters"].get(name) == value for row in rows)}
 
 
+def step_of(row: dict[str, Any]) -> str | None:
+    """`40/100`, or `40` where nobody knows the end."""
+    if row["step"] is None:
+        return None
+    return f"{row['step']}/{row['steps_total']}" if row["steps_total"] else str(row["step"])
+
+
 def _cells(row: dict[str, Any], metric: str, same: Collection[str]) -> tuple[Any, ...]:
     value = value_of(row, metric or "loss")
-    step = None if row["step"] is None else f"{row['step']}/{row['steps_total']}" if row["steps_total"] else row["step"]
     own = sorted(row["parameters"].items(), key=lambda pair: pair[0] in same)  # a row is cut at its end
     said = ", ".join(f"{name}={in_words(value)}" for name, value in own)
-    return row["index"], row["state"], step, None if value is None else f"{value:.4g}", row["instances"], cut(said, 80)
+    shown = None if value is None else f"{value:.4g}"
+    return row["index"], row["state"], step_of(row), shown, row["instances"], cut(said, 80)

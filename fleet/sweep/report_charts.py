@@ -5,6 +5,7 @@ Every mark leads to its run's row in the table and says its values where the poi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from spotheal.fleet.table import cut
 COLOURED = 4
 _POINTS_ALL = 9000  # of all lines of a chart together
 _LETTER = 6.6
+_SHARE = re.compile(r"acc|f1|auc|precision|recall|iou|dice|(^|_)m?ap($|_)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def curves(report: SweepReport, width: int, height: int = 300) -> str:
     values = axis_of(value for one in lines.values() for _, value in one.points)
     xs = [x for one in lines.values() for x, _ in one.points]
     across = _wide(Axis(min(xs, default=0.0), max(xs, default=1.0)))
-    percent = is_share(value for one in lines.values() for _, value in one.points)
+    percent = is_share(report.curve, (value for one in lines.values() for _, value in one.points))
 
     def px(x: float) -> float:
         return left + across.share(x) * (width - left - right)
@@ -83,7 +85,7 @@ def scatter(report: SweepReport, parameter: Parameter, number: int, width: int, 
     def py(y: float) -> float:
         return top + (1 - values.share(y)) * (height - top - bottom)
 
-    parts = [grid(values, py, left, width - right, is_share(report.values.values()))]
+    parts = [grid(values, py, left, width - right, is_share(report.metric, report.values.values()))]
     parts.append(below(across, px, height - bottom, width, cut(parameter.name, width / 9)))
     for look in looks(report).values():
         if look.index in having:
@@ -180,10 +182,10 @@ class _Column:
 
 
 # ----------------------------------------------------------------------------------------------------------- the pieces
-def is_share(values: Iterable[float]) -> bool:
-    """Whether they are read best as percent."""
+def is_share(name: str, values: Iterable[float]) -> bool:
+    """Whether they are read best as percent: an accuracy is, a loss or a reward below 1 is not."""
     found = list(values)
-    return bool(found) and all(0 <= value <= 1 for value in found) and max(found) > 0.2
+    return bool(_SHARE.search(name) and found) and all(0 <= value <= 1 for value in found) and max(found) > 0.2
 
 
 def _wide(axis: Axis) -> Axis:

@@ -82,7 +82,7 @@ def _tiles(report: SweepReport) -> str:
 
 
 def _value(report: SweepReport, value: float) -> str:
-    return f"{value * 100:.2f} %" if report_charts.is_share(report.values.values()) else brief(value)
+    return f"{value * 100:.2f} %" if report_charts.is_share(report.metric, report.values.values()) else brief(value)
 
 
 def _plain(report: SweepReport) -> str:

@@ -104,13 +104,22 @@ def push(
 @app.command("submit", epilog="Example: fleetctl batch submit hyperparam_list.yml --wait")
 @verb
 def submit(
-    file: Annotated[str, typer.Argument(metavar="[LIST]", help="YAML, a list of mappings: a path or s3://…")] = "",
+    file: Annotated[str, typer.Argument(metavar="LIST", help="YAML, a list of mappings: a path or s3://…")] = "",
     array: Annotated[
-        int, typer.Option("--array", metavar="N", min=0, max=10_000, help="N children without parameters.")
+        int,
+        typer.Option(
+            "--array", metavar="N", min=0, max=10_000, show_default=False, help="N children without parameters."
+        ),
     ] = 0,
-    vcpus: Annotated[float, typer.Option("--vcpus", min=0, help="Of a container, this time.")] = 0,
-    memory: Annotated[float, typer.Option("--memory", metavar="GIB", min=0, help="Of a container, this time.")] = 0,
-    gpus: Annotated[int, typer.Option("--gpus", min=0, help="Of a container, this time.")] = 0,
+    vcpus: Annotated[
+        float, typer.Option("--vcpus", metavar="N", min=0, show_default=False, help="Of a container, this time.")
+    ] = 0,
+    memory: Annotated[
+        float, typer.Option("--memory", metavar="GIB", min=0, show_default=False, help="Of a container, this time.")
+    ] = 0,
+    gpus: Annotated[
+        int, typer.Option("--gpus", metavar="N", min=0, show_default=False, help="Of a container, this time.")
+    ] = 0,
     env: Annotated[list[str] | None, typer.Option("--env", metavar="K=V", help="For the trainer; more than once.")]
     = None,
     command: Annotated[
@@ -399,7 +408,10 @@ def _followed(session: Session, job: str, job_id: str, as_json: bool) -> Followe
 def _follow(
     watched: Followed, seconds_max: float | None, session: Session, job: str, root: StoreUrl | None, order: Order | None
 ) -> None:
+    from contextlib import suppress
+
     from spotheal.agent.clock import SystemClock
+    from spotheal.agent.errors import SpothealError
     from spotheal.fleet import runs
     from spotheal.fleet.batch import status as states
 
@@ -410,7 +422,8 @@ def _follow(
     finally:
         if root is not None and order is not None:
             found = runs.open_run(session.client("s3"), root, job, order.instance.run)
-            states.settle(found, states.gather(session, found), SystemClock())
+            with suppress(SpothealError):  # how the job ended stands; the next `batch status` records it, too
+                states.settle(found, states.gather(session, found), SystemClock())
     say(f"done: fleetctl results get {job}")
 
 

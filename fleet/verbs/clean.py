@@ -22,7 +22,7 @@ _TEMPLATE = "launch template"
 
 @verb
 def clean(
-    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Only of this job; else of all jobs.")] = "",
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Only of this job; else of all jobs.")] = "",
     unfinished: Annotated[
         bool, typer.Option("--unfinished", help="Give up runs that ended without being done, checkpoints and all.")
     ] = False,

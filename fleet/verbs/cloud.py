@@ -23,16 +23,19 @@ def cloud(
     order: Annotated[
         str,
         typer.Argument(
-            metavar="[ORDER]",
+            metavar="ORDER",
             help="To a cloud that runs: state, interrupt, kill, rebalance, no-capacity, capacity, throttle, next-zone, "
             "quota. Without: start one.",
         ),
     ] = "",
     instance: Annotated[str, typer.Option("--instance", metavar="ID", help="Which one; else the newest.")] = "",
     seconds: Annotated[
-        float | None, typer.Option("--seconds", help="Lead of a notice; how long capacity is away or EC2 throttles.")
+        float | None,
+        typer.Option("--seconds", metavar="N", help="Lead of a notice; how long capacity is away or EC2 throttles."),
     ] = None,
-    count: Annotated[int | None, typer.Option("--count", help="With quota: so many instances; else no limit.")] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", metavar="N", help="With quota: so many instances; else no limit.")
+    ] = None,
     env: Annotated[
         Path | None, typer.Option("--env", metavar="FILE", help="Write the shell lines here once it answers.")
     ] = None,

@@ -35,7 +35,7 @@ INSTANCE_ROLE, FLEET_ROLE = "spotheal-instance", "aws-ec2-spot-fleet-tagging-rol
 @app.command("show", epilog=f"Example: {EXAMPLE}")
 @verb
 def show(
-    document: Annotated[str, typer.Argument(metavar="[DOCUMENT]", help=f"One of {', '.join(DOCUMENTS)}.")] = "",
+    document: Annotated[str, typer.Argument(metavar="DOCUMENT", help=f"One of {', '.join(DOCUMENTS)}.")] = "",
     store: StoreOption = "",
     instance_role: Name = INSTANCE_ROLE,
     job: JobName = "",

@@ -21,17 +21,24 @@ def init(
     repo: Annotated[
         str, typer.Option("--repo", metavar="URL|.", help='https or ssh address; "." carries this checkout\'s commit.')
     ] = ".",
-    gpus: Annotated[int, typer.Option("--gpus", min=0, max=16, help="GPUs of one instance; 0 = none.")] = 1,
-    gpu_memory: Annotated[float, typer.Option("--gpu-memory", min=0, help="GiB at least, of each GPU.")] = 0.0,
-    vcpus: Annotated[int, typer.Option("--vcpus", min=1, help="With --gpus 0.")] = 4,
-    max_price: Annotated[float, typer.Option("--max-price", min=0, help="Dollars an hour at most.")] = 0.0,
+    gpus: Annotated[
+        int, typer.Option("--gpus", metavar="N", min=0, max=16, help="GPUs of one instance; 0 = none.")
+    ] = 1,
+    gpu_memory: Annotated[
+        float, typer.Option("--gpu-memory", metavar="GIB", min=0, show_default=False, help="At least, of each GPU.")
+    ] = 0.0,
+    vcpus: Annotated[int, typer.Option("--vcpus", metavar="N", min=1, help="With --gpus 0.")] = 4,
+    max_price: Annotated[
+        float, typer.Option("--max-price", metavar="USD", min=0, show_default=False, help="An hour at most.")
+    ] = 0.0,
     types: Annotated[
         list[str] | None, typer.Option("--type", metavar="NAME", help="These instance types; may be repeated.")
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="The job's name; else from the repository.")] = "",
-    hours: Annotated[float, typer.Option("--hours", min=0, help="Limit of the run; 0 = none.")] = 24.0,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The job's name; else from the repository.")] = "",
+    hours: Annotated[float, typer.Option("--hours", metavar="H", min=0, help="Limit of the run; 0 = none.")] = 24.0,
     dollars: Annotated[
-        float | None, typer.Option("--dollars", min=0, help="Limit of the run; else proposed from the prices.")
+        float | None,
+        typer.Option("--dollars", metavar="USD", min=0, help="Limit of the run; else proposed from the prices."),
     ] = None,
     volume: Annotated[int, typer.Option("--volume", metavar="GIB", min=1, max=65536, help="Size.")] = 100,
     image: Annotated[str, typer.Option("--image", metavar="AMI", help="Else the newest Deep Learning AMI.")] = "",
@@ -39,7 +46,9 @@ def init(
     ssh_from: Annotated[
         str | None, typer.Option("--ssh-from", metavar="ADDRESS", help='Who may ssh; else this machine; "" nobody.')
     ] = None,
-    directory: Annotated[Path, typer.Option("--dir", help="Where the files go.", file_okay=False)] = Path(),
+    directory: Annotated[
+        Path, typer.Option("--dir", metavar="DIR", help="Where the files go.", file_okay=False)
+    ] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Ask no AWS; placeholders are left.")] = False,
     region: Region = "",

@@ -30,9 +30,9 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Go on until the run ends, across replacements.")
     ] = False,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", help="Only the instance of this start of the trainer.")
+        int | None, typer.Option("--attempt", metavar="N", help="Only the instance of this start of the trainer.")
     ] = None,
-    instance: Annotated[str, typer.Option("--instance", help="Only this instance.")] = "",
+    instance: Annotated[str, typer.Option("--instance", metavar="ID", help="Only this instance.")] = "",
     source: Annotated[
         str, typer.Option("--source", metavar="agent|trainer", help="Only of this one.", autocompletion=sources)
     ] = "",

@@ -17,7 +17,9 @@ EXAMPLE = "fleetctl rehearse spot_fleet_config.json --job job.toml --keep ./rehe
 
 @verb
 def rehearse(
-    file: Annotated[Path | None, typer.Argument(help="The fleet's file; without this and --job an example.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="The fleet's file; without this and --job an example.")
+    ] = None,
     job: JobFile = None,
     scenario: Annotated[
         str,
@@ -28,7 +30,7 @@ def rehearse(
             autocompletion=scenarios,
         ),
     ] = "standard",
-    seed: Annotated[int, typer.Option("--seed", help="For scenario storm.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="For scenario storm.")] = 0,
     keep: Annotated[
         Path | None, typer.Option("--keep", metavar="DIR", help="Leave the volume's files and all logs here.")
     ] = None,

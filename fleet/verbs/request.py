@@ -24,7 +24,9 @@ EXAMPLE = "fleetctl request spot_fleet_config.json --wait"
 
 @verb
 def request(
-    file: Annotated[Path, typer.Argument(help="AWS's SpotFleetRequestConfig.")] = Path("spot_fleet_config.json"),
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="AWS's SpotFleetRequestConfig.")
+    ] = Path("spot_fleet_config.json"),
     job: JobFile = None,
     yes: Yes = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Send nothing; print the exact request as JSON.")] = False,

@@ -216,7 +216,7 @@ def create_efs(
 @app.command("delete-efs", epilog="Example: fleetctl results delete-efs")
 @verb
 def delete_efs(
-    system: Annotated[str, typer.Argument(metavar="[FILE_SYSTEM]", help="fs-…; else the one of --name.")] = "",
+    system: Annotated[str, typer.Argument(metavar="FILE_SYSTEM", help="fs-…; else the one of --name.")] = "",
     name: SystemName = "results",
     yes: Yes = False,
     region: Region = "",

@@ -32,7 +32,7 @@ EXAMPLE = "fleetctl ssh resnet50 -L 6006:localhost:6006 -- nvidia-smi"
 def ssh(
     job: Annotated[str, typer.Argument(metavar="JOB", help="The job's name; else (or as .) that of ./job.toml.")] = "",
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND…]", help="Run this there instead of a shell.")
+        list[str] | None, typer.Argument(metavar="-- COMMAND …", help="Run this there instead of a shell.")
     ] = None,
     forward: Annotated[
         list[str] | None,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spotheal.agent.errors import ConfigError, Conflict
-from spotheal.fleet.console import ask, is_json, open_session, say, say_progress, verb
+from spotheal.agent.errors import ConfigError, Conflict, ExitCode
+from spotheal.fleet.console import ask, fail, is_json, open_session, say, say_progress, verb
 from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, group, seconds_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ Smallest = Annotated[
 @verb
 def run(
     file: Annotated[str, typer.Argument(metavar="LIST", help="YAML, a list of mappings; a path or s3://…")],
-    parallel: Annotated[int, typer.Option("--parallel", "-p", min=1, max=1000, help="Instances at once.")] = 1,
+    parallel: Annotated[
+        int, typer.Option("--parallel", "-p", metavar="N", min=1, max=1000, help="Instances at once.")
+    ] = 1,
     fleet: Annotated[
         Path, typer.Option("--fleet", metavar="FILE", help="AWS's SpotFleetRequestConfig.")
     ] = Path("spot_fleet_config.json"),
@@ -62,7 +64,6 @@ def run(
     The trainer of entry i finds i in SPOTHEAL_INDEX and AWS_BATCH_JOB_ARRAY_INDEX, and the entry as JSON in the file
     that SPOTHEAL_PARAMS_FILE names. Interrupted runs go on before new ones start; the last one ends the fleet.
     """
-    from spotheal.agent.clock import SystemClock
     from spotheal.fleet import config, gather, plan, runs
     from spotheal.fleet.sweep import entries as listed
 
@@ -83,7 +84,7 @@ def run(
     if wanted.job.fleet.on_demand_after != "0m":
         raise ConfigError("[fleet] on_demand_after is for a job with one instance",
                           next_step=f"take it out of {job_file} for a sweep")  # fmt: skip
-    session, clock = open_session(region, profile), SystemClock()
+    session = open_session(region, profile)
     gather.settle_region(session, wanted)
     found = listed.read(file, session)
     for slip in listed.uneven(found):
@@ -95,6 +96,8 @@ def run(
     way = plan.decide_run(name, gather.existing_run(session, root, name), resume=resume, new_run=new_run)
     if isinstance(way, plan.Show):
         at_work = runs.open_run(session.client("s3"), root, name, way.existing.run)
+        _check_list(at_work, found, file, f"`fleetctl sweep status {name}` shows it; another list is another sweep, of "
+                    "a job with another name")  # fmt: skip
         say(f"job {name} is at work already: run {at_work.id}, {way.existing.fleet}")
         if retry_failed and not dry_run:
             _retry(session, at_work, ())
@@ -106,9 +109,7 @@ def run(
             return
         at_work = sent
     if wait:
-        from spotheal.fleet.sweep.following import follow
-
-        say(f"done: {follow(session, at_work, clock, say, seconds_max)}")
+        _follow(session, at_work, seconds_max)
 
 
 @dataclass(frozen=True)
@@ -180,15 +181,10 @@ def _left(session: Session, sweep: Run, asked: _Asked) -> tuple[int, int]:
 
     Conflict where there is none, or where it began with another list: an index means one entry for as long as it lives.
     """
-    from spotheal.agent.names import LAYOUT
     from spotheal.fleet.sweep import progress
 
-    begun = list((sweep.store.get_json(LAYOUT.sweep) or {}).get("entries") or [])
-    if begun and begun != asked.entries:
-        raise Conflict(f"{asked.source} is not the list that run {sweep.id} began with ({len(begun)} entries)",
-                       next_step="--new-run begins a sweep with this list")  # fmt: skip
-    if not begun:  # cut off before it was stored
-        return len(asked.entries), 0
+    if not _check_list(sweep, asked.entries, asked.source, "--new-run begins a sweep with this list"):
+        return len(asked.entries), 0  # cut off before it was stored
     count = progress.summarise(progress.gather(session, sweep))["runs"]
     failed = count["failed"] if asked.retry_failed else 0
     left = count["running"] + count["waiting"] + failed
@@ -199,10 +195,27 @@ def _left(session: Session, sweep: Run, asked: _Asked) -> tuple[int, int]:
     return left, failed
 
 
+def _check_list(sweep: Run, asked: list[dict[str, Any]], source: str, cure: str) -> bool:
+    """Whether the sweep has a list; Conflict where it began with another one than is asked for."""
+    from spotheal.agent.names import LAYOUT
+
+    begun = list((sweep.store.get_json(LAYOUT.sweep) or {}).get("entries") or [])
+    if begun and begun != asked:
+        raise Conflict(f"{source} is not the list that run {sweep.id} began with ({len(begun)} entries)",
+                       next_step=cure)  # fmt: skip
+    return bool(begun)
+
+
 @app.command("status", epilog="Example: fleetctl sweep status digits")
 @verb
 def status(
     job: JobArgument = "",
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Follow the sweep to its end; 7 where a run fails.")
+    ] = False,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="TIME", help="With --watch: stop looking after 90s, 20m, 3h …")
+    ] = "",
     job_file: JobFile = None,
     run: RunOption = "",
     region: Region = "",
@@ -212,8 +225,10 @@ def status(
     """Where a sweep is: its runs, done, running, waiting and failed."""
     from spotheal.fleet.target import find
 
-    as_json = is_json(output)
+    as_json, seconds_max = is_json(output), seconds_of("--timeout", timeout)
     session, found = find(open_session(region, profile), job, job_file, run)
+    if watch:
+        _follow(session, found, seconds_max)
     _show(session, found, as_json)
 
 
@@ -327,7 +342,7 @@ def _retry(session: Session, sweep: Run, indices: Collection[int]) -> list[int]:
 @verb
 def scale(
     job: Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")],
-    instances: Annotated[int, typer.Argument(min=1, max=1000, help="Instances at once from now on.")],
+    instances: Annotated[int, typer.Argument(metavar="N", min=1, max=1000, help="Instances at once from now on.")],
     yes: Yes = False,
     job_file: JobFile = None,
     run: RunOption = "",
@@ -363,6 +378,19 @@ def scale(
     session.ec2.set_capacity(fleet, wanted, end_excess=True)
     document = {"schema_version": 1, "job": found.job, "fleet": fleet, "instances": wanted}
     print(show.as_json(document) if as_json else f"{fleet}  {wanted} instances")
+
+
+def _follow(session: Session, sweep: Run, seconds_max: float | None) -> None:
+    """To the sweep's end, which Ctrl-C here is not. Raises JobFailed, WaitTimedOut."""
+    from spotheal.agent.clock import SystemClock
+    from spotheal.fleet.sweep.following import come_back, follow
+
+    if sweep.fleet_document().get("batch"):
+        raise Conflict(f"job {sweep.job} is on AWS Batch", next_step=f"`fleetctl batch logs {sweep.job} -f` follows it")
+    try:
+        say(f"done: {follow(session, sweep, SystemClock(), say, seconds_max)}")
+    except KeyboardInterrupt:
+        fail(f"fleetctl: interrupted; the sweep goes on: {come_back(sweep)}", ExitCode.INTERRUPTED)
 
 
 def _show(session: Session, sweep: Run, as_json: bool) -> None:

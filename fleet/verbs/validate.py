@@ -16,7 +16,9 @@ EXAMPLE = "fleetctl validate spot_fleet_config.json"
 
 @verb
 def validate(
-    file: Annotated[Path, typer.Argument(help="AWS's SpotFleetRequestConfig.")] = Path("spot_fleet_config.json"),
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="AWS's SpotFleetRequestConfig.")
+    ] = Path("spot_fleet_config.json"),
     job: JobFile = None,
     output: Output = "",
 ) -> None:

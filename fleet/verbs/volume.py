@@ -197,7 +197,7 @@ def prepare(
     instance_type: InstanceType = "c7i.xlarge",
     volume: Which = "",
     zone: Zone = "",
-    hours: Annotated[float, typer.Option("--hours", min=0.1, max=48, help="Ended after so long.")] = 12.0,
+    hours: Annotated[float, typer.Option("--hours", metavar="H", min=0.1, max=48, help="Ended after so long.")] = 12.0,
     spot: Spot = False,
     image: Image = "",
     job: Job = JOB_FILE,
