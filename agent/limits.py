@@ -46,6 +46,10 @@ class Limits:
             if self.clock.sleep(pause, until=over):
                 return
 
+    def hours_reached(self) -> str:
+        """Why the run must end now for its hours, or ""."""
+        return self._look_at_hours()[0]
+
     def look(self) -> tuple[str, float]:
         """Why the run must end now, or ""; and when to look again."""
         reason, pause = self._look_at_hours()

@@ -199,7 +199,9 @@ class Supervisor:
         )
         over = threading.Event()
         if world.gpus > 1:
-            idle_gpus.start(world.gpus, lambda: watch.gained, self._on_idle_gpus, self._clock, over)
+            job = self._config.job.job
+            expected = min(job.gpus or world.gpus, world.gpus) if job.nproc_per_node == 1 else world.gpus
+            idle_gpus.start(expected, lambda: watch.gained, self._on_idle_gpus, self._clock, over)
         try:
             watch.until_end()
         finally:
@@ -234,7 +236,8 @@ class Supervisor:
 
     def _on_idle_gpus(self, what: str) -> None:
         self.event("gpus-idle", what=what)
-        if self._config.job.job.nproc_per_node == 1:
+        job = self._config.job.job
+        if job.nproc_per_node == 1 and job.gpus < 2:  # nobody has said that it takes more than one
             self.log.warning(what)
             return
         notice = Notice("shutdown", self._clock.now() + timedelta(seconds=_LIMIT_SECONDS))

@@ -160,6 +160,12 @@ class Objects:
         return tuple(found)
 
     def fetch(self, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
+        try:
+            return self._fetch(result, target, progress)
+        except Conflict:  # replaced meanwhile, as the metrics of a run that is at work are
+            return self._fetch(result, target, progress)
+
+    def _fetch(self, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
         head = self._head(result)
         size, etag = int(head["ContentLength"]), str(head["ETag"]).strip('"')
         if target.is_file() and target.stat().st_size == size:

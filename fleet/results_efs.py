@@ -10,7 +10,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ MOUNT_POINT = "/var/lib/spotheal/shared/efs"  # agent.efs mounts it there
 _CHUNK = 1 << 20
 _INSTANCES_TRIED = 3
 _ASK_SECONDS = 60.0
+_CHANGING_TRIES = 3
 _WORK_BATCH = frozenset({"state"})
 _WORK_NODES = frozenset({"checkpoints", "working", "keep", "logs", "progress", ".spotheal"})
 # SPOTHEAL_ROOT is set on a rehearsal's machines alone. The run's folder is the trainer's: read as root where need be.
@@ -86,7 +88,7 @@ def opened(
             case EfsUrl():
                 path = "/".join(part for part in (MOUNT_POINT, place.folder, run.job, run.id) if part)
                 connection = _connection(stack, session, run, path, say, place, user, identity)
-                yield OverSsh(connection, path, listed(run))
+                yield OverSsh(connection, path, listed(run), _work_of(run))
 
 
 def _work_of(run: Run) -> frozenset[str]:
@@ -143,20 +145,29 @@ class Mounted:
         for top, _, names in os.walk(self._folder):
             for name in names:
                 path = Path(top, name)
-                if not path.is_symlink() and path.is_file() and not (name[0] == "." and name.endswith(".partial")):
-                    seen = path.stat()
-                    relative = path.relative_to(self._folder).as_posix()
-                    known = self._known.get(relative)
-                    if known is None and relative.partition("/")[0] in self._work:
-                        continue
-                    same = known is not None and known.size == seen.st_size
-                    modified = datetime.fromtimestamp(seen.st_mtime, timezone.utc)
-                    found.append(Result(relative, seen.st_size, modified, known.sha256 if known and same else ""))
-        return tuple(sorted(found, key=lambda one: one.name))
+                with suppress(FileNotFoundError):  # it was there a moment ago
+                    if not path.is_symlink() and path.is_file():
+                        seen, relative = path.stat(), path.relative_to(self._folder).as_posix()
+                        modified = datetime.fromtimestamp(seen.st_mtime, timezone.utc)
+                        found.append(Result(relative, seen.st_size, modified))
+        return _results(found, self._known, self._work)
 
     def fetch(self, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
         with (self._folder / result.name).open("rb") as original:
+            if not result.sha256:  # of a run that is at work: it may have been replaced since it was listed
+                result = replace(result, size=os.fstat(original.fileno()).st_size)
             return _copy(result, target, lambda: original.read(_CHUNK), original.seek, progress)
+
+
+def _results(found: Iterable[Result], known: Mapping[str, Result], work: Collection[str]) -> tuple[Result, ...]:
+    """What is there, with the checksums of what agents have listed; half-written files and their work are left out."""
+    results = []
+    for one in found:
+        name, said = one.name.rpartition("/")[2], known.get(one.name)
+        if (name.startswith(".") and name.endswith(".partial")) or (not said and one.name.partition("/")[0] in work):
+            continue
+        results.append(replace(one, sha256=said.sha256) if said is not None and said.size == one.size else one)
+    return tuple(sorted(results, key=lambda one: one.name))
 
 
 def _copy(
@@ -246,20 +257,36 @@ def _ask(connection: ssh.Connection, command: str) -> subprocess.CompletedProces
 class OverSsh:
     """Files on an instance, read as they are by `tail -c`, one after the other."""
 
-    def __init__(self, connection: ssh.Connection, path: str, found: tuple[Result, ...]) -> None:
-        self._connection, self._path, self._known = connection, path, found
+    def __init__(
+        self, connection: ssh.Connection, path: str, found: tuple[Result, ...], work: Collection[str] = ()
+    ) -> None:
+        """`work`: as of `Mounted`."""
+        self._connection, self._path, self._work = connection, path, work
+        self._known = {one.name: one for one in found}
 
     def __str__(self) -> str:
         return f"{self._connection.host.instance}:{self._path}/"
 
     def list(self) -> tuple[Result, ...]:
-        """What the store has listed; of a run that is at work, what the instance sees."""
-        if self._known:
-            return self._known
+        """What the store has listed, and what the instance sees beside it of a run that is at work."""
         done = _ask(self._connection, remote(self._path, "find -P \"$f\" -type f -printf '%s %T@ %P\\0'"))
-        return tuple(_found(done.stdout))
+        seen = _results(_found(done.stdout), self._known, self._work)
+        missing = self._known.keys() - {one.name for one in seen}
+        return tuple(sorted([*seen, *(self._known[name] for name in missing)], key=lambda one: one.name))
 
     def fetch(self, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
+        """What has no checksum belongs to a run that is at work, and may be replaced any moment."""
+        for _ in range(0 if result.sha256 else _CHANGING_TRIES - 1):
+            with suppress(Retryable):
+                return self._fetch(self._now(result), target, progress)
+        return self._fetch(result if result.sha256 else self._now(result), target, progress)
+
+    def _now(self, result: Result) -> Result:
+        done = _ask(self._connection, remote(f"{self._path}/{result.name}", "stat -c %s \"$f\""))
+        size = done.stdout.decode(errors="replace").strip()
+        return replace(result, size=int(size)) if size.isdigit() else result
+
+    def _fetch(self, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
         begun: list[subprocess.Popen[bytes]] = []
 
         def begin(there: int) -> None:
@@ -288,5 +315,5 @@ def _found(printed: bytes) -> Iterable[Result]:
         size, _, rest = line.partition(b" ")
         when, _, name = rest.partition(b" ")
         text = name.decode(sys.getfilesystemencoding(), "replace")
-        if size.isdigit() and not (os.path.basename(text).startswith(".") and text.endswith(".partial")):
+        if size.isdigit():
             yield Result(text, int(size), datetime.fromtimestamp(float(when), timezone.utc))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 import structlog
 
 from spotheal.agent.batch.copies import Copies
+from spotheal.agent.batch.copying import Copying
 from spotheal.agent.clock import SystemClock
+from spotheal.agent.errors import Retryable
 from spotheal.agent.folders import Folders
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.store import Store
@@ -157,3 +160,73 @@ def test_a_manifest_that_leads_out_of_the_folder_is_no_copy(tmp_path: Path, stor
     store.put_json("checkpoints/000001-000001.json", {"saved_step": 1, "files": [entry]})
     store.put_json("checkpoints/000001-000002.json", {"files": "none"})
     assert disk(tmp_path, store, 2).copies.read_back() is None
+
+
+def test_results_come_back_too_and_one_that_changes_keeps_no_checkpoint_from_its_copy(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a trainer drew in epoch 5 was lost with the host that it was drawn on."""
+    one, other = disk(tmp_path, store, 1), disk(tmp_path, store, 2)
+    one.write("model.pt", "five")
+    results = one.folders.results
+    (results / "plots").mkdir()
+    (results / "plots/epoch-5.png").write_text("drawn")
+    growing = results / "events.out"
+    growing.write_text("0")
+    send = store.put_file
+
+    def put_file(key: str, source: Path) -> None:
+        if source == growing:
+            growing.write_text(growing.read_text() + "more")
+        send(key, source)
+
+    monkeypatch.setattr(store, "put_file", put_file)
+    assert one.copies.copy(5)
+    assert other.copies.read_back() is not None and other.read() == {"model.pt": "five"}
+    assert (other.folders.results / "plots/epoch-5.png").read_text() == "drawn"
+    assert (other.folders.results / "events.out").read_text() == "0more"
+
+
+def test_what_is_on_its_way_to_the_results_place_is_not_sent_twice_and_what_was_copied_stays(
+    tmp_path: Path, store: Store
+) -> None:
+    one, other = disk(tmp_path, store, 1), disk(tmp_path, store, 2)
+    one.write("model.pt", "five")
+    (one.folders.results / "plot.png").write_text("drawn")
+    copying = Copying(one.copies, one.folders, 3600.0, lambda: 5, SystemClock(), structlog.get_logger())
+    one.write("model.pt", "the last")
+    assert one.copies.copy(5)
+    (one.folders.results / "model.bin").write_text("exported")
+    sent = len(blobs(store))
+    assert copying.end(None, new_results=False) and len(blobs(store)) == sent
+    found = other.copies.read_back()
+    assert found is not None and sorted(path.name for path in other.folders.results.iterdir()) == ["plot.png"]
+    assert copying.end(None) and len(blobs(store)) == sent + 1, "the place does not take it: the copies do"
+
+
+def test_a_small_file_that_names_the_newest_checkpoint_is_copied_when_it_alone_has_changed(
+    tmp_path: Path, store: Store
+) -> None:
+    one, other = disk(tmp_path, store, 1), disk(tmp_path, store, 2)
+    one.write("model-2.pt", "2" * 10_000)
+    one.write("latest", "model-1.pt")
+    (one.folders.checkpoints / "last").symlink_to("model-1.pt")
+    copying = Copying(one.copies, one.folders, 3600.0, lambda: 5, SystemClock(), structlog.get_logger())
+    one.write("latest", "model-2.pt.")
+    assert copying.end(None)
+    assert other.copies.read_back() is not None and other.read()["latest"] == "model-2.pt."
+
+
+def test_a_disk_that_does_not_take_the_copy_is_another_hosts_to_try(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = disk(tmp_path, store, 1), disk(tmp_path, store, 2)
+    one.write("model.pt", "five")
+    one.copies.copy(5)
+
+    def full(key: str, path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "download", full)
+    with pytest.raises(Retryable, match="cannot be read back here: No space left on device"):
+        other.copies.read_back()

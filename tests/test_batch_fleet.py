@@ -10,9 +10,11 @@ import pytest
 from batch_desk import IMAGE, BatchDesk, Scripted, batch_desk
 from fleet_desk import desk, moto_clients, wheels
 
+from spotheal.agent.errors import Retryable
 from spotheal.agent.names import LAYOUT
 from spotheal.fleet.batch import documents
 from spotheal.fleet.rehearsal.batch_things import Attempt, is_retried
+from spotheal.fleet.rehearsal.world import ApiError
 
 __all__ = ["batch_desk", "desk", "moto_clients", "wheels"]
 
@@ -162,6 +164,27 @@ def test_nothing_is_written_where_the_queue_or_the_image_is_missing(batch_desk: 
     assert batch_desk.batch.jobs.all == {}
 
 
+def test_a_dependency_that_could_never_be_met_is_refused_before_a_run_is_begun(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    three = batch_desk.good("submit", batch_desk.list(3), "--yes")
+    batch_desk.script[None] = [Scripted(1, 7)]
+    failed = batch_desk.good("submit", "--yes")["job_id"]
+    batch_desk.pass_time(60)
+    unknown = "11111111-2222-3333-4444-555555555555"
+    for asked, code, said in (
+        ([unknown], 4, f"knows no job {unknown}"),
+        ([failed], 8, "has failed, and what depends on it would fail with it"),
+        ([f"{three['job_id']}:N_TO_N"], 2, "that job is an array of 3, this one an array of 2"),
+        ([three["job_id"], "SEQUENTIAL"], 0, ""),
+        (["nobody"], 4, "there is no run of a job 'nobody'"),
+    ):
+        given = [word for one in asked for word in ("--depends-on", one)]
+        result = batch_desk.run("submit", batch_desk.list(2), "--yes", *given)
+        assert (result.exit_code, said in result.output) == (code, True), result.output
+    assert batch_desk.run("submit", "--yes", "--depends-on", "SEQUENTIAL").exit_code == 2
+    assert len(batch_desk.batch.jobs.all) == 4 + 1 + 3, "two arrays with their children, one job"
+
+
 # --------------------------------------------------------------------------------------------------------------- follow
 def test_every_line_is_told_once_though_streams_are_late_and_calls_are_throttled(batch_desk: BatchDesk) -> None:
     made(batch_desk)
@@ -249,7 +272,134 @@ def test_resume_submits_again_what_is_not_done(batch_desk: BatchDesk) -> None:
     assert batch_desk.run("submit", "--resume", "--yes").exit_code == 8, "it is at work"
 
 
+def test_a_list_of_one_that_fails_ends_with_7_and_says_why(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    batch_desk.batch.image_fault = lambda image: "CannotPullContainerError: not found"
+    result = batch_desk.run("submit", batch_desk.list(1), "--yes", "--wait")
+    assert result.exit_code == 7 and "CannotPullContainerError" in result.output
+    document = batch_desk.good("status")
+    assert [row["index"] for row in document["failed"]] == [0]
+    assert "CannotPullContainerError" in batch_desk.run("status").stdout
+    (entry,) = batch_desk.desk.good("sweep", "status", "cifar")["entries"]
+    assert entry["state"] == "failed"
+
+
+def test_a_resume_that_was_cut_short_is_resumed_again(
+    batch_desk: BatchDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(batch_desk)
+    batch_desk.batch.image_fault = lambda image: "CannotPullContainerError: not found"
+    first = batch_desk.run("submit", batch_desk.list(2), "--yes", "--wait", "--output", "json")
+    run = json.loads(first.stdout[: first.stdout.rindex("}") + 1])["run"]
+    batch_desk.batch.image_fault = lambda image: ""
+    answer = batch_desk.batch.call
+
+    def dies(operation: str, params: Any) -> Any:
+        if operation == "SubmitJob":
+            raise KeyboardInterrupt
+        return answer(operation, params)
+
+    monkeypatch.setattr(batch_desk.batch, "call", dies)
+    assert batch_desk.run("submit", "--resume", "--yes").exit_code == 130
+    monkeypatch.setattr(batch_desk.batch, "call", answer)
+    assert batch_desk.good("status")["run"] == run, "what was there before is still shown"
+    again = batch_desk.good("submit", "--resume", "--yes")
+    assert again["run"] == run and again["size"] == 2
+
+
+def test_a_job_whose_submission_lost_its_answer_is_found_by_the_next_one(
+    batch_desk: BatchDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(batch_desk)
+    batch_desk.script[None] = [Scripted(1, 7), Scripted(500)]
+    batch_desk.run("submit", "--yes", "--wait")
+    answer = batch_desk.batch.call
+
+    def dies(operation: str, params: Any) -> Any:
+        found = answer(operation, params)
+        if operation == "SubmitJob":
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(batch_desk.batch, "call", dies)
+    assert batch_desk.run("submit", "--resume", "--yes").exit_code == 130
+    monkeypatch.setattr(batch_desk.batch, "call", answer)
+    refused = batch_desk.run("submit", "--resume", "--yes")
+    assert refused.exit_code == 8 and "is at work" in refused.output
+    document = batch_desk.good("status")
+    assert document["status"] != "FAILED" and document["job_id"] == list(batch_desk.batch.jobs.all)[-1]
+
+
+def test_what_batch_refuses_does_not_look_as_if_it_were_to_begin(
+    batch_desk: BatchDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(batch_desk)
+    answer = batch_desk.batch.call
+
+    def refuses(operation: str, params: Any) -> Any:
+        if operation == "SubmitJob":
+            raise ApiError("ClientException", "no more", 400)
+        return answer(operation, params)
+
+    monkeypatch.setattr(batch_desk.batch, "call", refuses)
+    assert "no more" in batch_desk.run("submit", "--yes").output
+    shown = batch_desk.desk.run("status", "cifar").output
+    assert "AWS Batch has refused it" in shown, shown
+
+
+def test_a_job_that_batch_does_not_show_yet_is_waited_for(
+    batch_desk: BatchDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(batch_desk)
+    answer = batch_desk.batch.call
+    looks: list[str] = []
+
+    def stale(operation: str, params: Any) -> Any:
+        found = answer(operation, params)
+        if operation == "DescribeJobs" and len(looks) < 3:
+            looks.append(operation)
+            return {"jobs": []}
+        return found
+
+    monkeypatch.setattr(batch_desk.batch, "call", stale)
+    result = batch_desk.run("submit", "--yes", "--wait")
+    assert result.exit_code == 0, result.output
+
+
+def test_a_failed_job_ends_the_wait_with_7_also_where_aws_falls_silent_then(
+    batch_desk: BatchDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(batch_desk)
+    batch_desk.script[None] = [Scripted(2, 7)]
+
+    def silent(*_: Any) -> Any:
+        raise Retryable("could not describe the jobs: Too Many Requests")
+
+    monkeypatch.setattr("spotheal.fleet.batch.status.gather", silent)
+    result = batch_desk.run("submit", "--yes", "--wait")
+    assert result.exit_code == 7, result.output
+
+
 # --------------------------------------------------------------------------------------------------------------- delete
+def test_what_is_being_deleted_is_not_made_again_beside_it(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    batch_desk.batch.queues["spotheal-cifar"].status = "DELETING"
+    result = batch_desk.run("create", "--yes")
+    assert result.exit_code == 8 and "job queue spotheal-cifar is being deleted" in result.output
+    del batch_desk.batch.queues["spotheal-cifar"]
+    batch_desk.batch.environments["spotheal-cifar-spot"].status = "DELETING"
+    result = batch_desk.run("create", "--yes")
+    assert result.exit_code == 8 and "compute environment spotheal-cifar-spot is being deleted" in result.output
+
+
+def test_a_queue_that_somebody_else_made_is_not_changed(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    batch_desk.batch.queues["spotheal-cifar"].asked["tags"] = {"team": "other"}
+    batch_desk.job("on_demand = false")
+    result = batch_desk.run("create", "--yes")
+    assert result.exit_code == 8 and "a job queue spotheal-cifar that fleetctl has not made" in result.output
+
+
 def test_delete_takes_the_only_order_that_aws_takes_and_leaves_nothing(batch_desk: BatchDesk) -> None:
     made(batch_desk)
     batch_desk.good("delete", "--yes")

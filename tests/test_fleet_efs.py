@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -226,6 +227,38 @@ def test_checkpoints_that_lie_beside_results_are_not_fetched_as_results(tmp_path
     (tmp_path / "state/told.bin").write_bytes(b"weights")
     names = [one.name for one in results_efs.Mounted(tmp_path, (own,), {"state"}).list()]
     assert names == ["0/model.bin", "0/state/kept.bin", "state/told.bin"]
+
+
+def over_ssh(folder: Path, *known: results.Result, work: tuple[str, ...] = ()) -> results_efs.OverSsh:
+    """Through an instance whose shell is this machine's."""
+    connection: Any = SimpleNamespace(argv=lambda words, _: ["sh", "-c", *words], host=SimpleNamespace(instance="i-1"))
+    return results_efs.OverSsh(connection, str(folder), known, work)
+
+
+def test_what_is_replaced_while_it_is_fetched_comes_whole_as_it_is_then(tmp_path: Path) -> None:
+    """The metrics of a run that is at work are, twice a minute."""
+    there = tmp_path / "efs"
+    there.mkdir()
+    for name, source in (("mounted", results_efs.Mounted(there, ())), ("ssh", over_ssh(there))):
+        (there / "metrics.jsonl").write_text("one\n")
+        (listed,) = source.list()
+        (there / "new").write_text("one\ntwo\n")
+        (there / "new").replace(there / "metrics.jsonl")
+        came = source.fetch(listed, tmp_path / name, lambda _: None)
+        assert (tmp_path / name).read_text() == "one\ntwo\n" and came.size == 8
+
+
+def test_over_ssh_the_runs_of_a_sweep_that_are_at_work_are_seen_beside_those_that_are_over(tmp_path: Path) -> None:
+    for name in ("0/model.bin", "1/metrics.jsonl", "1/.metrics.jsonl.partial", "state/1/checkpoints/last.pt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"weights")
+    digest = hashlib.sha256(b"weights").hexdigest()
+    over = results.Result("0/model.bin", 7, None, digest)
+    gone = results.Result("0/gone.bin", 7, None, digest)
+    found = over_ssh(tmp_path, over, gone, work=("state",)).list()
+    assert [(one.name, bool(one.sha256)) for one in found] == [
+        ("0/gone.bin", True), ("0/model.bin", True), ("1/metrics.jsonl", False),
+    ]  # fmt: skip
 
 
 def test_a_file_that_is_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ MAY_IMPORT = {
               "spotheal.agent.clock", "spotheal.agent.ledger", "spotheal.agent.secret_reference",
               "spotheal.agent.redaction", "spotheal.agent.volume.first", "spotheal.agent.history",
               "spotheal.agent.stays", "spotheal.agent.billing", "spotheal.userdata", "spotheal.iam",
-              "spotheal.training.hyperparameters"),  # what the example trainer takes, asked before it is paid for
+              "spotheal.training.hyperparameters",  # what the example trainer takes, asked before it is paid for
+              "spotheal.training.yaml_list"),
     "userdata": ("spotheal.userdata",),
     "iam": ("spotheal.iam", "spotheal.agent.names", "spotheal.agent.secret_reference"),
 }  # fmt: skip

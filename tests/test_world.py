@@ -200,14 +200,15 @@ def test_gpus_without_a_process_while_training_goes_on_are_told(
     assert [said[:31] for said in told] == ([] if expected is None else [expected])
 
 
+@pytest.mark.parametrize("asked", [{"nproc_per_node": 2}, {"gpus": 2}], ids=str)
 def test_a_run_whose_gpus_stay_idle_fails_with_a_last_checkpoint(
-    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+    asked: dict[str, int], tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvidia_smi(programs, 'case "$1" in *apps*) echo GPU-a, 1;; *) printf "0\\n1\\n";; esac')
     monkeypatch.setattr(idle_gpus, "_POLL_SECONDS", 0.1)
     monkeypatch.setattr("spotheal.agent.world.launches", lambda *_: True)  # a script that starts ranks in its own way
     bench = Bench(tmp_path / "bench")
-    ended = bench.trainer("counting", "4000", "0.02", job={"nproc_per_node": 2}).run()
+    ended = bench.trainer("counting", "4000", "0.02", job=asked).run()
     assert ended.kind == "failed"
     assert "only 1 of 2 GPUs have a process" in ended.reason
     assert ended.saved_step == ended.last_step

@@ -322,10 +322,15 @@ class Child:
         return self._launch
 
     # --------------------------------------------------------------------------------------------- the ways to leave
-    def _copy_last(self, until: float | None) -> bool:
+    def _copy_last(self, until: float | None, *, new_results: bool = True) -> bool:
         if self._copying is None:
             return True
-        return self._copying.end(until)
+        return self._copying.end(until, new_results=new_results)
+
+    def _until(self) -> float | None:
+        """When the last copy must stand."""
+        interruption = self._interruption or self._watcher.interruption
+        return interruption.ends_at - _MARGIN_SECONDS if interruption else None
 
     def _leave(self, why: str) -> int:
         """The host goes: copy what the trainer saved, say so, and let Batch begin again elsewhere."""
@@ -333,8 +338,7 @@ class Child:
             self._log.error("another attempt of this job is at work; this one ends")
             return EXIT_SAVED_AND_STOPPED
         interruption = self._interruption or self._watcher.interruption
-        until = interruption.ends_at - _MARGIN_SECONDS if interruption else None
-        copied = self._copy_last(until)
+        copied = self._copy_last(self._until())
         self._log.info("left", why=why, checkpoints_copied=copied)
         self._ledger.add("handover", copied=copied, saved_step=self._saved_step)
         self._status.update(phase=Phase.INTERRUPTED, reason=why)
@@ -349,11 +353,12 @@ class Child:
 
     def _finish(self, end: End) -> int:
         """Store what the run made, then its end. Results that the store does not take are no end: Batch tries again."""
-        if not self._copy_last(None):
+        if not self._copy_last(None, new_results=False):
             self._log.warning("the last checkpoints are not copied to the store")
         work = self._finishing()
         missing = store_results(work, self._stop) if end.phase is not Phase.SETUP_FAILED else ""
         if missing:
+            self._copy_last(self._until())
             raise Retryable(f"the results are not stored: {missing}")
         self._ledger.add("end", phase=end.phase.value, reason=end.reason)
         phase, reason = self._status.end(phase=end.phase, reason=end.reason)
@@ -377,7 +382,7 @@ class Child:
 
     def _end_list(self) -> None:
         """The last child that ends ends the list."""
-        entries = self._queue().look()
+        entries = self._queue().ends()
         if all(entry.ended for entry in entries):
             end_of_sweep(self._list, entries, self._clock, self._log, self._config, self._here)
 

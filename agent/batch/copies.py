@@ -3,9 +3,10 @@
     checkpoints/blobs/<sha256>               contents; what did not change is sent once
     checkpoints/<term>-<number>.json         a copy: which files it holds. Put last, so a copy is there whole or not
 
-A copy is only put where no file changed while it was made. The newest whole one is read back; one whose contents are
-missing or wrong is named, and the one before is taken. The two newest are kept. Of an attempt that was thought dead and
-lives on, copies have a lower term, and are never preferred to those of its successor.
+A copy is only put where no checkpoint changed while it was made; results that do (a trainer may write to them all the
+time) are copied as they are, or by the next copy where they are large. The newest whole one is read back; one whose
+contents are missing or wrong is named, and the one before is taken. The two newest are kept. Of an attempt that was
+thought dead and lives on, copies have a lower term, and are never preferred to those of its successor.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from spotheal.agent.clock import Clock, rfc3339
-from spotheal.agent.errors import NotFound, SpothealError
+from spotheal.agent.errors import NotFound, Retryable, SpothealError
 from spotheal.agent.folders import Folders
 from spotheal.agent.names import LAYOUT
 from spotheal.agent.store import Store
@@ -34,6 +35,7 @@ _MANIFEST = re.compile(rf"{LAYOUT.checkpoints}(\d{{6}})-(\d{{6}})\.json")
 _HALF = re.compile(r".*\.(tmp|part|partial)|\..*\.tmp")  # being written; a trainer's next start removes or ignores it
 _SLOT = re.compile(r"step-(\d+)")  # spotheal.training's slots: the two newest do
 _SLOTS_COPIED = 2
+_GROWING_BYTES_MAX = 64 << 20  # of a result that is read into memory, because it grows while it is copied
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,11 @@ class Copies:
         self.abandon = threading.Event()  # a later copy is made in place of those under way
 
     # ---------------------------------------------------------------------------------------------------------- making
-    def copy(self, saved_step: int | None, *, last: bool = False) -> bool:
+    def copy(self, saved_step: int | None, *, last: bool = False, new_results: bool = True) -> bool:
         """Make a copy now; whether it stands. Raises SpothealError where the store cannot be reached.
 
-        `last`: nothing writes any more, and nobody waits for what is surplus to be deleted.
+        `last`: nothing writes any more, and nobody waits for what is surplus to be deleted. `new_results` False: of the
+        results what the store has; the others are on their way to their own place.
         """
         with self._lock:
             self._number += 1
@@ -91,7 +94,7 @@ class Copies:
             if self._is_given_up(last) or (attempt and self._clock.sleep(_PAUSE_SECONDS, until=self.abandon)):
                 return False
             try:
-                entries = self._send_all(last)
+                entries = self._send_all(last, new_results)
             except Changed as changed:
                 self._log.info("a checkpoint changed while it was copied; copying again", file=str(changed))
                 continue
@@ -107,22 +110,29 @@ class Copies:
     def _is_given_up(self, last: bool) -> bool:
         return self.abandon.is_set() and not last
 
-    def _send_all(self, last: bool) -> list[Entry] | None:
+    def _send_all(self, last: bool, new_results: bool) -> list[Entry] | None:
         """Contents of every file; None where it was given up."""
         found: list[Entry] = []
         seen: list[tuple[Path, os.stat_result]] = []
         for path in files_to_copy(self._folders):
             if self._is_given_up(last):
                 return None
+            is_result = self._folders.results in path.parents
             try:
                 status = os.lstat(path)
             except FileNotFoundError:
+                if is_result:
+                    continue
                 raise Changed(path.name) from None
             if stat.S_ISLNK(status.st_mode):
                 found.append(Entry(self._name(path), link=os.readlink(path)))
                 continue
             if path in (self._folders.metrics_file, _memory(self._folders)):
                 found.append(self._send_as_it_is(path, status))
+                continue
+            if is_result:
+                if (entry := self._send_result(path, status, new_results)) is not None:
+                    found.append(entry)
                 continue
             seen.append((path, status))
             found.append(self._send(path, status))
@@ -142,6 +152,21 @@ class Copies:
             self._sent.add(digest)
         mode = stat.S_IMODE(status.st_mode)
         return Entry(self._name(path), status.st_size, digest, mode, status.st_mtime_ns)
+
+    def _send_result(self, path: Path, status: os.stat_result, new: bool) -> Entry | None:
+        """None where it is left to the next copy."""
+        assert self._sent is not None
+        try:
+            if not new and self._digest(path, status) not in self._sent:
+                return None
+            return self._send(path, status)
+        except Changed:
+            if not new or status.st_size > _GROWING_BYTES_MAX:
+                return None
+        try:
+            return self._send_as_it_is(path, status)
+        except Changed:  # it is gone
+            return None
 
     def _send_as_it_is(self, path: Path, status: os.stat_result) -> Entry:
         """A file that only grows: as long as it is now."""
@@ -196,8 +221,8 @@ class Copies:
                     self._store.delete(blob)
                     if self._sent is not None:
                         self._sent.discard(blob.removeprefix(_BLOBS))
-        except SpothealError as error:
-            self._log.warning("surplus copies stay in the store", error=error.message)
+        except (SpothealError, ValueError) as error:
+            self._log.warning("surplus copies stay in the store", error=str(error))
 
     def _entries(self, key: str) -> list[Entry]:
         return _entries_of(self._store.get_json(key) or {})
@@ -207,7 +232,10 @@ class Copies:
 
     # --------------------------------------------------------------------------------------------------- reading back
     def read_back(self) -> Found | None:
-        """The newest whole copy, in place of what is there; None where there is none (the run begins anew)."""
+        """The newest whole copy, in place of what is there; None where there is none (the run begins anew).
+
+        Retryable where this host's disk does not take it.
+        """
         keys = [key for key in self._store.keys(LAYOUT.checkpoints) if _MANIFEST.fullmatch(key)]
         for key in sorted(keys, reverse=True):
             document = self._store.get_json(key)
@@ -220,6 +248,10 @@ class Copies:
                 self._log.warning("a copy of the checkpoints is not whole; taking the one before", copy=key,
                                   why=str(fault))  # fmt: skip
                 continue
+            except OSError as fault:
+                size = sum(one.size for one in entries) / (1 << 30)
+                raise Retryable(f"the checkpoints ({size:.1f} GiB) cannot be read back here: {fault.strerror or fault}",
+                                next_step="hosts whose disk has room for them: their AMI's root volume") from fault
             step = document.get("saved_step")
             found = Found(key, step if isinstance(step, int) else None, len(entries), sum(one.size for one in entries))
             self._log.info("read back the checkpoints", copy=key, saved_step=found.saved_step, files=found.files)
@@ -262,11 +294,11 @@ class Copies:
 
 # --------------------------------------------------------------------------------------------------------------- files
 def files_to_copy(folders: Folders) -> Iterator[Path]:
-    """What a successor needs: checkpoints, kept paths, the metrics, the run's memory. Half-written files are left out,
-    and of spotheal.training's slots all but the newest two."""
+    """What a successor needs: checkpoints, kept paths, results, the metrics, the run's memory. Half-written files are
+    left out, and of spotheal.training's slots all but the newest two."""
     slots = sorted(int(match.group(1)) for name in _names(folders.checkpoints) if (match := _SLOT.fullmatch(name)))
     old = {f"step-{number}" for number in slots[:-_SLOTS_COPIED]}
-    for top in (folders.checkpoints, folders.keep):
+    for top in (folders.checkpoints, folders.keep, folders.results):
         for place, inner, names in os.walk(top):
             inner.sort()
             for name in sorted(names):

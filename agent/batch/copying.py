@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from spotheal.agent.batch.copies import Copies
 from spotheal.agent.clock import Clock
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.folders import Folders
-from spotheal.agent.trainer_files import mark_of
 
+State = tuple[frozenset[tuple[str, int, int]], frozenset[tuple[str, int, int]]]  # what is kept; results
 _LOOK_SECONDS = 2.0
 _RETRY_SECONDS = 5.0
 
@@ -32,20 +36,19 @@ class Copying:
     def start(self) -> None:
         self._thread.start()
 
-    def end(self, until: float | None) -> bool:
+    def end(self, until: float | None, *, new_results: bool = True) -> bool:
         """The trainer has ended: copy what it left. Tried until it stands or `until` (monotonic); None: one hour.
 
-        Whether the store has the newest state.
+        Whether the store has the newest state. `new_results` as of `Copies.copy`.
         """
         self._over.set()
         self._copies.abandon.set()
         until = self._clock.monotonic() + 3600.0 if until is None else until
-        while self._state() != self._copied:
-            state = self._state()
+        while not self._is_copied(state := self._state(), new_results):
             try:
-                if not self._copies.copy(self._saved_step(), last=True):
+                if not self._copies.copy(self._saved_step(), last=True, new_results=new_results):
                     return False
-                self._copied = state
+                self._copied = state if new_results else (state[0], self._copied[1])
             except (SpothealError, OSError) as error:
                 self._log.warning("the checkpoints are not copied yet", error=str(error))
                 if self._clock.monotonic() + _RETRY_SECONDS > until:
@@ -68,5 +71,22 @@ class Copying:
             except (SpothealError, OSError) as error:
                 self._log.warning("the checkpoints are not copied; trying again", error=str(error))
 
-    def _state(self) -> object:
-        return mark_of((self._folders.checkpoints, self._folders.keep))
+    def _is_copied(self, state: State, results: bool) -> bool:
+        return state[0] == self._copied[0] and (not results or state[1] == self._copied[1])
+
+    def _state(self) -> State:
+        """Small files too: the one that names the newest checkpoint is one."""
+        folders = self._folders
+        return _seen(folders.checkpoints) | _seen(folders.keep), _seen(folders.results)
+
+
+def _seen(folder: Path) -> frozenset[tuple[str, int, int]]:
+    """Path, size and time of what is there, links among it."""
+    found = set()
+    for place, inner, names in os.walk(folder):
+        for path in (os.path.join(place, name) for name in (*inner, *names)):
+            with contextlib.suppress(OSError):  # it is gone
+                status = os.lstat(path)
+                if not stat.S_ISDIR(status.st_mode):
+                    found.add((path, status.st_size, status.st_mtime_ns))
+    return frozenset(found)

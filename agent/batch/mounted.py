@@ -55,5 +55,6 @@ def folders_of(config: InstanceConfig, paths: Paths, efs: Efs | None) -> Folders
     parts = [*run.prefix.split("/")[-2:], "state", *([] if config.index is None else [str(config.index)])]
     top = efs.mount().joinpath(efs.place.folder, *parts)
     return replace(
-        own, checkpoints=top / "checkpoints", keep=top / "keep", logs=top / "logs", environments=top / PRIVATE
-    )
+        own, checkpoints=top / "checkpoints", keep=top / "keep", results=top / "results", logs=top / "logs",
+        environments=top / PRIVATE,
+    )  # fmt: skip

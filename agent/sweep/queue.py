@@ -66,12 +66,18 @@ def choose(entries: Iterable[Entry], here: str, gone: Collection[str], silent: C
     return [entry for _, _, entry in sorted(free, key=lambda each: (each[0], each[1], each[2].index))]
 
 
-def give_back(store: Store, index: int, clock: Clock) -> None:
-    """Leave entry `index`, of the sweep whose prefix `store` is, to whoever looks next."""
+def give_back(store: Store, index: int, here: str, clock: Clock) -> bool:
+    """Leave entry `index`, of the sweep whose prefix `store` is, to whoever looks next; whether it was `here`'s.
+
+    Another may have taken it meanwhile, of an instance that was long silent: its claim stands.
+    """
     start = f"{LAYOUT.queue}{index:05d}."
     claims = [key.removeprefix(start) for key in store.keys(start)]
-    if numbers := [int(what) for what in claims if what.isdigit()]:
-        store.put_json(LAYOUT.queue_back(index, max(numbers)), {"time": rfc3339(clock.now())})
+    number = max((int(what) for what in claims if what.isdigit()), default=0)
+    if not number or (store.get_json(LAYOUT.queue_claim(index, number)) or {}).get("instance") != here:
+        return False
+    store.put_json(LAYOUT.queue_back(index, number), {"time": rfc3339(clock.now())})
+    return True
 
 
 class Queue:
@@ -94,7 +100,11 @@ class Queue:
                 return Taken(entry.index, len(left))
         return Taken(None, len(left))
 
-    def look(self) -> list[Entry]:
+    def ends(self) -> list[Entry]:
+        """As `look`, without who holds those that are not over: no claim is read."""
+        return self.look(holders=False)
+
+    def look(self, *, holders: bool = True) -> list[Entry]:
         """All entries, by index. Claims not seen before are read, those of entries that are over never."""
         claims: dict[int, int] = {}
         back: set[tuple[int, int]] = set()
@@ -113,7 +123,7 @@ class Queue:
         found = []
         for index in range(self._count):
             number = claims.get(index, 0)
-            read = number and index not in ended and (index, number) not in back
+            read = holders and number and index not in ended and (index, number) not in back
             holder, since = self._holder(index, number) if read else ("", "")
             found.append(Entry(index, number, holder, since, ended.get(index, "")))
         return found

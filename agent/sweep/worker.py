@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
 
+from spotheal.agent.budget import Budget
 from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import ExitCode, Fatal, Retryable, SpothealError
+from spotheal.agent.errors import ExitCode, Fatal, Interrupted, NotFound, Retryable, SpothealError
 from spotheal.agent.finish import POWER_OFF_SECONDS, End, Finishing, cancel, record
 from spotheal.agent.folders import Folders, publish
 from spotheal.agent.handover import HandoverResult
@@ -19,6 +21,7 @@ from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.launch import Launch
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.life import Life, World
+from spotheal.agent.limits import Limits
 from spotheal.agent.names import LAYOUT, TAG_STATE, Phase, VolumeState
 from spotheal.agent.run import run
 from spotheal.agent.status import Status
@@ -29,6 +32,8 @@ from spotheal.agent.volume.heal import Held
 from spotheal.agent.volume.release import create_handover
 
 IDLE_SECONDS_MAX = 300.0  # a run that is interrupted meanwhile is taken at once; after that the machine goes
+VOLUME_SECONDS_MAX = 900.0  # in which a zone that is full, or the account's quota, may have room for a volume again
+SNAPSHOT_SECONDS_MAX = 120.0  # in which a snapshot that a describe does not show may be seen
 _LOOK_SECONDS = 30.0
 _RETRY_SECONDS = 5.0
 
@@ -48,6 +53,15 @@ def entry_of(config: InstanceConfig, index: int) -> InstanceConfig:
 class EntryLife(Life):
     """The life of one run: its end frees the volume and leaves the machine and the fleet alone."""
 
+    _given_back = False
+
+    def hand_over(self) -> None:
+        """Where the interruption does not come true, others may have the run by now: this machine looks for one anew,
+        and does not wait beside them."""
+        super().hand_over()
+        if self._given_back and not self.leaving:
+            self.leaving, self.exit_code = True, ExitCode.INTERRUPTED
+
     def _leave_machine(self, work: Finishing, end: End) -> None:
         if self._world.host.mounted_at(str(self._mount_point)) is not None:
             self._log.error("the run's volume is still mounted, and so stays attached", volume=work.volume)
@@ -66,7 +80,7 @@ class EntryLife(Life):
         if self._config.index is None or not (result.snapshot and result.detached):
             return
         try:
-            give_back(self._sources, self._config.index, self._clock)
+            self._given_back = give_back(self._sources, self._config.index, self._here.instance, self._clock)
         except SpothealError as error:  # then it is taken when this machine is seen to end
             self._log.warning("the run is not given back", error=error.message)
 
@@ -98,6 +112,14 @@ class Worker:
         self._here = world.metadata.identity(progress=lambda why: self._log.warning(why))
         self._queue = Queue(self._store, config.entries, self._here.instance, world.clock)
         self._idle_since: float | None = None
+        self._limits = self._limits_of(config)
+
+    def _limits_of(self, config: InstanceConfig) -> Limits:
+        """Hours alone: dollars are each run's own."""
+        ledger = Ledger(self._store, self._clock, self._here.instance, self._here.zone)
+        began = config.requested_at
+        budget = Budget(Decimal(0), self._store, ledger, self._here, self._clock, self._log, began)
+        return Limits(config.job.limits.hours, 0.0, began, budget, self._clock, self._log, lambda message: None)
 
     def work(self) -> ExitCode:
         """Until every run is over, or this machine goes away."""
@@ -135,10 +157,15 @@ class Worker:
         store = Store(self._world.s3, config.store)
         self._log.info("taking a run of the sweep", index=index, of=self._config.entries, run=config.run)
         self._world.logs.bind(run=config.run)
+        if reason := self._limits.hours_reached():  # no volume and no clone for what ends at once
+            self._end_entry(config, store, End(Phase.LIMIT, reason))
+            return ExitCode.OK
         try:
-            volume.make(self._cloud, store, config, self._here.zone)
-        except Fatal as error:  # a snapshot that is gone, no permission: this run ends, the others go on
-            self._queue.end(index, Phase.SETUP_FAILED, str(error))
+            why = self._make_volume(config, store)
+        except Interrupted:
+            return ExitCode.INTERRUPTED
+        if why:  # this run ends, the others go on
+            self._end_entry(config, store, End(Phase.SETUP_FAILED, why))
             return ExitCode.OK
         self._hand_parameters(index)
         logs = self._world.logs.anew()
@@ -148,6 +175,39 @@ class Worker:
         if phase in {one.value for one in Phase if one.is_end}:
             self._queue.end(index, Phase(phase), str(status.get("reason") or ""))
         return code
+
+    def _make_volume(self, config: InstanceConfig, store: Store) -> str:
+        """"" where the run has its volume, else why it cannot be made. Interrupted where this machine stops."""
+        began, told = self._clock.monotonic(), ""
+        while True:
+            try:
+                volume.make(self._cloud, store, config, self._here.zone)
+                return ""
+            except Fatal as error:
+                return str(error)
+            except SpothealError as error:
+                seconds_max = SNAPSHOT_SECONDS_MAX if isinstance(error, NotFound) else VOLUME_SECONDS_MAX
+                if self._clock.monotonic() - began > seconds_max:
+                    return f"its volume could not be made in {seconds_max / 60:.0f} min: {error}"
+                if error.message != told:
+                    self._log.warning("the run's volume is not made yet; trying again", error=error.message)
+                    told = error.message
+            if self._clock.sleep(_RETRY_SECONDS, until=self._world.asked_to_stop):
+                raise Interrupted("this machine goes away")
+
+    def _end_entry(self, config: InstanceConfig, store: Store, end: End) -> None:
+        """The end of a run that did not come to life here, where its other ends are read, too."""
+        assert config.index is not None
+        self._log.error("the run ends", index=config.index, phase=end.phase.value, reason=end.reason)
+        phase, reason = self._status(store, config.run).end(end.phase, end.reason)
+        self._queue.end(config.index, phase, reason)
+
+    def _status(self, store: Store, run: str) -> Status:
+        here = self._here
+        return Status(
+            store, self._clock, self._log, job=self._config.job.job.name, run=run, instance=here.instance,
+            instance_type=here.instance_type, zone=here.zone, revision=self._config.revision,
+        )  # fmt: skip
 
     def _hand_parameters(self, index: int) -> None:
         """The entry's parameters, as JSON, where the contract says that a trainer finds them."""
@@ -187,7 +247,7 @@ class Worker:
 
     def _end_sweep(self) -> None:
         """Every run is over: say so, and cancel the fleet, last. Two instances may do it at once: it is the same."""
-        entries = self._queue.look()
+        entries = self._queue.ends()
         missed = [entry.index for entry in entries if entry.ended != "done"]
         reason = f"{len(entries) - len(missed)} of {len(entries)} runs are done"
         if missed:
@@ -195,12 +255,7 @@ class Worker:
             reason += f"; failed: {shown}"
         end = End(Phase.FAILED if missed else Phase.DONE, reason)
         self._log.info("the sweep is over", phase=end.phase.value, reason=reason)
-        job, here = self._config.job.job.name, self._here
-        status = Status(
-            self._store, self._clock, self._log,
-            job=job, run=self._config.run, instance=here.instance, instance_type=here.instance_type, zone=here.zone,
-            revision=self._config.revision,
-        )  # fmt: skip
+        here, status = self._here, self._status(self._store, self._config.run)
         ledger = Ledger(self._store, self._clock, here.instance, here.zone)
         work = Finishing(
             store=self._store, cloud=self._cloud, clock=self._clock, ledger=ledger, status=status, log=self._log,

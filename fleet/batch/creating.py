@@ -141,7 +141,7 @@ def make_plan(session: Session, job: JobConfig, root: StoreUrl, clock: Clock, vp
     wanted = [documents.environment(job, names, where, spot=True)]
     wanted += [documents.environment(job, names, where, spot=False)] if job.batch.on_demand else []
     steps += _environment_steps(session, names, wanted)
-    steps += _queue_steps(session, documents.queue(names, [one["computeEnvironmentName"] for one in wanted]))
+    steps += _queue_steps(session, names, documents.queue(names, [one["computeEnvironmentName"] for one in wanted]))
     steps += _definition_steps(session, names, documents.definition(job, names, where))
     prices = image.prices(session, job, tuple(found.subnets), clock)
     return Plan(names, session.region, session.account, tuple(steps), prices, tuple(notes))
@@ -174,17 +174,20 @@ def _environment_steps(session: Session, names: Names, wanted: list[Document]) -
         _check_ours(found, "compute environment", document["computeEnvironmentName"], names)
         if found["status"] == "INVALID":
             raise Conflict(_invalid(found), next_step=f"correct it, `fleetctl batch delete {names.job}`, then create")
+        _check_stays(found, "compute environment", document["computeEnvironmentName"], names)
         if found["state"] != "ENABLED" or documents.differs(update_of(document)["computeResources"],
                                                             found["computeResources"]):  # fmt: skip
             steps.append(MakeEnvironment(document, update=True))
     return steps
 
 
-def _queue_steps(session: Session, document: Document) -> list[Step]:
+def _queue_steps(session: Session, names: Names, document: Document) -> list[Step]:
     with translated("look for the job queue"):
         found = session.client("batch").describe_job_queues(jobQueues=[document["jobQueueName"]])["jobQueues"]
     if not found:
         return [MakeQueue(document)]
+    _check_ours(found[0], "job queue", document["jobQueueName"], names)
+    _check_stays(found[0], "job queue", document["jobQueueName"], names)
     there = {**found[0], "computeEnvironmentOrder": [
         {**one, "computeEnvironment": one["computeEnvironment"].rpartition("/")[2]}
         for one in found[0]["computeEnvironmentOrder"]]}  # fmt: skip
@@ -228,6 +231,12 @@ def _check_ours(found: dict[str, Any], what: str, name: str, names: Names) -> No
     if not is_ours(found, names):
         raise Conflict(f"there is a {what} {name} that fleetctl has not made",
                        next_step="delete or rename it, or give the job another name")  # fmt: skip
+
+
+def _check_stays(found: dict[str, Any], what: str, name: str, names: Names) -> None:
+    if found["status"] in ("DELETING", "DELETED"):
+        raise Conflict(f"{what} {name} is being deleted", next_step=f"`fleetctl batch delete {names.job}` waits for"
+                       " its end, then create")  # fmt: skip
 
 
 def is_ours(found: dict[str, Any], names: Names) -> bool:

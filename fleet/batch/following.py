@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,9 @@ from spotheal.fleet.session import Session
 POLL_SECONDS = 3.0
 LAST_WORDS = 15
 _SHOWN = 5  # failed children whose last words are told
+_THROTTLED_MAX = 30  # rounds in a row, a second each
+_UNKNOWN_SECONDS = 60.0  # a job that was just submitted may not be described yet
+_UNLISTED_LOOKS = 10  # at an array that has ended, for children that are counted and not listed yet
 _WAITS_SECONDS = 120.0  # RUNNABLE for so long: why is said
 
 
@@ -35,6 +37,7 @@ class Followed:
         self._tail = Tail(self.session, self.names.log_group)
         self._children: dict[str, str] = {}  # id -> the state that was read last
         self._mark: tuple[Any, ...] = ()
+        self._unlisted = 0  # looks in a row at which not every child that has ended was listed
         self._said = ""
         self._runnable_since: float | None = None
         self._told_waiting = False
@@ -44,10 +47,16 @@ class Followed:
         began = self.clock.monotonic()
         job: dict[str, Any] | None = None
         while True:
-            with suppress(Retryable):  # throttled, a network that is down: the next look sees it all
+            try:
                 job = self.look()
+            except Retryable:  # throttled, a network that is down: the next look sees it all
+                pass
+            except NotFound:
+                if job is not None or self.clock.monotonic() - began > _UNKNOWN_SECONDS:
+                    raise
             self._give()
-            if job is not None and job["status"] in jobs.ENDS and self._tail.is_over:
+            is_told = self._tail.is_over and not 0 < self._unlisted < _UNLISTED_LOOKS
+            if job is not None and job["status"] in jobs.ENDS and is_told:
                 break
             if seconds_max is not None and self.clock.monotonic() - began >= seconds_max:
                 raise WaitTimedOut(f"the job has not ended after {seconds_max:.0f} s; it goes on",
@@ -60,10 +69,16 @@ class Followed:
         return job
 
     def once(self) -> None:
-        """All lines that there are now."""
+        """All lines that there are now. Retryable where CloudWatch does not let itself be read."""
         self.look()
-        while self._give():
-            continue
+        fruitless = 0
+        while (given := self._give()) or self._tail.is_behind:
+            fruitless = fruitless + 1 if self._tail.is_throttled and not given else 0
+            if fruitless > _THROTTLED_MAX:
+                raise Retryable("not all lines could be read: CloudWatch Logs is throttled",
+                                next_step="the same command again in a minute")  # fmt: skip
+            if fruitless:
+                self.clock.sleep(1.0)
 
     def come_back(self) -> str:
         job = self.names.job
@@ -82,8 +97,12 @@ class Followed:
         if not jobs.size_of(job):
             self._tail.see_attempts(jobs.streams_of(job), job["status"] in jobs.ENDS)
         elif jobs.mark(job) != self._mark or job["status"] not in jobs.ENDS:
-            self._see_children(jobs.counts(job))
-            self._mark = jobs.mark(job)
+            counts = jobs.counts(job)
+            self._see_children(counts)
+            listed = [sum(there == state for there in self._children.values()) for state in jobs.ENDS]
+            is_whole = all(known >= counts[state] for known, state in zip(listed, jobs.ENDS, strict=True))
+            self._unlisted = 0 if is_whole else self._unlisted + 1
+            self._mark = jobs.mark(job) if is_whole else ()
         return job
 
     def _see_children(self, counts: dict[str, int]) -> None:

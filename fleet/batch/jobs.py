@@ -33,13 +33,27 @@ class Stream:
 
 
 def document_of(run: Run) -> dict[str, Any]:
-    """What `submit` has written of the run's job at Batch; NotFound where the run was not submitted there."""
+    """What `submit` has written of the run's job at Batch: of a submission that was cut short, of the one before it.
+
+    NotFound where the run was not submitted there.
+    """
     found = run.fleet_document()
     batch = found.get("batch")
-    if found.get("engine") != "batch" or not isinstance(batch, dict) or not batch.get("job_id"):
+    batch = batch if found.get("engine") == "batch" and isinstance(batch, dict) else {}
+    known = [one for one in (*batch.get("earlier", []), batch.get("job_id")) if one]
+    if not known:
         raise NotFound(f"run {run.id} of job {run.job} was not submitted to AWS Batch",
                        next_step=f"`fleetctl status {run.job}`, or `fleetctl batch submit`")  # fmt: skip
-    return batch
+    return {**batch, "job_id": known[-1]}
+
+
+def lost_one(session: Session, run: Run) -> str:
+    """The id of a job whose submission was cut short before its id was noted; "" where there is none at work."""
+    batch = run.fleet_document().get("batch") or {}
+    if batch.get("job_id") or not batch.get("job_name"):
+        return ""
+    found = (one for one in open_jobs(session, str(batch["queue"])) if one["jobName"] == batch["job_name"])
+    return next((str(one["jobId"]) for one in found), "")
 
 
 def describe(session: Session, ids: Iterable[str]) -> dict[str, dict[str, Any]]:

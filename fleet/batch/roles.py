@@ -90,8 +90,9 @@ def make(session: Session, step: MakeRole) -> None:
             iam.put_role_policy(RoleName=name, PolicyName=INLINE, PolicyDocument=step.inline)
     if step.profile:
         _once(f"create instance profile {name}", lambda: iam.create_instance_profile(InstanceProfileName=name))
+        # A profile has one role: that it is full says that ours is in it. Of a role it says that there are too many.
         _once(f"add role {name} to its instance profile", lambda: iam.add_role_to_instance_profile(
-            InstanceProfileName=name, RoleName=name))  # fmt: skip
+            InstanceProfileName=name, RoleName=name), "LimitExceeded")  # fmt: skip
 
 
 def delete(session: Session, names: Names) -> list[str]:
@@ -113,11 +114,11 @@ def _found(what: str, call: Callable[[], Any]) -> Any:
         raise
 
 
-def _once(what: str, call: Callable[[], Any]) -> None:
+def _once(what: str, call: Callable[[], Any], already: str = "EntityAlreadyExists") -> None:
     """There already is made."""
     try:
         with translated(what):
             call()
     except SpothealError as error:
-        if error.code not in ("EntityAlreadyExists", "LimitExceeded"):
+        if error.code not in ("EntityAlreadyExists", already):
             raise

@@ -36,7 +36,8 @@ def gather(session: Session, run: Run) -> dict[str, Any]:
         document["attempts"] = len(job.get("attempts") or []) + (job["status"] in ("STARTING", "RUNNING"))
         document["failed"] = [_failed(job)] if job["status"] == "FAILED" else []
         document["waiting_for"] = job.get("statusReason") if job["status"] == "RUNNABLE" else None
-        if document["size"]:  # a list of one
+        if document["size"]:  # a list of one, whose job is no array
+            document["failed"] = [{**row, "index": 0} for row in document["failed"]]
             _ask(run, document["failed"])
         return document
     ids = jobs.children(session, str(asked["job_id"]), "FAILED") if document["counts"]["FAILED"] else []
@@ -68,7 +69,7 @@ def settle(run: Run, document: dict[str, Any], clock: Clock) -> bool:
     changed = False
     if not document["size"]:
         changed = _end(run.store, "failed at AWS Batch: " + _reason(document), clock)
-    for row in document["failed"] if document["size"] > 1 else []:
+    for row in document["failed"] if document["size"] else []:
         marks = run.store.keys(f"queue/{row['index']:05d}.")
         if any(mark.endswith((".done", ".failed")) for mark in marks):
             continue

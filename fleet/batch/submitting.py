@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from spotheal.agent.aws import translated
 from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.config import JobConfig
-from spotheal.agent.errors import ConfigError, Conflict, NotFound, Retryable
+from spotheal.agent.errors import ConfigError, Conflict, NotFound, Retryable, SpothealError
 from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase, StoreUrl, new_run_id
 from spotheal.agent.store import Store
@@ -136,6 +136,7 @@ def prepare(
         generation, entries = _resumed(session, found, entries)
         run, listed_in = found.id, listed_in or str((found.store.get_json(LAYOUT.sweep) or {}).get("source") or "")
     beside = (job_file, *([Path(listed_in)] if listed_in and not listed_in.startswith("s3://") else []))
+    _check_arrays(session, depends_on, len(entries or ()))
     source = repository.resolve(job, job_file.resolve().parent, ours=beside, allow_paths=allow_paths)
     store = root.below(job.job.name, run)
     count = len(entries) if entries is not None else 0
@@ -162,8 +163,12 @@ def _resumed(
 ) -> tuple[int, list[dict[str, Any]] | None]:
     """The next generation, and the list that the run began with. Conflict where it is at work, or all is done."""
     document = jobs.document_of(run)
-    there = jobs.describe(session, [str(document["job_id"])]).get(str(document["job_id"]))
+    job_id = jobs.lost_one(session, run) or str(document["job_id"])
+    there = jobs.describe(session, [job_id]).get(job_id)
     if there is not None and there["status"] not in jobs.ENDS:
+        if job_id != document["job_id"]:  # `batch logs` and `batch cancel` know it from now on
+            stored = run.fleet_document()
+            run.store.put_json(LAYOUT.fleet_document, {**stored, "batch": {**stored["batch"], "job_id": job_id}})
         raise Conflict(f"run {run.id} is at work: {there['status']}",
                        next_step=f"`fleetctl batch logs {run.job} -f` follows it")  # fmt: skip
     if (run.store.read_status() or {}).get("phase") == Phase.DONE.value:
@@ -177,7 +182,7 @@ def _resumed(
 
 def dependencies(session: Session, root: StoreUrl, text: str) -> list[dict[str, str]]:
     """Of `JOB`, `JOB:N_TO_N`, `SEQUENTIAL` or `JOB:SEQUENTIAL`; JOB is an id of Batch's, or the name of a job whose
-    newest run is meant."""
+    newest run is meant. NotFound where there is no such job, Conflict where it has failed."""
     name, _, kind = text.partition(":")
     kind = kind.upper()
     if not kind and name.upper() == "SEQUENTIAL":
@@ -190,7 +195,29 @@ def dependencies(session: Session, root: StoreUrl, text: str) -> list[dict[str, 
     job_id = name
     if len(name) != 36:
         job_id = str(jobs.document_of(runs.find(session.client("s3"), root, name))["job_id"])
+    there = jobs.describe(session, [job_id]).get(job_id)
+    if there is None:
+        raise NotFound(f"--depends-on {text!r}: AWS Batch knows no job {job_id} in {session.region}",
+                       next_step="it keeps a job for a week after its end; what is done need not be waited for")
+    if there["status"] == "FAILED":
+        raise Conflict(f"--depends-on {text!r}: job {job_id} has failed, and what depends on it would fail with it",
+                       next_step=f"`fleetctl batch submit --resume` where {name} is; depend on that one")  # fmt: skip
     return [{"jobId": job_id, **({"type": kind} if kind else {})}]
+
+
+def _check_arrays(session: Session, depends_on: Iterable[Mapping[str, str]], size: int) -> None:
+    """ConfigError where a dependency is between children, and not both are arrays of one size."""
+    here = f"an array of {size}" if size > 1 else "no array"
+    for one in depends_on:
+        if one.get("type") == "SEQUENTIAL" and size < 2:
+            raise ConfigError("--depends-on SEQUENTIAL: child after child, and this job is no array",
+                              next_step="leave it out, or give a list of two entries at least")  # fmt: skip
+        if one.get("type") == "N_TO_N":
+            other = jobs.size_of(jobs.describe(session, [one["jobId"]]).get(one["jobId"]) or {})
+            if other != size or size < 2:
+                there = f"an array of {other}" if other else "no array"
+                raise ConfigError(f"--depends-on {one['jobId']}:N_TO_N: child i after child i, and that job is {there},"
+                                  f" this one {here}", next_step="leave :N_TO_N out, or give lists of one size")
 
 
 # -------------------------------------------------------------------------------------------------------------- sending
@@ -205,7 +232,15 @@ def send(session: Session, order: Order, clock: Clock, say: Say) -> str:
             bundle = repository.write_bundle(order.source, Path(scratch) / "repository.bundle")
             store.put_file(LAYOUT.repository_bundle, bundle)
     request = order.request()
-    job_id = _submit(session, order, request)
+    try:
+        job_id = _submit(session, order, request)
+    except Retryable:
+        raise
+    except SpothealError as error:  # the run is there already: it must not look as if it were about to begin
+        reason = f"AWS Batch has refused it: {error.message}"
+        status = {**_status(order, clock, {}), "phase": Phase.SETUP_FAILED.value, "reason": reason}
+        store.write_status(status)
+        raise
     _write_fleet(store, order, request, job_id)
     return job_id
 

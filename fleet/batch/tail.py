@@ -1,8 +1,9 @@
 """CloudWatch's log streams of a job's attempts, read so that each line is given once and none is lost.
 
 A stream is read from its first line on, page by page; the token of the last page is kept, and the same token again
-means that there is nothing new yet. A stream appears some seconds after its container has started, and lines come some
-seconds after they were written, so those of a job that has ended are looked for a while longer.
+means that there is nothing new yet. An empty page does not: CloudWatch gives some on the way to the lines. A stream
+appears some seconds after its container has started, and lines come some seconds after they were written, so those of a
+job that has ended are looked for a while longer.
 Source: CloudWatch Logs API reference, GetLogEvents.
 """
 
@@ -18,6 +19,7 @@ from spotheal.fleet.batch.jobs import Stream
 from spotheal.fleet.session import Session
 
 CALLS_A_ROUND = 40  # GetLogEvents may be called 25 times a second in an account; other people read logs, too
+PAGES_A_VISIT = 20  # of one stream, before the others have their turn
 QUIET_ROUNDS = 3  # after the end of an attempt, so often without a new line
 
 
@@ -27,7 +29,6 @@ class _Reading:
     token: str = ""
     ended: bool = False
     quiet: int = 0
-    lines: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -45,8 +46,9 @@ class Tail:
 
     def __init__(self, session: Session, group: str) -> None:
         self._session, self._group = session, group
-        self._all: dict[str, _Reading] = {}
-        self._next = 0
+        self._all: dict[str, _Reading] = {}  # whose turn comes first is first
+        self._quiet_visits = 0  # in a row, of streams that had nothing new
+        self.is_throttled = False  # in the last round
 
     def see(self, streams: Iterable[Stream], ended: bool) -> None:
         """These streams exist or will; `ended`: nothing writes to them any more."""
@@ -65,6 +67,11 @@ class Tail:
         """Whether every stream has ended and been quiet since."""
         return all(reading.is_over for reading in self._all.values())
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether a stream may have lines by now that were not given: not all have been found empty since the last."""
+        return self._quiet_visits < sum(not reading.is_over for reading in self._all.values())
+
     def last_lines(self, stream: Stream, count: int) -> list[str]:
         """The end of one stream; nothing where it cannot be read."""
         try:
@@ -74,36 +81,37 @@ class Tail:
         return [str(one["message"]) for one in answer["events"]][-count:]
 
     def read(self) -> Iterator[Line]:
-        """New lines of all streams, those of one together. A throttled call is made again in the next round."""
-        waiting = [reading for reading in self._all.values() if not reading.is_over]
-        waiting = waiting[self._next % len(waiting) :] + waiting[: self._next % len(waiting)] if waiting else []
-        calls = 0
-        for number, reading in enumerate(waiting):
-            if calls >= CALLS_A_ROUND:
-                self._next += number
-                return
-            while True:
-                calls += 1
-                try:
-                    page = self._page(reading)
-                except Retryable:
+        """A round: new lines of streams, those of one together. What is throttled, or too much for a round, comes in
+        the next one."""
+        self.is_throttled, calls = False, 0
+        for reading in [one for one in self._all.values() if not one.is_over]:
+            pages, is_end = 0, False
+            while pages < PAGES_A_VISIT and not is_end:
+                if calls >= CALLS_A_ROUND and not pages:
                     return
-                yield from page
-                if not page:
-                    break
-        self._next = 0
+                calls, pages = calls + 1, pages + 1
+                try:
+                    lines, is_end = self._page(reading)
+                except Retryable:
+                    self.is_throttled = True
+                    return
+                self._quiet_visits = 0 if lines else self._quiet_visits
+                yield from lines
+            self._quiet_visits = self._quiet_visits + 1 if is_end else 0
+            self._all[reading.stream.name] = self._all.pop(reading.stream.name)
 
-    def _page(self, reading: _Reading) -> list[Line]:
-        """The next page; nothing at the end for now."""
+    def _page(self, reading: _Reading) -> tuple[list[Line], bool]:
+        """The next page, and whether there is nothing behind it for now: only the same token again says so."""
         try:
             more = {"nextToken": reading.token} if reading.token else {}
             answer = self._get(reading.stream.name, startFromHead=True, **more)
         except NotFound:
-            answer = {"events": [], "nextForwardToken": reading.token}
-        events, reading.token = answer["events"], str(answer["nextForwardToken"] or reading.token)
-        reading.quiet = 0 if events else reading.quiet + 1
-        reading.lines += len(events)
-        return [Line(reading.stream.label, str(event["message"])) for event in events]
+            reading.quiet += 1
+            return [], True
+        before, reading.token = reading.token, str(answer["nextForwardToken"] or reading.token)
+        events, is_end = answer["events"], reading.token == before
+        reading.quiet = reading.quiet + 1 if is_end and not events else 0
+        return [Line(reading.stream.label, str(event["message"])) for event in events], is_end
 
     def _get(self, stream: str, **arguments: Any) -> dict[str, Any]:
         try:

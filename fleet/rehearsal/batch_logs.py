@@ -1,7 +1,7 @@
 """CloudWatch Logs as far as containers of Batch need it: groups, streams that appear late, pages by tokens.
 
 Source: CloudWatch Logs API reference, GetLogEvents: a token that comes back unchanged says that the end is reached, for
-now; a stream is there when its first event has come.
+now; a stream is there when its first event has come. A page "might be only partially full, or even empty".
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class CloudWatchLogs:
     def __init__(self, arn: str, throttled: Callable[[str], bool] = lambda operation: False) -> None:
         self._arn, self._throttled = arn, throttled
         self.groups: dict[str, Group] = {}
+        self.empty_pages = 0  # so many come before each page that is not
         self._lock = threading.Lock()
 
     def write(self, group: str, stream: str, moment: int, lines: list[str]) -> None:
@@ -84,11 +85,15 @@ class CloudWatchLogs:
         if not token and not params.get("startFromHead"):
             start = max(0, len(stream) - PAGE)
         else:
-            start = int(token.partition("/")[2] or 0) if token else 0
+            start = int(token.split("/")[1] or 0) if token else 0
+        empty = int((token.split("/") + ["0"] * 3)[2])
+        if self.empty_pages and empty < self.empty_pages:
+            return {"events": [], "nextForwardToken": f"f/{start}/{empty + 1}", "nextBackwardToken": f"b/{start}"}
         end = min(len(stream), start + min(int(params.get("limit") or PAGE), PAGE))
         return {"events": [{"timestamp": moment, "message": text, "ingestionTime": moment}
                            for moment, text in stream[start:end]],
-                "nextForwardToken": f"f/{end}", "nextBackwardToken": f"b/{start}"}  # fmt: skip
+                "nextForwardToken": token if token and end == start else f"f/{end}",
+                "nextBackwardToken": f"b/{start}"}  # fmt: skip
 
     def _group(self, params: Mapping[str, Any]) -> Group:
         if params["logGroupName"] not in self.groups:

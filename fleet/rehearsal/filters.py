@@ -11,6 +11,7 @@ from typing import Any
 
 from spotheal.fleet.rehearsal.world import ApiError
 
+FILTER_VALUES_MAX = 200
 Item = dict[str, Any]
 Field = Callable[[Item], Iterable[object]]
 
@@ -55,7 +56,11 @@ def select(
     items: Iterable[Item], filters: Iterable[Mapping[str, Any]] | None, fields: Mapping[str, Field]
 ) -> list[Item]:
     """The items that match all filters; a filter with an unknown name is an error, as at EC2."""
-    tests = [_test(str(one.get("Name", "")), one.get("Values") or [], fields) for one in filters or []]
+    filters = list(filters or [])
+    if sum(len(one.get("Values") or []) for one in filters) > FILTER_VALUES_MAX:
+        said = f"The maximum number of filter values specified on a single call is {FILTER_VALUES_MAX}"
+        raise ApiError("FilterLimitExceeded", said)
+    tests = [_test(str(one.get("Name", "")), one.get("Values") or [], fields) for one in filters]
     return [item for item in items if all(test(item) for test in tests)]
 
 

@@ -14,12 +14,14 @@ from spotheal.agent.aws import translated
 from spotheal.agent.errors import ConfigError, NotFound
 from spotheal.agent.instance_config import ENTRIES_MAX
 from spotheal.agent.names import StoreUrl
-from spotheal.training import hyperparameters
+from spotheal.fleet.table import printable
+from spotheal.training import hyperparameters, yaml_list
 
 if TYPE_CHECKING:
     from spotheal.fleet.session import Session
 
 BYTES_MAX = 4 << 20
+VALUES_MAX = 4 << 20  # aliases make ever so many of a few lines
 Entry = dict[str, Any]
 
 
@@ -33,7 +35,7 @@ def parse(text: str, source: str) -> list[Entry]:
     import yaml
 
     try:
-        document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        document = _from_json(text) or yaml_list.load(text)
     except yaml.YAMLError as fault:
         mark = getattr(fault, "problem_mark", None)
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
@@ -50,6 +52,9 @@ def parse(text: str, source: str) -> list[Entry]:
     if len(document) > ENTRIES_MAX:
         raise ConfigError(f"{source}: {len(document)} entries; at most {ENTRIES_MAX} in one sweep",
                           next_step="cut the list in several sweeps, each a job of its own name")  # fmt: skip
+    if _has_more_values(document, VALUES_MAX):
+        raise ConfigError(f"{source}: its aliases make more than {VALUES_MAX} values of it",
+                          next_step=f"write {source} without aliases")  # fmt: skip
     faults = [f"{source}: entry {index}: {wrong}" for index, one in enumerate(document) if (wrong := _fault(one))]
     if faults:
         raise ConfigError(_some(faults), next_step=f"correct {source}")
@@ -96,19 +101,37 @@ def _fault(entry: Any) -> str:
     strange = [key for key in entry if not isinstance(key, str)]
     if strange:
         return f"the name {strange[0]!r} must be text"
-    try:
-        json.dumps(entry, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        name = next((key for key, value in entry.items() if not _is_json(value)), "")
-        return f"{name}: must be numbers, text, true, false, null, or lists and mappings of those"
+    if not _is_json(entry):
+        name = next((key for key, value in entry.items() if not _is_json(value)), "a name")
+        return f"{printable(name)}: must be numbers, text, true, false, null, or lists and mappings of those"
     return ""
+
+
+def _from_json(text: str) -> Any:
+    """None where it is none. YAML's reader does not know the pairs of escapes in which JSON writes an emoji."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _has_more_values(document: Any, most: int) -> bool:
+    count, left = 0, [document]
+    while left and count <= most:
+        one = left.pop()
+        inner = list(one.values()) if isinstance(one, dict) else one if isinstance(one, list) else []
+        count += 1 + len(inner)
+        left += inner
+    return count > most
 
 
 def _is_json(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     try:
-        json.dumps(value, allow_nan=False)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()  # half of a character is text to Python alone
     except (TypeError, ValueError, RecursionError):
         return False
     return True

@@ -66,6 +66,11 @@ class SweepRegion(LifeRegion):
         key = f"digits/{RUN}/{LAYOUT.status}"
         return next((json.loads(body) for found, body in self.bodies(key) if found == key), {})
 
+    def status_of(self, index: int) -> dict[str, Any]:
+        """Of one run."""
+        key = f"digits/{RUN}/{LAYOUT.entry(index)}/{LAYOUT.status}"
+        return next((json.loads(body) for found, body in self.bodies(key) if found == key), {})
+
     def instances_left(self) -> int:
         states = [one.state for one in self.rules.world.instances.all() if one.fleet == self.fleet]
         return sum(state not in ("terminated", "shutting-down") for state in states)

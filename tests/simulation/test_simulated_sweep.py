@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from simulated_life import JOB
 from simulated_sweep import RUN, STEPS, SweepRegion, some_machine
 
+from spotheal.agent.clock import rfc3339
+from spotheal.agent.config import parse_job
+from spotheal.agent.errors import CapacityError, Retryable
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.store import Store
+from spotheal.agent.sweep import worker
 from spotheal.fleet.runs import Run
 from spotheal.fleet.sweep import retry
 
@@ -53,6 +60,57 @@ def test_a_run_that_fails_ends_alone_and_the_sweep_names_it() -> None:
         assert status["phase"] == "failed"
         assert status["reason"] == "5 of 6 runs are done; failed: 2"
         assert [region.run_of(volume) for volume in region.volumes_left()] == [f"{RUN}00002"], "its checkpoints stay"
+
+
+def test_a_run_whose_volume_cannot_be_made_ends_alone_within_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It held its machine for ever: the agent was started again, took its own run first, and failed again."""
+    make = worker.volume.make
+
+    def refused(cloud: Any, store: Any, config: Any, zone: str) -> None:
+        if config.index == 1:
+            raise CapacityError("could not create a volume: you have 5 volumes", code="VolumeLimitExceeded")
+        make(cloud, store, config, zone)
+
+    monkeypatch.setattr(worker.volume, "make", refused)
+    with SweepRegion(entries=6, seed=4) as region:
+        region.request_sweep(2)
+        finish(region, 2 * HOUR)
+        assert region.ended() == {**dict.fromkeys(range(6), "done"), 1: "failed"}
+        reason = region.status_of(1)["reason"]
+        assert reason.startswith("its volume could not be made in 15 min: could not create a volume: you have 5")
+        assert region.volumes_left() == []
+
+
+def test_a_volume_that_can_be_made_after_a_while_costs_its_run_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = worker.volume.make
+    with SweepRegion(entries=3, seed=4) as region:
+
+        def late(cloud: Any, store: Any, config: Any, zone: str) -> None:
+            if config.index == 1 and region.time.seconds < 600:
+                raise Retryable("could not create a volume: no room in this zone", code="InsufficientVolumeCapacity")
+            make(cloud, store, config, zone)
+
+        monkeypatch.setattr(worker.volume, "make", late)
+        region.request_sweep(2)
+        finish(region, 2 * HOUR)
+        assert set(region.ended().values()) == {"done"}
+
+
+def test_when_its_hours_are_over_a_sweep_makes_no_more_volumes_and_every_run_says_why() -> None:
+    """Each of the runs that were left made a volume, cloned and set up, to end at its first look at the clock."""
+    with SweepRegion(entries=40, seed=6) as region:
+        job = parse_job({**JOB, "limits": {"hours": 0.1}})
+        region.config = replace(region.config, job=job, requested_at=rfc3339(region.time.now()))
+        region.request_sweep(2)
+        finish(region, HOUR)
+        begun = {entry for _, entry in region.begun}
+        assert 2 <= len(begun) < 20 and set(region.ended()) == set(range(40))
+        assert {region.run_of(one.id) for one in region.rules.world.volumes.all()} <= {
+            f"{RUN}{index:05d}" for index in begun
+        }
+        said = {region.status_of(index)["reason"] for index in range(40) if index not in begun}
+        assert said == {"limits.hours = 0.1 is reached"}
+        assert region.status_of_sweep()["phase"] == "failed"
 
 
 def test_a_run_that_is_begun_again_goes_on_from_its_checkpoint_while_its_machine_trains_another() -> None:
