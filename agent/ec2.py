@@ -17,6 +17,9 @@ from spotheal.agent.names import TAG_EC2_FLEET, TAG_FLEET_REQUEST, TAG_JOB, TAG_
 
 _IOPS_TYPES = ("gp3", "io1", "io2")
 _TAG_VALUE_MAX = 256
+_FILTER_VALUES_MAX = 200  # of all filters of a call
+_UNCERTAIN = ("InternalError", "InternalFailure", "ServerInternal", "ServiceUnavailable", "Unavailable", "500", "502",
+              "503", "504")  # fmt: skip
 _SPOT_REASONS = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")  # codes of StateReason
 
 
@@ -30,6 +33,11 @@ class ZoneMismatch(Conflict):
 
 class TokenUsed(Conflict):
     """The client token was used with other parameters, or for a volume that is gone: take the next attempt."""
+
+
+def was_refused(error: SpothealError) -> bool:
+    """Whether EC2 said that it did not do what was asked; False where nobody knows: no answer, or a server's fault."""
+    return bool(error.code) and error.code not in _UNCERTAIN
 
 
 @dataclass(frozen=True)
@@ -167,7 +175,9 @@ class Ec2:
     def instances(self, instances: Iterable[str]) -> tuple[Instance, ...]:
         """Those of `instances` that the describe shows; by filter, since one unknown id fails a describe by ids."""
         ids = sorted(set(instances))
-        return self._instances([_filter("instance-id", *ids)], f"describe {', '.join(ids)}") if ids else ()
+        parts = [ids[start : start + _FILTER_VALUES_MAX] for start in range(0, len(ids), _FILTER_VALUES_MAX)]
+        found = [self._instances([_filter("instance-id", *part)], f"describe {', '.join(part)}") for part in parts]
+        return tuple(one for part in found for one in part)
 
     def instances_tagged(self, tag: str, value: str) -> tuple[Instance, ...]:
         return self._instances([_filter(f"tag:{tag}", value)], f"list the instances with tag {tag}={value}")
@@ -214,7 +224,7 @@ class Ec2:
             with translated(f"attach {volume} to {instance} as {device}"):
                 self._ec2.attach_volume(VolumeId=volume, InstanceId=instance, Device=device)
         except SpothealError as error:
-            if error.code == "InvalidVolume.ZoneMismatch":
+            if error.code in ("InvalidVolume.ZoneMismatch", "InvalidVolumeID.ZoneMismatch"):
                 raise _as(ZoneMismatch, error) from None
             if "already in use" in error.message and error.code in ("InvalidParameterValue", "InvalidDevice.InUse"):
                 raise _as(DeviceNameTaken, error) from None

@@ -140,10 +140,12 @@ def _parsed(raw: bytes, source: str) -> Any:
             raise BadParams(f"{source} is not JSON: {fault}") from fault
     try:
         import yaml
+
+        from spotheal.training import yaml_list
     except ImportError as fault:
         raise BadParams(f"{source} is not JSON, and PyYAML is not installed",
                         next_step="python -m pip install pyyaml") from fault  # fmt: skip
     try:
-        return yaml.safe_load(text)
+        return yaml_list.load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as fault:
         raise BadParams(f"{source} is no YAML: {str(fault).splitlines()[0]}") from fault
