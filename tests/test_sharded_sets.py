@@ -19,7 +19,8 @@ from spotheal.training.checkpoint import SaveFailed  # noqa: E402
 from spotheal.training.files import Files  # noqa: E402
 from spotheal.training.format import BrokenCheckpoint  # noqa: E402
 from spotheal.training.sharded import ShardedStore  # noqa: E402
-from spotheal.training.sharded_manifest import Manifest  # noqa: E402
+from spotheal.training.sharded_manifest import Manifest, ShardFile  # noqa: E402
+from spotheal.training.sharded_sets import Sets  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -256,3 +257,67 @@ def test_a_state_that_would_need_code_is_refused_with_its_place(store: ShardedSt
     with pytest.raises(SpothealError, match="model/loss is a function"):
         store.save(1, {"model": {"loss": same}})
     assert not store.busy
+
+
+# ------------------------------------------------------------------------------------------------- on several machines
+class OldNames(Files):
+    """Another machine's NFS client: the name of a folder goes on meaning what it meant when it was first looked for."""
+
+    def __init__(self) -> None:
+        self.known: dict[Path, int] = {}
+
+    def create(self, path: Path) -> int:
+        folder = path.parent
+        if folder not in self.known:
+            self.known[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        return os.open(path.name, os.O_RDWR | os.O_CREAT, 0o644, dir_fd=self.known[folder])
+
+
+def committed(sets: Sets, other: Files, step: int) -> Path:
+    """A set of two ranks, the second of which is on another machine."""
+    temporary, files = sets.folder / sets.free(2), []
+    for rank, machine in enumerate((sets.files, other)):
+        fd = machine.create(temporary / Sets.file(rank))
+        machine.truncate(fd, 0)
+        machine.write(fd, b"x" * step, 0)
+        machine.close(fd)
+        files.append(ShardFile(step, "00000000"))
+    return sets.commit(temporary, Manifest(step, tuple(files), {}, None, None))
+
+
+def test_a_machine_that_goes_on_with_old_names_writes_into_no_set_of_before(tmp_path: Path) -> None:
+    sets, other = Sets(tmp_path, 3, Files()), OldNames()
+    paths = [committed(sets, other, step) for step in range(1, 7)]
+    assert [step for step, _ in sets.found()] == [6, 5, 4]
+    assert [(path / Sets.file(1)).read_bytes() for path in paths[3:]] == [b"x" * 4, b"x" * 5, b"x" * 6]
+
+
+def test_that_machine_would_write_into_the_set_before_if_names_came_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checks the check."""
+    monkeypatch.setattr("spotheal.training.sharded_sets.secrets.token_hex", lambda _: "0")
+    sets, other = Sets(tmp_path, 3, Files()), OldNames()
+    first = committed(sets, other, 1)
+    with pytest.raises(FileNotFoundError):
+        committed(sets, other, 2)
+    assert (first / Sets.file(1)).read_bytes() == b"xx"
+
+
+def test_the_name_of_a_broken_set_is_not_used_again(tmp_path: Path) -> None:
+    sets = Sets(tmp_path, 3, Files())
+    broken = committed(sets, Files(), 7)
+    assert sets.set_aside(broken).name == "broken-step-000000007"
+    assert committed(sets, Files(), 7).name == "step-000000007-1"
+
+
+def test_what_a_save_has_left_that_died_is_removed_and_never_written_to_again(tmp_path: Path) -> None:
+    sets = Sets(tmp_path, 3, Files())
+    (tmp_path / ".step.tmp").symlink_to(tmp_path)
+    left = tmp_path / sets.free(2)
+    fd = sets.files.create(left / Sets.file(1))
+    path = committed(sets, Files(), 3)
+    os.write(fd, b"late")
+    os.close(fd)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert (path / Sets.file(1)).read_bytes() == b"xxx"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import sharded_world  # noqa: E402
-from interrupted import EPOCHS, SAMPLES, STEPS, gone, options, saved_step  # noqa: E402
+from interrupted import EPOCHS, SAMPLES, STEPS, environment, gone, options, saved_step  # noqa: E402
 
+from spotheal.agent import contract  # noqa: E402
 from spotheal.training.files import Files  # noqa: E402
 from spotheal.training.sharded import ShardedStore  # noqa: E402
 
@@ -190,6 +192,32 @@ def documented_block(rank: int, size: int, folder: Path, given: dict[str, Any]) 
 def test_the_block_in_the_docs_runs(tmp_path: Path) -> None:
     assert sharded_world.run(tmp_path, 1, documented_block) == [0]
     assert [path.name for path in (tmp_path / "sharded").iterdir()] == ["step-000000000"]
+
+
+def example(rank: int, size: int, folder: Path, given: dict[str, Any]) -> int:
+    """The exit code of the example trainer."""
+    from spotheal.training import example_fsdp
+
+    os.environ.update(environment(folder), AWS_EC2_METADATA_SERVICE_ENDPOINT="http://127.0.0.1:9")
+    os.environ[contract.RESULTS_DIR] = str(folder / "results")
+    os.chdir(folder)
+    try:
+        example_fsdp.main(["--epochs", "1", "--save-every", "3", "--batch-size", "120"])
+    except SystemExit as stopped:
+        return int(str(stopped.code))
+    return 0
+
+
+def test_the_example_to_copy_stops_for_a_notice_and_is_ended_by_another_number_of_ranks(tmp_path: Path) -> None:
+    deadline = datetime.now(timezone.utc) + timedelta(seconds=80)
+    contract.write_atomically(tmp_path / "notice.json", contract.Notice("terminate", deadline).to_json())
+    assert sharded_world.run(tmp_path, 2, example, uninitialized=True) == [75, 75]
+    step = saved_step(tmp_path)
+    assert step
+    gone(tmp_path)
+    assert sharded_world.run(tmp_path, 1, example, uninitialized=True) == [0]
+    assert saved_step(tmp_path) == step + (1440 - 240 * step) // 120, "what two ranks left of the epoch, for one"
+    assert (tmp_path / "results" / "model.safetensors").is_file()
 
 
 def refused(rank: int, size: int, folder: Path, given: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import socket
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import forked  # noqa: E402
 import sharded_world  # noqa: E402
 from interrupted import EPOCHS, SAMPLES, STEPS, gone, options, saved_step  # noqa: E402
 from training_runs import OPTIONS, Place  # noqa: E402
@@ -25,7 +25,9 @@ from training_runs import OPTIONS, Place  # noqa: E402
 from spotheal.agent import contract  # noqa: E402
 from spotheal.agent.errors import ConfigError  # noqa: E402
 from spotheal.training.checkpoint import Store  # noqa: E402
-from spotheal.training.distributed import RankLost, Ranks, world  # noqa: E402
+from spotheal.training.distributed import RankLost, Ranks, apart, sample, world  # noqa: E402
+from spotheal.training.sampler import ExactSampler  # noqa: E402
+from spotheal.training.session import Session, resume  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
 IMPORTS = Path(__file__).resolve().parent.parent / ".ci" / "import_path"
@@ -96,8 +98,7 @@ def run(folder: Path, size: int = 2, notice: dict[int, int] | None = None, secon
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "spotheal.training.session", "interrupted", "torch._dynamo"])
+    context = forked.context()
     arguments = (size, port, folder, notice or {}, seconds_max)
     processes = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(size)]
     for process in processes:
@@ -214,7 +215,46 @@ def test_the_trainer_goes_on_alone_where_two_ranks_were_stopped(tmp_path: Path) 
     assert 0 < rates[0] < 1e-3, "that of one rank, after half of the run"
 
 
+def each_for_itself(rank: int, size: int, folder: Path, given: dict[str, Any]) -> int:
+    """Ranks that no collective of the training brings together."""
+    import interrupted
+
+    torch.manual_seed(7)
+    model = interrupted.network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    loop = resume(Session(**options(folder, "4")), model=model, optimizer=optimizer)
+    inputs, targets = interrupted.dataset()[: 2 + 20 * rank]
+    for _ in range(5):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        loop.after_step()
+    return loop.step
+
+
+def test_ranks_that_train_each_a_model_of_its_own_are_refused_at_the_first_save(tmp_path: Path) -> None:
+    told = sharded_world.run(tmp_path, 2, each_for_itself)
+    assert [one["fault"] for one in told] == ["ConfigError"] * 2
+    assert "rank 1's weights are not those of rank 0" in told[0]["why"]
+    assert not list((tmp_path / "checkpoints").glob("step-*"))
+
+
 # ---------------------------------------------------------------------------------------------------- without others
+def test_a_sampler_of_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the sampler is of 2 ranks, and 1 train"):
+        resume(Session(**options(tmp_path)), sampler=ExactSampler(SAMPLES, world_size=2))
+
+
+def test_weights_may_differ_between_ranks_by_what_kernels_round_and_no_more() -> None:
+    parameters = [torch.full((3, 100), 0.5, dtype=torch.bfloat16), torch.zeros(4), torch.ones(0)]
+    first = sample(parameters)
+    assert [len(values) for values in first] == [64, 4, 0]
+    rounded = [values * 1.004 for values in first]
+    assert apart([first, rounded]) is None
+    assert apart([first, rounded, [first[0] * 1.05, *first[1:]]]) == 2
+    assert apart([first, first[:2]]) == 1
+
+
 def test_several_processes_without_a_group_are_refused() -> None:
     with pytest.raises(ConfigError, match="not initialized"):
         Ranks(environment={"WORLD_SIZE": "2", "RANK": "1"})

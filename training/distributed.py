@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +23,9 @@ from spotheal.agent.errors import ConfigError, SpothealError
 
 T = TypeVar("T")
 SECONDS_MAX = 300.0
+# By how much of the largest value a weight may differ between ranks: other kinds of GPU round otherwise (in bfloat16 by
+# 0.004), and nothing corrects that. Ranks that train without each other are beyond it after some hundred steps.
+APART_MAX = 0.02
 _COLLECTIVE = re.compile(r"gloo|NCCL|TCPStore|c10d|Connection (reset|closed|refused)", re.IGNORECASE)
 
 log = logging.getLogger("spotheal.training")
@@ -173,6 +176,23 @@ class Ranks:
             f" {str(fault).splitlines()[0][:200]}",
             next_step="see the logs of the other ranks; the newest checkpoint is intact",
         )
+
+
+def sample(parameters: Sequence[Any], count: int = 8, values: int = 64) -> list[Any]:
+    """Some values of some of the parameters, from all over them, as float32 on the CPU."""
+    chosen = [one.detach().reshape(-1) for one in parameters[:: max(1, len(parameters) // count)][:count]]
+    return [flat[:: max(1, len(flat) // values)][:values].float().cpu() for flat in chosen]
+
+
+def apart(samples: Sequence[Sequence[Any]]) -> int | None:
+    """The first rank whose `sample` of the model is not that of rank 0: it has a model of its own. None: all agree."""
+    for rank, theirs in enumerate(samples):
+        if [len(other) for other in theirs] != [len(first) for first in samples[0]]:
+            return rank
+        for first, other in zip(samples[0], theirs, strict=True):
+            if len(first) and bool((first - other).abs().max() > APART_MAX * first.abs().max()):
+                return rank
+    return None
 
 
 def on_gpus(device: str = "auto") -> bool:

@@ -27,10 +27,11 @@ from spotheal.agent import contract
 from spotheal.agent.errors import ConfigError, SpothealError
 from spotheal.training import state
 from spotheal.training.checkpoint import Loaded, Outcome, SaveFailed, Store
-from spotheal.training.distributed import Ranks, is_sharded
+from spotheal.training.distributed import Ranks, apart, is_sharded, sample
 from spotheal.training.notice import Watcher
 from spotheal.training.pace import Every, Pace, interruption_seconds, too_slow
 from spotheal.training.report import Metrics, Reporter
+from spotheal.training.sampler import ExactSampler
 
 DIGEST_SAMPLES = 64
 FAILED_SAVES_MAX = 3
@@ -75,6 +76,7 @@ class Session:
         self.store: Any = self._open_store(slots)
         self.watcher = Watcher.from_environment(environment, imds=imds)
         self.next_ids: Callable[[], list[int]] = list  # ids of the next samples, for the digest
+        self.replicated: list[torch.Tensor] = []  # parameters that are to be the same on every rank
         self._pace = Pace(Every.parse(save_every), interruption_seconds(environment, interruption_hours))
         self._rng: Mapping[str, Any] | None = None
         self._mark: str | None = None
@@ -146,6 +148,15 @@ class Session:
             self._listening = True
             self.watcher.__enter__()
 
+    def check_sampler(self, sampler: Any) -> None:
+        """ConfigError where every rank would train on the same samples: as many machines for no step less."""
+        if isinstance(sampler, ExactSampler) and sampler.world_size != self.ranks.size:
+            raise ConfigError(
+                f"the sampler is of {sampler.world_size} ranks, and {self.ranks.size} train: each would not have its"
+                " own share of the samples",
+                next_step=f"ExactSampler(…, rank={self.ranks.rank}, world_size={self.ranks.size}): those of `Ranks()`",
+            )
+
     # ------------------------------------------------------------------------------------------------------------ save
     def after_step(
         self,
@@ -205,7 +216,7 @@ class Session:
 
     def _begin(self, step: int, gather: Callable[[], Any], optimizer: torch.optim.Optimizer | None) -> None:
         began = time.monotonic()
-        tree = {"state": gather(), "rngs": self.ranks.all(state.rng_state())}
+        tree = {"state": gather(), "rngs": self._of_all_ranks(is_last=optimizer is None)}
         if self.store is None:
             return
         mark = state.digest(tree["rngs"][0], self.next_ids())
@@ -217,6 +228,22 @@ class Session:
         log.info("saving step %d, digest %s", step, mark)
         self._pace.begun()
         self._begin_seconds = time.monotonic() - began
+
+    def _of_all_ranks(self, is_last: bool) -> list[Any]:
+        """Each rank's generators. ConfigError where what is to be one model is not: rank 0's alone would be saved.
+
+        With `is_last` that is only said: at a notice and at the end something is better than nothing.
+        """
+        told = self.ranks.all((state.rng_state(), sample(self.replicated) if self.ranks.size > 1 else []))
+        if (other := apart([weights for _, weights in told])) is not None:
+            fault = ConfigError(
+                f"rank {other}'s weights are not those of rank 0: the ranks do not train together",
+                next_step="wrap the model in torch.nn.parallel.DistributedDataParallel, and call that in training",
+            )
+            if not is_last:
+                raise fault
+            log.warning("%s", fault)
+        return [generators for generators, _ in told]
 
     def _learn(self, outcome: Outcome) -> None:
         if self.store is not None:
@@ -258,7 +285,10 @@ class Loop:
         self._optimizer: torch.optim.Optimizer | None = parts.get("optimizer")
         self.sampler: Any = self.parts.get("sampler")
         if self.sampler is not None:
+            session.check_sampler(self.sampler)
             session.next_ids = lambda: list(self.sampler.next_ids(DIGEST_SAMPLES))
+        if isinstance(model := self.parts.get("model"), torch.nn.Module):
+            session.replicated = [one for one in model.parameters() if one.requires_grad]
         tree = session.load(self._gather)
         if tree is not None:
             state.load_parts(self.parts, tree["parts"])

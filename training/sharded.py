@@ -45,10 +45,12 @@ log = logging.getLogger("spotheal.training")
 
 @dataclass(frozen=True)
 class _Save:
-    """A save that has begun. `manifest` on rank 0 alone: it has no files yet. `committing`: all ranks have written."""
+    """A save that has begun, in `folder`. `manifest` on rank 0 alone: it has no files yet. `committing`: all ranks have
+    written."""
 
     step: int
     began: float
+    folder: Path
     work: Future[Any]
     manifest: Manifest | None
     committing: bool = False
@@ -132,7 +134,8 @@ class ShardedStore:
         copy = self._copy = Copy(self._plan, image, writer.parts, [local(tensor) for tensor in later])
         payload = Payload(image, self._plan.layout, self._chunk_bytes, step, own_values, "null")
         manifest = Manifest(step, (), writer.tensors, values, info) if self.ranks.rank == 0 else None
-        self._save = _Save(step, began, self._threads.submit(self._write, payload, copy), manifest)
+        folder = self.folder / writer.folder
+        self._save = _Save(step, began, folder, self._threads.submit(self._write, folder, payload, copy), manifest)
         self._held_seconds = time.monotonic() - began
         return True
 
@@ -163,7 +166,8 @@ class ShardedStore:
             files = tuple(told for told in written if isinstance(told, ShardFile))
             work: Future[Any] = Future()
             if save.manifest is not None:
-                work = self._threads.submit(self._commit, replace(save.manifest, files=files), save.began)
+                manifest = replace(save.manifest, files=files)
+                work = self._threads.submit(self._commit, save.folder, manifest, save.began)
             else:
                 work.set_result(None)
             self._save = replace(save, work=work, committing=True)
@@ -191,13 +195,13 @@ class ShardedStore:
         """End the threads. No collective: a pending save is not committed; `flush` first."""
         self._threads.shutdown()
 
-    def _write(self, payload: Payload, copy: Copy) -> ShardFile | str:
+    def _write(self, folder: Path, payload: Payload, copy: Copy) -> ShardFile | str:
         """This rank's file: what was written, or why it was not."""
         began, copying = time.thread_time(), self._threads.submit(_timed, copy.run)
-        path = self.sets.temporary / Sets.file(self.ranks.rank)
+        path = folder / Sets.file(self.ranks.rank)
         try:
             write_file(self.sets.files, path, payload, copy.checksum)
-            self.sets.files.sync_folder(self.sets.temporary)
+            self.sets.files.sync_folder(folder)
             header = read_header(path)
         except (OSError, BrokenCheckpoint) as fault:
             copying.exception()
@@ -205,10 +209,10 @@ class ShardedStore:
         self._worked_seconds = copying.result() + time.thread_time() - began
         return ShardFile(header.file_bytes, digest_of(header))
 
-    def _commit(self, manifest: Manifest, began: float) -> Outcome:
+    def _commit(self, folder: Path, manifest: Manifest, began: float) -> Outcome:
         size = sum(file.file_bytes for file in manifest.files)
         try:
-            path = self.sets.commit(manifest)
+            path = self.sets.commit(folder, manifest)
         except OSError as fault:
             what = self._failed(manifest.step, {0: fault.strerror or str(fault)})
             return Outcome(manifest.step, time.monotonic() - began, size, None, what)

@@ -10,7 +10,7 @@ Source: the planner and storage interfaces of torch.distributed.checkpoint (`Sto
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,13 @@ class Part:
 class ShardWriter(StorageWriter):
     """One save's storage, for `torch.distributed.checkpoint.save`. `prepare` is called on rank 0, before any stages.
 
-    Afterwards `parts` holds this rank's tensors by their names in the file; on rank 0 `tensors` says where all are.
+    Afterwards `folder` is what it returned, on every rank, and `parts` holds this rank's tensors by their names in the
+    file; on rank 0 `tensors` says where all are.
     """
 
-    def __init__(self, rank: int, prepare: Callable[[], None]) -> None:
+    def __init__(self, rank: int, prepare: Callable[[], str]) -> None:
         self.rank, self._prepare = rank, prepare
+        self.folder = ""
         self.parts: dict[str, torch.Tensor] = {}
         self.tensors: dict[str, Sharded] = {}
 
@@ -75,10 +77,11 @@ class ShardWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        self._prepare()
-        return plans
+        folder = self._prepare()
+        return [replace(plan, storage_data=folder) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        self.folder = plan.storage_data
         results = []
         for item in plan.items:
             part = _part(item, self.rank)

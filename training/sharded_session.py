@@ -60,6 +60,11 @@ class ShardedSession(Session):
             for name, part in parts.items()
         }
 
+    def check_sampler(self, sampler: Any) -> None:
+        """Ranks that share the layers of one replica (tensor parallel) take the same samples on purpose."""
+        if self.ranks.size > 1 and getattr(sampler, "world_size", None) == 1 and self.ranks.rank == 0:
+            log.warning("the sampler is of one rank: each of the %d takes the same samples", self.ranks.size)
+
     def after_step(
         self,
         step: int,

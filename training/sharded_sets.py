@@ -1,9 +1,13 @@
 """Sets of shards as folders: written beside the others under a name no scan finds, committed by one rename.
 
-The order, after which no crash can lose an acknowledged set or show half of one: rename the oldest set to `.step.tmp`,
-fsync the folder; unlink its commit mark, fsync; every rank writes its file, fsync, and fsyncs the set's folder; all
-have told so; the commit mark, fsync, fsync the set's folder; rename to `step-N`, fsync the folder. Files of an old set
-are overwritten in place, so that snapshots of the volume stay small.
+The order, after which no crash can lose an acknowledged set or show half of one: rename the oldest set to a temporary
+name, fsync the folder; unlink its commit mark, fsync; every rank writes its file, fsync, and fsyncs the set's folder;
+all have told so; the commit mark, fsync, fsync the set's folder; rename to `step-N`, fsync the folder. Files of an old
+set are overwritten in place, so that snapshots of the volume stay small.
+
+No name of a folder is ever used twice, not even the temporary one. On several machines the folder is on NFS, whose
+clients go on for up to a minute with what a name meant before (nfs(5), `acdirmax`): a rank that looked for the one
+temporary name would find the set of the save before, which is acknowledged, and overwrite its file in there.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import stat
 from dataclasses import dataclass
@@ -25,6 +30,7 @@ MARK = "commit.json"
 # A step that is saved again (a finished run that is started once more) gets a number behind it: a folder that is not
 # empty cannot be replaced in one step, and the old set is acknowledged.
 _SET = re.compile(r"step-(\d{1,18})(?:-(\d{1,9}))?")
+_TEMPORARY = re.compile(r"\.step(-[0-9a-f]+)?\.tmp")
 
 
 @dataclass(frozen=True)
@@ -34,10 +40,6 @@ class Sets:
     folder: Path
     kept: int
     files: Files
-
-    @property
-    def temporary(self) -> Path:
-        return self.folder / ".step.tmp"
 
     @staticmethod
     def file(rank: int) -> str:
@@ -49,39 +51,43 @@ class Sets:
         ordered = sorted(((int(match[1]), int(match[2] or 0), path) for match, path in matches), reverse=True)
         return [(step, path) for step, _, path in ordered if is_folder(path)]
 
-    def free(self, world: int) -> None:
-        """Make `.step.tmp` ready for files of `world` ranks. OSError where it cannot be; the sets are as they were."""
-        if self.temporary.is_symlink() or (self.temporary.exists() and not is_folder(self.temporary)):
-            self.files.unlink(self.temporary)
-        if not self.temporary.exists():
-            found = [path for _, path in self.found()]
-            if len(found) >= max(self.kept, 2):
-                self.files.rename(found[-1], self.temporary)
-            else:
-                self.temporary.mkdir()
-            self.files.sync_folder(self.folder)
+    def free(self, world: int) -> str:
+        """The name of a folder, ready for files of `world` ranks. OSError where there is none; sets are as they were.
+
+        It is made of the oldest set, or new. What a save has left that failed or died is removed: a rank of a world
+        that is no more may still be writing there.
+        """
+        for path in [path for path in self.folder.iterdir() if _TEMPORARY.fullmatch(path.name)]:
+            _remove(path, self.files)
+        temporary, found = self.folder / f".step-{secrets.token_hex(8)}.tmp", self.found()
+        if len(found) >= max(self.kept, 2):
+            self.files.rename(found[-1][1], temporary)
+        else:
+            temporary.mkdir()
+        self.files.sync_folder(self.folder)
         expected = {self.file(rank) for rank in range(world)}
-        for path in self.temporary.iterdir():
+        for path in temporary.iterdir():
             if path.name not in expected or path.is_symlink():
                 _remove(path, self.files)
-        self.files.sync_folder(self.temporary)
+        self.files.sync_folder(temporary)
+        return temporary.name
 
-    def commit(self, manifest: Manifest) -> Path:
-        """Acknowledge what the ranks have written. OSError where it cannot be: nothing is acknowledged then."""
+    def commit(self, temporary: Path, manifest: Manifest) -> Path:
+        """Acknowledge what the ranks have written there. OSError where it cannot be: nothing is acknowledged then."""
         for rank, told in enumerate(manifest.files):
-            path = self.temporary / self.file(rank)
-            if (size := os.lstat(path).st_size) != told.file_bytes:
+            path = temporary / self.file(rank)
+            if (size := _size(path)) != told.file_bytes:
                 raise OSError(0, f"{path} has {size} bytes here, rank {rank} wrote {told.file_bytes}")
-        mark = self.temporary / MARK
+        mark = temporary / MARK
         fd = self.files.create(mark)
         try:
             self.files.write(fd, manifest.to_bytes(), 0)
             self.files.fsync(fd)
         finally:
             self.files.close(fd)
-        self.files.sync_folder(self.temporary)
+        self.files.sync_folder(temporary)
         final = self._free_name(manifest.step)
-        self.files.rename(self.temporary, final)
+        self.files.rename(temporary, final)
         self.files.sync_folder(self.folder)
         return final
 
@@ -94,9 +100,10 @@ class Sets:
         return aside
 
     def _free_name(self, step: int) -> Path:
-        same = [path.name for other, path in self.found() if other == step]
-        last = max((int(match[2] or 0) for name in same if (match := _SET.fullmatch(name))), default=-1)
-        return self.folder / (f"step-{step:09d}" + (f"-{last + 1}" if same else ""))
+        """One that no set has or, broken, had."""
+        names = (path.name.removeprefix(BROKEN).partition(".")[0] for path in self.folder.iterdir())
+        same = [int(match[2] or 0) for name in names if (match := _SET.fullmatch(name)) and int(match[1]) == step]
+        return self.folder / (f"step-{step:09d}" + (f"-{max(same) + 1}" if same else ""))
 
     def manifest(self, path: Path) -> Manifest:
         """The commit mark of the set at `path`. BrokenCheckpoint or OSError."""
@@ -120,6 +127,15 @@ def is_folder(path: Path) -> bool:
     with contextlib.suppress(OSError):
         return stat.S_ISDIR(os.lstat(path).st_mode)
     return False
+
+
+def _size(path: Path) -> int:
+    """As its writer left it: NFS asks the server at an open, and answers `stat` with what it knew before."""
+    fd = open_regular(path)
+    try:
+        return os.fstat(fd).st_size
+    finally:
+        os.close(fd)
 
 
 def _remove(path: Path, files: Files) -> None:
