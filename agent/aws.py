@@ -32,19 +32,24 @@ _RETRYABLE = {
     "ThrottledException", "RequestThrottled", "RequestThrottledException", "EC2ThrottledException",
     "PriorRequestNotComplete", "BandwidthLimitExceeded",
     "DependencyTimeout", "IncorrectFileSystemLifeCycleState", "IncorrectMountTargetState",
+    "ConcurrentTagAccess", "InvalidState", "InvalidSecurity.RequestHasExpired", "InvalidPaginationToken",
+    "InvalidNextToken", "RetryableError",
 }  # fmt: skip
 _PERMISSION = {
     "UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "AuthFailure", "InvalidClientTokenId",
     "ExpiredToken", "ExpiredTokenException", "SignatureDoesNotMatch", "OptInRequired", "UnrecognizedClientException",
-    "InvalidAccessKeyId", "403",
+    "InvalidAccessKeyId", "MissingAuthenticationToken", "IncompleteSignature", "403",
 }  # fmt: skip
 _CAPACITY = {
     "InsufficientInstanceCapacity", "SpotMaxPriceTooLow", "MaxSpotInstanceCountExceeded", "VcpuLimitExceeded",
     "InstanceLimitExceeded", "VolumeLimitExceeded", "SnapshotLimitExceeded", "MaxSpotFleetRequestCountExceeded",
+    "MaxIOPSLimitExceeded", "ResourceLimitExceeded", "InsufficientCapacity",
     "AttachmentLimitExceeded", "FileSystemLimitExceeded", "ThroughputLimitExceeded", "NetworkInterfaceLimitExceeded",
 }  # fmt: skip
-_CONFLICT = {"PreconditionFailed", "412", "VolumeInUse", "InvalidVolume.ZoneMismatch", "IdempotentParameterMismatch",
-             "FileSystemInUse", "FileSystemAlreadyExists", "MountTargetConflict"}  # fmt: skip
+_CONFLICT = {
+    "PreconditionFailed", "412", "VolumeInUse", "InvalidVolume.ZoneMismatch", "InvalidVolumeID.ZoneMismatch",
+    "IdempotentParameterMismatch", "FileSystemInUse", "FileSystemAlreadyExists", "MountTargetConflict",
+}  # fmt: skip
 _NOT_FOUND = {"NoSuchKey", "NoSuchBucket", "404", "FileSystemNotFound", "MountTargetNotFound"}
 _NEXT_STEP = {
     PermissionDenied: "check who you are with `aws sts get-caller-identity`, and what is needed in docs/permissions.md",

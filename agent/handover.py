@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from spotheal.agent.clock import Clock
-from spotheal.agent.errors import Fatal, Retryable, SpothealError
+from spotheal.agent.errors import Fatal, PermissionDenied, Retryable, SpothealError
 from spotheal.agent.interruption import Interruption, Watcher
 
 BUSY_SECONDS = 5.0  # so long a busy mount point is only asked again,
@@ -173,15 +173,21 @@ def _snapshot(result: HandoverResult, steps: Steps, clock: Clock, watcher: Watch
 def _try_until_the_end(
     result: HandoverResult, steps: Steps, clock: Clock, watcher: Watcher, what: str, do: Callable[[], object]
 ) -> bool:
-    """Whether `do` succeeded; tried again until AWS's time, unless trying again cannot help."""
+    """Whether `do` succeeded; tried again until AWS's time, unless trying again cannot help.
+
+    Credentials are without right for a while where they are new, or not to be had: that is borne as long as the status
+    still finds its time.
+    """
     while True:
         try:
             do()
             return True
         except (SpothealError, OSError) as fault:
             _record(result, steps, what, fault)
-            late = clock.monotonic() + RETRY_SECONDS > result.interruption.ends_at
-            if isinstance(fault, Fatal) or late or watcher.withdrawn.is_set():
+            denied = isinstance(fault, PermissionDenied)
+            until = result.interruption.ends_at - (SNAPSHOT_BEFORE_END_SECONDS if denied else 0.0)
+            hopeless = isinstance(fault, Fatal) and not denied
+            if hopeless or clock.monotonic() + RETRY_SECONDS > until or watcher.withdrawn.is_set():
                 return False
             clock.sleep(RETRY_SECONDS)
 

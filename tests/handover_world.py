@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
 from spotheal.agent.clock import Stop
-from spotheal.agent.errors import Fatal, Retryable
+from spotheal.agent.errors import Fatal, PermissionDenied, Retryable
 from spotheal.agent.handover import HandoverResult, Steps
 from spotheal.agent.interruption import Watcher
 from spotheal.agent.metadata import NOTHING, Answer, Rebalance, SpotAction
@@ -80,6 +80,7 @@ class Machine:
     snapshot_seconds: float = 1.0
     snapshot_faults: int = 0
     snapshot_fatal: bool = False
+    denied_until: float = 0.0  # elapsed: without rights so long
     detach_faults: int = 0
     report_fault: Exception | None = None
     mounted: bool = True
@@ -130,7 +131,9 @@ class Machine:
         self.note("snapshot asked")
         self.clock.sleep(self.snapshot_seconds)
         if self.snapshot_fatal:
-            raise Fatal("could not create: UnauthorizedOperation")
+            raise Fatal("could not create: InvalidParameterValue")
+        if self.clock.elapsed < self.denied_until:
+            raise PermissionDenied("could not create: AuthFailure")
         if self.snapshot_faults > 0:
             self.snapshot_faults -= 1
             raise Retryable("could not create: RequestLimitExceeded")

@@ -404,6 +404,20 @@ def test_a_refused_snapshot_is_not_asked_for_again() -> None:
     assert (len(machine.when("snapshot asked")), result.detached, result.reported) == (1, False, True)
 
 
+def test_credentials_that_are_without_rights_for_a_while_cost_no_handover() -> None:
+    """Those that IMDS has just rotated; healing bears the same for two minutes."""
+    machine = Machine(FakeClock(), denied_until=12.0)
+    result = handed_over(machine)
+    assert (result.snapshot, result.detached, result.reported) == ("snap-1", True, True)
+
+
+def test_a_role_that_may_take_no_snapshot_still_tells_the_status_in_time() -> None:
+    machine = Machine(FakeClock(), denied_until=1e9)
+    result = handed_over(machine)
+    assert (result.snapshot, result.detached, result.reported) == ("", False, True)
+    assert machine.when("reported")[0] <= 101.0
+
+
 def test_a_detach_or_a_report_that_fails_is_told() -> None:
     result = handed_over(Machine(FakeClock(), detach_faults=10**9, report_fault=Fatal("denied")))
     assert result.faults == ["could not detach the volume: throttled", "could not store the status: denied"]

@@ -246,6 +246,23 @@ def test_a_volume_has_five_pending_snapshots_at_most_and_one_in_15_seconds(regio
     assert "ConcurrentSnapshotLimitExceeded" == refused(region.ec2.create_snapshot, VolumeId=volume)
 
 
+def test_of_an_hdd_volume_there_is_one_snapshot_at_a_time(region: Region) -> None:
+    volume = region.a_volume(VolumeType="st1", Size=500)
+    region.ec2.create_snapshot(VolumeId=volume)
+    assert "ConcurrentSnapshotLimitExceeded" == refused(region.ec2.create_snapshot, VolumeId=volume)
+    region.after(120)
+    assert "pending" == region.ec2.create_snapshot(VolumeId=volume)["State"]
+
+
+def test_a_failed_snapshot_counts_as_one_that_is_worked_on_until_it_is_deleted(region: Region) -> None:
+    region.rules.faults.snapshots_fail = 1
+    volume = region.a_volume(VolumeType="st1", Size=500)
+    failed = region.a_snapshot(volume)
+    assert "ConcurrentSnapshotLimitExceeded" == refused(region.ec2.create_snapshot, VolumeId=volume)
+    region.ec2.delete_snapshot(SnapshotId=failed)
+    assert "pending" == region.ec2.create_snapshot(VolumeId=volume)["State"]
+
+
 def test_a_snapshot_outlives_its_volume(region: Region) -> None:
     volume = region.a_volume()
     snapshot = region.a_snapshot(volume)

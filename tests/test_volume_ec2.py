@@ -6,7 +6,7 @@ import pytest
 
 from spotheal.agent.clock import SystemClock
 from spotheal.agent.ec2 import DeviceNameTaken, Ec2, TokenUsed, VolumeSpec, ZoneMismatch
-from spotheal.agent.errors import Conflict, Fatal, NotFound, Retryable
+from spotheal.agent.errors import CapacityError, Conflict, Fatal, NotFound, Retryable
 from spotheal.fleet.rehearsal.client import InMemoryEc2
 from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
 
@@ -146,11 +146,29 @@ def test_a_refusal_inside_a_successful_cancel_is_tried_again():
 
 
 @pytest.mark.parametrize(
-    "code", ["PendingSnapshotLimitExceeded", "EC2ThrottledException", "InsufficientVolumeCapacity", "RequestThrottled"]
-)
+    "code",
+    [
+        "PendingSnapshotLimitExceeded", "EC2ThrottledException", "InsufficientVolumeCapacity", "RequestThrottled",
+        "ConcurrentTagAccess", "InvalidState", "InvalidSecurity.RequestHasExpired", "InvalidPaginationToken",
+        "RetryableError",
+    ],
+)  # fmt: skip
 def test_what_passes_by_itself_is_no_end_of_a_run(code, rules, ec2):
     """A code that is not known as passing is Fatal, and in healing that cancels the fleet."""
     made = ec2.create_volume(spec())
     rules.faults.plan("CreateSnapshot", code, status=400)
     with pytest.raises(Retryable):
         ec2.create_snapshot(made.id, TAGS)
+
+
+def test_a_quota_of_iops_is_waited_for_as_others_are(rules, ec2):
+    rules.faults.plan("CreateVolume", "MaxIOPSLimitExceeded", status=400)
+    with pytest.raises(CapacityError):
+        ec2.create_volume(spec())
+
+
+def test_both_of_awss_codes_for_another_zone_are_known(rules, ec2):
+    instance, volume = launch(rules), ec2.create_volume(spec()).id
+    rules.faults.plan("AttachVolume", "InvalidVolumeID.ZoneMismatch", status=400)
+    with pytest.raises(ZoneMismatch):
+        ec2.attach(volume, instance, "/dev/sdf")

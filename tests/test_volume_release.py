@@ -9,14 +9,14 @@ import pytest
 from test_volume_ec2 import AT_ONCE, A, launch, spec
 
 from spotheal.agent.clock import SystemClock, never
-from spotheal.agent.ec2 import Ec2
+from spotheal.agent.ec2 import Ec2, VolumeSpec
 from spotheal.agent.errors import Conflict, Retryable
 from spotheal.agent.names import LAYOUT, StoreUrl
 from spotheal.agent.store import Store
 from spotheal.agent.volume.act import act
-from spotheal.agent.volume.actions import Reject
+from spotheal.agent.volume.actions import Reject, TakeSnapshot
 from spotheal.agent.volume.context import Context
-from spotheal.agent.volume.release import create_handover, detach
+from spotheal.agent.volume.release import create_base, create_handover, detach
 from spotheal.agent.volume.seen import Desired
 from spotheal.fleet.rehearsal.client import InMemoryEc2, InMemoryS3
 from spotheal.fleet.rehearsal.rulebook import Rulebook
@@ -100,6 +100,45 @@ def test_a_handover_that_no_describe_lists_is_none_yet_and_is_not_taken_twice(wo
     monkeypatch.setattr(world.ec2, "snapshots_of_run", visible)
     made = create_handover(world.ctx, world.held, 70)
     assert [made] == [snapshot.id for snapshot in visible("r1")]
+
+
+def test_no_base_is_taken_while_another_is_pending(world):
+    """Five of them, of a disk that takes hours, and EC2 refuses the handover."""
+    world.rules.faults.snapshot_seconds = 3600.0
+    first = create_base(world.ctx, world.held, 70)
+    with pytest.raises(Conflict, match=first):
+        create_base(world.ctx, world.held, 80)
+    assert create_handover(world.ctx, world.held, 80)
+
+
+@pytest.mark.parametrize("kind", ["st1", "sc1"])
+def test_no_base_is_taken_of_a_volume_that_has_one_snapshot_at_a_time(world, kind):
+    """A pending one made EC2 refuse the handover until it was done, and then the machine was gone."""
+    world.rules.faults.snapshot_seconds = 3600.0
+    held = SimpleNamespace(volume=world.ec2.create_volume(VolumeSpec(A, 500, kind, TAGS, kind)).id, term=3)
+    with pytest.raises(Conflict, match="one snapshot at a time"):
+        create_base(world.ctx, held, 70)
+    assert create_handover(world.ctx, held, 70)
+
+
+@pytest.mark.parametrize(("code", "waited_for"), [("RequestLimitExceeded", None), ("InternalError", ""), ("", "")])
+def test_only_a_snapshot_that_may_have_been_made_is_waited_for(world, code, waited_for):
+    """A refusal once cost two minutes of waiting for what was never made."""
+    world.rules.faults.plan("CreateSnapshot", code, status=503) if code else world.rules.faults.plan("CreateSnapshot")
+    with pytest.raises(Retryable):
+        act(TakeSnapshot(world.held.volume, 4, 70), world.ctx)
+    assert waited_for == world.ctx.memory.snapshot
+
+
+def test_a_snapshot_that_failed_is_deleted_where_it_stands_in_the_way_of_the_next(world):
+    """It counts against what EC2 works on at a time, of an HDD volume one: the run stood still."""
+    volume = world.ec2.create_volume(VolumeSpec(A, 500, "st1", TAGS, "hdd")).id
+    world.rules.faults.snapshots_fail = 1
+    act(TakeSnapshot(volume, 4, 70), world.ctx)
+    with pytest.raises(Retryable, match="in-progress"):
+        act(TakeSnapshot(volume, 4, 70), world.ctx)
+    act(TakeSnapshot(volume, 4, 70), world.ctx)
+    assert ["completed"] == [snapshot.state for snapshot in world.ec2.snapshots_of_run("r1")]
 
 
 def rejection(world):

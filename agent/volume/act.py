@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from spotheal.agent.clock import rfc3339
-from spotheal.agent.ec2 import DeviceNameTaken, TokenUsed
+from spotheal.agent.ec2 import DeviceNameTaken, TokenUsed, was_refused
 from spotheal.agent.errors import Retryable, SpothealError
 from spotheal.agent.names import (
     LAYOUT,
@@ -64,10 +64,7 @@ def act(action: Action, ctx: Context) -> None:
             ctx.memory.asked.pop(("attach", volume), None)
             ctx.ec2.detach(volume, instance, force=force)
         case TakeSnapshot(volume, term, saved_step):
-            ctx.memory.snapshot = ""
-            ctx.ask("snapshot", volume)
-            tags = snapshot_tags(ctx, Purpose.HANDOVER, term, saved_step)
-            ctx.memory.snapshot = ctx.ec2.create_snapshot(volume, tags).id
+            _take_snapshot(volume, snapshot_tags(ctx, Purpose.HANDOVER, term, saved_step), ctx)
         case CreateVolume(spec):
             try:
                 ctx.memory.copy = ctx.ec2.create_volume(spec).id
@@ -166,6 +163,30 @@ def _claim(number: int, ctx: Context) -> None:
     if won:
         ctx.memory.claims[number] = claim
     ctx.log.info("claimed the term" if won else "another instance claimed the term first", number=number)
+
+
+def _take_snapshot(volume: str, tags: dict[str, str], ctx: Context) -> None:
+    """A snapshot that may have been made is waited for by the next looks; one that was refused is not."""
+    ctx.memory.snapshot = ""
+    ctx.ask("snapshot", volume)
+    try:
+        ctx.memory.snapshot = ctx.ec2.create_snapshot(volume, tags).id
+    except SpothealError as error:
+        if was_refused(error):
+            ctx.memory.snapshot = None
+        if error.code == "ConcurrentSnapshotLimitExceeded":
+            _make_room(volume, ctx)
+        raise
+
+
+def _make_room(volume: str, ctx: Context) -> None:
+    """Snapshots that have failed count against what EC2 works on at a time, which is one of an HDD volume."""
+    for snapshot in ctx.ec2.snapshots_of_run(ctx.desired.run):
+        if snapshot.volume == volume and snapshot.state == "error":
+            try:
+                ctx.ec2.delete_snapshot(snapshot.id)
+            except SpothealError as error:  # the instance's role may be one that deletes nothing
+                ctx.log.warning("a failed snapshot is not deleted", snapshot=snapshot.id, error=error.message)
 
 
 def _attach(volume: str, ctx: Context) -> None:

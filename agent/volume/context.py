@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.ec2 import Ec2
+from spotheal.agent.ec2 import Ec2, Snapshot
 from spotheal.agent.store import Claim, Store
 from spotheal.agent.volume.pace import Pace
 from spotheal.agent.volume.seen import Desired
@@ -69,6 +69,7 @@ class Memory:
     handover: str = ""  # the snapshot that was asked for at the end of the term
     releasing: bool = False  # the store is being told that the term is released
     rejected: set[str] = field(default_factory=set)  # snapshots
+    failed: dict[str, Snapshot] = field(default_factory=dict)  # they count also when they are deleted
     deleted: set[str] = field(default_factory=set)  # volumes, by ourselves
     completed: set[str] = field(default_factory=set)  # snapshots that a describe has shown as completed
     paces: dict[str, Pace] = field(default_factory=dict)  # by snapshot

@@ -224,9 +224,12 @@ def _snapshots(ctx: Context, source: Source | None, released_by: str) -> tuple[S
     if _is_here(ctx, source) and not others_release:
         return ()
     rejected, completed = ctx.memory.rejected, ctx.memory.completed
-    found = (s for s in ctx.ec2.snapshots_of_run(ctx.desired.run) if s.id not in rejected)
+    failed = ctx.memory.failed
+    found = [s for s in ctx.ec2.snapshots_of_run(ctx.desired.run) if s.id not in rejected]
+    failed.update({s.id: s for s in found if s.state == "error"})
     # A staler describe than the one that showed it as completed takes nothing back.
-    return tuple(replace(s, state="completed") if s.id in completed and s.state == "pending" else s for s in found)
+    now = (replace(s, state="completed") if s.id in completed and s.state == "pending" else s for s in found)
+    return (*(s for s in now if s.id not in failed), *failed.values())
 
 
 def _asked_snapshot(ctx: Context, source: Source | None, snapshots: tuple[Snapshot, ...]) -> str | None:

@@ -176,7 +176,9 @@ def _create(
     desired: Desired, seen: Observed, term: int, like: Volume | None, snapshot: str | None, size_gib: int
 ) -> Action:
     if seen.attempt >= COPY_FAILURES_MAX:
-        return GiveUp(Phase.PARKED, f"{seen.attempt} volumes in a row could not be made in {desired.zone}")
+        # EC2 says of a key that may not be used only this: the volume is gone again.
+        key = f"; check that this instance may use the key {like.kms_key}" if like and like.kms_key else ""
+        return GiveUp(Phase.PARKED, f"{seen.attempt} volumes in a row could not be made in {desired.zone}{key}")
     if seen.asked_copy is not None:
         return Wait(f"no describe shows {seen.asked_copy} yet", "unseen copy", 600.0)
     tags = {**desired.tags, TAG_TERM: str(term), TAG_STATE: VolumeState.MOVING.value}

@@ -20,15 +20,17 @@ from spotheal.fleet.rehearsal.filters import (
 from spotheal.fleet.rehearsal.world import ApiError, Snapshot, World
 
 Params = Mapping[str, Any]
-_PENDING_MAX = 5  # snapshots of one volume (gp2, gp3, magnetic)
+_AT_A_TIME = 5  # snapshots of one volume, those that have failed among them (EBS quotas; error codes of the API);
+_AT_A_TIME_OF = {"st1": 1, "sc1": 1}  # of an HDD volume
 
 
 def create_snapshot(world: World, params: Params, caller: str | None) -> Item:
     volume = world.volume(params["VolumeId"])
     if volume.state not in ("available", "in-use"):
         raise ApiError("IncorrectState", f"The volume '{volume.id}' is '{volume.state}'.")
-    pending = [one for one in world.snapshots.all() if one.volume == volume.id and one.state == "pending"]
-    if len(pending) >= _PENDING_MAX:
+    own = [one for one in world.snapshots.all() if one.volume == volume.id and one.state != "completed"]
+    pending = [one for one in own if one.state == "pending"]
+    if len(own) >= _AT_A_TIME_OF.get(volume.type, _AT_A_TIME):
         raise ApiError(
             "ConcurrentSnapshotLimitExceeded", "Maximum allowed in-progress snapshots for a single volume exceeded."
         )
