@@ -120,8 +120,10 @@ def test_the_same_sweep_again_is_shown_and_another_list_is_not_mixed_in(desk: De
     done = sweep(desk)
     assert sweep(desk)["run"] == done["run"]
     assert len(desk.live_fleets()) == 1
-    desk.end(done["run"], Phase.FAILED)
     (desk.folder / "list.yml").write_text("- {lr: 1}\n")
+    at_work = desk.run("sweep", "run", "list.yml", "--yes")
+    assert at_work.exit_code == ExitCode.CONFLICT and "is not the list that run" in at_work.stderr
+    desk.end(done["run"], Phase.FAILED)
     refused = desk.run("sweep", "run", "list.yml", "--yes", "--resume")
     assert refused.exit_code == ExitCode.CONFLICT
     assert "is not the list that run" in refused.stderr
