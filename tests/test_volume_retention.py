@@ -71,11 +71,15 @@ def test_nothing_is_even_looked_at_before_a_checkpoint_is_acknowledged():
     [
         ("stopped", "attached", [("vol-01", "i-0x", False)]),
         ("stopped", "detaching", [("vol-01", "i-0x", True)]),
+        ("terminated", "attached", [("vol-01", "i-0x", False)]),
+        ("terminated", "detaching", [("vol-01", "i-0x", True)]),
+        ("shutting-down", "attached", []),
         ("running", "attached", []),
     ],
 )
-def test_a_superseded_volume_is_taken_from_an_instance_that_is_stopped(instance, attachment, detached):
-    """The simulation found one that stayed for ever: its first detach was stuck when the machine was stopped."""
+def test_a_superseded_volume_is_taken_from_an_instance_that_is_dead(instance, attachment, detached):
+    """The simulations found some that stayed for ever: a detach was stuck when the machine was stopped, or EC2 never
+    took it from a machine that it had ended."""
     held = replace(
         volume("vol-01", "superseded", 3), attachments=(Attachment("i-0x", "/dev/sdf", attachment),), state="in-use"
     )

@@ -29,6 +29,7 @@ from spotheal.agent.volume.actions import (
     Wait,
 )
 from spotheal.agent.volume.seen import (
+    DEAD_STATES,
     GONE_STATES,
     HELD_STATES,
     Desired,
@@ -50,7 +51,6 @@ SNAPSHOT_FAILURES_MAX = 3
 COPY_FAILURES_MAX = 5
 DAY = 24 * 3600.0
 SNAPSHOT_LOOK_SECONDS = 60.0  # between whole looks while a snapshot is pending
-_DEAD = ("terminated", "stopped")
 
 
 def decide(desired: Desired, seen: Observed) -> Action:
@@ -76,7 +76,7 @@ def _as_candidate(desired: Desired, seen: Observed) -> Action:
             1 if claim is None else claim.number + 1, "first of the run" if claim is None else "ours ended"
         )
     holder, state = claim.instance, seen.instance_state(claim.instance)
-    dead = state in _DEAD or (state == "absent" and _is_long_gone(seen, holder))
+    dead = state in DEAD_STATES or (state == "absent" and _is_long_gone(seen, holder))
     if dead or _has_released(seen, source):
         if source is None or (source.volume is None and not adoptable(source, seen.snapshots)):
             return _without_volume(seen, source)
@@ -278,7 +278,7 @@ def _free(desired: Desired, seen: Observed, volume: Volume) -> Action | None:
         why = f"{volume.id} is {attachment.state} at {other}, which is {state}"
         if state == "stopped" and attachment.state != "detaching":
             return DetachFrom(volume.id, other, why)
-        if state in _DEAD or (state == "absent" and _is_long_gone(seen, other)):
+        if state in DEAD_STATES or (state == "absent" and _is_long_gone(seen, other)):
             # A terminated instance's volumes come free by themselves, within seconds. By force only from the dead: a
             # detach that was asked for at a stopped instance can be stuck for ever.
             if since >= STUCK_SECONDS:

@@ -13,7 +13,7 @@ from spotheal.agent.errors import SpothealError
 from spotheal.agent.names import SNAPSHOTS_KEPT, TAG_PURPOSE, Purpose, VolumeState
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.release import Writer
-from spotheal.agent.volume.seen import GONE_STATES, state_of, term_of
+from spotheal.agent.volume.seen import DEAD_STATES, GONE_STATES, state_of, term_of
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ def _is_superseded(volume: Volume, held: Writer) -> bool:
 
 
 def _free_stranded(ctx: Context, held: Writer, volumes: tuple[Volume, ...]) -> None:
-    """A stopped instance keeps what is attached to it while it is stopped: take superseded volumes from it, and from
-    ourselves, who have another volume mounted.
+    """A stopped instance keeps what is attached to it while it is stopped, and EC2 may forget to take a terminated
+    one's: take superseded volumes from them, and from ourselves, who have another volume mounted.
 
     The next call deletes them. Another instance that runs, even one that only waits, is left what it has. By force
     where a detach is under way already: it can be stuck for ever, and there is nothing to lose.
@@ -64,7 +64,7 @@ def _free_stranded(ctx: Context, held: Writer, volumes: tuple[Volume, ...]) -> N
     if not stranded:
         return
     found = ctx.ec2.instances(instance for _, instance, _ in stranded)
-    free = {instance.id for instance in found if instance.state == "stopped"} | {ctx.desired.instance}
+    free = {instance.id for instance in found if instance.state in DEAD_STATES} | {ctx.desired.instance}
     for volume, instance, state in stranded:
         if instance in free:
             ctx.ec2.detach(volume, instance, force=state == "detaching")

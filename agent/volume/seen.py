@@ -11,6 +11,7 @@ from spotheal.agent.store import Claim
 
 REJECTED = "rejected: "  # begins spotheal:reason of a snapshot whose copy did not hold what it must
 GONE_STATES = ("deleting", "deleted")
+DEAD_STATES = ("terminated", "stopped")  # of an instance
 HELD_STATES = ("attaching", "attached", "busy", "detaching")
 
 
