@@ -158,8 +158,8 @@ def look_at_network(session: Session, fleet: FleetConfig | None, vpc: str = "") 
 def _members(session: Session, fleet: FleetConfig | None, vpc: str) -> tuple[tuple[str, ...], str]:
     """The groups of the fleet's instances, and the name of one that is to be made."""
     ids, names = _groups_named(session, fleet)
-    if not ids and not names:
-        names = ["default"]
+    if not ids and not names:  # hosts of AWS Batch, for which no fleet's file is needed, have our group
+        names = ["default"] if fleet is not None else ["default", network.SSH_GROUP]
     if names:
         filters = [{"Name": "group-name", "Values": names}, {"Name": "vpc-id", "Values": [vpc]}]
         with translated(f"look for security groups {', '.join(names)}"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.aws import translated
@@ -20,11 +20,16 @@ _MAKES = "`fleetctl results create-efs`"
 
 def check(session: Session, job: JobConfig, fleet: FleetConfig) -> tuple[str, ...]:
     """Notes; NotFound, PermissionDenied or Conflict, each with its cure, where results could not be stored."""
+    return check_where(session, job, lambda: efs.look_at_network(session, fleet))
+
+
+def check_where(session: Session, job: JobConfig, network: Callable[[], efs.Network]) -> tuple[str, ...]:
+    """As `check`, for machines in a network that is told."""
     match job.store.results_place:
         case StoreUrl() as place:
             _check_bucket(session, place)
         case EfsUrl() as place:
-            return _check_efs(session, place, fleet)
+            return _check_efs(session, place, network)
     return ()
 
 
@@ -56,7 +61,7 @@ def _check_bucket(session: Session, place: StoreUrl) -> None:
         raise
 
 
-def _check_efs(session: Session, place: EfsUrl, fleet: FleetConfig) -> tuple[str, ...]:
+def _check_efs(session: Session, place: EfsUrl, network: Callable[[], efs.Network]) -> tuple[str, ...]:
     """The file system, a mount target in each zone of the fleet, and a rule that lets its instances in."""
     name = place.file_system
     try:
@@ -73,7 +78,7 @@ def _check_efs(session: Session, place: EfsUrl, fleet: FleetConfig) -> tuple[str
         raise Retryable(f"{name} is {system['LifeCycleState']}", next_step="the same command in a minute")
     if not targets:
         raise Conflict(f"{name} has no mount target: no instance can mount it", next_step=f"{_MAKES} makes them")
-    net = efs.look_at_network(session, fleet)
+    net = network()
     if net.vpc not in {str(one.get("VpcId")) for one in targets}:
         raise Conflict(
             f"{name} has its mount targets in another VPC than the fleet's, {net.vpc}",

@@ -259,6 +259,7 @@ def batch_job(scope: Scope) -> Document:
         *_store(scope, Who.INSTANCE),
         _statement("Secrets", _actions(Who.INSTANCE, On.SECRETS), scope.secret_arns),
         *([_statement("Tell", _actions(Who.INSTANCE, On.TOPIC), scope.topic)] if scope.topic else []),
+        *([_statement("Results", _actions(Who.INSTANCE, On.RESULTS), scope.results_objects)] if scope.results else []),
     ])  # fmt: skip
 
 

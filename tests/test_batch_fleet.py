@@ -96,6 +96,43 @@ def test_what_a_container_cannot_have_is_refused_all_at_once(batch_desk: BatchDe
     assert "[limits] dollars" in result.output and "p3.2xlarge" in result.output
 
 
+def test_results_in_another_bucket_are_the_containers_to_write_and_one_that_is_not_there_is_named(
+    batch_desk: BatchDesk,
+) -> None:
+    batch_desk.job(more='[store]\nresults = "s3://elsewhere-of-ours/models"')
+    refused = batch_desk.run("create", "--yes")
+    assert refused.exit_code == 4 and "there is no bucket elsewhere-of-ours" in refused.output
+    assert batch_desk.calls() == []
+    batch_desk.desk.s3.create_bucket(
+        Bucket="elsewhere-of-ours", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+    )
+    batch_desk.good("create", "--yes")
+    iam = batch_desk.desk.account._others["iam"]
+    document = iam.get_role_policy(RoleName="spotheal-batch-job-cifar", PolicyName="spotheal-batch")["PolicyDocument"]
+    (found,) = [one for one in document["Statement"] if one["Sid"] == "Results"]
+    assert found["Resource"] == "arn:aws:s3:::elsewhere-of-ours/models/cifar/*" and "s3:PutObject" in found["Action"]
+    assert batch_desk.good("create", "--yes")["steps"] == []
+
+
+def test_a_file_system_that_hosts_could_not_mount_is_refused_before_anything_is_made(
+    batch_desk: BatchDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+    batch_desk.job(more='[store]\nresults = "efs://fs-0123456789abcdef0"')
+    refused = batch_desk.run("create", "--yes")
+    assert refused.exit_code == 4 and "there is no file system fs-0123456789abcdef0" in refused.output
+    assert batch_desk.calls() == []
+    (batch_desk.desk.folder / "spot_fleet_config.json").unlink()  # Batch needs none
+    batch_desk.job()
+    made(batch_desk)
+    system = batch_desk.desk.good("results", "create-efs", "--yes")["file_system"]
+    batch_desk.job(more=f'[store]\nresults = "efs://{system}/training"')
+    unmounted = batch_desk.run("submit", "--yes")
+    assert unmounted.exit_code == 8 and f"does not mount {system}" in unmounted.output
+    batch_desk.good("create", "--yes")
+    assert batch_desk.good("submit", "--yes")["job_id"]
+
+
 # --------------------------------------------------------------------------------------------------------------- submit
 def test_a_list_is_an_array_and_a_list_of_one_a_single_job(batch_desk: BatchDesk) -> None:
     made(batch_desk)

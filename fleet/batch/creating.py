@@ -14,7 +14,7 @@ from spotheal.agent.clock import Clock
 from spotheal.agent.config import JobConfig
 from spotheal.agent.errors import Conflict, Fatal, SpothealError, WaitTimedOut
 from spotheal.agent.names import StoreUrl
-from spotheal.fleet import gather, submit
+from spotheal.fleet import efs, gather, results_check, submit
 from spotheal.fleet.account import network, prerequisites, service_roles
 from spotheal.fleet.account.prerequisites import CreateSecurityGroup, filled, group_placeholder
 from spotheal.fleet.account.service_roles import CreateServiceRole
@@ -130,10 +130,14 @@ def make_plan(session: Session, job: JobConfig, root: StoreUrl, clock: Clock, vp
     where = Where(session.account, session.region, tuple(found.subnets.values()), group, image.named(session, job))
     notes = [] if found.public else ["the subnets give no public address: hosts need a NAT gateway to reach ECS"]
     notes += image.notes(session, where.image)
+    here = efs.Network(found.vpc, found.subnets, () if steps else (group,), network.SSH_GROUP if steps else "")
+    notes += results_check.check_where(session, job, lambda: here)
     if not gather.bucket_exists(session, root.bucket):
         steps.append(CreateBucket(root.bucket))
     secrets = tuple(filter(None, [*job.secrets.values(), job.job.repository_secret]))
-    wanted_roles = roles.wanted(session, names, root, secrets, job.notify.sns)
+    place = job.store.results_place
+    results = place if isinstance(place, StoreUrl) else None
+    wanted_roles = roles.wanted(session, names, root, secrets, job.notify.sns, results)
     steps += [step for one in wanted_roles if (step := roles.missing(session, one))]
     steps += service_roles.missing(session, service_roles.SPOT_FLEET)  # Batch makes its own itself, these not
     if not _has_log_group(session, names.log_group):

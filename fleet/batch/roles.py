@@ -37,9 +37,12 @@ class MakeRole:
         return f"{self.verb} role {self.name}: {self.what}"
 
 
-def wanted(session: Session, names: Names, root: StoreUrl, secrets: tuple[str, ...], topic: str) -> list[MakeRole]:
+def wanted(
+    session: Session, names: Names, root: StoreUrl, secrets: tuple[str, ...], topic: str, results: StoreUrl | None
+) -> list[MakeRole]:
+    """`results`: of `[store] results`, where that is S3."""
     scope = policies.Scope(session.account, session.region, root.below(names.job), job=names.job, secrets=secrets,
-                           topic=topic)  # fmt: skip
+                           topic=topic, results=results.below(names.job) if results else None)  # fmt: skip
     document = json.dumps(policies.batch_job(scope), separators=(",", ":"))
     return [
         MakeRole(names.host_role, "ec2.amazonaws.com", "hosts join the cluster", HOST_POLICY, profile=True),

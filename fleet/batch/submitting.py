@@ -18,7 +18,7 @@ from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.config import JobConfig
 from spotheal.agent.errors import ConfigError, Conflict, NotFound, Retryable, SpothealError
 from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase, StoreUrl, new_run_id
+from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, EfsUrl, Phase, StoreUrl, new_run_id
 from spotheal.agent.store import Store
 from spotheal.fleet import repository, runs
 from spotheal.fleet.batch import creating, documents, image, jobs
@@ -129,6 +129,7 @@ def prepare(
     names = Names(job.job.name)
     definition = _check_made(session, names)
     image.check(session, str(definition["containerProperties"]["image"]))
+    _check_mounted(definition, job)
     job = overrides.applied(job)
     run, generation = new_run_id(clock.now()), 1
     if resume:
@@ -156,6 +157,16 @@ def _check_made(session: Session, names: Names) -> dict[str, Any]:
         raise Conflict(f"job queue {names.queue} is {found[0]['state']} and {found[0]['status']}",
                        next_step="`fleetctl batch create` puts it in order")  # fmt: skip
     return max(definitions, key=lambda one: int(one["revision"]))
+
+
+def _check_mounted(definition: dict[str, Any], job: JobConfig) -> None:
+    """Conflict where containers would look for a file system that the definition does not mount."""
+    volumes = definition["containerProperties"].get("volumes") or []
+    mounted = {(one.get("efsVolumeConfiguration") or {}).get("fileSystemId") for one in volumes}
+    place = job.store.results_place
+    if isinstance(place, EfsUrl) and place.file_system not in mounted:
+        raise Conflict(f"the job definition does not mount {place.file_system}, which [store] results names",
+                       next_step="`fleetctl batch create` again writes one that does")  # fmt: skip
 
 
 def _resumed(
