@@ -13,6 +13,7 @@ import argparse
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -26,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import TensorDataset
 
+from spotheal.training.distributed import RankLost
 from spotheal.training.export import export
 from spotheal.training.sampler import ExactSampler, exact_loader
 from spotheal.training.session import Loop, resume
@@ -64,20 +66,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     session = ShardedSession(save_every=options.save_every)                                                        # 2
     loop = resume(session, model=model, optimizer=optimizer, sampler=sampler)
     total = loop.step + steps_left(sampler, options.batch_size, options.epochs)
-    for epoch in range(sampler.epoch, options.epochs):
-        for inputs, targets in loader:
-            began = time.monotonic()
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            time.sleep(max(0.0, options.step_seconds - (time.monotonic() - began)))
-            loop.after_step(samples=len(inputs), loss=loss.detach(), steps_total=total)                            # 3
-            if rank == 0 and loop.step % 50 == 0:
-                print(f"epoch {epoch + 1}  step {loop.step} of {total}  loss {loss.item():.4f}", flush=True)
-        sampler.next_epoch()
-    loop.finish()                                                                                                  # 4
-    write_results(loop)
+    with session.ranks.together():  # a rank that is lost is RankLost, whatever gloo or NCCL say about it
+        for epoch in range(sampler.epoch, options.epochs):
+            for inputs, targets in loader:
+                began = time.monotonic()
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                time.sleep(max(0.0, options.step_seconds - (time.monotonic() - began)))
+                loop.after_step(samples=len(inputs), loss=loss.detach(), steps_total=total)                        # 3
+                if rank == 0 and loop.step % 50 == 0:
+                    print(f"epoch {epoch + 1}  step {loop.step} of {total}  loss {loss.item():.4f}", flush=True)
+            sampler.next_epoch()
+        loop.finish()                                                                                              # 4
+        write_results(loop)
     dist.destroy_process_group()
 
 
@@ -127,4 +130,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RankLost as fault:  # torchrun starts the ranks again, with those machines that are there
+        sys.exit(f"error: {fault}")

@@ -1,16 +1,20 @@
 """Several machines rehearsed: two to three train together over gloo, one is killed and replaced, one gets a notice.
 
-What is asked in the end: the world shrank and grew again, no more than an interval was done again, one machine alone
-recorded the end and cancelled the fleet, the results are on EFS once, and nothing is left that costs.
+`elastic` is the example trainer, whose rank 0 saves; `elastic-sharded` is example_fsdp.py in a repository of its own,
+each of whose ranks saves its share. What is asked in the end: the world shrank and grew again, and each time loaded
+what another number of ranks had saved; no more than an interval was done again, one machine alone recorded the end and
+cancelled the fleet, the results are on EFS once, and nothing is left that costs.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +26,7 @@ from spotheal.agent.trainer_files import progress_of
 from spotheal.fleet.rehearsal import job as jobs
 from spotheal.fleet.rehearsal import stage
 from spotheal.fleet.rehearsal.progress import Display, View
-from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, NextZone, Scenario, is_saved
+from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, NextZone, NoCapacity, Scenario, is_saved
 from spotheal.fleet.rehearsal.summary import End
 
 if TYPE_CHECKING:
@@ -43,10 +47,17 @@ COMMAND = (
     "python", "-m", "spotheal.training", "--dataset", "digits", "--epochs", "20", "--save-every", str(SAVE_STEPS),
     "--batch-size", "32", "--threads", "1", "--step-seconds", "0.12", "--device", "cpu", "--scale-lr", "linear",
 )  # fmt: skip
+SHARDED = "elastic-sharded"
+SHARDED_COMMAND = (
+    "python", "train_fsdp.py", "--epochs", "20", "--save-every", str(SAVE_STEPS), "--step-seconds", "0.12",
+)  # fmt: skip
 _STORE_SECONDS = 1.0
 _KILL_FROM, _NOTICE_FROM = 0.10, 0.35  # of the steps
 _FAULTS = 2
+_DROUGHT_SECONDS_MAX = 120.0
 _WORLD = re.compile(r"ranks: world (\d+) = ")
+_RESUMED = re.compile(r"resum(?:ing|ed) at step (\d+)")  # rank 0's words
+_RESHARDED = re.compile(r"saved by (\d+) ranks, resumed by (\d+)")
 
 
 @dataclass(frozen=True)
@@ -62,8 +73,13 @@ class Struck:
 
 @dataclass(frozen=True)
 class ElasticOutcome:
-    """Everything that was seen; what was not as it should be is `broken`. `worlds`: sizes, in the order they met."""
+    """Everything that was seen; what was not as it should be is `broken`. `worlds`: sizes, in the order they met.
 
+    `resharded`: how many ranks saved and how many loaded it, where these were others. `set_ranks`: how many files of
+    ranks the newest set of shards has, None without such sets.
+    """
+
+    scenario: str
     run: str
     end: End
     machines: int
@@ -74,6 +90,8 @@ class ElasticOutcome:
     ends: int
     cancels: int
     results: tuple[str, ...]
+    resharded: tuple[tuple[int, int], ...]
+    set_ranks: int | None = None
     broken: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,7 +105,6 @@ class ElasticOutcome:
         lost = [one.lost for one in self.struck]
         return {
             "schema_version": SCHEMA_VERSION,
-            "scenario": "elastic",
             "outcome": "ok" if self.passed else "failed",
             **{name: value for name, value in asdict(self).items() if name not in ("broken", "end")},
             "broken": list(self.broken),
@@ -106,6 +123,7 @@ class ElasticOutcome:
             ("machines", f"{self.machines}; worlds of {', '.join(map(str, self.worlds))} ranks"),
             *(("struck", _in_words(one)) for one in self.struck),
             ("rendezvous", f"{self.rendezvous}, a new one where its host went"),
+            ("loaded", _loads(self)),
             ("fleet", fleet(self.end)),
             ("results", ", ".join(self.results) or "none"),
             ("seconds", f"{self.end.seconds:.0f}"),
@@ -116,6 +134,11 @@ def _in_words(one: Struck) -> str:
     how = "got a notice" if one.notice else "was killed"
     host = ", and with it the rendezvous" if one.hosted else ""
     return f"{one.instance} {how} at step {one.step}{host}: {one.lost} steps done again"
+
+
+def _loads(seen: ElasticOutcome) -> str:
+    by_others = ", ".join(f"by {now} what {before} had saved" for before, now in seen.resharded) or "by no other world"
+    return by_others + (f"; the last set has {seen.set_ranks} shards" if seen.set_ranks is not None else "")
 
 
 def _broken(seen: ElasticOutcome) -> Iterator[str]:
@@ -134,6 +157,12 @@ def _broken(seen: ElasticOutcome) -> Iterator[str]:
         yield f"the world never shrank: {sizes}"
     elif all(b <= a for a, b in pairwise(sizes[shrank:])):
         yield f"no replacement joined the world: {sizes}"
+    if not any(before > now for before, now in seen.resharded):
+        yield "no checkpoint was loaded by fewer ranks than had saved it"
+    if not any(before < now for before, now in seen.resharded):
+        yield "no checkpoint was loaded by more ranks than had saved it"
+    if seen.scenario == SHARDED and (seen.set_ranks,) != sizes[-1:]:
+        yield f"the last set has {seen.set_ranks or 'no'} shards, and the worlds had {sizes} ranks"
     if seen.ends != 1 or seen.cancels != 1:
         yield f"the end was recorded {seen.ends} times and the fleet cancelled {seen.cancels} times, not once"
     if not {"model.safetensors", "metrics.json"} <= set(seen.results):
@@ -153,7 +182,7 @@ def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, st
     from spotheal.fleet.session import Session
 
     session = Session(jobs.REGION)
-    rehearsed = jobs.example(folder / "job", command=COMMAND)
+    rehearsed = example(chosen.name, folder / "job")
     file_system = make_file_system(session, rehearsed.fleet)
     job = replace(
         rehearsed.job,
@@ -164,7 +193,7 @@ def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, st
     run, store = ready.plan.run, Store(session.client("s3"), ready.plan.store)
     show.event(0.0, f"run {run} requested: {LEAST} to {MOST} machines, checkpoints on {job.store.results}")
     watch = Watch(cloud, store, job.volume.mount, time.monotonic(), reports=True)
-    work = _Elastic(cloud, store, watch, show, Path("training", job.job.name, run), run)
+    work = _Elastic(cloud, store, watch, show, Path("training", job.job.name, run), run, chosen.name)
     try:
         stage.until_over(cloud, watch, work.look, options.seconds_max)
         return work.outcome()
@@ -172,6 +201,14 @@ def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, st
         cloud.machines.close()
         if options.keep is not None:
             keep(options.keep, cloud, store, watch, None)
+
+
+def example(name: str, folder: Path) -> jobs.Rehearsed:
+    """The job of the scenario `name`."""
+    if name != SHARDED:
+        return jobs.example(folder, command=COMMAND)
+    trainer = resources.files("spotheal.training").joinpath("example_fsdp.py").read_text(encoding="utf-8")
+    return jobs.example(folder, command=SHARDED_COMMAND, files={"train_fsdp.py": trainer})
 
 
 def make_file_system(session: Session, fleet: FleetConfig) -> str:
@@ -186,19 +223,24 @@ def make_file_system(session: Session, fleet: FleetConfig) -> str:
 class _Elastic:
     """The rehearsal as it goes on. `folder`: the run's, on the file system."""
 
-    def __init__(self, cloud: Cloud, store: Store, watch: Watch, show: Display, folder: Path, run: str) -> None:
+    def __init__(
+        self, cloud: Cloud, store: Store, watch: Watch, show: Display, folder: Path, run: str, scenario: str
+    ) -> None:
         self._cloud, self._store, self._watch, self._show, self._folder = cloud, store, watch, show, folder
-        self._run = run
+        self._run, self._scenario = run, scenario
         self._struck: list[Struck] = []
+        self._drought = False  # no spot capacity, from the kill until the world has shrunk
         self._step, self._total, self._is_saved = 0, 0, False
         self._nodes: list[dict[str, Any]] = []
         self._terms: set[int] = set()
         self._looked = float("-inf")
         self._told: set[tuple[str, int]] = set()
+        self._resumed: dict[str, int] = {}  # by machine, how often its rank 0 has begun at a checkpoint
 
     def look(self) -> None:
         """What is new, what happens to a machine now, and the display."""
         self._look()
+        self._end_drought()
         if len(self._struck) < _FAULTS:
             self._strike()
         self._show.show(self._view())
@@ -209,15 +251,11 @@ class _Elastic:
     # ------------------------------------------------------------------------------------------------- while it runs
     def _look(self) -> None:
         """How far they are, by the progress file that all of them share, and who is in which rendezvous."""
+        self._look_where_they_began()
         found = progress_of(self._path("progress", "progress.json"))
         if found is not None:
             self._is_saved = is_saved(found[0], SAVE_STEPS)
-            step, self._total = found[0].step, found[0].steps_total or self._total
-            if step < self._step:
-                self._went_on(step)
-            self._step = step
-            if self._struck and self._struck[-1].lost is None and step >= self._struck[-1].step + SAVE_STEPS:
-                self._went_on(step)  # without a step back
+            self._step, self._total = found[0].step, found[0].steps_total or self._total
         if time.monotonic() - self._looked < _STORE_SECONDS:
             return
         self._looked = time.monotonic()
@@ -248,11 +286,19 @@ class _Elastic:
         found = next(iter(sorted(systems.iterdir())))
         return found.joinpath(self._folder, *parts)
 
+    def _look_where_they_began(self) -> None:
+        """As ranks say it: on a busy machine the progress file may be past that step again when it is read."""
+        for machine in self._cloud.machines.all():
+            name, steps = machine.launch.instance, _RESUMED.findall(_log(machine))
+            for step in steps[self._resumed.get(name, 0) :]:
+                self._went_on(int(step))
+            self._resumed[name] = len(steps)
+
     def _went_on(self, step: int) -> None:
         """Of the newest machine that went away: at which step the others went on."""
         if self._struck and self._struck[-1].lost is None:
             last = self._struck[-1]
-            lost = max(0, max(self._step, last.step) - step) if step < self._step else 0
+            lost = max(0, max(self._step, last.step) - step)
             self._struck[-1] = replace(last, lost=lost)
             self._say(f"training goes on at step {step}; {lost} steps are done again")
 
@@ -276,8 +322,19 @@ class _Elastic:
             if bool(doing[name].get("leads")) is notice:
                 self._struck.append(Struck(name, notice, notice, self._step))
                 self._cloud.make(NextZone(other=notice), name)
+                if not notice:  # on a quiet machine the replacement is there before the others have missed the lost one
+                    self._say(self._cloud.make(NoCapacity(_DROUGHT_SECONDS_MAX), name))
+                    self._drought = True
                 self._say(self._cloud.make(Interrupt() if notice else Kill(), name))
                 return
+
+    def _end_drought(self) -> None:
+        """There is spot capacity again once the world has shrunk."""
+        alive = [one for one in self._cloud.machines.all() if one.running]
+        if self._drought and any((self._worlds(one) or [MOST])[-1] < MOST for one in alive):
+            self._drought = False
+            self._cloud.make(NoCapacity(0.0), self._struck[0].instance)
+            self._say("spot capacity is there again")
 
     def _is_free(self, machine: Machine) -> bool:
         found = self._cloud.rules.instance(machine.launch.instance)
@@ -285,17 +342,15 @@ class _Elastic:
 
     def _worlds(self, machine: Machine) -> list[int]:
         """The sizes of the worlds that the machine was in, as its launcher said them."""
-        try:
-            text = (machine.root / "var/log/spotheal/agent.log").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return []
-        return [int(size) for size in _WORLD.findall(text)]
+        return [int(size) for size in _WORLD.findall(_log(machine))]
 
     # -------------------------------------------------------------------------------------------------------- the end
     def outcome(self) -> ElasticOutcome:
         rules, machines = self._cloud.rules, self._cloud.machines.all()
         calls = [call for call in list(rules.calls) if call.operation in ("CancelSpotFleetRequests", "DeleteFleets")]
+        found = {pair for machine in machines for pair in _RESHARDED.findall(_log(machine))}
         return ElasticOutcome(
+            scenario=self._scenario,
             run=self._run,
             end=self._watch.end(),
             machines=len(machines),
@@ -306,6 +361,8 @@ class _Elastic:
             ends=sum(event["event"] == "end" for event in self._watch.events),
             cancels=sum(call.outcome == "ok" for call in calls),
             results=self._results(),
+            resharded=tuple(sorted((int(before), int(now)) for before, now in found)),
+            set_ranks=set_ranks(self._path("checkpoints")),
         )
 
     def _longest(self, machines: Sequence[Machine]) -> tuple[int, ...]:
@@ -320,3 +377,20 @@ class _Elastic:
         return tuple(sorted(path.as_posix() for path in found if path.parts[0] not in ours))
 
 
+
+
+def _log(machine: Machine) -> str:
+    """What its agent, its launcher and its ranks said."""
+    try:
+        return (machine.root / "var/log/spotheal/agent.log").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def set_ranks(checkpoints: Path) -> int | None:
+    """How many files of ranks the newest set of shards there has, by its commit mark; None where there is no set."""
+    marks = sorted(checkpoints.glob("step-*/commit.json"))
+    if not marks:
+        return None
+    named = len(json.loads(marks[-1].read_bytes())["files"])
+    return named if named == len(list(marks[-1].parent.glob("rank-*.safetensors"))) else 0

@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,19 +80,21 @@ class Rehearsed:
     notes: tuple[str, ...] = ()
 
 
-def example(folder: Path, *, ranks: bool = False, command: Sequence[str] = ()) -> Rehearsed:
+def example(
+    folder: Path, *, ranks: bool = False, command: Sequence[str] = (), files: Mapping[str, str] | None = None
+) -> Rehearsed:
     """The example: a small repository and two files, written to `folder` for the operator to look at.
 
     With `ranks` it is distributed: `nproc_per_node = "gpu"`, on machines that show two. `command`: another one than
-    the example's own.
+    the example's own; `files`: what the repository holds, by name.
     """
     repository = folder / "repository"
     repository.mkdir(parents=True)
-    (repository / "README").write_text(
-        "What an operator's repository would be: here the trainer comes with spotheal.\n"
-    )
+    held = files or {"README": "What an operator's repository would be: here the trainer comes with spotheal.\n"}
+    for name, text in held.items():
+        (repository / name).write_text(text, encoding="utf-8")
     git(repository, "init", "--quiet", "--initial-branch", "main")
-    git(repository, "add", "README")
+    git(repository, "add", *held)
     git(repository, "commit", "--quiet", "--message", "The trainer is spotheal's own")
     job_file, fleet_file = folder / "job.toml", folder / "spot_fleet_config.json"
     words = json.dumps(list(command or (EXAMPLE_RANKS_COMMAND if ranks else EXAMPLE_COMMAND)))

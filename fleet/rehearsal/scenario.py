@@ -206,9 +206,13 @@ _SCENARIOS: dict[str, tuple[str, Callable[[random.Random], tuple[Event, ...]]]] 
     "batch": ("an array of three on AWS Batch: a notice to one host, a kill of another; a job that depends on it",
               _fixed()),
     "elastic": ("two to three machines train together: one is killed and replaced, one gets a notice", _fixed()),
+    "elastic-sharded": ("the same with a model that no machine has whole (FSDP2), each saving its share", _fixed()),
 }  # fmt: skip
 _OF_RANKS = {"ddp"}
-_MODULES = {"batch": "batch_rehearsal", "sweep": "sweep_rehearsal", "elastic": "elastic_rehearsal"}
+_MODULES = {
+    "batch": "batch_rehearsal", "sweep": "sweep_rehearsal", "elastic": "elastic_rehearsal",
+    "elastic-sharded": "elastic_rehearsal",
+}  # fmt: skip
 NAMES = tuple(_SCENARIOS)
 
 
