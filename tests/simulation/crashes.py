@@ -1,7 +1,8 @@
 """The life of a run, with a crash before or after each of its calls and host actions, and with each pair of crashes.
 
-`python tests/simulation/crashes.py` does all of it and prints figures; `singles 10` each tenth single crash, and
-`"notice, other zone" agent 31:after,57:after` tells one story. A crash takes the agent's process or the whole machine.
+`python tests/simulation/crashes.py` does all of it and prints figures; `singles 10` each tenth single crash, `pairs 1
+"notice, other zone" "limit"` those of two stories, and `"notice, other zone" agent 31:after,57:after` tells one. A
+crash takes the agent's process or the whole machine.
 """
 
 from __future__ import annotations
@@ -166,12 +167,13 @@ def main(arguments: Sequence[str]) -> int:
     what = {"singles": singles, "pairs": pairs}
     kinds = [arguments[0]] if arguments else list(what)
     every = int(arguments[1]) if len(arguments) > 1 else 1
+    stories = arguments[2:] or list(STORIES)
     broken = 0
     with Pool(2) as pool:
         for count in kinds:
             began = time.monotonic()
             told: Counter[str] = Counter()
-            for name in STORIES:
+            for name in stories:
                 for kind in KINDS:
                     cases = list(what[count](name, kind))[::every]
                     for case, fault in zip(cases, pool.imap(fault_of, cases, chunksize=8), strict=True):
@@ -180,9 +182,11 @@ def main(arguments: Sequence[str]) -> int:
                             told["broken"] += 1
                             crash = ",".join(f"{number}:{fate}" for number, fate in case[2].items())
                             print(f'"{name}" {kind} {crash}: {fault}', flush=True)
+                    so_far = f"{told['cases']} so far, {told['broken']} broken, {time.monotonic() - began:.0f} s"
+                    print(f"{count} of {name}, {kind}: {len(cases)}; {so_far}", file=sys.stderr, flush=True)
             took = time.monotonic() - began
             print(
-                f"{count}: {told['cases']} in {len(STORIES)} stories, agent and machine; {told['broken']} broken;"
+                f"{count}: {told['cases']} in {len(stories)} stories, agent and machine; {told['broken']} broken;"
                 f" {took:.0f} s"
             )
             broken += told["broken"]
