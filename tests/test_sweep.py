@@ -285,6 +285,8 @@ def test_runs_are_sorted_by_a_metric_and_those_without_it_come_last() -> None:
             {"index": 2, "loss": 0.1, "metrics": {"acc": 0.9}}]  # fmt: skip
     assert [row["index"] for row in progress.by_metric(rows, "acc", smallest=False)] == [2, 1, 0]
     assert [row["index"] for row in progress.by_metric(rows, "loss", smallest=True)] == [2, 1, 0]
+    rows[1]["loss"] = float("nan")  # compared with any other it is neither, and would break the order of all
+    assert [row["index"] for row in progress.by_metric(rows, "loss", smallest=True)] == [2, 0, 1]
 
 
 

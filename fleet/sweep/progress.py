@@ -14,6 +14,7 @@ from spotheal.agent.clock import parse_rfc3339
 from spotheal.agent.errors import ConfigError, NotFound, SpothealError
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet import engine, runs
+from spotheal.fleet.report_series import finite
 from spotheal.fleet.session import Session
 from spotheal.fleet.shortage import shortage, types_in, zones_in
 from spotheal.fleet.table import cut, lines_of, printable, table
@@ -137,7 +138,7 @@ def by_metric(rows: list[dict[str, Any]], metric: str, *, smallest: bool) -> lis
 
 def value_of(row: dict[str, Any], metric: str) -> float | None:
     found = row["loss"] if metric == "loss" else row["metrics"].get(metric)
-    return float(found) if isinstance(found, (int, float)) else None
+    return finite(found)
 
 
 def _has(row: dict[str, Any], metric: str) -> bool:
