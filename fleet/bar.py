@@ -40,11 +40,12 @@ def bar(what: str, *, quiet: bool = False, to: TextIO | None = None) -> Iterator
 
 
 def line(what: str, done: int, total: int, seconds: float) -> str:
-    """`uploading 12.0 of 48.0 MB, 25 %, 4.0 MB/s, 9 s left`."""
+    """`uploading 12.0 of 48.0 MB, 25 %, 4.0 MB/s, 9 s left`; of less than a megabyte in kB."""
+    unit, name = (1e6, "MB") if total >= 1e6 else (1e3, "kB")
     rate = done / seconds if seconds > 0 else 0.0
     left = f", {duration((total - done) / rate)} left" if rate and done < total else ""
     share = 100 * done / total if total else 100.0
-    return f"{what} {done / 1e6:.1f} of {total / 1e6:.1f} MB, {share:.0f} %, {rate / 1e6:.1f} MB/s{left}"
+    return f"{what} {done / unit:.1f} of {total / unit:.1f} {name}, {share:.0f} %, {rate / unit:.1f} {name}/s{left}"
 
 
 def _drawn(done: int, total: int) -> str:

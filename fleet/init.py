@@ -101,6 +101,8 @@ def survey(session: Session, wishes: Wishes, clock: Clock, say: Say) -> Choice:
     notes += [ssh_note] if ssh_note else []
     if not net.public:
         notes.append(f"subnets of {net.vpc} give no public address: instances need a NAT or endpoints to reach AWS")
+    if not need.gpus and not wishes.image and not wishes.setup:
+        notes.append("the image is plain Ubuntu, without torch: name packages in requirements.txt or [job] setup")
     key = network.public_key()
     return Choice(
         wishes=wishes, account=account, region=session.region, image=image, types=chosen,

@@ -17,8 +17,8 @@ _USEFUL = {
     "job": ("revision", "resume_command", "setup", "directory", "keep", "python"),
     "volume": ("snapshot",),
     "fleet": ("engine", "on_demand_after", "ssh_from", "public_key"),
-    "limits": ("failures", "hours", "dollars"),
-    "store": ("url",),
+    "limits": ("failures", "silent", "hours", "dollars"),
+    "store": ("url", "results"),
     "notify": ("webhook", "sns"),
 }
 

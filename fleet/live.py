@@ -108,12 +108,23 @@ def _place(document: dict[str, Any]) -> str:
     return f"{document['phase']} {document['instance']['id']} {shortage.get('cause')} {notice}"
 
 
+def _awaited(launches: list[dict[str, Any]]) -> str:
+    """What is there before an instance has told anything: its boot takes minutes."""
+    coming = [one for one in launches if one["alive"]]
+    if not coming:
+        return "no instance yet"
+    newest = coming[-1]
+    return f"{newest['instance']} ({newest['zone']}) has been starting for {duration(newest['seconds'])}"
+
+
 def line(document: dict[str, Any]) -> str:
     """`training on i-0a (us-west-2a), step 120 of 400, loss 0.31, 2.1 steps/s, 2 min left, about $0.12 so far`."""
     parts = [str(document["phase"])]
     instance = document["instance"]
     if instance["id"] and not document["no_capacity"]:
         parts[0] += f" on {instance['id']} ({instance['zone']})"
+    elif not document["no_capacity"] and not document["ended"]:
+        parts.append(_awaited(document["launches"]))
     if document["notice"] and not document["ended"]:
         parts.append(f"notice: {document['notice'].get('action')} by {document['notice'].get('deadline')}")
     shortage = document["no_capacity"]

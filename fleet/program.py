@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +26,18 @@ class Verbs(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return verb_command(cmd_name) if cmd_name in cli.VERBS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """`help VERB` too; a verb that is mistyped is guessed."""
+        if args[0] == "help" and not ctx.resilient_parsing:
+            if not args[1:]:
+                print(cli.help_text())
+                ctx.exit()
+            args = [*args[1:], "--help"]
+        if args[0] not in cli.VERBS and not ctx.resilient_parsing:
+            near = get_close_matches(args[0], cli.VERBS, 1)
+            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
 
     def get_help(self, ctx: Any) -> str:
         return cli.help_text()

@@ -58,7 +58,8 @@ class CostSoFar:
 def cost_so_far(history: History) -> CostSoFar:
     found = bill(history)
     instances = found.lines["spot"] + found.lines["on_demand"]
-    return CostSoFar(found.total, instances, found.rate, _on_demand(found), _saved_percent(found), len(found.unpriced))
+    total = found.total or sum(found.exact.values(), Decimal(0))  # less than a cent is not nothing
+    return CostSoFar(total, instances, found.rate, _on_demand(found), _saved_percent(found), len(found.unpriced))
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,10 @@ class Receipt:
         """What all instances cost, to the cent."""
         lines = self.bill.lines
         return lines["spot"] + lines["on_demand"]
+
+    @property
+    def is_under_a_cent(self) -> bool:
+        return not self.total and any(self.bill.exact.values())
 
     def to_document(self) -> dict[str, Any]:
         return {

@@ -90,7 +90,7 @@ def _tiles(report: Report) -> str:
     receipt, steps = report.receipt, report.receipt.steps
     rate = receipt.bill.rate
     cost_more = "an estimate, everything counted" if report.ended else f"{_money(rate)} an hour now"
-    tiles = [("Cost", _money(receipt.total), cost_more, "")]
+    tiles = [("Cost", "< $0.01" if receipt.is_under_a_cent else _money(receipt.total), cost_more, "")]
     if receipt.saved is not None and receipt.on_demand:
         share = f"{receipt.saved_percent or 0:.0f} %"
         tiles.append(("Saved against on-demand", share, f"{_money(receipt.saved)} less for the same hours",
@@ -100,7 +100,8 @@ def _tiles(report: Report) -> str:
     silent = _silent(report)
     words = [f"{silent} without notice" if silent else "", f"{counted(receipt.moves, 'move')} to another zone"
              if receipt.moves else ""]  # fmt: skip
-    more = ", ".join(word for word in words if word) or ("each with notice" if report.taken else "none so far")
+    none = "no machine was taken" if report.ended else "none so far"
+    more = ", ".join(word for word in words if word) or ("each with notice" if report.taken else none)
     tiles.append(("Interruptions", str(len(report.lost)), more, ""))
     again = steps.redone + steps.lost
     share = f"{100 * again / (steps.done + again):.2g} % of the work" if steps.done and again else (

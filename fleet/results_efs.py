@@ -75,6 +75,8 @@ def opened(
 ) -> Iterator[Source]:
     """Where the run's results are. `folder`: where EFS is mounted here. `reading` False: they are only listed."""
     place = place_of(run)
+    if folder is not None and not isinstance(place, EfsUrl):
+        say("note: --from is left out: the results of this run are in S3")
     with ExitStack() as stack:
         match place:
             case None:

@@ -256,6 +256,15 @@ def test_a_shell_completes_verbs_and_their_options() -> None:
     assert "--follow" in CliRunner().invoke(cli.app, prog_name="fleetctl", env=more).stdout.split()
 
 
+def test_help_is_a_word_too_and_a_mistyped_verb_is_guessed() -> None:
+    run = CliRunner().invoke
+    assert run(cli.app, ["help"]).stdout.strip() == cli.help_text()
+    assert run(cli.app, ["help", "sweep", "run"]).stdout == run(cli.app, ["sweep", "run", "--help"]).stdout
+    for typed, said in (("statsu", "Did you mean 'status'?"), ("xyzzy", "No such command 'xyzzy'.\n")):
+        wrong = run(cli.app, [typed])
+        assert (wrong.exit_code, said in wrong.stderr) == (ExitCode.USAGE, True), wrong.stderr
+
+
 def test_the_version_is_data() -> None:
     result = run("--version")
     assert result.exit_code == 0

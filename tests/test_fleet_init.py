@@ -134,6 +134,9 @@ def test_without_gpus_plain_ubuntu_and_types_of_as_many_vcpus(cloud_desk: CloudD
     said = cloud_desk.good(*COMMAND, "--gpus", "0", "--vcpus", "8")
     assert "canonical" in said["image"]["parameter"]
     assert {(one["gpus"], one["vcpus"]) for one in said["types"]} == {(0, 8)}
+    assert "the image is plain Ubuntu, without torch" in "\n".join(said["notes"])
+    Path("requirements.txt").write_text("torch\n")
+    assert "plain Ubuntu" not in "\n".join(cloud_desk.good(*COMMAND, "--gpus", "0", "--force")["notes"])
 
 
 def test_a_quota_of_nothing_is_exit_5_and_prints_the_command_that_raises_it(cloud_desk: CloudDesk) -> None:

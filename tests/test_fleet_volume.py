@@ -76,7 +76,8 @@ def test_an_upload_stays_below_datasets(cloud_desk: CloudDesk, folder: Path, to:
 
 def test_progress_says_rate_and_time_left() -> None:
     assert line("uploading", 25_000_000, 100_000_000, 5.0) == "uploading 25.0 of 100.0 MB, 25 %, 5.0 MB/s, 15 s left"
-    assert line("uploading", 0, 0, 0.0) == "uploading 0.0 of 0.0 MB, 100 %, 0.0 MB/s"
+    assert line("uploading", 2_000, 4_000, 2.0) == "uploading 2.0 of 4.0 kB, 50 %, 1.0 kB/s, 2 s left"
+    assert line("uploading", 0, 0, 0.0) == "uploading 0.0 of 0.0 kB, 100 %, 0.0 kB/s"
 
 
 # ------------------------------------------------------------------------------------------------------------- volumes

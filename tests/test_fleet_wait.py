@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -233,6 +234,13 @@ def test_a_fleet_without_capacity_says_so_in_status_and_its_json(desk: Desk, mon
     shortage = desk.good("status")["no_capacity"]
     assert ("capacity", ["us-west-2a", "us-west-2b"]) == (shortage["cause"], shortage["zones"])
     assert "no spot capacity since" in desk.run("status").stdout
+
+
+def test_before_an_instance_tells_anything_the_wait_says_which_one_starts(desk: Desk) -> None:
+    desk.request()
+    assert line(desk.good("status")) == "requested, no instance yet"
+    desk.pass_time(60)
+    assert re.fullmatch(r"requested, i-\w+ \(us-west-2[ab]\) has been starting for .*", line(desk.good("status")))
 
 
 def test_all_jobs_are_listed_with_a_number_of_calls_that_does_not_grow(desk: Desk) -> None:

@@ -116,7 +116,7 @@ def render(document: dict[str, Any]) -> str:
     else:
         state = document["status"] or "no longer known to AWS Batch"
     rows = [("job", document["job"]), ("run", document["run"]), ("at Batch", f"{document['job_id']}  {state}")]
-    if document["phase"]:
+    if document["phase"] in _ENDS:  # until then AWS knows better
         rows.append(("phase", document["phase"] + (f": {document['reason']}" if document["reason"] else "")))
     if document["attempts"]:
         rows.append(("attempts", str(document["attempts"])))

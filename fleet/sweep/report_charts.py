@@ -125,7 +125,7 @@ def parallel(report: SweepReport, width: int, height: int = 320) -> str:
     shown = list(report.parameters)[: max(1, width // 120 - 1)]
     top, bottom = 44, 26
     columns = [_Column.of(one) for one in shown]
-    columns.append(_Column(report.metric, axis_of(report.values.values()), (), dict(report.values)))
+    columns.append(_Column(report.metric, _tight(list(report.values.values())), (), dict(report.values)))
     room = width / len(columns)
     parts = []
 
@@ -165,7 +165,7 @@ class _Column:
     @classmethod
     def of(cls, parameter: Parameter) -> _Column:
         kinds = () if parameter.numeric else tuple(parameter.kinds)
-        axis = axis_of(float(one) for one in parameter.values.values()) if parameter.numeric else Axis(0.0, 1.0)
+        axis = _tight([float(one) for one in parameter.values.values()]) if parameter.numeric else Axis(0.0, 1.0)
         return cls(parameter.name, axis, kinds, dict(parameter.values))
 
     def share(self, index: int) -> float | None:
@@ -190,6 +190,14 @@ def is_share(name: str, values: Iterable[float]) -> bool:
 
 def _wide(axis: Axis) -> Axis:
     return axis if axis.high > axis.low else replace(axis, low=axis.low - 0.5, high=axis.high + 0.5)
+
+
+def _tight(values: Sequence[float]) -> Axis:
+    """From the least to the greatest of them, whose figures stand at its ends; a single wild one is left out."""
+    axis = axis_of(values)
+    if axis.log or max(values) <= min(values):
+        return axis
+    return replace(axis, low=max(axis.low, min(values)), high=min(axis.high, max(values)))
 
 
 def _path(points: Sequence[tuple[float, float]], cls: str) -> str:

@@ -99,7 +99,9 @@ def _curves(report: SweepReport) -> str:
     if not report.curves:
         return card("Learning curves", "No run has written a curve of this metric to its metrics file: see"
                     " docs/contract.md for how it can.", "")  # fmt: skip
-    what = f"{report.curve} over the steps of each run. The {report_charts.COLOURED} best have colours."
+    what = f"{report.curve} over the steps of each run."
+    if len(report.rows) > report_charts.COLOURED:
+        what += f" The {report_charts.COLOURED} best have colours."
     return card("Learning curves", what, _keys(report) + three(partial(report_charts.curves, report)))
 
 

@@ -68,4 +68,5 @@ def write_page(made: Report, path: Path, *, quiet: bool = False) -> None:
     write(body, path)
     if not quiet:
         print(path)
-    say(f"{about(made.receipt.total)}; {len(body) / 1000:.0f} kB, open it in a browser")
+    cost = "under $0.01" if made.receipt.is_under_a_cent else about(made.receipt.total)
+    say(f"{cost}; {len(body) / 1000:.0f} kB, open it in a browser")

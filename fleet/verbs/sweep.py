@@ -388,7 +388,7 @@ def _follow(session: Session, sweep: Run, seconds_max: float | None) -> None:
     if sweep.fleet_document().get("batch"):
         raise Conflict(f"job {sweep.job} is on AWS Batch", next_step=f"`fleetctl batch logs {sweep.job} -f` follows it")
     try:
-        say(f"done: {follow(session, sweep, SystemClock(), say, seconds_max)}")
+        say(f"done: {follow(session, sweep, SystemClock(), say, seconds_max)}; next: fleetctl sweep report {sweep.job}")
     except KeyboardInterrupt:
         fail(f"fleetctl: interrupted; the sweep goes on: {come_back(sweep)}", ExitCode.INTERRUPTED)
 
