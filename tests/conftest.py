@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ import pytest
 if str(Path(__file__).parent) not in sys.path:
     sys.path.insert(0, str(Path(__file__).parent))
 
+# moto makes 1,300 images, each with a volume and a snapshot, whenever its EC2 is begun anew: seconds of a test.
+os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
 
 import aws_calls
+import longest_first
 
 _wrong = pytest.StashKey[list[str]]()
 
@@ -24,6 +28,17 @@ def torchvision() -> Any:
     from torchvision_here import torchvision_here
 
     return torchvision_here()
+
+
+# --------------------------------------------------------------------- which worker runs what, and when (longest_first)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: longest_first.place(item.nodeid.partition("::")[0]))
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return longest_first.scheduler(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 # ----------------------------------------------------------------------- calls of AWS against the policies (aws_calls)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import json
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -169,11 +172,28 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheelhouse:
     return Wheelhouse(folder, tuple(made))
 
 
+@functools.cache
+def _clients() -> dict[str, Any]:
+    """Made once for all modules: each reads megabytes of service model."""
+    return {name: boto3.client(name, region_name=REGION) for name in ("ec2", "s3", "sts", "pricing", "iam")}
+
+
 @pytest.fixture(scope="module")
 def moto_clients() -> Iterator[dict[str, Any]]:
-    """Made once: each client reads megabytes of service model."""
     with mock_aws():
-        yield {name: boto3.client(name, region_name=REGION) for name in ("ec2", "s3", "sts", "pricing", "iam")}
+        yield _clients()
+
+
+@functools.cache
+def _repository() -> Path:
+    """A repository of one commit, to be copied: three programs less in each test."""
+    folder = Path(tempfile.mkdtemp(prefix="desk-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "train.py").write_text("print(1)\n")
+    for arguments in (["init", "-q", "--template="], ["add", "train.py"], ["commit", "-qm", "x"]):
+        command = ["git", "-c", "user.email=a@example.org", "-c", "user.name=a", *arguments]
+        subprocess.run(command, cwd=folder, check=True)
+    return folder
 
 
 def _make_roles(iam: Any) -> None:
@@ -198,14 +218,9 @@ def desk(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setattr(wheelhouse, "build", lambda: wheels)
     folder = tmp_path / "job"
-    folder.mkdir()
+    shutil.copytree(_repository(), folder)
     (folder / "spot_fleet_config.json").write_text(json.dumps(FLEET))
     (folder / "job.toml").write_text('[job]\nname = "cifar"\nrepository = "."\ncommand = ["python", "train.py"]\n')
-    (folder / "train.py").write_text("print(1)\n")
-    for arguments in (["init", "-q"], ["add", "train.py"], ["commit", "-qm", "x"]):
-        subprocess.run(
-            ["git", "-c", "user.email=a@example.org", "-c", "user.name=a", *arguments], cwd=folder, check=True
-        )
     monkeypatch.chdir(folder)
     s3_backends.reset()
     iam_backends.reset()

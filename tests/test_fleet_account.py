@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
 from moto.iam.models import iam_backends
 
+from spotheal.agent import clock
 from spotheal.agent.errors import ExitCode, PermissionDenied
 from spotheal.agent.names import Phase, StoreUrl
 from spotheal.fleet import repository
@@ -34,6 +35,7 @@ OURS = [SPOTHEAL_INSTANCE, SPOTHEAL_INSTANCE.replace("spotheal-instance", "spoth
 def empty(desk: Desk, moto_clients: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
     """An account with nothing but its default VPC, and files as `fleetctl init` writes them."""
     monkeypatch.setenv("AWS_REGION", "us-west-2")
+    monkeypatch.setattr(clock, "SystemClock", lambda: desk.account.clock)  # each new role is waited for
     iam_backends.reset()
     Account(desk.account.rules.world, strict=True)  # with AWS's own policy for fleets
     ec2 = moto_clients["ec2"]
@@ -100,6 +102,7 @@ WHOLE: dict[str, Any] = {
 def test_an_empty_account_gets_all_it_needs_in_one_plan(empty: Desk, moto_clients: dict[str, Any]) -> None:
     document = empty.request()
     assert made(moto_clients) == WHOLE
+    assert empty.account.clock.seconds >= prerequisites.IAM_SECONDS, "the roles are not known everywhere yet"
     says = "; ".join(document["steps"])
     words = (f"create role {FLEET_ROLE}", "create role and instance profile spotheal-instance", "create bucket",
              "ssh from 203.0.113.7/32 only", "import key pair spotheal", "create a volume")  # fmt: skip
