@@ -96,7 +96,7 @@ def test_a_strangers_job_is_interrupted_in_one_zone_and_ends_in_another_without_
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     kept = tmp_path / "kept"
-    options = Options(checkout / "spot_fleet_config.json", scenario="notice-other-zone", keep=kept, seconds_max=240)
+    options = Options(checkout / "spot_fleet_config.json", scenario="notice-other-zone", keep=kept, seconds_max=900)
     summary = rehearse(options)
     found = summary.to_document()
     expected = {
@@ -110,13 +110,19 @@ def test_a_strangers_job_is_interrupted_in_one_zone_and_ends_in_another_without_
         "exact": True,
         "volumes_left": 1,
     }
-    assert {key: found[key] for key in expected} == expected, summary.broken
+    assert {key: found[key] for key in expected} == expected, f"{summary.broken}\n{last_words(kept)}"
     assert found["throttled_calls"] > 0
     assert found["fleet_cancelled_by"] == found["timeline"][-1]["instance"]
     assert (kept / "volume" / "results" / "weight.npy").is_file()
     assert (kept / "store" / "results" / "weight.npy").is_file()
     for row in found["timeline"]:
         assert (kept / "instances" / row["instance"] / "logs" / "agent.log").read_text()
+
+
+def last_words(kept: Path) -> str:
+    """What the agents said last."""
+    logs = sorted(kept.glob("instances/*/logs/agent.log"))
+    return "\n".join(f"{log}\n" + "\n".join(log.read_text().splitlines()[-60:]) for log in logs)
 
 
 def test_a_rehearsal_that_is_ended_half_way_leaves_no_process_and_no_folder(checkout: Path, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ COMMAND = (
 )  # fmt: skip
 AFTERWARDS = ("python", "-c", "print('the array has ended, and this job begins')")
 _HOSTS, _VCPUS = 2, 4
-_NOTICE_SECONDS = 46.0  # 40 of them are kept from the trainer
+_NOTICE_SECONDS = 55.0  # 40 of them are kept from the trainer; the next attempt begins when the host is gone
 _LOOK_SECONDS = 0.5
 _EARLY, _LATE = 0.2, 0.85
 

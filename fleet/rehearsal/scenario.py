@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from spotheal.agent.contract import Progress
 from spotheal.agent.errors import ConfigError
 
-# AWS gives two minutes. The trainer's deadline is 40 s before the end, so with 50 s it goes on for a few seconds and
-# saves, the hand-over has the 40 s it has at AWS, and nobody watches a machine wait for its end.
-LEAD_SECONDS = 50.0
+# AWS gives two minutes. The trainer's deadline is 40 s before the end: with 65 s it has 25 to save in, which a busy
+# machine needs, and the hand-over the 40 s that it has at AWS.
+LEAD_SECONDS = 65.0
 PATIENCE_SECONDS = 60.0
 SILENT_SECONDS = 15.0  # of a trainer that writes no progress, before something happens to it
 
