@@ -8,13 +8,14 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from batch_world import BatchWorld, no_efs
+from batch_world import BUCKET, RUN, BatchWorld, no_efs
 
 from spotheal.agent.batch.child import read_config
 from spotheal.agent.batch.place import Place, place
 from spotheal.agent.errors import ConfigError, NotFound
 from spotheal.agent.metadata import SpotAction
 from spotheal.agent.names import StoreUrl
+from spotheal.fleet.rehearsal.client import client_error
 
 __all__ = ["no_efs"]
 COUNTING = (Path(__file__).parent / "trainers/counting.py").read_text()
@@ -66,6 +67,50 @@ def test_a_child_whose_host_ends_without_a_word_goes_on_from_its_last_copy(tmp_p
     resumed = [line for line in text.splitlines() if '"trainer-started"' in line]
     assert '"resumed_step": 0' in resumed[0] and '"resumed_step": 0' not in resumed[1]
     assert (world.status()["phase"], world.status()["progress"]["step"]) == ("done", 40)
+
+
+RESULTS = """
+import os, pathlib
+results = pathlib.Path(os.environ["SPOTHEAL_RESULTS_DIR"])
+(results / "model.bin").write_text("weights")
+if "STRANGE" in os.environ:
+    open(os.fsencode(results) + b"/plot-\\xff.png", "w").close()
+"""
+
+
+def test_results_whose_place_refuses_them_fail_the_run_once_and_a_resume_has_them(tmp_path: Path) -> None:
+    """Ten hosts in a row found the same, and what was trained lay nowhere."""
+    world = BatchWorld(tmp_path, RESULTS, job={"store": {"results": "s3://elsewhere/models"}})
+    refuses = True
+    put = world.s3.upload_fileobj
+
+    def denied(body: object, bucket: str, key: str, **more: object) -> object:
+        if bucket == "elsewhere" and refuses:
+            raise client_error("PutObject", "AccessDenied", "Access Denied", 403)
+        return put(body, BUCKET if bucket == "elsewhere" else bucket, key, **more)
+
+    world.s3.upload_fileobj = denied  # type: ignore[method-assign]
+    assert world.live() == 7
+    reason = world.status()["reason"]
+    assert world.status()["phase"] == "failed" and "Access Denied" in reason and "submit --resume" in reason
+    refuses = False
+    world.store.write_status({"phase": "requested"})  # as --resume does
+    assert world.live(attempt=2) == 0
+    assert world.s3.get_object(Bucket=BUCKET, Key=f"models/j/{RUN}/model.bin")["Body"].read() == b"weights"
+
+
+def test_a_result_whose_name_no_place_takes_is_named_and_fails_nothing(tmp_path: Path) -> None:
+    world = BatchWorld(tmp_path, RESULTS, job={"environment": {"STRANGE": "1"}})
+    put = world.s3.upload_fileobj
+
+    def as_boto_does(body: object, bucket: str, key: str, **more: object) -> object:
+        key.encode()
+        return put(body, bucket, key, **more)
+
+    world.s3.upload_fileobj = as_boto_does  # type: ignore[method-assign]
+    assert world.live() == 0
+    assert world.status()["phase"] == "done" and "results not stored (plot-\\udcff.png" in world.status()["reason"]
+    assert world.store.get_bytes("results/model.bin") == b"weights"
 
 
 def test_after_a_notice_a_container_saves_and_waits_for_its_host_to_end(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from spotheal.agent import aws
 from spotheal.agent.batch.copies import Copies
 from spotheal.agent.batch.copying import Copying
-from spotheal.agent.batch.ends import NoFleet, end_of_sweep, record_end
+from spotheal.agent.batch.ends import Counted, NoFleet, end_of_sweep, record_end, without_results
 from spotheal.agent.batch.mounted import folders_of, mounted
 from spotheal.agent.batch.place import EFS, Place, identity
 from spotheal.agent.budget import Budget
@@ -352,14 +352,16 @@ class Child:
         return EXIT_SAVED_AND_STOPPED
 
     def _finish(self, end: End) -> int:
-        """Store what the run made, then its end. Results that the store does not take are no end: Batch tries again."""
+        """Store what the run made, then its end. Where the host goes meanwhile there is none: Batch tries again."""
         if not self._copy_last(None, new_results=False):
             self._log.warning("the last checkpoints are not copied to the store")
-        work = self._finishing()
-        missing = store_results(work, self._stop) if end.phase is not Phase.SETUP_FAILED else ""
+        place = Counted(self._results)
+        missing = store_results(self._finishing(place), self._stop) if end.phase is not Phase.SETUP_FAILED else ""
         if missing:
             self._copy_last(self._until())
-            raise Retryable(f"the results are not stored: {missing}")
+            if self._stop.is_set():
+                raise Retryable(f"the results are not stored: {missing}")
+            end = without_results(end, missing, place.taken)
         self._ledger.add("end", phase=end.phase.value, reason=end.reason)
         phase, reason = self._status.end(phase=end.phase, reason=end.reason)
         if self._index is not None:
@@ -372,12 +374,12 @@ class Child:
         log("the run is over", phase=phase.value, reason=reason)
         return ExitCode.OK if phase is Phase.DONE else ExitCode.JOB_FAILED
 
-    def _finishing(self) -> Finishing:
+    def _finishing(self, place: Counted) -> Finishing:
         metrics = self._live.copy()
         return Finishing(
             store=self._store, cloud=NoFleet(), clock=self._clock, ledger=self._ledger, status=self._status,
             log=self._log, instance=self._here.instance, volume=None, results=self._folders.results,
-            results_to=self._results, results_too=[metrics] if metrics else [],
+            results_to=place, results_too=[metrics] if metrics else [],
         )  # fmt: skip
 
     def _end_list(self) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from spotheal.agent.clock import Clock
+from spotheal.agent.efs import Put
+from spotheal.agent.finish import End
 from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.metadata import Identity
 from spotheal.agent.names import Phase
+from spotheal.agent.results import Place
 from spotheal.agent.status import Status
 from spotheal.agent.store import Store
 from spotheal.agent.sweep.queue import Entry, Queue
@@ -25,6 +29,33 @@ class NoFleet:
 
     def cancel_fleet(self, fleet: str) -> None:
         return None
+
+
+class Counted:
+    """A place of results that knows how many files it has taken."""
+
+    def __init__(self, place: Place) -> None:
+        self._place, self.is_elsewhere, self.taken = place, place.is_elsewhere, 0
+
+    def __str__(self) -> str:
+        return str(self._place)
+
+    def prepare(self) -> None:
+        self._place.prepare()
+
+    def put(self, files: Sequence[tuple[str, Path]]) -> Iterator[Put]:
+        for one in self._place.put(files):
+            self.taken += not (one.fault or one.again)
+            yield one
+
+
+def without_results(end: End, missing: str, taken: int) -> End:
+    """The end of a run of whose results `missing` says why they do not all lie in their place: again and again another
+    host would not do better. Where the place has taken none, a --resume has them from the copies in the store."""
+    reason = f"{end.reason}; results not stored ({missing})"
+    if taken or end.phase is not Phase.DONE:
+        return End(end.phase, reason)
+    return End(Phase.FAILED, f"{reason}; `fleetctl batch submit --resume` stores them once that is mended")
 
 
 def record_end(queue: Queue, index: int, phase: Phase, reason: str) -> None:
