@@ -16,6 +16,7 @@ from typing import Any
 
 from spotheal.agent.clock import parse_rfc3339, rfc3339
 from spotheal.agent.config import JobConfig
+from spotheal.agent.errors import ConfigError
 from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, TAG_STORE
 from spotheal.fleet import ec2fleet, engine, template
 from spotheal.fleet.config import FleetConfig
@@ -56,6 +57,17 @@ class Request:
         return {"create_launch_templates": list(self.templates), call_of(self.fleet): self.fleet}
 
 
+def _refuse_weights(fleet: FleetConfig) -> None:
+    """Of a fleet of four, with weights of four, AWS launches one machine."""
+    overrides = (one for config in fleet.template_configs for one in config.get("Overrides") or [])
+    places = [*fleet.specifications, *overrides]
+    if any(place.get("WeightedCapacity") not in (None, 1) for place in places):
+        raise ConfigError(
+            f"{fleet.source}: WeightedCapacity counts units, and the machines of a sweep, or of `nodes`, are counted",
+            next_step="take it out (SpotPrice is then the most for a machine)",
+        )
+
+
 def call_of(arguments: dict[str, Any]) -> str:
     """The boto3 method that takes a fleet's arguments."""
     return "create_fleet" if engine.is_ec2_fleet_request(arguments) else "request_spot_fleet"
@@ -64,6 +76,8 @@ def call_of(arguments: dict[str, Any]) -> str:
 def build(order: Order) -> Request:
     """The request of `order`; the same order always gives the same request, byte for byte."""
     config = copy.deepcopy(order.fleet.document)
+    if order.instances > 1:
+        _refuse_weights(order.fleet)
     config["Type"] = "maintain"
     config["TargetCapacity"] = order.instances
     config.setdefault("AllocationStrategy", DEFAULT_STRATEGY)

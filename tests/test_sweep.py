@@ -92,6 +92,19 @@ def test_a_sweep_is_one_fleet_with_a_list_in_the_store_and_no_volume_yet(desk: D
     assert str(one.store) == f"{config.store}/entries/00001"
 
 
+def test_a_fleet_that_counts_units_is_refused_where_machines_are_counted(desk: Desk) -> None:
+    """`--parallel 8` with weights of 4 would be two machines, and nobody would say so."""
+    path = desk.folder / "spot_fleet_config.json"
+    whole = json.loads(path.read_text())
+    for place in whole.get("SpotFleetRequestConfig", whole)["LaunchSpecifications"]:
+        place["WeightedCapacity"] = 4
+    path.write_text(json.dumps(whole))
+    (desk.folder / "list.yml").write_text(LIST)
+    refused = desk.run("sweep", "run", "list.yml", "--yes", "--parallel", "2")
+    assert refused.exit_code == ExitCode.USAGE and "WeightedCapacity counts units" in refused.stderr
+    assert desk.live_fleets() == []
+
+
 def test_the_plan_says_what_the_volumes_are_and_status_counts_the_runs(desk: Desk) -> None:
     (desk.folder / "list.yml").write_text(LIST)
     looked = desk.run("sweep", "run", "list.yml", "--dry-run", "--parallel", "2")
