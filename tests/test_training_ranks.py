@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from training_runs import OPTIONS, Place  # noqa: E402
 
 from spotheal.agent import contract  # noqa: E402
 from spotheal.agent.errors import ConfigError  # noqa: E402
+from spotheal.training import launch  # noqa: E402
 from spotheal.training.checkpoint import Store  # noqa: E402
 from spotheal.training.distributed import RankLost, Ranks, apart, sample, world  # noqa: E402
 from spotheal.training.sampler import ExactSampler  # noqa: E402
@@ -276,6 +278,23 @@ def test_one_process_agrees_with_itself() -> None:
     ranks = Ranks(environment={})
     values: list[Callable[[], Any]] = [lambda: ranks.any(True, False), lambda: ranks.first(3), lambda: ranks.all(3)]
     assert [value() for value in values] == [(True, False), 3, [3]]
+
+
+def test_a_launcher_that_is_told_to_end_says_so_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    def told(_: list[str]) -> None:
+        raise SignalException("Process 1 got signal: 15", signal.SIGTERM)
+
+    monkeypatch.setattr(torchrun, "main", told)
+    monkeypatch.setenv(contract.NOTICE_FILE, str(tmp_path / "notice.json"))
+    assert launch.main(["--standalone", "true"]) == 143
+    (tmp_path / "notice.json").touch()
+    assert launch.main(["--standalone", "true"]) == contract.EXIT_SAVED_AND_STOPPED
+    assert capfd.readouterr().err == "ranks: told to end by SIGTERM, and so were all of them\n" * 2
 
 
 def test_a_failed_collective_names_the_rank_and_the_limit() -> None:

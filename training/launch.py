@@ -11,13 +11,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from spotheal.agent.contract import EXIT_SAVED_AND_STOPPED
+from spotheal.agent.contract import EXIT_SAVED_AND_STOPPED, NOTICE_FILE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 where every rank ended with 0; 75 where one ended with 75 and none failed before; else 1.
 
+    Told to end by a signal, as the ranks then were: 75 where the agent has given a notice, else 128 and the signal.
     On several machines as elastic.main.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun sets the same, and prints six lines about it
@@ -29,11 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if mine:  # a store that is gone is told in one line of ours, not in stacks of C++; ranks say what they like
             del os.environ["TORCH_CPP_LOG_LEVEL"]
         return over_machines(given)
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import main as torchrun
 
     try:
-        torchrun(given)
+        run.main(given)
+    except SignalException as told:
+        print(f"ranks: told to end by {told.sigval.name}, and so were all of them", file=sys.stderr, flush=True)
+        notice = os.environ.get(NOTICE_FILE)
+        return EXIT_SAVED_AND_STOPPED if notice and Path(notice).exists() else 128 + told.sigval
     except ChildFailedError as ended:
         # torchrun ends the others when the first one ends, so what counts is how that one did.
         rank, first = ended.get_first_failure()
