@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -472,6 +473,18 @@ def test_the_fifth_boot_in_a_row_that_fails_parks_the_run(
     assert len(cancels) == 2, "refused inside a successful answer, then done"
     assert cancels[0]["SpotFleetRequestId.1"] == FLEET and cancels[0]["TerminateInstances"] == "true"
     assert ("PUT", "status.json") in cloud.asked
+
+
+def test_machines_that_boot_beside_one_that_fails_are_no_failures(instance: Instance, cloud: Cloud) -> None:
+    """The twenty machines of a sweep boot at once: one whose disk was bad ended all of it."""
+    young = (datetime.now(timezone.utc) - timedelta(seconds=40)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    _earlier_launches(cloud, [{"outcome": "booting", "time": young}] * 9)
+    instance.boot(_changed(cloud))
+    assert {form["Action"] for form in cloud.ec2} == {"CreateTags"}
+    old = (datetime.now(timezone.utc) - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    _earlier_launches(cloud, [{"outcome": "booting", "time": old}] * 4)
+    instance.boot(_changed(cloud))
+    assert "CancelSpotFleetRequests" in {form["Action"] for form in cloud.ec2}, "those came to nothing"
 
 
 def test_an_end_that_is_recorded_stands_and_only_its_fleet_is_cancelled(instance: Instance, cloud: Cloud) -> None:

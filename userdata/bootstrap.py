@@ -65,6 +65,7 @@ RESTART_SECONDS_MAX = 10.0
 CREDENTIALS_SECONDS = 30.0
 RUNNING_SECONDS = 30.0  # how long systemd is asked whether the agent runs, to say it here
 ENDS = ("done", "failed", "set-up failed", "limit", "parked", "cancelled")  # as in agent/names.py
+BOOT_SECONDS = 900
 BOOTS_MAX = 5  # launches in a row that gained nothing: the run is parked (agent/finish.py has the same figure)
 PASSED_ON = re.compile(r"AWS_ENDPOINT_URL\w*|AWS_EC2_METADATA_SERVICE_ENDPOINT|AWS_CA_BUNDLE|(?i:https?|no)_proxy")
 SYSTEM_FOLDERS = ("/bin", "/sbin", "/usr/bin", "/usr/sbin")
@@ -447,8 +448,9 @@ def keep() -> int:
 
 
 # ------------------------------------------------------------------------------------------------------------- failing
-def now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+def now(later: float = 0) -> str:
+    moment = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=later)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def count_launch(aws: Aws, config: dict[str, Any], instance: dict[str, Any], outcome: str, reason: str = "") -> None:
@@ -464,8 +466,9 @@ def count_launch(aws: Aws, config: dict[str, Any], instance: dict[str, Any], out
     patiently("count this launch", lambda: aws.store("PUT", key, json.dumps(launch).encode()))
 
 
-def launches_without_progress(aws: Aws, config: dict[str, Any]) -> int:
-    """Launches in a row, this one included, that acknowledged no new checkpoint, counted as agent/finish.py does."""
+def launches_without_progress(aws: Aws, config: dict[str, Any], me: str) -> int:
+    """Launches in a row, this one included, that acknowledged no new checkpoint, counted as agent/finish.py does.
+    Others that boot now may come up: a sweep's twenty machines boot at once, and one that fails must not end it."""
     query = {"list-type": "2", "prefix": aws.prefix + "/launches/"}
     listing = patiently("list the launches", lambda: aws.store("GET", query=query.items())).decode()
 
@@ -476,7 +479,9 @@ def launches_without_progress(aws: Aws, config: dict[str, Any]) -> int:
     requested_at = config["run"].get("requested_at", "")
     count = 0
     for launch in sorted(launches, key=lambda launch: str(launch.get("time", ""))):
+        boots = launch.get("outcome") == "booting" and now(-BOOT_SECONDS) < launch.get("time", "") < now(300)
         fruitless = launch.get("outcome") not in ("interrupted", "barred")
+        fruitless = fruitless and (not boots or launch.get("instance") == me)
         if launch.get("acknowledged") or launch.get("requested_at", requested_at) != requested_at:
             count = 0
         elif fruitless:
@@ -543,7 +548,7 @@ def record_failure(aws: Aws, config: dict[str, Any], instance: dict[str, Any], r
     try:
         try:
             count_launch(aws, config, instance, "boot failed", reason)
-            count = launches_without_progress(aws, config)
+            count = launches_without_progress(aws, config, me)
         except Stuck as error:
             if not tagged:
                 raise
