@@ -10,9 +10,9 @@ import pytest
 from batch_desk import IMAGE, BatchDesk, Scripted, batch_desk
 from fleet_desk import desk, moto_clients, wheels
 
-from spotheal.agent.errors import Retryable
+from spotheal.agent.errors import ExitCode, Retryable
 from spotheal.agent.names import LAYOUT
-from spotheal.fleet.batch import documents
+from spotheal.fleet.batch import documents, jobs
 from spotheal.fleet.rehearsal.batch_things import Attempt, is_retried
 from spotheal.fleet.rehearsal.world import ApiError
 
@@ -265,6 +265,29 @@ def test_a_host_that_ends_costs_an_attempt_whose_lines_are_told_as_its_own(batch
     assert [line for line in result.stdout.splitlines() if "first" in line or "second" in line] == [
         "first", "[attempt 2] second",
     ]  # fmt: skip
+
+
+def test_children_that_wait_are_not_listed_and_those_that_ended_not_at_each_look(
+    batch_desk: BatchDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ten thousand each list is a hundred calls, at every look, and AWS throttles them."""
+    made(batch_desk, "max_vcpus = 8")
+    listed: Counter[str] = Counter()
+    children = jobs.children
+
+    def counted(session: Any, array: str, status: str) -> list[str]:
+        listed[status] += 1
+        return children(session, array, status)
+
+    monkeypatch.setattr(jobs, "children", counted)
+    for index in range(12):
+        batch_desk.script[index] = [Scripted(6, 0, [f"of {index}"])]
+    result = batch_desk.run("submit", batch_desk.list(12), "--yes", "--wait")
+    assert result.exit_code == 0, result.output
+    assert sorted(line for line in result.stdout.splitlines() if "] of" in line) == sorted(
+        f"[{index}] of {index}" for index in range(12)
+    )
+    assert listed["RUNNABLE"] == 0 and listed["SUCCEEDED"] < listed["RUNNING"] / 2, listed
 
 
 def test_waiting_ends_with_6_and_the_job_goes_on(batch_desk: BatchDesk) -> None:
@@ -556,3 +579,33 @@ def test_the_rules_of_retrying_are_such_as_aws_takes(batch_desk: BatchDesk) -> N
     rules = documents.retry(10)["evaluateOnExit"]
     assert len(rules) <= 5 and json.dumps(rules)
     made(batch_desk)  # the rehearsal's Batch refuses what does not match AWS's patterns
+
+
+# --------------------------------------------------------------------------------------------------- beside a fleet
+def test_a_job_at_work_on_batch_gets_no_spot_fleet_beside_it(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    desk = batch_desk.desk
+    begun = batch_desk.good("submit", "--array", "2", "--yes")["run"]
+    for arguments in (["request"], ["request", "--new-run"], ["request", "--resume"],
+                      ["sweep", "run", batch_desk.list(2)]):  # fmt: skip
+        refused = desk.run(*arguments, "--yes")
+        assert refused.exit_code == ExitCode.CONFLICT
+        assert f"is at work on AWS Batch: run {begun}" in refused.stderr, refused.stderr
+    assert desk.live_fleets() == []
+    ways_on = ((["cancel", "--yes"], "fleetctl batch cancel cifar"), (["status", "-w"], "batch logs cifar -f"))
+    for arguments, cure in ways_on:
+        refused = desk.run(*arguments)
+        assert (refused.exit_code, cure in refused.stderr) == (ExitCode.CONFLICT, True), refused.stderr
+    assert "at Batch  " in desk.run("status").stdout
+    batch_desk.pass_time(60)
+    assert "--new-run begins another here" in desk.run("request", "--yes").stderr
+    assert desk.request("--new-run")["run"] != begun
+
+
+def test_a_job_that_a_spot_fleet_works_on_is_not_submitted_beside_it(batch_desk: BatchDesk) -> None:
+    made(batch_desk)
+    batch_desk.desk.request()
+    refused = batch_desk.run("submit", "--yes")
+    assert refused.exit_code == ExitCode.CONFLICT
+    assert "works on job 'cifar'" in refused.stderr and "fleetctl cancel cifar" in refused.stderr
+    assert "SubmitJob" not in batch_desk.calls()

@@ -106,18 +106,17 @@ class Followed:
         return job
 
     def _see_children(self, counts: dict[str, int]) -> None:
-        """Those that run, each time (an attempt has a stream of its own), and those that have ended, once."""
-        ids: dict[str, str] = {}
-        for state in ("RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED"):
-            known = [one for one, there in self._children.items() if there == state]
-            if state in jobs.ENDS and len(known) == counts[state]:
-                continue  # an array of thousands is not listed at each look
-            for one in jobs.children(self.session, self.job_id, state):
-                before = self._children.get(one)
-                is_new_end = state in jobs.ENDS and before not in jobs.ENDS
-                if is_new_end or state in ("STARTING", "RUNNING") or (state == "RUNNABLE" and before is not None):
-                    ids[one] = state
-        for one, child in jobs.describe(self.session, ids).items():
+        """Those that run and those that ran at the last look, each time, for an attempt has a stream of its own; others
+        that have ended, once. An array of thousands is not listed at each look: ListJobs is throttled."""
+        running = (one for state in ("STARTING", "RUNNING") for one in jobs.children(self.session, self.job_id, state))
+        self._note({*running, *(one for one, there in self._children.items() if there not in jobs.ENDS)})
+        for state in jobs.ENDS:
+            if sum(there == state for there in self._children.values()) < counts[state]:
+                listed = jobs.children(self.session, self.job_id, state)
+                self._note({one for one in listed if self._children.get(one) not in jobs.ENDS})
+
+    def _note(self, ids: set[str]) -> None:
+        for one, child in jobs.describe(self.session, sorted(ids)).items():
             self._tail.see_attempts(jobs.streams_of(child), child["status"] in jobs.ENDS)
             self._children[one] = child["status"]
 
