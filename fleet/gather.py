@@ -9,7 +9,7 @@ from typing import Any
 from spotheal.agent.aws import translated
 from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.config import JobConfig
-from spotheal.agent.errors import ConfigError, Conflict, NotFound, PermissionDenied
+from spotheal.agent.errors import ConfigError, Conflict, NotFound, PermissionDenied, SpothealError
 from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.job_values import seconds
 from spotheal.agent.names import LAYOUT, StoreUrl, default_bucket, new_run_id
@@ -75,17 +75,35 @@ def existing_run(session: Session, root: StoreUrl, job: str) -> plan.Existing | 
     instance = run.store.get_json(LAYOUT.job_document) or {}
     requested_at = str(document.get("requested_at") or instance.get("run", {}).get("requested_at") or "")
     live = bool(fleet) and runs.fleet_state(session.client("ec2"), fleet) in runs.LIVE_FLEET_STATES
+    if on_batch := document.get("engine") == "batch":
+        live = _is_open(session, run)
     return plan.Existing(
         run=run.id,
         phase=str(status.get("phase") or ""),
         fleet=fleet,
         live=live,
-        pending=not fleet and bool(document.get("request")),
+        pending=not fleet and not on_batch and bool(document.get("request")),
         generation=int(document.get("generation") or 1),
         requested_at=requested_at,
         volume=str(document.get("volume_id") or ""),
         request=document.get("request"),
+        on_batch=on_batch,
     )
+
+
+def _is_open(session: Session, run: runs.Run) -> bool:
+    """Whether a job of AWS Batch may still be at work; True where that cannot be known."""
+    from spotheal.fleet.batch import jobs
+
+    try:
+        if jobs.lost_one(session, run):
+            return True
+        there = jobs.describe(session, [str(jobs.document_of(run)["job_id"])])
+    except NotFound:  # never submitted
+        return False
+    except SpothealError:
+        return True
+    return any(job["status"] not in jobs.ENDS for job in there.values())
 
 
 def make_plan(

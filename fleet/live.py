@@ -105,7 +105,8 @@ def display(clock: Clock, say: Callable[[str], None], *, terminal: bool) -> Iter
 def _place(document: dict[str, Any]) -> str:
     shortage = document["no_capacity"] or {}
     notice = (document["notice"] or {}).get("deadline", "")
-    return f"{document['phase']} {document['instance']['id']} {shortage.get('cause')} {notice}"
+    instance = document["instance"]
+    return f"{document['phase']} {instance['id']} {instance.get('alive')} {shortage.get('cause')} {notice}"
 
 
 def _awaited(launches: list[dict[str, Any]]) -> str:
@@ -114,16 +115,18 @@ def _awaited(launches: list[dict[str, Any]]) -> str:
     if not coming:
         return "no instance yet"
     newest = coming[-1]
-    return f"{newest['instance']} ({newest['zone']}) has been starting for {duration(newest['seconds'])}"
+    return f"{newest['instance']} ({newest['zone']}) is starting"
 
 
 def line(document: dict[str, Any]) -> str:
     """`training on i-0a (us-west-2a), step 120 of 400, loss 0.31, 2.1 steps/s, 2 min left, about $0.12 so far`."""
     parts = [str(document["phase"])]
     instance = document["instance"]
-    if instance["id"] and not document["no_capacity"]:
+    is_gone = bool(instance["id"]) and instance.get("alive") is False and not document["ended"]
+    if instance["id"] and not document["no_capacity"] and not is_gone:
         parts[0] += f" on {instance['id']} ({instance['zone']})"
     elif not document["no_capacity"] and not document["ended"]:
+        parts += [f"{instance['id']} is gone"] if is_gone else []
         parts.append(_awaited(document["launches"]))
     if document["notice"] and not document["ended"]:
         parts.append(f"notice: {document['notice'].get('action')} by {document['notice'].get('deadline')}")

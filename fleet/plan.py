@@ -41,6 +41,7 @@ class Existing:
     requested_at: str
     volume: str = ""
     request: dict[str, Any] | None = None  # the pending one
+    on_batch: bool = False  # `live`: not over there
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ def decide_run(job: str, existing: Existing | None, *, resume: bool, new_run: bo
                 f"job {job!r} has no run to resume", next_step="`fleetctl request` without --resume begins one"
             )
         return Begin()
+    if existing.on_batch and (existing.live or not new_run):
+        raise _on_batch(job, existing)
     if existing.live:
         if new_run:
             raise Conflict(
@@ -115,6 +118,19 @@ def decide_run(job: str, existing: Existing | None, *, resume: bool, new_run: bo
     raise Conflict(
         f"job {job!r} has a run, {existing.run}, which {state}",
         next_step="--resume goes on with it and its volume, --new-run begins another",
+    )
+
+
+def _on_batch(job: str, existing: Existing) -> Conflict:
+    """What is said where the newest run is AWS Batch's, and the way on."""
+    if existing.live:
+        return Conflict(
+            f"job {job!r} is at work on AWS Batch: run {existing.run}",
+            next_step=f"`fleetctl batch cancel {job}` first, or another name in job.toml",
+        )
+    return Conflict(
+        f"job {job!r} has a run on AWS Batch, {existing.run}, which is over",
+        next_step="--new-run begins another here; `fleetctl batch submit --resume` goes on with what it has not done",
     )
 
 

@@ -83,7 +83,10 @@ def _rows(document: dict[str, Any], now: datetime, ascii: bool) -> Iterable[tupl
         yield name, f"{machine['instance']}  {in_words(machine)}{heard}"
     if instance["id"] and not document["ended"] and not document.get("machines"):
         place = " ".join(str(instance[key]) for key in ("type", "zone") if instance[key])
-        yield "instance", f"{instance['id']}  {place}, heard {duration(document['heartbeat_age_seconds'])} ago"
+        heard = f"heard {duration(document['heartbeat_age_seconds'])} ago"
+        if instance.get("alive") is False:
+            heard = "gone: the fleet replaces it" if document["fleet"]["live"] else "gone"
+        yield "instance", f"{instance['id']}  {place}, {heard}"
     if document["notice"] and not document["ended"]:
         notice = document["notice"]
         yield "notice", Text(printable(f"{notice.get('action')} by {notice.get('deadline')}"), style="yellow")
@@ -98,12 +101,18 @@ def _rows(document: dict[str, Any], now: datetime, ascii: bool) -> Iterable[tupl
         yield "saved", f"step {saved['step']}{age}"
     if document["cost"]:
         yield "cost", cost(document["cost"])
-    fleet = document["fleet"]
+    if document.get("batch_job"):
+        yield "at Batch", f"{document['batch_job']}  `fleetctl batch status {document['job']}` asks AWS Batch"
+    else:
+        yield from _fleet(document)
+    yield "store", document["store"]
+
+
+def _fleet(document: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    fleet, launches = document["fleet"], document["launches"]
     yield "fleet", f"{fleet['id'] or 'none yet'}  {fleet['state'] or ''}".rstrip()
-    launches = document["launches"]
     yield "history", (f"{_count(len(launches), 'instance')}, {_count(document['interruptions'], 'interruption')}, "
                       f"{_count(document['zone_moves'], 'move')}")  # fmt: skip
-    yield "store", document["store"]
 
 
 def _phase(document: dict[str, Any]) -> Text:

@@ -103,6 +103,8 @@ def summarise(seen: Seen, now: datetime) -> dict[str, Any]:
     ended = phase in {item.value for item in Phase if item.is_end}
     events = seen.events
     missing = None if ended else _shortage(seen)
+    launches = [_launch(one, seen, now) for one in _launches(seen)]
+    alive = next((one["alive"] for one in launches if one["instance"] == status.get("instance")), None)
     return {
         "schema_version": SCHEMA_VERSION,
         "job": seen.job,
@@ -113,7 +115,8 @@ def summarise(seen: Seen, now: datetime) -> dict[str, Any]:
         "store": seen.store,
         "revision": status.get("revision"),
         "fleet": {"id": seen.fleet.get("fleet_id"), "state": seen.fleet_state or None, "live": live},
-        "instance": {name: status.get(key) for name, key in _INSTANCE_KEYS.items()},
+        "batch_job": (seen.fleet.get("batch") or {}).get("job_id"),
+        "instance": {**{name: status.get(key) for name, key in _INSTANCE_KEYS.items()}, "alive": alive},
         "heartbeat": status.get("heartbeat"),
         "heartbeat_age_seconds": age,
         "silent": bool(live) and not ended and age is not None and age > STALE_SECONDS,
@@ -127,7 +130,7 @@ def summarise(seen: Seen, now: datetime) -> dict[str, Any]:
         "interruptions": receipt.interruptions(events),
         "zone_moves": sum(1 for event in events if event["event"] == "volume" and event.get("moved_from")),
         "machines": [] if ended else machines.summarise(seen.nodes, _alive(seen), now),
-        "launches": [_launch(one, seen, now) for one in _launches(seen)],
+        "launches": launches,
         "volumes": None if seen.volumes is None else [_volume(one) for one in seen.volumes],
         "lineage": _lineage(seen),
         "notes": list(seen.notes),

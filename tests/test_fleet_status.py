@@ -297,7 +297,7 @@ def test_waiting_says_what_changes_and_ends_with_the_run(desk: Desk) -> None:
     training = {"phase": "training", "instance": "i-0a", "zone": "us-west-2a", "progress": {"step": 3, "loss": 0.5}}
     said = followed(desk, done["run"], None, training, {"phase": "done"})
     assert said == [
-        "requested",
+        "requested, no instance yet",
         "training on i-0a (us-west-2a), step 3, loss 0.5",
         "done on i-0a (us-west-2a), step 3, loss 0.5",
     ]

@@ -130,6 +130,7 @@ def prepare(
     definition = _check_made(session, names)
     image.check(session, str(definition["containerProperties"]["image"]))
     _check_mounted(definition, job)
+    _refuse_fleet(session, root, job.job.name)
     job = overrides.applied(job)
     run, generation = new_run_id(clock.now()), 1
     if resume:
@@ -144,6 +145,15 @@ def prepare(
     instance = InstanceConfig(job, run, session.region, store, source.commit, rfc3339(clock.now()), count)
     return Order(names, instance, source, None if entries is None else tuple(entries), listed_in, depends_on,
                  tuple(overrides.requirements(job)), generation)  # fmt: skip
+
+
+def _refuse_fleet(session: Session, root: StoreUrl, job: str) -> None:
+    """Conflict where a spot fleet works on the job: every verb would show the newer run alone, and both would cost."""
+    newest = runs.newest(session.client("s3"), root, job)
+    fleet = "" if newest is None else str(newest.fleet_document().get("fleet_id") or "")
+    if fleet and runs.fleet_state(session.client("ec2"), fleet) in runs.LIVE_FLEET_STATES:
+        raise Conflict(f"{fleet} works on job {job!r}",
+                       next_step=f"`fleetctl cancel {job}` first, or another name in job.toml")  # fmt: skip
 
 
 def _check_made(session: Session, names: Names) -> dict[str, Any]:

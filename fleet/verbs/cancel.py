@@ -55,6 +55,9 @@ def cancel(
     except NotFound as missing:
         _end_strays(opened, job, job_file, missing, all_stores, yes, as_json)
         return
+    if found.fleet_document().get("engine") == "batch":
+        raise Conflict(f"run {found.id} of job {found.job} is on AWS Batch",
+                       next_step=f"`fleetctl batch cancel {found.job}` ends it")  # fmt: skip
     plan = cancelling.make_plan(session, found)
     done = (found.store.read_status() or {}).get("phase") == Phase.DONE.value
     say(show.cancel_text(plan))

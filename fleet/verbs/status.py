@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spotheal.agent.errors import ConfigError, ExitCode
+from spotheal.agent.errors import ConfigError, Conflict, ExitCode
 from spotheal.fleet.console import colours, is_json, is_terminal, open_session, say, says_ascii, verb, width_of
 from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, seconds_of
 
@@ -47,6 +47,9 @@ def status(
         return
     session, found = find(open_session(region, profile), job, job_file, run)
     if watch:
+        if found.fleet_document().get("engine") == "batch":
+            raise Conflict(f"run {found.id} of job {found.job} is on AWS Batch",
+                           next_step=f"`fleetctl batch logs {found.job} -f` follows it")  # fmt: skip
         document = follow(session, found, seconds_max)
         if as_json:
             from spotheal.fleet import show
