@@ -13,10 +13,10 @@ from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.errors import PermissionDenied, Retryable, SpothealError
 from spotheal.agent.metadata import Identity
 from spotheal.agent.names import LAYOUT
+from spotheal.agent.patience import Patience
 from spotheal.agent.store import Store
 
-# A role that was made minutes ago is not known everywhere, and a network may come up after us.
-COUNT_SECONDS_MAX = 120.0
+COUNT_SECONDS_MAX = 120.0  # a network may come up after us; as long without rights
 
 
 class Launch:
@@ -31,7 +31,7 @@ class Launch:
 
         Raises what the store says after `COUNT_SECONDS_MAX`.
         """
-        began = clock.monotonic()
+        patience = Patience(clock, COUNT_SECONDS_MAX, COUNT_SECONDS_MAX)
         while True:
             try:
                 found = store.get_json(LAYOUT.launch(here.instance)) or {}
@@ -41,8 +41,8 @@ class Launch:
                 fields["starts"] = int(found.get("starts", 0)) + 1
                 store.count_launch(here.instance, fields)
                 return cls(store, here, fields)
-            except (PermissionDenied, Retryable):
-                if clock.monotonic() - began > COUNT_SECONDS_MAX:
+            except (PermissionDenied, Retryable) as error:
+                if patience.is_over(error):
                     raise
             clock.sleep(2.0)
 

@@ -8,10 +8,11 @@ from typing import Any, Protocol, TypeVar
 
 from spotheal.agent.clock import Clock, Stop, parse_rfc3339, rfc3339
 from spotheal.agent.ec2 import Instance
-from spotheal.agent.errors import Interrupted, Retryable
+from spotheal.agent.errors import Interrupted, PermissionDenied, Retryable
 from spotheal.agent.finish import BARRED, End, decide_parked
 from spotheal.agent.launch import Launch
 from spotheal.agent.names import Phase
+from spotheal.agent.patience import Patience
 from spotheal.agent.store import Store
 
 PATIENCE_SECONDS = 30 * 60.0
@@ -93,14 +94,15 @@ def between_interruptions(run_seconds: float, machines_lost: int) -> float:
 def patiently(ask: Callable[[], T], clock: Clock, stop: Stop, log: Any) -> T:
     """A store that is throttled is no fault of this start: ended by it, ten starts within a minute parked a run.
 
-    Raises Interrupted where `stop` is set, Retryable where it goes on for `PATIENCE_SECONDS`.
+    Raises Interrupted where `stop` is set, Retryable where it goes on for `PATIENCE_SECONDS`, and PermissionDenied
+    where rights are refused for as long as healing bears it.
     """
-    began = clock.monotonic()
+    patience = Patience(clock, PATIENCE_SECONDS)
     while True:
         try:
             return ask()
-        except Retryable as error:
-            if clock.monotonic() - began > PATIENCE_SECONDS:
+        except (Retryable, PermissionDenied) as error:
+            if patience.is_over(error):
                 raise
             log.warning("looking back; trying again", error=error.message)
         if clock.sleep(_RETRY_SECONDS, until=stop):

@@ -16,6 +16,7 @@ from spotheal.agent.aws import translated
 from spotheal.agent.clock import Clock, Stop
 from spotheal.agent.errors import Fatal, Interrupted, NoCredentials, PermissionDenied, Retryable, SetupFailed
 from spotheal.agent.foreign_command import back_off
+from spotheal.agent.patience import Patience
 from spotheal.agent.redaction import LENGTH_MIN, SECRETS
 from spotheal.agent.secret_reference import SecretReference
 
@@ -53,7 +54,7 @@ class Vault:
         return values
 
     def _patiently(self, references: Mapping[str, SecretReference]) -> dict[tuple[str, str], str]:
-        began, tries = self.clock.monotonic(), 0
+        patience, tries = Patience(self.clock, NETWORK_SECONDS_MAX, REFUSED_SECONDS_MAX), 0
         while True:
             try:
                 return self._fetch(set(references.values()))
@@ -61,8 +62,7 @@ class Vault:
                 raise
             except (Retryable, PermissionDenied) as error:
                 tries += 1
-                limit = REFUSED_SECONDS_MAX if isinstance(error, PermissionDenied) else NETWORK_SECONDS_MAX
-                if self.clock.monotonic() - began + back_off(tries) > limit:
+                if patience.is_over(error, pause=back_off(tries)):
                     if isinstance(error, PermissionDenied):
                         raise _not_allowed(references, error) from error
                     raise

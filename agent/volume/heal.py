@@ -15,6 +15,7 @@ from spotheal.agent.errors import (
     WaitTimedOut,
 )
 from spotheal.agent.finish import End
+from spotheal.agent.patience import Patience
 from spotheal.agent.volume.act import act
 from spotheal.agent.volume.actions import POLL_SECONDS, Action, GiveUp, Ready, Wait
 from spotheal.agent.volume.context import Context
@@ -25,8 +26,6 @@ from spotheal.agent.volume.seen import Observed
 
 BACKOFF_SECONDS = 1.0
 BACKOFF_SECONDS_MAX = 30.0
-# A role that was made minutes ago is not known everywhere, and IMDS may give no credentials for a while.
-REFUSED_SECONDS_MAX = 120.0
 FAILING_SECONDS_MAX = 30 * 60.0
 REPEAT_SECONDS_MAX = 60.0
 STORY_LENGTH = 200
@@ -51,9 +50,12 @@ class _Patience:
     waiting: tuple[str, float] = ("", 0.0)
     acted: tuple[object, ...] = ()
     repeats: int = 0
-    failing_since: float | None = None
     failures: int = 0
+    with_faults: Patience = field(init=False)
     story: list[tuple[Observed, Action]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.with_faults = Patience(self.ctx.clock, FAILING_SECONDS_MAX)
 
     def waits(self, action: Wait) -> None:
         self.repeats = 0
@@ -75,20 +77,16 @@ class _Patience:
 
     def succeeded(self) -> None:
         """Doing the same again and again is slowed down: what it is to change may take its time to show."""
-        self.failing_since, self.failures = None, 0
+        self.failures = 0
+        self.with_faults.succeeded()
         if self.repeats:
             self.ctx.clock.sleep(min(REPEAT_SECONDS_MAX, POLL_SECONDS * self.repeats), until=self.ctx.stop)
 
     def failed(self, error: SpothealError) -> None:
         """Sleep before the next try; raises `error` where trying again is hopeless."""
-        now = self.ctx.clock.monotonic()
-        self.failing_since = now if self.failing_since is None else self.failing_since
-        limit = 0.0
-        if isinstance(error, (Retryable, Conflict, CapacityError)):  # a quota is raised, or another run ends
-            limit = FAILING_SECONDS_MAX
-        elif isinstance(error, (NotFound, PermissionDenied)):
-            limit = REFUSED_SECONDS_MAX
-        if now - self.failing_since >= limit:
+        # A quota is raised, or another run ends: CapacityError passes, too.
+        borne = isinstance(error, (Retryable, Conflict, CapacityError, NotFound, PermissionDenied))
+        if not borne or self.with_faults.is_over(error):
             raise error
         self.failures += 1
         ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2.0 ** min(self.failures, 8))
