@@ -77,8 +77,13 @@ def _sentence(report: Report) -> str:
     survived = f"machines were lost <strong>{_times(count)}</strong>" if count else "no machine was lost"
     verb = "have run" if not report.ended else "ran"
     again = report.receipt.steps.redone + report.receipt.steps.lost
-    kept = "; no step was lost" if count and done and not again and report.knows_every_resume else ""
+    kept = "; no step was lost" if count and done and not again and _is_sure(report) else ""
     return f"{steps} {verb} on {machines}; {survived}{kept}." if done else f"{steps} on {machines}; {survived}{kept}."
+
+
+def _is_sure(report: Report) -> bool:
+    """Whether every step that was lost is known: of a machine that went without notice the last half minute is not."""
+    return report.knows_every_resume and not _silent(report)
 
 
 def _silent(report: Report) -> int:
@@ -107,7 +112,7 @@ def _tiles(report: Report) -> str:
     share = f"{100 * again / (steps.done + again):.2g} % of the work" if steps.done and again else (
         "every step counted once" if steps.done else "the trainer reports no steps"
     )
-    sure = bool(steps.done) and report.knows_every_resume
+    sure = bool(steps.done) and _is_sure(report)
     share = share if sure or again or not steps.done else "as far as is known"
     good = "good" if sure and not again else ""
     tiles.append(("Steps done again", number(again) if steps.done else "–", share, good))

@@ -240,3 +240,13 @@ def test_a_machine_that_aws_took_without_notice_counts_as_lost() -> None:
     report = make(material, now)
     assert (3, 2) == (len(report.lost), len(report.taken))
     assert "1 without notice" in read(page(report)).text
+
+
+def test_what_a_machine_did_between_its_last_word_and_a_death_without_notice_is_not_called_kept() -> None:
+    material, now = report_stories.finished()
+    events = [{**event, "resumed_step": 10**9} if event["event"] == "trainer-started" else event
+              for event in material.seen.events]  # fmt: skip
+    report = make(replace(material, seen=replace(material.seen, events=tuple(events))), now)
+    assert 0 == report.receipt.steps.redone + report.receipt.steps.lost and report.knows_every_resume
+    text = read(page(report)).text
+    assert "no step was lost" not in text and "as far as is known" in text
