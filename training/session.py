@@ -114,11 +114,15 @@ class Session:
         if body is None:
             return None
         rngs = body["tree"]["rngs"]
-        if len(rngs) != self.ranks.size:
-            log.warning("saved by %d ranks, resumed by %d: generators and order differ", len(rngs), self.ranks.size)
         self._rng = rngs[self.ranks.rank] if self.ranks.rank < len(rngs) else None
-        self._mark = body["mark"]
+        self._mark = body["mark"] if self._is_world_of(len(rngs)) else None
         return body["tree"]["state"]
+
+    def _is_world_of(self, saved_by: int) -> bool:
+        """Whether as many ranks resume as have saved; said by rank 0 where they are others."""
+        if saved_by != self.ranks.size and self.ranks.rank == 0:
+            log.warning("saved by %d ranks, resumed by %d: generators and order differ", saved_by, self.ranks.size)
+        return saved_by == self.ranks.size
 
     def adapt(self, parts: Mapping[str, Any]) -> dict[str, Any]:
         """`parts` as their states are saved. ConfigError where a rank has only its share of one."""
@@ -138,7 +142,7 @@ class Session:
         if self._rng is not None:
             state.set_rng_state(self._rng)
             mark = state.digest(state.rng_state(), self.next_ids())
-            if self.ranks.rank == 0 and mark != self._mark:
+            if self.ranks.rank == 0 and self._mark is not None and mark != self._mark:
                 log.warning("generators or next samples differ from those saved: digest %s, now %s", self._mark, mark)
         self._rng = None
 

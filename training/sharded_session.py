@@ -43,12 +43,11 @@ class ShardedSession(Session):
         if self.ranks.rank == 0:
             self.report.saved(loaded.step, loaded.path)
             log.info("resuming at step %d from %s, digest %s", loaded.step, loaded.path, loaded.info["digest"])
-        if loaded.world != self.ranks.size:
-            log.warning("saved by %d ranks, resumed by %d: generators and order differ", loaded.world, self.ranks.size)
-        elif self._model is not None:
+        same = self._is_world_of(loaded.world)
+        if same and self._model is not None:
             loaded.tree["parts"]["model"].update(loaded.own["buffers"])
         self._rng = loaded.own["rng"] if loaded.own is not None else None
-        self._mark = loaded.info["digest"]
+        self._mark = loaded.info["digest"] if same else None
         return loaded.tree
 
     def adapt(self, parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +112,8 @@ class ShardedSession(Session):
             self._hooked, store = optimizer, self.store
             optimizer.register_step_pre_hook(lambda *_: store.wait_copied())
         self.store.save(step, gather(), own=own, info={"digest": mark}, later=later)
-        log.info("saving step %d, digest %s", step, mark)
+        if self.ranks.rank == 0:
+            log.info("saving step %d, digest %s", step, mark)
         self._pace.begun()
         self._begin_seconds = time.monotonic() - began
 
