@@ -23,6 +23,7 @@ from spotheal.agent.results import InStore, Place
 from spotheal.agent.status import Status
 from spotheal.agent.store import Store
 
+NOT_STORED = "results not stored"  # in the reason of an end: who cleans up leaves their volume alone
 BARRED = "barred"  # outcome of a launch whose instance type cannot run the job
 LAUNCHES_WITHOUT_PROGRESS_MAX = 5
 STARTS_WITHOUT_PROGRESS_MAX = 10  # of the agent on one instance: a fault that each start meets again
@@ -200,7 +201,7 @@ def _list(work: Finishing, place: Place, stored: Sequence[tuple[str, Put]]) -> s
 def record(work: Finishing, end: End, missing: str = "") -> End:
     """Write the end to store and tags. `missing`, of `store_results`, says why results are not stored."""
     if missing:
-        end = replace(end, reason=f"{end.reason}; results not stored ({missing}), they are kept on {work.volume}")
+        end = replace(end, reason=f"{end.reason}; {NOT_STORED} ({missing}), they are kept on {work.volume}")
     end = replace(end, reason=redacted(end.reason))  # it goes to people, tags and the store
     work.ledger.add("end", phase=end.phase.value, reason=end.reason, saved_step=work.saved_step)
     end = _store_end(work, end)

@@ -193,7 +193,6 @@ class Life:
         )  # fmt: skip
         self._gpu_look: Future[Found] = Future()
         self._gpus_are_good = False
-        self._results_stored = False
         self.leaving = False
         self.exit_code = ExitCode.OK  # of a life that leaves
         self._closing = threading.Event()  # the agent ends
@@ -548,7 +547,6 @@ class Life:
             missing = store_results(work, self._stop)
             if missing and self._stop.is_set():
                 raise Interrupted(missing)
-            self._results_stored = not missing
             end = record(work, end, missing)
             self._over = True
             self._launch.note(outcome="ended", reason="" if end.phase is Phase.DONE else end.reason)

@@ -14,7 +14,7 @@ from decimal import Decimal
 from spotheal.agent.budget import Budget
 from spotheal.agent.ec2 import Ec2
 from spotheal.agent.errors import ExitCode, Fatal, Interrupted, NotFound, Retryable, SpothealError
-from spotheal.agent.finish import POWER_OFF_SECONDS, End, Finishing, cancel, record
+from spotheal.agent.finish import NOT_STORED, POWER_OFF_SECONDS, End, Finishing, cancel, record
 from spotheal.agent.folders import Folders, publish
 from spotheal.agent.handover import HandoverResult
 from spotheal.agent.instance_config import InstanceConfig
@@ -22,7 +22,7 @@ from spotheal.agent.launch import Launch
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.life import Life, World
 from spotheal.agent.limits import Limits
-from spotheal.agent.names import LAYOUT, TAG_STATE, Phase, VolumeState
+from spotheal.agent.names import LAYOUT, Phase
 from spotheal.agent.run import run
 from spotheal.agent.status import Status
 from spotheal.agent.store import Store
@@ -67,7 +67,8 @@ class EntryLife(Life):
             self._log.error("the run's volume is still mounted, and so stays attached", volume=work.volume)
             return
         disk = self._config.job.volume
-        if end.phase is Phase.DONE and disk.delete_superseded and self._has_results():
+        # By what is recorded, which stands: tags may be minutes old, or were never written, and then the volume stayed.
+        if end.phase is Phase.DONE and disk.delete_superseded and NOT_STORED not in end.reason:
             left = volume.delete(self._cloud, self._config, self._here.instance, self._clock)
             if left:
                 self._log.warning("the run's volume stays; `fleetctl clean` removes it", why=left)
@@ -93,12 +94,6 @@ class EntryLife(Life):
             self._log.warning("the run that ended is not handed back; it waits for this machine's end",
                               error=error.message)  # fmt: skip
         self._cloud.detach(held.volume, self._here.instance)
-
-    def _has_results(self) -> bool:
-        """Whether the store has them; of an end that an earlier instance recorded, the volumes' tags say it."""
-        over = (VolumeState.DONE.value, VolumeState.SUPERSEDED.value)
-        found = [one.tags.get(TAG_STATE) for one in self._cloud.volumes_of_run(self._config.run)]
-        return self._results_stored or (bool(found) and all(state in over for state in found))
 
 
 class Worker:

@@ -176,13 +176,15 @@ def test_instances_that_find_every_run_taken_go_and_are_not_replaced() -> None:
 def test_a_sweep_survives_a_cruel_cloud(seed: int) -> None:
     dice = random.Random(seed)
     with SweepRegion(entries=10, seed=seed, snapshot_seconds=90.0) as region:
-        region.faults.throttle, region.faults.stale_seconds_max = 0.1, 20.0
         region.request_sweep(3)
+        region.faults.throttle, region.faults.stale_seconds_max, region.faults.lose_reply = 0.2, 20.0, 0.1
+        region.s3.faults.throttle, region.s3.faults.lose_reply = 0.15, 0.1
         for _ in range(6):
             region.time.at(dice.uniform(100.0, 1500.0), lambda: _strike(region, dice))
         finish(region, 48 * HOUR)
         assert region.ended() == dict.fromkeys(range(10), "done")
         assert region.is_over()
+        assert region.volumes_left() == []
 
 
 def _strike(region: SweepRegion, dice: random.Random) -> None:
