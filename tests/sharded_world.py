@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import socket
 import sys
@@ -12,10 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PRELOAD = [
-    "torch.distributed", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch._dynamo",
-    "spotheal.training.sharded_session", "interrupted",
-]  # fmt: skip
+import forked
+
 Work = Callable[[int, int, Path, dict[str, Any]], Any]
 
 
@@ -27,8 +24,7 @@ def run(folder: Path, size: int, work: Work, /, preload: tuple[str, ...] = (), *
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOAD, *preload])
+    context = forked.context(*preload)
     processes = [context.Process(target=_rank, args=(rank, size, port, folder, work, given)) for rank in range(size)]
     for process in processes:
         process.start()

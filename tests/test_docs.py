@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import forked
 import pytest
 
 from spotheal.agent import contract
@@ -121,18 +121,21 @@ def test_the_script_of_the_contract_saves_at_sigterm_and_resumes(tmp_path: Path)
     progress = tmp_path / "progress.json"
     folders = {"SPOTHEAL_CHECKPOINT_DIR": str(tmp_path), "SPOTHEAL_PROGRESS_FILE": str(progress)}
 
-    def begin() -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, tmp_path / "train.py"], env={**os.environ, **folders})
+    def begin() -> BaseProcess:
+        return forked.script(tmp_path / "train.py", folders)
 
     first = begin()
     while not progress.exists() or read_progress(progress).step < 3:  # type: ignore[union-attr]
-        assert first.poll() is None
+        assert first.is_alive()
         time.sleep(0.02)
     first.terminate()
-    assert contract.EXIT_SAVED_AND_STOPPED == first.wait(30)
+    first.join(30)
+    assert contract.EXIT_SAVED_AND_STOPPED == first.exitcode
     stopped = read_progress(progress)
     assert stopped is not None and stopped.saved is not None and stopped.step == stopped.saved.step < 40
-    assert 0 == begin().wait(60)
+    second = begin()
+    second.join(60)
+    assert 0 == second.exitcode
     done = read_progress(progress)
     assert done is not None and done.saved is not None and (40, 40) == (done.step, done.saved.step)
 

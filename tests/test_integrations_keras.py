@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import os
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-os.environ["KERAS_BACKEND"] = "torch"  # read when keras is imported
-keras = pytest.importorskip("keras")
-
 import documented  # noqa: E402
 import interrupted  # noqa: E402
 from interrupted import EPOCHS, STEPS, gone, options, saved_step  # noqa: E402
 
 from spotheal.agent.errors import SpothealError  # noqa: E402
 from spotheal.training.checkpoint import Store  # noqa: E402
-from spotheal.training.integrations.keras import SpotCheckpoints  # noqa: E402
 from spotheal.training.sampler import ExactSampler, exact_loader  # noqa: E402
 from spotheal.training.session import SavedAndStopped  # noqa: E402
 
 pytestmark = pytest.mark.torch
+keras: Any = None  # imported when a test runs: a worker that runs none of them need not wait for it
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _library() -> None:
+    global keras
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("KERAS_BACKEND", "torch")  # read when keras is imported
+        keras = pytest.importorskip("keras")
 
 
 def compiled(width: int = 8) -> Any:
@@ -41,24 +46,30 @@ def compiled(width: int = 8) -> Any:
     return model
 
 
-class At(keras.callbacks.Callback):  # type: ignore[misc]
-    """In the midst of batch `number` of this process, counted from 1."""
+@functools.cache
+def callback() -> Any:
+    class At(keras.callbacks.Callback):  # type: ignore[misc]
+        """In the midst of batch `number` of this process, counted from 1."""
 
-    def __init__(self, number: int, what: Any) -> None:
-        super().__init__()
-        self.number, self.what = number, what
+        def __init__(self, number: int, what: Any) -> None:
+            super().__init__()
+            self.number, self.what = number, what
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self.number -= 1
-        if self.number == 0:
-            self.what()
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.number -= 1
+            if self.number == 0:
+                self.what()
+
+    return At
 
 
 def train(folder: Path, notice_at: int = 0, save_every: str = "1000", width: int = 8) -> tuple[Any, dict[str, Any]]:
     """The final weights, and what the last epoch's metrics were."""
+    from spotheal.training.integrations.keras import SpotCheckpoints
+
     model, loader = compiled(width), interrupted.loader()
     spot = SpotCheckpoints(loader, **options(folder, save_every))
-    at = At(notice_at, lambda: interrupted.notice(folder, spot.session))
+    at = callback()(notice_at, lambda: interrupted.notice(folder, spot.session))
     history = model.fit(loader, epochs=EPOCHS, verbose=0, callbacks=[at, spot])
     return [value.detach().clone() for value in (v.value for v in model.variables)], history.history
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -13,57 +14,72 @@ import pytest
 from torchvision_here import torchvision_here
 
 torch = pytest.importorskip("torch")
-torchvision_here()
-lightning = pytest.importorskip("lightning.pytorch")
 
 import documented  # noqa: E402
 import interrupted  # noqa: E402
 from interrupted import EPOCHS, STEPS, gone, options, saved_step  # noqa: E402
 
 from spotheal.training.checkpoint import Store  # noqa: E402
-from spotheal.training.integrations.lightning import SpotCheckpoints  # noqa: E402
 from spotheal.training.sampler import ExactSampler, exact_loader  # noqa: E402
 from spotheal.training.session import SavedAndStopped  # noqa: E402
 
 pytestmark = pytest.mark.torch
+lightning: Any = None  # imported when a test runs: a worker that runs none of them need not wait for it
 
 
-class Task(lightning.LightningModule):  # type: ignore[misc]
-    def __init__(self, folder: Path | None = None, rate: float = 0.05) -> None:
-        super().__init__()
-        self.save_hyperparameters()  # a Path among them, which no checkpoint of ours holds
-        torch.manual_seed(7)
-        self.network = interrupted.network()
-
-    def training_step(self, batch: Any, index: int) -> Any:
-        return torch.nn.functional.mse_loss(self.network(batch[0]), batch[1])
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+@pytest.fixture(scope="module", autouse=True)
+def _library() -> None:
+    global lightning
+    torchvision_here()
+    lightning = pytest.importorskip("lightning.pytorch")
 
 
-class At(lightning.Callback):  # type: ignore[misc]
-    """Does something in the midst of batch `number` of this process, counted from 1."""
+@functools.cache
+def task_class() -> Any:
+    class Task(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self, folder: Path | None = None, rate: float = 0.05) -> None:
+            super().__init__()
+            self.save_hyperparameters()  # a Path among them, which no checkpoint of ours holds
+            torch.manual_seed(7)
+            self.network = interrupted.network()
 
-    def __init__(self, number: int, what: Any) -> None:
-        self.number, self.what = number, what
+        def training_step(self, batch: Any, index: int) -> Any:
+            return torch.nn.functional.mse_loss(self.network(batch[0]), batch[1])
 
-    def on_train_batch_start(self, *_: Any) -> None:
-        self.number -= 1
-        if self.number == 0:
-            self.what()
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
+            scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    return Task
+
+
+@functools.cache
+def callback() -> Any:
+    class At(lightning.Callback):  # type: ignore[misc]
+        """Does something in the midst of batch `number` of this process, counted from 1."""
+
+        def __init__(self, number: int, what: Any) -> None:
+            self.number, self.what = number, what
+
+        def on_train_batch_start(self, *_: Any) -> None:
+            self.number -= 1
+            if self.number == 0:
+                self.what()
+
+    return At
 
 
 def train(folder: Path, at: int = 0, what: Any = None, accumulate: int = 1, save_every: str = "1000") -> dict[str, Any]:
+    from spotheal.training.integrations.lightning import SpotCheckpoints
+
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    task, spot = Task(folder), SpotCheckpoints(**options(folder, save_every))
+    task, spot = task_class()(folder), SpotCheckpoints(**options(folder, save_every))
     newest = spot.newest()
     trainer = lightning.Trainer(
         accelerator="cpu",
         max_epochs=EPOCHS,
-        callbacks=[At(at, lambda: what(spot.session)), spot],
+        callbacks=[callback()(at, lambda: what(spot.session)), spot],
         plugins=[spot.io],
         logger=False,
         enable_checkpointing=False,
@@ -122,7 +138,7 @@ def test_the_block_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     names = {
         "Trainer": lightning.Trainer,
-        "task": Task(),
+        "task": task_class()(),
         "dataset": interrupted.dataset(),
         "exact_loader": exact_loader,
         "ExactSampler": ExactSampler,

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchvision_here import torchvision_here
 
 torch = pytest.importorskip("torch")
-torchvision_here()
 
 import sharded_world  # noqa: E402
 from interrupted import EPOCHS, SAMPLES, STEPS, options  # noqa: E402

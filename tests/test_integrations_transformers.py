@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,24 @@ import pytest
 from torchvision_here import torchvision_here
 
 torch = pytest.importorskip("torch")
-torchvision_here()
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
 
 import documented  # noqa: E402
 import interrupted  # noqa: E402
 from interrupted import BATCH, EPOCHS, STEPS, gone, options, saved_step  # noqa: E402
 
 from spotheal.training.checkpoint import Store  # noqa: E402
-from spotheal.training.integrations.transformers import SpotCheckpoints  # noqa: E402
 from spotheal.training.session import SavedAndStopped  # noqa: E402
 
 pytestmark = pytest.mark.torch
+transformers: Any = None  # imported when a test runs: a worker that runs none of them need not wait for it
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _library() -> None:
+    global transformers
+    torchvision_here()
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]
@@ -34,16 +40,22 @@ class Model(torch.nn.Module):  # type: ignore[misc]
         return {"loss": torch.nn.functional.mse_loss(outputs, labels), "logits": outputs}
 
 
-class At(transformers.TrainerCallback):  # type: ignore[misc]
-    def __init__(self, step: int, what: Any) -> None:
-        self.step, self.what = step, what
+@functools.cache
+def callback() -> Any:
+    class At(transformers.TrainerCallback):  # type: ignore[misc]
+        def __init__(self, step: int, what: Any) -> None:
+            self.step, self.what = step, what
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step + 1 == self.step:
-            self.what()
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step + 1 == self.step:
+                self.what()
+
+    return At
 
 
 def train(folder: Path, notice_at: int = 0, accumulate: int = 1, save_every: str = "1000") -> dict[str, Any]:
+    from spotheal.training.integrations.transformers import SpotCheckpoints
+
     model_options = options(folder, save_every)
     arguments = transformers.TrainingArguments(
         str(folder / "hf"),
@@ -64,7 +76,7 @@ def train(folder: Path, notice_at: int = 0, accumulate: int = 1, save_every: str
     data = [{"x": inputs, "labels": targets} for inputs, targets in interrupted.dataset()]
     trainer = transformers.Trainer(model=model, args=arguments, train_dataset=data)
     spot = SpotCheckpoints(trainer, **model_options)
-    trainer.add_callback(At(notice_at, lambda: interrupted.notice(folder, spot.session)))
+    trainer.add_callback(callback()(notice_at, lambda: interrupted.notice(folder, spot.session)))
     trainer.train(resume_from_checkpoint=spot.newest())
     return model.state_dict()
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import forked
 import pytest
 
 from spotheal.agent import contract
@@ -21,8 +22,7 @@ from spotheal.agent.nodes.plan import Place
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
-IMPORTS = Path(__file__).resolve().parent.parent / ".ci" / "import_path"
-QUICK = Timing(join=30, last_call=1, keep_alive=1, missed=3, read=10)
+QUICK = Timing(join=30, last_call=1, keep_alive=1, missed=6, read=10)
 SECONDS_MAX = 60.0
 # A rank that needs no torch: it trains until it is told that all is over, and saves and stops at a notice.
 RANK = """
@@ -51,27 +51,38 @@ while not os.path.exists(os.path.join(folder, "over")):
 """
 
 
+def launch(arguments: list[str], environment: dict[str, str], log: Path) -> None:
+    """What `python -m spotheal.training.launch` does."""
+    os.setsid()
+    os.environ.update(environment)
+    said = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    from spotheal.training.launch import main
+
+    sys.exit(main(arguments))
+
+
 @dataclass
 class Machines:
     """Each a launcher in a process group of its own; `worlds()` is what their ranks were told last."""
 
     folder: Path
     port: int
-    running: dict[str, subprocess.Popen[bytes]]
+    running: dict[str, BaseProcess]
 
     def start(self, name: str, *, hosts: bool = False, least: int = 1) -> None:
         place = Place(1, "1", "127.0.0.1", self.port)
         where = Rendezvous("run", place, f"127.0.0.{name}", hosts, least, 3, QUICK)
-        launcher = [sys.executable, "-m", "spotheal.training.launch", *where.options(), "--nproc_per_node=1"]
-        environment = {
-            **os.environ, "PYTHONPATH": str(IMPORTS), "TEST_FOLDER": str(self.folder), "TEST_MACHINE": name,
-            contract.NOTICE_FILE: str(self.notice(name)), "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
-        with (self.folder / f"{name}.log").open("wb") as log:
-            self.running[name] = subprocess.Popen(
-                [*launcher, "--no_python", sys.executable, str(self.folder / "rank.py")],
-                env=environment, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+        program = ["--nproc_per_node=1", "--no_python", sys.executable, str(self.folder / "rank.py")]
+        environment = {"TEST_FOLDER": str(self.folder), "TEST_MACHINE": name, "OMP_NUM_THREADS": "1",
+                       contract.NOTICE_FILE: str(self.notice(name))}  # fmt: skip
+        log = self.folder / f"{name}.log"
+        log.touch()
+        given = ([*where.options(), *program], environment, log)
+        process = forked.context().Process(target=launch, args=given)
+        process.start()
+        self.running[name] = process
 
     def notice(self, name: str) -> Path:
         return self.folder / f"notice-{name}.json"
@@ -91,8 +102,7 @@ class Machines:
     def kill(self, name: str) -> None:
         """As a machine that vanishes: its ranks too, which torchrun gives sessions of their own."""
         os.kill(json.loads((self.folder / f"{name}.json").read_text())["pid"], signal.SIGKILL)
-        os.killpg(self.running[name].pid, signal.SIGKILL)
-        self.running.pop(name).wait()
+        self._end(self.running.pop(name))
         (self.folder / f"{name}.json").unlink()
 
     def until(self, holds: Callable[[], bool]) -> None:
@@ -101,15 +111,23 @@ class Machines:
             assert time.monotonic() < limit, {name: self.said(name)[-2000:] for name in self.running}
             time.sleep(0.05)
 
-    def ends(self, name: str) -> int:
-        return self.running.pop(name).wait(SECONDS_MAX)
+    def ends(self, name: str) -> int | None:
+        program = self.running[name]
+        program.join(SECONDS_MAX)
+        assert not program.is_alive(), self.said(name)[-2000:]
+        return self.running.pop(name).exitcode
 
     def close(self) -> None:
         (self.folder / "over").touch()
         for program in self.running.values():
-            with suppress(ProcessLookupError):
-                os.killpg(program.pid, signal.SIGKILL)
-            program.wait()
+            self._end(program)
+
+    def _end(self, program: BaseProcess) -> None:
+        assert program.pid is not None
+        with suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.kill()
+        program.join()
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import forked
+
 from spotheal.agent import contract
 
 OPTIONS = (
@@ -20,10 +22,6 @@ OPTIONS = (
     *("--threads", "1", "--save-every", "3", "--ema", "0.9", "--no-imds"),
 )
 STEPS_A_EPOCH = 23  # 1,437 digits in batches of 64
-_PRELOAD = (
-    *("spotheal.training.__main__", "spotheal.training.build", "spotheal.training.export", "sklearn.datasets"),
-    *("torch._dynamo", "torch.optim"),  # the first optimizer imports it, in 1.5 s
-)
 
 
 @dataclass
@@ -62,9 +60,8 @@ class Place:
 
     def start(self, *more: str) -> BaseProcess:
         self.folder.mkdir(parents=True, exist_ok=True)
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(_PRELOAD))
-        process = context.Process(target=_train, args=([*OPTIONS, *more], self.environment(), str(self.folder)))
+        arguments = ([*OPTIONS, *more], self.environment(), str(self.folder))
+        process = forked.context().Process(target=_train, args=arguments)
         process.start()
         return process
 
