@@ -76,6 +76,7 @@ soak: $(READY)
 	SPOTHEAL_THROTTLED=1000 $(VENV)/bin/python -m pytest -q tests/test_safety.py
 	SPOTHEAL_EXAMPLES=10000 $(VENV)/bin/python -m pytest -q tests/test_userdata_hostile.py tests/test_redaction.py
 	$(VENV)/bin/python tests/simulation/histories.py $(HISTORIES)
+	SPOTHEAL_LIVES=0:300 $(VENV)/bin/python -m pytest -q tests/second_ec2
 	$(VENV)/bin/python tests/simulation/crashes.py singles
 	$(VENV)/bin/python tests/simulation/crashes.py pairs $(PAIRS)
 	$(VENV)/bin/fleetctl rehearse --scenario ddp --output json
