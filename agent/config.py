@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from spotheal.agent.errors import ConfigError
@@ -155,6 +156,13 @@ _TABLES = {
 }
 
 
+def _near(name: str, known: Iterable[str]) -> str:
+    """`did you mean limits?`, or all that there are."""
+    there = list(known)
+    close = get_close_matches(name.lower(), there, 1, 0.75)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(there)}"
+
+
 def parse_job(document: Mapping[str, Any], *, source: str = "job.toml") -> JobConfig:
     """The configuration that `document` (tables of job.toml) describes.
 
@@ -164,14 +172,14 @@ def parse_job(document: Mapping[str, Any], *, source: str = "job.toml") -> JobCo
     values: dict[str, dict[str, Any]] = {table: {} for table in _TABLES}
     for table in document:
         if table not in _TABLES and table not in FREE_TABLES:
-            faults.append(f"[{table}] is no table; there are {', '.join([*_TABLES, *FREE_TABLES])}")
+            faults.append(f"[{table}] is no table; {_near(table, [*_TABLES, *FREE_TABLES])}")
     for table in _TABLES:
         given = document.get(table, {})
         if not isinstance(given, Mapping):
             faults.append(f"{table} must be a table, [{table}]")
             continue
         keys = {key.name: key for key in KEYS if key.table == table}
-        faults += [f"[{table}] {name}: no such key; there are {', '.join(keys)}" for name in given if name not in keys]
+        faults += [f"[{table}] {name}: no such key; {_near(name, keys)}" for name in given if name not in keys]
         for key in keys.values():
             value, fault = _value(key, given)
             values[table][key.name] = value

@@ -110,6 +110,12 @@ def text_of(path: Path) -> str:
         return file.read().decode("utf-8-sig")
 
 
+def _unreadable(path: Path, fault: OSError | UnicodeDecodeError) -> ConfigError:
+    if isinstance(fault, UnicodeDecodeError):
+        return ConfigError(f"{path} cannot be read: it is no text in UTF-8", next_step="save it as UTF-8 text")
+    return ConfigError(f"{path} cannot be read: {fault.strerror or fault}", next_step="look at it with `ls -l`")
+
+
 # ------------------------------------------------------------------------------------------------------------ the fleet
 def read_fleet(path: Path) -> FleetConfig:
     """The fleet's file; NotFound where there is none, ConfigError that lists all its faults."""
@@ -121,7 +127,7 @@ def read_fleet(path: Path) -> FleetConfig:
             next_step='`fleetctl init --command "python train.py"` writes it; or any that the aws CLI takes',
         ) from None
     except (OSError, UnicodeDecodeError) as fault:
-        raise ConfigError(f"{path} cannot be read: {fault}") from None
+        raise _unreadable(path, fault) from None
     return parse_fleet(text, str(path))
 
 
@@ -176,7 +182,7 @@ def read_job(path: Path) -> JobConfig:
             _toml_fault(path, str(fault)), next_step=f"correct {path}; docs/job-toml.md lists every key"
         ) from None
     except (OSError, UnicodeDecodeError) as fault:
-        raise ConfigError(f"{path} cannot be read: {fault}") from None
+        raise _unreadable(path, fault) from None
     except (ValueError, RecursionError):  # digits by the thousand, or brackets
         raise ConfigError(f"{path} holds a number too long, or brackets too deep, to be read") from None
     job = _with_policy(parse_job(document, source=str(path)), path)

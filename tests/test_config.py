@@ -163,7 +163,7 @@ def test_all_faults_are_told_together() -> None:
 
 def test_an_unknown_key_is_told_with_the_legal_ones() -> None:
     (fault,) = faults(job("cage", "mod", "on"))
-    assert fault == "job.toml: [cage] mod: no such key; there are mode, user, trainer_policy"
+    assert fault == "job.toml: [cage] mod: no such key; did you mean mode?"
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,17 @@ def test_following_a_sweep_tells_each_minute_how_far_its_runs_are_and_ctrl_c_lea
     assert "the sweep goes on: `fleetctl sweep status -w cifar` looks again" in watched.stderr
 
 
+def test_a_row_is_cut_where_the_terminal_ends_and_shows_first_what_differs() -> None:
+    nothing = {"state": "waiting", "step": None, "steps_total": None, "loss": None, "metrics": {}, "instances": 0}
+    rows = [{"index": index, **nothing, "parameters": {"alike": "x" * 60, "own": index}} for index in range(2)]
+    count = {"all": 2, "done": 0, "running": 0, "waiting": 2, "failed": 0}
+    document = {"job": "j", "run": "r", "phase": "requested", "reason": "", "runs": count, "entries": rows,
+                "store": "s", "fleet": {"id": "", "state": ""}}  # fmt: skip
+    shown = progress.render(document, width=80).splitlines()[-2:]
+    assert [len(line) for line in shown] == [80, 80] and all(line.endswith("x…") for line in shown)
+    assert "own=1, alike=xxx" in shown[1]
+
+
 def test_a_sweep_that_gets_no_instances_says_why(desk: Desk) -> None:
     desk.account.rules.no_capacity(["us-west-2a", "us-west-2b"], 3600)
     run = sweep(desk, "--parallel", "2")["run"]

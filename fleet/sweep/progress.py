@@ -146,8 +146,9 @@ def _has(row: dict[str, Any], metric: str) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------------- shown
-def render(document: dict[str, Any], metric: str = "") -> str:
-    """One screen: what is done, and the runs that say most (failed and running first, then the rest)."""
+def render(document: dict[str, Any], metric: str = "", width: int = 200) -> str:
+    """One screen: what is done, and the runs that say most (failed and running first, then the rest). `width` in
+    columns: a row is cut there, at its parameters."""
     count = document["runs"]
     rows = [
         ("job", document["job"]),
@@ -168,8 +169,11 @@ def render(document: dict[str, Any], metric: str = "") -> str:
         document["entries"], key=lambda row: (order.index(row["state"]), row["index"])
     )  # fmt: skip
     same = _same(entries)
-    shown = [_cells(row, metric, same) for row in entries[:ROWS_SHOWN]]
     heads = ("RUN", "STATE", "STEP", metric.upper() or "LOSS", "INSTANCES", "PARAMETERS")
+    cells = [_cells(row, metric, same) for row in entries[:ROWS_SHOWN]]
+    wide = [max(len(str(row[column])) for row in (heads, *cells)) for column in range(len(heads) - 1)]
+    room = max(20, width - sum(wide) - 2 * len(wide))
+    shown = [(*row[:-1], cut(row[-1], room)) for row in cells]
     more = len(entries) - len(shown)
     found = lines_of(rows) + "\n\n" + table(heads, shown) + (f"\n… and {more} more" if more > 0 else "")
     return found + _failures(document["entries"])
@@ -209,7 +213,8 @@ def step_of(row: dict[str, Any]) -> str | None:
 
 def _cells(row: dict[str, Any], metric: str, same: Collection[str]) -> tuple[Any, ...]:
     value = value_of(row, metric or "loss")
-    own = sorted(row["parameters"].items(), key=lambda pair: pair[0] in same)  # a row is cut at its end
+    # What differs comes first: a row is cut at its end.
+    own = sorted(row["parameters"].items(), key=lambda pair: pair[0] in same)
     said = ", ".join(f"{name}={in_words(value)}" for name, value in own)
     shown = None if value is None else f"{value:.4g}"
-    return row["index"], row["state"], step_of(row), shown, row["instances"], cut(said, 80)
+    return row["index"], row["state"], step_of(row), shown, row["instances"], said

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spotheal.agent.errors import ConfigError, Conflict, ExitCode
-from spotheal.fleet.console import ask, fail, is_json, open_session, say, say_progress, verb
+from spotheal.fleet.console import ask, fail, is_json, open_session, say, say_progress, verb, width_of
 from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, group, seconds_of
 
 if TYPE_CHECKING:
@@ -403,4 +403,4 @@ def _print(document: dict[str, Any], as_json: bool, metric: str = "") -> None:
     from spotheal.fleet import show
     from spotheal.fleet.sweep import progress
 
-    print(show.as_json(document) if as_json else progress.render(document, metric))
+    print(show.as_json(document) if as_json else progress.render(document, metric, width_of()))
