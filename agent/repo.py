@@ -12,13 +12,14 @@ from typing import Any, Protocol
 
 from spotheal.agent.account import Account
 from spotheal.agent.clock import Clock, Stop, never
-from spotheal.agent.errors import NotFound, Retryable, SetupFailed
+from spotheal.agent.errors import NotFound, PermissionDenied, Retryable, SetupFailed
 from spotheal.agent.folders import publish
 from spotheal.agent.foreign_command import Finished, Surroundings, back_off, run_command
 from spotheal.agent.git_access import SSH, GitAccess, access
 from spotheal.agent.git_faults import Cause, Fault, classify, redacted, refusal, without_credentials
 from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import LAYOUT
+from spotheal.agent.patience import Patience
 from spotheal.agent.trainer_environment import base_environment
 
 COMMAND_SECONDS_MAX = 1800.0
@@ -202,11 +203,14 @@ class _Retry:
             self._pause(tries, redacted(fault.message))
 
     def until_fetched(self, download: Any) -> None:
-        tries = 0
+        """PermissionDenied where rights are refused for as long as healing bears it."""
+        tries, patience = 0, Patience(self.where.clock, self.seconds_max)
         while True:
             try:
                 return download()  # type: ignore[no-any-return]
-            except Retryable as error:
+            except (Retryable, PermissionDenied) as error:
+                if isinstance(error, PermissionDenied) and patience.is_over(error):
+                    raise
                 tries += 1
                 self._pause(tries, error.message)
 

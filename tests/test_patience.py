@@ -16,7 +16,10 @@ from spotheal.agent.errors import PermissionDenied, Retryable, SetupFailed, Spot
 from spotheal.agent.launch import Launch
 from spotheal.agent.look_back import patiently
 from spotheal.agent.patience import REFUSED_SECONDS_MAX, Patience
+from spotheal.agent.repo import _Retry
 from spotheal.agent.secrets import Vault
+from spotheal.agent.sweep import volume as sweep_volume
+from spotheal.agent.sweep.worker import Worker
 from spotheal.agent.volume import heal as healing
 
 LOG = SimpleNamespace(warning=lambda text, **fields: logging.warning("%s %s", text, fields))
@@ -64,7 +67,27 @@ def ask_healing(service: Service) -> None:
             patience.failed(error)
 
 
+def ask_for_the_bundle(service: Service) -> None:
+    where: Any = SimpleNamespace(clock=service.clock, stop=never())
+    _Retry(where, LOG, 900.0, "the store").until_fetched(service.answer)
+
+
+def ask_for_a_volume_of_a_sweep(service: Service) -> None:
+    worker: Any = SimpleNamespace(
+        _clock=service.clock, _cloud=None, _here=SimpleNamespace(zone="a"), _log=LOG,
+        _world=SimpleNamespace(asked_to_stop=never()),
+    )  # fmt: skip
+    config: Any = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep_volume, "make", service.answer)
+        why = Worker._make_volume(worker, config, config)
+    if why:
+        raise PermissionDenied(why)
+
+
 ALL = [
+    (ask_for_the_bundle, 200.0, 30.0, REFUSED_SECONDS_MAX),
+    (ask_for_a_volume_of_a_sweep, 200.0, 30.0, REFUSED_SECONDS_MAX),
     (ask_looking_back, 200.0, 30.0, REFUSED_SECONDS_MAX),
     (ask_to_count_the_launch, launch.COUNT_SECONDS_MAX - 5, 30.0, launch.COUNT_SECONDS_MAX),
     (ask_for_secrets, 100.0, 5.0, secrets.REFUSED_SECONDS_MAX),

@@ -13,7 +13,16 @@ from decimal import Decimal
 
 from spotheal.agent.budget import Budget
 from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import ExitCode, Fatal, Interrupted, NotFound, Retryable, SpothealError
+from spotheal.agent.errors import (
+    ExitCode,
+    Fatal,
+    Interrupted,
+    NoCredentials,
+    NotFound,
+    PermissionDenied,
+    Retryable,
+    SpothealError,
+)
 from spotheal.agent.finish import NOT_STORED, POWER_OFF_SECONDS, End, Finishing, cancel, record
 from spotheal.agent.folders import Folders, publish
 from spotheal.agent.handover import HandoverResult
@@ -23,6 +32,7 @@ from spotheal.agent.ledger import Ledger
 from spotheal.agent.life import Life, World
 from spotheal.agent.limits import Limits
 from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.patience import Patience
 from spotheal.agent.run import run
 from spotheal.agent.status import Status
 from spotheal.agent.store import Store
@@ -174,10 +184,17 @@ class Worker:
     def _make_volume(self, config: InstanceConfig, store: Store) -> str:
         """"" where the run has its volume, else why it cannot be made. Interrupted where this machine stops."""
         began, told = self._clock.monotonic(), ""
+        patience = Patience(self._clock, VOLUME_SECONDS_MAX)
         while True:
             try:
                 volume.make(self._cloud, store, config, self._here.zone)
                 return ""
+            except PermissionDenied as error:
+                if patience.is_over(error):
+                    if isinstance(error, NoCredentials):  # that says nothing about the run
+                        raise
+                    return str(error)
+                self._log.warning("the run's volume may not be made yet; trying again", error=error.message)
             except Fatal as error:
                 return str(error)
             except SpothealError as error:
