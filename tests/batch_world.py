@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from agent_world import ToldMetadata
 
-from spotheal.agent.batch.child import Child, read_config
-from spotheal.agent.batch.place import Place
+from spotheal.agent.batch.child import Child
+from spotheal.agent.batch.place import Place, read_config
 from spotheal.agent.clock import SystemClock, rfc3339
 from spotheal.agent.config import parse_job
 from spotheal.agent.host import Host

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from batch_world import BUCKET, RUN, BatchWorld, no_efs
 
-from spotheal.agent.batch.child import read_config
-from spotheal.agent.batch.place import Place, place
+from spotheal.agent.batch.place import Place, place, read_config
 from spotheal.agent.errors import ConfigError, NotFound
 from spotheal.agent.metadata import SpotAction
 from spotheal.agent.names import StoreUrl
@@ -111,6 +110,20 @@ def test_a_result_whose_name_no_place_takes_is_named_and_fails_nothing(tmp_path:
     assert world.live() == 0
     assert world.status()["phase"] == "done" and "results not stored (plot-\\udcff.png" in world.status()["reason"]
     assert world.store.get_bytes("results/model.bin") == b"weights"
+
+
+def test_a_store_that_is_throttled_and_loses_answers_costs_no_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWS gives a job ten, and they are for the hosts that go."""
+    monkeypatch.setattr("spotheal.agent.look_back._RETRY_SECONDS", 0.05)
+    world = BatchWorld(tmp_path, WRITES_PARAMS, entries=[{"n": 0}])
+    world.s3.faults.throttle, world.s3.faults.lose_reply = 0.1, 0.1
+    monkeypatch.setattr("batch_world.read_config", lambda s3, where: world.config)
+    assert world.live(index=0) == 0
+    world.s3.faults.throttle = world.s3.faults.lose_reply = 0.0
+    assert world.status()["reason"] == "1 of 1 runs are done"
+    assert world.store.get_bytes("results/0/model/n") == b"0"
 
 
 def test_after_a_notice_a_container_saves_and_waits_for_its_host_to_end(tmp_path: Path) -> None:

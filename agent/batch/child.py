@@ -15,7 +15,7 @@ from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from spotheal.agent import aws
 from spotheal.agent.batch.copies import Copies
@@ -29,7 +29,7 @@ from spotheal.agent.confinement import Confinement
 from spotheal.agent.contract import EXIT_SAVED_AND_STOPPED, Notice
 from spotheal.agent.curves import Curves
 from spotheal.agent.efs import Efs
-from spotheal.agent.errors import ConfigError, Conflict, ExitCode, Fatal, Interrupted, NotFound, Retryable
+from spotheal.agent.errors import ConfigError, Conflict, ExitCode, Fatal, Interrupted, Retryable
 from spotheal.agent.finish import End, Finishing, Trained, decide_end, store_results
 from spotheal.agent.folders import publish
 from spotheal.agent.instance_config import InstanceConfig
@@ -41,6 +41,7 @@ from spotheal.agent.launch import Launch
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.life import World
 from spotheal.agent.limits import Limits
+from spotheal.agent.look_back import patiently
 from spotheal.agent.messages import end_message
 from spotheal.agent.names import LAYOUT, EfsUrl, Phase
 from spotheal.agent.notify import Message, Messenger
@@ -57,6 +58,7 @@ _TRAINER_SHARE = 0.5  # of that; the rest is for the last copy
 _HOST_ENDS_SECONDS = 300.0  # after its time, a host that still lives was not taken
 _MARGIN_SECONDS = 3.0
 _TERM_TRIES = 20
+T = TypeVar("T")
 
 
 class Child:
@@ -66,6 +68,7 @@ class Child:
         self._place, self._world = place, world
         self._log, self._clock = world.logs.log, world.clock
         self._list = Store(world.s3, config.store)
+        self._stop = threading.Event()
         self._params = self._parameters(config, place)
         self._config = config = entry_of(config, self._index) if self._index is not None else config
         self._store = Store(world.s3, config.store)
@@ -73,7 +76,6 @@ class Child:
         world.logs.bind(job=config.job.job.name, run=config.run, instance=self._here.instance, zone=self._here.zone)
         self._efs = mounted(config, os.environ.get(EFS, ""), self._clock, self._log)
         self._folders = folders_of(config, world.paths, self._efs)
-        self._stop = threading.Event()
         self._closing = threading.Event()
         self._interruption: Interruption | None = None
         self._ledger = Ledger(self._store, self._clock, self._here.instance, self._here.zone)
@@ -113,7 +115,7 @@ class Child:
         """This child's entry of the list; None where the run has none."""
         if not config.entries:
             return None
-        entries = list((self._list.get_json(LAYOUT.sweep) or {}).get("entries") or [])
+        entries = self._patiently(lambda: list((self._list.get_json(LAYOUT.sweep) or {}).get("entries") or []))
         index = place.index if place.index is not None else 0
         if place.index is None and len(entries) > 1:
             raise ConfigError(f"the list has {len(entries)} entries, and this container has no index",
@@ -206,7 +208,8 @@ class Child:
     def _check_submission(self) -> None:
         """A job that was submitted twice, its first answer lost, must not train twice, one taking the term of the other
         for ever. Conflict, which Batch does not try again."""
-        known = ((self._list.get_json(LAYOUT.fleet_document) or {}).get("batch") or {}).get("job_id")
+        document = self._patiently(lambda: self._list.get_json(LAYOUT.fleet_document)) or {}
+        known = (document.get("batch") or {}).get("job_id")
         ours = self._place.job.partition(":")[0]
         if known and known != ours:
             raise Conflict(f"this run is job {known} of AWS Batch, and this container belongs to {ours}",
@@ -214,13 +217,11 @@ class Child:
 
     def _ended_before(self) -> int | None:
         """The exit code of a run that is over; None: it is not. A child of an array that is submitted again may be."""
-        status = self._store.read_status() or {}
+        status = self._patiently(self._store.read_status) or {}
         if status.get("phase") not in {phase.value for phase in Phase if phase.is_end}:
             return None
         self._log.info("this run is over already", phase=status["phase"], reason=status.get("reason"))
-        if self._index is not None:
-            record_end(self._queue(), self._index, Phase(status["phase"]), str(status.get("reason") or ""))
-            self._end_list()
+        self._record(Phase(status["phase"]), str(status.get("reason") or ""))
         return ExitCode.OK if status["phase"] == Phase.DONE.value else ExitCode.JOB_FAILED
 
     def _queue(self) -> Queue:
@@ -232,14 +233,15 @@ class Child:
     def _begin(self) -> None:
         """Count this attempt, and fence those before it: Batch starts one only when the last has ended."""
         self._launch = Launch.count(self._store, self._here, self._clock, self._config.requested_at)
-        term = self._claim_term()
+        term = self._patiently(self._claim_term)
         self._ledger.term = term
         self._world.logs.bind(term=term)
         launched = self._here.launched or None
         self._ledger.note("boot", instance_type=self._here.instance_type, launched=launched, host=self._host or None)
         if self._index is not None:
             claim = {"instance": self._here.instance, "time": rfc3339(self._clock.now())}
-            self._list.claim(LAYOUT.queue_claim(self._index, term), claim, lambda _: False)
+            mark = LAYOUT.queue_claim(self._index, term)
+            self._patiently(lambda: self._list.claim(mark, claim, lambda _: False))
             self._folders.params_file.parent.mkdir(parents=True, exist_ok=True)
             publish(self._folders.params_file, json.dumps(self._params))
         if self._efs is None:
@@ -258,7 +260,7 @@ class Child:
 
     def _train(self) -> End | None:
         """The end of the run, or None: the host goes first."""
-        copy = self._copies.read_back() if self._copies is not None else None
+        copy = self._patiently(self._copies.read_back) if self._copies is not None else None
         if copy is not None:
             self._ledger.note("read-back", copy=copy.key, saved_step=copy.saved_step)
         self._go_on()
@@ -305,7 +307,7 @@ class Child:
     def _limits(self) -> Limits:
         """Hours since the first attempt began: what a child has waited in the queue for is not its own time. Dollars
         are none: nobody tells a container what its share of the host costs."""
-        first = self._store.term(1)
+        first = self._patiently(lambda: self._store.term(1))
         began, hours = first.time if first else self._config.requested_at, self._config.job.limits.hours
         budget = Budget(Decimal(0), self._store, self._ledger, self._here, self._clock, self._log, began)
         return Limits(hours, 0.0, began, budget, self._clock, self._log, self._tell)
@@ -363,10 +365,8 @@ class Child:
                 raise Retryable(f"the results are not stored: {missing}")
             end = without_results(end, missing, place.taken)
         self._ledger.add("end", phase=end.phase.value, reason=end.reason)
-        phase, reason = self._status.end(phase=end.phase, reason=end.reason)
-        if self._index is not None:
-            record_end(self._queue(), self._index, phase, reason)
-            self._end_list()
+        phase, reason = self._patiently(lambda: self._status.end(phase=end.phase, reason=end.reason))
+        self._record(phase, reason)
         self._require_launch().note(outcome="ended", reason="" if phase is Phase.DONE else reason)
         facts = {"job": self._config.job.job.name, "step": self._saved_step}
         self._tell(end_message(End(phase, reason), self._config.requested_at, facts))
@@ -382,17 +382,18 @@ class Child:
             results_to=place, results_too=[metrics] if metrics else [],
         )  # fmt: skip
 
-    def _end_list(self) -> None:
-        """The last child that ends ends the list."""
-        entries = self._queue().ends()
+    def _record(self, phase: Phase, reason: str) -> None:
+        """The end of a child; the last one that ends ends the list."""
+        if (index := self._index) is None:
+            return
+        queue = self._patiently(self._queue)
+        self._patiently(lambda: record_end(queue, index, phase, reason))
+        entries = self._patiently(queue.ends)
         if all(entry.ended for entry in entries):
-            end_of_sweep(self._list, entries, self._clock, self._log, self._config, self._here)
+            self._patiently(
+                lambda: end_of_sweep(self._list, entries, self._clock, self._log, self._config, self._here)
+            )
 
-
-def read_config(s3: Any, place: Place) -> InstanceConfig:
-    """What `fleetctl batch submit` has stored for the run. NotFound where there is no such bucket or run."""
-    store = Store(s3, place.store)
-    body = store.get_bytes(LAYOUT.job_document)
-    if body is None:
-        raise NotFound(f"there is no run at {place.store}", next_step="`fleetctl batch submit` makes one")
-    return InstanceConfig.from_json(body.decode("utf-8", "replace"), source=f"{place.store}/{LAYOUT.job_document}")
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """A store that is down for some minutes costs none of the ten attempts that AWS gives a job."""
+        return patiently(ask, self._clock, self._stop, self._log)

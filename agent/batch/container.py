@@ -8,8 +8,8 @@ import sys
 from types import FrameType
 
 from spotheal.agent import aws
-from spotheal.agent.batch.child import Child, read_config
-from spotheal.agent.batch.place import place
+from spotheal.agent.batch.child import Child
+from spotheal.agent.batch.place import place, read_config
 from spotheal.agent.clock import SystemClock
 from spotheal.agent.errors import ConfigError
 from spotheal.agent.host import Host

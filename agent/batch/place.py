@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotheal.agent import contract
-from spotheal.agent.errors import ConfigError, SpothealError
+from spotheal.agent.errors import ConfigError, NotFound, SpothealError
+from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.metadata import Identity, Metadata
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.names import LAYOUT, StoreUrl
+from spotheal.agent.store import Store
 
 STORE = "SPOTHEAL_STORE"  # the run's prefix, which `fleetctl batch submit` gives to every container
 EFS = "SPOTHEAL_EFS"  # where the job definition mounts the file system; unset without one
@@ -69,6 +71,15 @@ def identity(here: Place, metadata: Metadata, region: str) -> tuple[Identity, st
         match = re.match(r"arn:[^:]+:ecs:[^:]+:(\d{12}):", str(task.get("TaskARN", "")))
         zone = str(task.get("AvailabilityZone") or "")
         return Identity(here.name, zone, region, "", match.group(1) if match else "", ""), ""
+
+
+def read_config(s3: Any, place: Place) -> InstanceConfig:
+    """What `fleetctl batch submit` has stored for the run. NotFound where there is no such bucket or run."""
+    store = Store(s3, place.store)
+    body = store.get_bytes(LAYOUT.job_document)
+    if body is None:
+        raise NotFound(f"there is no run at {place.store}", next_step="`fleetctl batch submit` makes one")
+    return InstanceConfig.from_json(body.decode("utf-8", "replace"), source=f"{place.store}/{LAYOUT.job_document}")
 
 
 def _task() -> dict[str, Any]:
