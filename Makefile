@@ -5,7 +5,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help venv rehearse test boot-test boot-vm soak mutants bench lint clean day
+.PHONY: help venv rehearse test suite types boot-test boot-vm soak mutants bench lint clean day
 help:
 	@echo "make rehearse   a whole job on this machine: local cloud, spot interruptions, real training (no AWS account)"
 	@echo "make day        an operator's whole day with fleetctl on the local cloud, two to four minutes"
@@ -48,11 +48,18 @@ rehearse: $(READY)
 day: $(READY)
 	@bash tests/operators_day.sh $(VENV)/bin/fleetctl
 
-lint: $(READY)
+lint: $(READY) types
 	$(VENV)/bin/ruff check .
+
+types: $(READY)
 	$(VENV)/bin/mypy
 
-test: $(READY) lint
+# Types beside the tests: mypy alone would keep one processor for a minute, and nobody the others.
+test: $(READY)
+	$(VENV)/bin/ruff check .
+	@$(MAKE) --no-print-directory -j2 types suite
+
+suite: $(READY)
 	$(VENV)/bin/python -m pytest -n 3 --dist loadfile
 
 # Part of `make test` too, where root and the programs allow; the first time a Debian root is made.

@@ -51,6 +51,8 @@ class Lines:
         of a character or of an escape sequence."""
         end = len(self._open) - _HELD_BYTES
         end += min((at for at in (self._open[end:].find(b"\x1b"),) if at >= 0), default=_HELD_BYTES - 4)
+        for _ in range(3):  # not between the bytes of a character
+            end -= self._open[end] & 0xC0 == 0x80
         text = self._secrets.text(readable(self._open[:end]))
         until = max(0, len(text) - self._secrets.overlap) // self._max * self._max
         self._open = text[until:].encode() + self._open[end:]

@@ -65,6 +65,7 @@ _LOOKS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     (("http://", "https://"), re.compile(r"(https?://)[^/\s@'\"]+@"), rf"\1{MARK}@"),
     (("TTP://", "TTPS://", "Http://", "Https://"), re.compile(r"(?i)(https?://)[^/\s@'\"]+@"), rf"\1{MARK}@"),
 )
+_LOOKS_LENGTH_MIN = 15  # of what any pattern matches, a URL's password apart
 _WORDS = tuple((word, index) for index, (words, _, _) in enumerate(_LOOKS) for word in words)
 _KEY_BEGINS = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _KEY_ENDS = re.compile(r"-----END [A-Z ]*PRIVATE KEY-----")
@@ -113,6 +114,8 @@ class Redaction:
                 break
         if short is not None:
             text = short.sub(MARK, text)
+        if len(text) < _LOOKS_LENGTH_MIN and "://" not in text:  # most names and values of a document
+            return text
         found = {index for word, index in _WORDS if word in text}
         for index in sorted(found):
             text = _LOOKS[index][1].sub(_LOOKS[index][2], text)

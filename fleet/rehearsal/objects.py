@@ -155,9 +155,9 @@ class InMemoryS3:
             contents: list[dict[str, Any]] = []
             prefixes: list[str] = []
             last, truncated = "", False
-            for key, found in sorted(self._objects("ListObjectsV2", Bucket).items()):
-                if not key.startswith(Prefix) or key <= after:
-                    continue
+            objects = self._objects("ListObjectsV2", Bucket)
+            for key in sorted(one for one in objects if one.startswith(Prefix) and one > after):
+                found = objects[key]
                 rest = key[len(Prefix) :]
                 common = Prefix + rest.partition(Delimiter)[0] + Delimiter if Delimiter and Delimiter in rest else ""
                 if common and (common in prefixes or (after and after.startswith(common))):

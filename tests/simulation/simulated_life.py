@@ -316,7 +316,8 @@ class LifeRegion(Region):
 
     def bodies(self, start: str) -> list[tuple[str, bytes]]:
         """What the store has below `start`, whatever faults it has for the agents."""
-        return [(key, one.body) for key, one in sorted(self.s3._buckets["bucket"].items()) if key.startswith(start)]
+        objects = self.s3._buckets["bucket"]
+        return [(key, objects[key].body) for key in sorted(objects) if key.startswith(start)]
 
     def claims(self) -> dict[int, str]:
         """Term -> the instance that claimed it."""
