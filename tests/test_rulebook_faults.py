@@ -122,6 +122,15 @@ def test_a_snapshot_can_take_hours_and_fail(region: Region) -> None:
     assert "error" == region.snapshot(snapshot)["State"]
 
 
+def test_a_volume_can_vanish_without_a_word(region: Region) -> None:
+    """As one whose key its maker may not use."""
+    region.rules.faults.volumes_vanish = 1
+    volume = region.ec2.create_volume(AvailabilityZone=A, Size=10, VolumeType="gp3", ClientToken="t")["VolumeId"]
+    assert "creating" == region.volume(volume)["State"]
+    region.after(5)
+    assert "InvalidVolume.NotFound" == refused(region.ec2.describe_volumes, VolumeIds=[volume])
+
+
 def test_a_volume_can_end_in_error(region: Region) -> None:
     region.rules.faults.volumes_fail = 1
     volume = region.a_volume()

@@ -263,6 +263,16 @@ def test_a_volume_elsewhere_is_copied_by_snapshot_and_keeps_its_properties():
     assert CreateVolume(expected) == other_zone(volumes=(kept,), snapshots=(snapshot(1),))
 
 
+def test_copies_that_come_to_nothing_again_and_again_are_an_end_that_names_the_key():
+    """EC2 says of a key that may not be used nothing at all: the volume is gone again."""
+    kept = volume(term=1, zone=THERE, encrypted=True, kms_key="arn:key")
+    assert isinstance(other_zone(volumes=(kept,), snapshots=(snapshot(1),), attempt=4), CreateVolume)
+    end = other_zone(volumes=(kept,), snapshots=(snapshot(1),), attempt=5)
+    assert isinstance(end, GiveUp) and end.phase is Phase.PARKED and "arn:key" in end.reason
+    end = other_zone(snapshots=(snapshot(1),), attempt=5)
+    assert isinstance(end, GiveUp) and "key" not in end.reason
+
+
 def test_without_a_handover_a_fresh_snapshot_is_taken():
     assert TakeSnapshot("vol-0a", 2, 70) == other_zone(saved_step=70)
 

@@ -59,7 +59,10 @@ def create_volume(world: World, params: Params, caller: str | None) -> Item:
         world.tokens["CreateVolume", token, zone] = (_without_zone(params), volume.id, world.moment())
     world.tell(world.hooks.on_volume_created, volume.id, volume.snapshot or None)
     state = "error" if world.faults.take("volumes_fail") else "available"
-    world.later(world.latencies.create_volume, lambda: _set_state(world, volume.id, "creating", state))
+    if world.faults.take("volumes_vanish"):
+        world.later(world.latencies.create_volume, lambda: _gone(world, volume.id))
+    else:
+        world.later(world.latencies.create_volume, lambda: _set_state(world, volume.id, "creating", state))
     return _volume(volume)
 
 

@@ -38,6 +38,7 @@ class Faults:
     snapshot_seconds: float | None = None  # instead of the latency
     snapshots_fail: int = 0
     volumes_fail: int = 0
+    volumes_vanish: int = 0  # as those whose key may not be used: KMS is asked only afterwards, and nothing says so
     cancels_unsuccessful: int = 0
     planned: list[Planned] = field(default_factory=list)
 

@@ -217,15 +217,17 @@ def test_a_snapshot_that_fails_is_taken_again():
         leaves_nothing_behind(region)
 
 
-def test_a_copy_that_fails_is_made_again_under_another_token():
+@pytest.mark.parametrize("fault", ["volumes_fail", "volumes_vanish"])
+def test_a_copy_that_fails_is_made_again_under_another_token(fault):
     with Region() as region:
         region.make_volume(A)
         first = region.launch(A)
         run_until_training(region)
-        region.faults.volumes_fail = 1
+        setattr(region.faults, fault, 1)
         region.kill(first)
         region.launch(B)
         region.time.run(region.time.seconds + 250)
+        assert 0 == getattr(region.faults, fault)
         run_until_training(region)
 
 
