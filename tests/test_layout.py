@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import longest_first
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -267,3 +268,8 @@ def test_modules_and_functions_fit_a_screen() -> None:
     ]
     for line in large:
         warnings.warn(line, stacklevel=1)
+
+
+def test_the_files_that_workers_begin_with_are_there() -> None:
+    named = {*longest_first.LONGEST, *longest_first.TOGETHER}
+    assert [name for name in sorted(named) if not (ROOT / "tests" / name).is_file()] == []
