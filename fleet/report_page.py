@@ -198,7 +198,8 @@ def _others(found: Sequence[Series], marks: Sequence[Mark], *, is_open: bool) ->
     """A chart each, two in a row; folded away where loss or accuracy say more."""
     drawn = []
     for place, one in enumerate(found):
-        chart = LineChart(f"other-{place}", one.name, f"{one.name} over the steps of the run.", [one], marks)
+        what = f"{one.name} over the steps of the run."
+        chart = LineChart(f"other-{place}", f"Figure {one.name}", what, [one], marks)
         drawn.append(card(one.name, "", three(partial(line_chart, chart), wide=HALF)))
     rows = "".join(f'<div class="half">{"".join(drawn[at : at + 2])}</div>' for at in range(0, len(drawn), 2))
     if not rows or is_open:
