@@ -46,7 +46,7 @@ class Confinement:
         if policy:
             here = self.here
             role = TrainerRole(self.client("sts"), self.clock, here.account, here.region, here.instance, policy)
-            role.check()
+            role.check(self.stop)
         # A client of its own: however the relay is kept busy, the watch for notices does not wait for it.
         asks = Metadata(self.metadata.endpoint, self.clock)
         self._cage = enclose(

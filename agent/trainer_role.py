@@ -16,9 +16,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock, rfc3339
-from spotheal.agent.errors import Fatal, NoCredentials, SetupFailed
+from spotheal.agent.clock import Clock, Stop, rfc3339
+from spotheal.agent.errors import Fatal, Interrupted, NoCredentials, PermissionDenied, SetupFailed
+from spotheal.agent.foreign_command import back_off
 from spotheal.agent.names import TRAINER_ROLE, partition_of
+from spotheal.agent.patience import Patience
 from spotheal.agent.redaction import SECRETS
 
 SESSION_SECONDS = 3600
@@ -43,19 +45,31 @@ class TrainerRole:
     def arn(self) -> str:
         return f"arn:{partition_of(self.region)}:iam::{self.account}:role/{TRAINER_ROLE}"
 
-    def check(self) -> None:
-        """SetupFailed where the role cannot be taken: better now than in the middle of the training."""
-        try:
-            self.credentials()
-        except NoCredentials:
-            raise
-        except Fatal as error:
-            raise SetupFailed(
-                f"the trainer's role cannot be taken: {error.message}",
-                next_step=f"let fleetctl make the role {TRAINER_ROLE} (`request`, or `iam create` by who makes roles;"
-                " by hand: `fleetctl iam show trainer-trust`); or leave out `[cage] trainer_policy`",
-                code=error.code,
-            ) from error
+    def check(self, stop: Stop) -> None:
+        """SetupFailed where the role cannot be taken: better now than in the middle of the training.
+
+        A refusal is borne for two minutes: a role that `request` has just made is not known everywhere. Interrupted
+        where `stop` is set meanwhile.
+        """
+        patience, tries = Patience(self.clock, passing_seconds=0.0), 0
+        while True:
+            try:
+                self.credentials()
+                return
+            except NoCredentials:
+                raise
+            except Fatal as error:
+                tries += 1
+                is_final = not isinstance(error, PermissionDenied) or patience.is_over(error, pause=back_off(tries))
+                if is_final:
+                    raise SetupFailed(
+                        f"the trainer's role cannot be taken: {error.message}",
+                        next_step=f"let fleetctl make the role {TRAINER_ROLE} (`request`, or `iam create` by who makes"
+                        " roles; by hand: `fleetctl iam show trainer-trust`); or leave out `[cage] trainer_policy`",
+                        code=error.code,
+                    ) from error
+                if self.clock.sleep(back_off(tries), until=stop):
+                    raise Interrupted("stopped while the trainer's role was asked for") from error
 
     def credentials(self) -> str:
         """The JSON document of the metadata service; SpothealError where there is none to be had."""

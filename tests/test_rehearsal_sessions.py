@@ -12,8 +12,9 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from cloud_desk import CloudDesk, cloud_desk, served
+from fleet_desk import HandClock
 
-from spotheal.agent.clock import SystemClock
+from spotheal.agent.clock import Clock, SystemClock, never
 from spotheal.agent.errors import SetupFailed
 from spotheal.agent.relay import Relay
 from spotheal.agent.trainer_role import TrainerRole
@@ -73,9 +74,9 @@ def instance_with(desk: CloudDesk, profile: str) -> str:
     raise AssertionError(f"{profile} never became usable")
 
 
-def role_of(desk: CloudDesk, instance: str, policy: dict[str, Any]) -> TrainerRole:
+def role_of(desk: CloudDesk, instance: str, policy: dict[str, Any], clock: Clock | None = None) -> TrainerRole:
     sts = client(desk, "sts", desk.cloud.rules.key_of(instance))
-    return TrainerRole(sts, SystemClock(), "123456789012", "us-west-2", instance, json.dumps(policy))
+    return TrainerRole(sts, clock or SystemClock(), "123456789012", "us-west-2", instance, json.dumps(policy))
 
 
 def ask(relay: Relay, path: str, method: str = "GET", **headers: str) -> str:
@@ -87,7 +88,7 @@ def ask(relay: Relay, path: str, method: str = "GET", **headers: str) -> str:
 
 def test_a_trainer_has_from_the_relay_what_its_role_and_its_jobs_policy_both_allow(account: CloudDesk) -> None:
     role = role_of(account, instance_with(account, "spotheal-instance"), reads("data", "store"))
-    role.check()
+    role.check(never())
     relay = Relay(lambda _: None, role.credentials)
     try:
         token = ask(relay, "/latest/api/token", "PUT", X_aws_ec2_metadata_token_ttl_seconds="60")
@@ -114,11 +115,11 @@ def test_a_machine_with_another_role_cannot_take_it(account: CloudDesk) -> None:
     iam.create_instance_profile(InstanceProfileName="theirs")
     iam.add_role_to_instance_profile(InstanceProfileName="theirs", RoleName="theirs")
     with pytest.raises(SetupFailed, match="trainer's role cannot be taken"):
-        role_of(account, instance_with(account, "theirs"), reads("data")).check()
+        role_of(account, instance_with(account, "theirs"), reads("data"), HandClock()).check(never())
 
 
 def test_a_role_that_is_not_there_fails_the_set_up_with_the_way_to_it(account: CloudDesk) -> None:
     roles.delete_role(Session("us-west-2"), "spotheal-trainer")
     with pytest.raises(SetupFailed) as caught:
-        role_of(account, instance_with(account, "spotheal-instance"), reads("data")).check()
+        role_of(account, instance_with(account, "spotheal-instance"), reads("data"), HandClock()).check(never())
     assert "iam create" in caught.value.next_step

@@ -23,7 +23,7 @@ from moto import mock_aws
 from typer.testing import CliRunner
 
 from spotheal.agent import git_access
-from spotheal.agent.clock import SystemClock, never
+from spotheal.agent.clock import Stop, SystemClock, never
 from spotheal.agent.config import parse_job
 from spotheal.agent.errors import ConfigError, Fatal, Interrupted, NoCredentials, Retryable, SetupFailed
 from spotheal.agent.instance_config import InstanceConfig
@@ -167,7 +167,7 @@ def role(sts: Sts, clock: HandClock) -> TrainerRole:
 def test_the_trainers_role_is_taken_with_the_jobs_policy_and_renewed_before_it_ends() -> None:
     sts, clock = Sts(), HandClock()
     one = role(sts, clock)
-    one.check()
+    one.check(never())
     first = json.loads(one.credentials())
     assert (first["Code"], first["SecretAccessKey"], first["Expiration"][-1]) == ("Success", "secret-1-key", "Z")
     assert sts.asked == [{
@@ -182,9 +182,31 @@ def test_the_trainers_role_is_taken_with_the_jobs_policy_and_renewed_before_it_e
 def test_a_role_that_cannot_be_taken_fails_the_set_up() -> None:
     sts = Sts()
     sts.fault = ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "AssumeRole")
+    clock = HandClock()
     with pytest.raises(SetupFailed, match="trainer's role cannot be taken") as caught:
-        role(sts, HandClock()).check()
+        role(sts, clock).check(never())
     assert "trainer-trust" in caught.value.next_step
+    assert clock.seconds <= 120.0
+
+
+def test_a_role_that_is_not_known_everywhere_yet_is_asked_for_again() -> None:
+    sts, clock = Sts(), HandClock()
+    sts.fault = ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "AssumeRole")
+
+    class KnownLater(HandClock):
+        def sleep(self, seconds: float, until: Stop | None = None) -> bool:
+            if self.seconds + seconds > 60.0:
+                sts.fault = None
+            return super().sleep(seconds, until)
+
+    clock = KnownLater()
+    role(sts, clock).check(never())
+    assert 60.0 < clock.seconds < 120.0
+    sts.fault = ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "AssumeRole")
+    gone = threading.Event()
+    gone.set()
+    with pytest.raises(Interrupted):
+        role(sts, HandClock()).check(gone)
 
 
 def test_without_credentials_of_its_own_the_agent_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +215,7 @@ def test_without_credentials_of_its_own_the_agent_ends_no_run(monkeypatch: pytes
 
     monkeypatch.setattr(TrainerRole, "_take", missing)
     with pytest.raises(NoCredentials):
-        role(Sts(), HandClock()).check()
+        role(Sts(), HandClock()).check(never())
     assert issubclass(NoCredentials, Fatal)
 
 
