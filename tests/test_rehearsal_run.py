@@ -53,11 +53,12 @@ while state["step"] < total:
     time.sleep(0.05)
     state["step"] += 1
     state["weight"] = 0.9 * state["weight"] + random.Random(state["step"]).random()
-    if state["step"] % 20 == 0 or stop:
+    leaves = bool(stop)  # looked at once: a signal that comes while the progress is written is the next step's
+    if state["step"] % 20 == 0 or leaves:
         put(checkpoint, state)
         saved = state["step"]
     report()
-    if stop:
+    if leaves:
         sys.exit(75)
 with open(os.path.join(os.environ["SPOTHEAL_RESULTS_DIR"], "weight.npy"), "w") as file:
     file.write(repr(state["weight"]))

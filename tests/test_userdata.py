@@ -421,7 +421,7 @@ PERMANENT = {
     _wheel_missing: "could not read the store's wheel structlog-25.1-py3-none-any.whl: 404 NoSuchKey",
     _compiled: "'x-1-cp311-cp311-linux_x86_64.whl' in the manifest is no wheel that suits every machine",
     _hostile_name: "in the manifest is no wheel that suits every machine",
-    _traversal: "holds a path that leaves its folder: '../../../../escaped'",
+    _traversal: "has a path out of its folder: '../../../../escaped'",
     _no_zip: "the agent cannot be unpacked",
 }
 

@@ -24,10 +24,11 @@ def stub() -> str:
 def bootstrap() -> str:
     """The Python program that the stub unpacks and runs: installs the agent from the store and starts it.
 
-    Without docstrings, comments and annotations, and indented by one: they would take a sixth of the 16 kB that user
-    data may have.
+    Without docstrings, comments, annotations and empty lines, and indented by one: they would take a sixth of the 16 kB
+    that user data may have.
     """
     text = ast.unparse(ast.fix_missing_locations(_Bare().visit(ast.parse(_text("bootstrap.py")))))
+    text = re.sub(r"\n{2,}", "\n", text)  # unparsed, no string goes over several lines
     return re.sub(r"^(?: {4})+", lambda spaces: " " * (len(spaces.group()) // 4), text, flags=re.MULTILINE) + "\n"
 
 

@@ -13,7 +13,6 @@ dictionaries, no `match`), since an image that is too old is such a failure.
 from __future__ import annotations
 
 import concurrent.futures
-import datetime
 import fcntl
 import hashlib
 import hmac
@@ -65,7 +64,6 @@ RESTART_SECONDS_MAX = 10.0
 CREDENTIALS_SECONDS = 30.0
 RUNNING_SECONDS = 30.0  # how long systemd is asked whether the agent runs, to say it here
 ENDS = ("done", "failed", "set-up failed", "limit", "parked", "cancelled")  # as in agent/names.py
-BOOT_SECONDS = 900
 BOOTS_MAX = 5  # launches in a row that gained nothing: the run is parked (agent/finish.py has the same figure)
 PASSED_ON = re.compile(r"AWS_ENDPOINT_URL\w*|AWS_EC2_METADATA_SERVICE_ENDPOINT|AWS_CA_BUNDLE|(?i:https?|no)_proxy")
 SYSTEM_FOLDERS = ("/bin", "/sbin", "/usr/bin", "/usr/sbin")
@@ -236,7 +234,7 @@ class Aws:
         content_type: str = "application/octet-stream",
     ) -> bytes:
         key_id, secret, token = self.metadata.credentials()
-        now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         digest = hashlib.sha256(body).hexdigest()
         headers = {"content-type": content_type, "host": urllib.parse.urlsplit(base).netloc}
         headers.update({"x-amz-content-sha256": digest, "x-amz-date": now})
@@ -285,7 +283,7 @@ def unzip(name: str, content: bytes, folder: str, only: tuple[str, ...] = ("",))
         for item in wheel.infolist():
             parts = item.filename.split("/")
             if item.filename.startswith("/") or ".." in parts or "\\" in item.filename:
-                raise Stuck(f"the wheel {name} holds a path that leaves its folder: {item.filename!r}")
+                raise Stuck(f"the wheel {name} has a path out of its folder: {item.filename!r}")
             if item.filename.startswith(only) and not parts[0].endswith(".data"):
                 wheel.extract(item, folder)
 
@@ -449,8 +447,7 @@ def keep() -> int:
 
 # ------------------------------------------------------------------------------------------------------------- failing
 def now(later: float = 0) -> str:
-    moment = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=later)
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + later))
 
 
 def count_launch(aws: Aws, config: dict[str, Any], instance: dict[str, Any], outcome: str, reason: str = "") -> None:
@@ -460,31 +457,34 @@ def count_launch(aws: Aws, config: dict[str, Any], instance: dict[str, Any], out
         launch = dict(json.loads(patiently("read this launch", lambda: aws.store("GET", key))))
     except (Stuck, ValueError):
         launch = {"time": now()}
-    launch["requested_at"] = config["run"].get("requested_at", "")
-    launch.update({"instance": instance["instanceId"], "zone": instance.get("availabilityZone", "")})
-    launch.update({"instance_type": instance.get("instanceType", ""), "outcome": outcome, "reason": reason})
+    launch.update(
+        requested_at=config["run"].get("requested_at", ""),
+        instance=instance["instanceId"],
+        zone=instance.get("availabilityZone", ""),
+        instance_type=instance.get("instanceType", ""),
+        outcome=outcome,
+        reason=reason,
+    )
     patiently("count this launch", lambda: aws.store("PUT", key, json.dumps(launch).encode()))
 
 
 def launches_without_progress(aws: Aws, config: dict[str, Any], me: str) -> int:
     """Launches in a row, this one included, that acknowledged no new checkpoint, counted as agent/finish.py does.
     Others that boot now may come up: a sweep's twenty machines boot at once, and one that fails must not end it."""
-    query = {"list-type": "2", "prefix": aws.prefix + "/launches/"}
-    listing = patiently("list the launches", lambda: aws.store("GET", query=query.items())).decode()
+    query = [("list-type", "2"), ("prefix", aws.prefix + "/launches/")]
+    listing = patiently("list the launches", lambda: aws.store("GET", query=query)).decode()
 
     def one(key: str) -> dict[str, Any]:
         return dict(json.loads(patiently("read a launch", lambda: aws.store("GET", key[len(aws.prefix) + 1 :]))))
 
-    launches = map(one, re.findall(r"<Key>([^<]*)</Key>", listing))
     requested_at = config["run"].get("requested_at", "")
     count = 0
-    for launch in sorted(launches, key=lambda launch: str(launch.get("time", ""))):
-        boots = launch.get("outcome") == "booting" and now(-BOOT_SECONDS) < launch.get("time", "") < now(300)
-        fruitless = launch.get("outcome") not in ("interrupted", "barred")
-        fruitless = fruitless and (not boots or launch.get("instance") == me)
+    for launch in sorted(map(one, re.findall("<Key>([^<]*)</Key>", listing)), key=lambda one: str(one.get("time", ""))):
+        outcome = launch.get("outcome")
+        boots = outcome == "booting" and launch.get("instance") != me and now(-900) < launch.get("time", "") < now(300)
         if launch.get("acknowledged") or launch.get("requested_at", requested_at) != requested_at:
             count = 0
-        elif fruitless:
+        elif not boots and outcome not in ("interrupted", "barred"):
             count += 1
     return count
 
