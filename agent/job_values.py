@@ -32,8 +32,6 @@ def text(value: Any) -> str:
     return "must not hold control characters" if any(ord(c) < 32 or ord(c) == 127 for c in value) else ""
 
 
-
-
 def matching(pattern: str, legal: str) -> Check:
     return lambda value: text(value) or ("" if re.fullmatch(pattern, value) else f"must be {legal}")
 
@@ -63,14 +61,25 @@ def amount(value: Any) -> str:
     return "" if good else "must be a number, 0 or more"
 
 
-def duration(value: Any) -> str:
-    if text(value):
-        return text(value)
-    try:
-        seconds(value)
-    except ValueError as fault:
-        return str(fault)
-    return ""
+def parsed_by(parse: Callable[[str], object], *, required: bool = False) -> Check:
+    """What `parse` takes without a ValueError; an empty text is good where it is not `required`."""
+
+    def check(value: Any) -> str:
+        if text(value) or not (value or required):
+            return text(value)
+        try:
+            parse(value)
+        except ValueError as fault:
+            return str(fault)
+        return ""
+
+    return check
+
+
+duration = parsed_by(seconds, required=True)
+store = parsed_by(StoreUrl.parse)
+results = parsed_by(parse_results)
+reference = parsed_by(SecretReference.parse)
 
 
 def argv(value: Any) -> str:
@@ -100,26 +109,6 @@ def mount(value: Any) -> str:
     return safe or ("must not hold .." if ".." in value.split("/") else "")
 
 
-def store(value: Any) -> str:
-    if text(value) or not value:
-        return text(value)
-    try:
-        StoreUrl.parse(value)
-    except ValueError as fault:
-        return str(fault)
-    return ""
-
-
-def results(value: Any) -> str:
-    if text(value) or not value:
-        return text(value)
-    try:
-        parse_results(value)
-    except ValueError as fault:
-        return str(fault)
-    return ""
-
-
 def machine_range(value: Any) -> str:
     match = re.fullmatch(r"(\d{1,3})(?::(\d{1,3}))?", value) if isinstance(value, str) else None
     least, most = machines(value) if match else (0, 0)
@@ -145,16 +134,6 @@ def instance_types(value: Any) -> str:
 
 def gpus(value: Any) -> str:
     return "" if value == "gpu" else integer(1, 64)(value) and 'must be a whole number from 1 to 64, or "gpu"'
-
-
-def reference(value: Any) -> str:
-    if text(value) or not value:
-        return text(value)
-    try:
-        SecretReference.parse(value)
-    except ValueError as fault:
-        return str(fault)
-    return ""
 
 
 def host_keys(value: Any) -> str:

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from spotheal.fleet.rehearsal import stage
 from spotheal.fleet.rehearsal.batch_containers import ProcessContainer
 from spotheal.fleet.rehearsal.progress import Display
 from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, Scenario
+from spotheal.fleet.rehearsal.summary import Outcome
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from spotheal.fleet.rehearsal.run import Options
     from spotheal.fleet.session import Session
 
-SCHEMA_VERSION = 1
 SAVE_STEPS = 10
 _ARTICLE = {"batch_size": 128, "epochs": 10, "dropout_rate": 0.2, "activate_fn": "relu", "optimizer": "rmsprop"}
 ENTRIES: tuple[dict[str, Any], ...] = (
@@ -76,7 +76,7 @@ class ChildStory:
 
 
 @dataclass(frozen=True)
-class BatchOutcome:
+class BatchOutcome(Outcome):
     run: str
     seconds: float
     status: str
@@ -92,22 +92,14 @@ class BatchOutcome:
     hosts: int
     left: tuple[str, ...]
     refused: tuple[tuple[str, str, str], ...]
-    broken: tuple[str, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "broken", tuple(_broken(self)))
+    def faults(self) -> Iterator[str]:
+        return _broken(self)
 
-    @property
-    def passed(self) -> bool:
-        return not self.broken
-
-    def to_document(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         return {
-            "schema_version": SCHEMA_VERSION,
             "scenario": "batch",
             "run": self.run,
-            "outcome": "ok" if self.passed else "failed",
-            "broken": list(self.broken),
             "status": self.status,
             "phase": self.phase,
             "reason": self.reason,
@@ -128,7 +120,7 @@ class BatchOutcome:
         from rich.console import Group
         from rich.table import Table
 
-        from spotheal.fleet.rehearsal.report import figures, verdict
+        from spotheal.fleet.rehearsal import report
 
         table = Table(box=None, pad_edge=False, header_style="bold")
         for title in ("child", "state", "attempts", "began at step", "done again", "host"):
@@ -137,14 +129,14 @@ class BatchOutcome:
         for one in self.children:
             table.add_row(str(one.index), one.status, str(one.attempts), ", ".join(map(str, one.resumed)),
                           str(one.lost), struck.get(one.index, ""))  # fmt: skip
-        return Group(table, figures([
+        return Group(table, report.figures([
             ("array", f"{self.status}; {self.reason}"),
             ("dependent job", f"{self.dependent}{', after the array' if self.dependent_waited else ''}"),
             ("lines told", f"{self.lines}; {self.lines_lost} lost, {self.lines_repeated} repeated"),
             ("hosts", str(self.hosts)),
             ("left at Batch", ", ".join(self.left) or "nothing"),
             ("seconds", f"{self.seconds:.0f}"),
-        ]), verdict(self.broken))  # fmt: skip
+        ]), report.verdict(self.broken))  # fmt: skip
 
 
 def _broken(seen: BatchOutcome) -> Iterator[str]:

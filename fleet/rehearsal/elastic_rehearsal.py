@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +27,7 @@ from spotheal.fleet.rehearsal import job as jobs
 from spotheal.fleet.rehearsal import stage
 from spotheal.fleet.rehearsal.progress import Display, View
 from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, NextZone, NoCapacity, Scenario, is_saved
-from spotheal.fleet.rehearsal.summary import End
+from spotheal.fleet.rehearsal.summary import End, Outcome
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from spotheal.fleet.rehearsal.watch import Watch
     from spotheal.fleet.session import Session
 
-SCHEMA_VERSION = 1
 LEAST, MOST = 2, 3
 SAVE_STEPS = 10
 COMMAND = (
@@ -72,7 +71,7 @@ class Struck:
 
 
 @dataclass(frozen=True)
-class ElasticOutcome:
+class ElasticOutcome(Outcome):
     """Everything that was seen; what was not as it should be is `broken`. `worlds`: sizes, in the order they met.
 
     `resharded`: how many ranks saved and how many loaded it, where these were others. `set_ranks`: how many files of
@@ -92,22 +91,14 @@ class ElasticOutcome:
     results: tuple[str, ...]
     resharded: tuple[tuple[int, int], ...]
     set_ranks: int | None = None
-    broken: tuple[str, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "broken", tuple(_broken(self)))
+    def faults(self) -> Iterator[str]:
+        return _broken(self)
 
-    @property
-    def passed(self) -> bool:
-        return not self.broken
-
-    def to_document(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         lost = [one.lost for one in self.struck]
         return {
-            "schema_version": SCHEMA_VERSION,
-            "outcome": "ok" if self.passed else "failed",
-            **{name: value for name, value in asdict(self).items() if name not in ("broken", "end")},
-            "broken": list(self.broken),
+            **{name: value for name, value in asdict(self).items() if name != "end"},
             "interval": SAVE_STEPS,
             "steps_redone": sum(one for one in lost if one is not None) if None not in lost else None,
             **self.end.to_document(),
@@ -116,18 +107,18 @@ class ElasticOutcome:
     def render(self) -> RenderableType:
         from rich.console import Group
 
-        from spotheal.fleet.rehearsal.report import figures, fleet, verdict
+        from spotheal.fleet.rehearsal import report
 
-        return Group(figures([
+        return Group(report.figures([
             ("run", f"{self.run}: {self.end.phase or 'unknown'}, {self.end.reason}"),
             ("machines", f"{self.machines}; worlds of {', '.join(map(str, self.worlds))} ranks"),
             *(("struck", _in_words(one)) for one in self.struck),
             ("rendezvous", f"{self.rendezvous}, a new one where its host went"),
             ("loaded", _loads(self)),
-            ("fleet", fleet(self.end)),
+            ("fleet", report.fleet(self.end)),
             ("results", ", ".join(self.results) or "none"),
             ("seconds", f"{self.end.seconds:.0f}"),
-        ]), verdict(self.broken))  # fmt: skip
+        ]), report.verdict(self.broken))  # fmt: skip
 
 
 def _in_words(one: Struck) -> str:
@@ -375,8 +366,6 @@ class _Elastic:
         ours = ("checkpoints", "working", "logs", "keep", "progress", ".spotheal")
         found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
         return tuple(sorted(path.as_posix() for path in found if path.parts[0] not in ours))
-
-
 
 
 def _log(machine: Machine) -> str:

@@ -7,10 +7,12 @@ run's ledger in the store (where each trainer resumed), and the progress file on
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.names import SNAPSHOTS_KEPT, Phase
 
@@ -20,18 +22,34 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 
-class Outcome(Protocol):
-    """What came of a scenario with a module of its own. `broken` as of Summary; `render` is for a person."""
+class Outcome(ABC):
+    """What came of a scenario with a module of its own: everything that was seen."""
+
+    @cached_property
+    def broken(self) -> tuple[str, ...]:
+        """As of Summary."""
+        return tuple(self.faults())
 
     @property
-    def broken(self) -> tuple[str, ...]: ...
+    def passed(self) -> bool:
+        return not self.broken
 
-    @property
-    def passed(self) -> bool: ...
+    def to_document(self) -> dict[str, Any]:
+        """The JSON object of `--output json`."""
+        verdict = {"outcome": "ok" if self.passed else "failed", "broken": list(self.broken)}
+        return {"schema_version": SCHEMA_VERSION, **verdict, **self.figures()}
 
-    def to_document(self) -> dict[str, Any]: ...
+    @abstractmethod
+    def faults(self) -> Iterator[str]:
+        """What was not as it should be, a line each."""
 
-    def render(self) -> RenderableType: ...
+    @abstractmethod
+    def figures(self) -> dict[str, Any]:
+        """What the document tells besides the verdict."""
+
+    @abstractmethod
+    def render(self) -> RenderableType:
+        """For a person."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from spotheal.fleet.rehearsal import job as jobs
 from spotheal.fleet.rehearsal import stage
 from spotheal.fleet.rehearsal.progress import Display
 from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, NextZone, Scenario, is_saved
-from spotheal.fleet.rehearsal.summary import End, InstanceStory
+from spotheal.fleet.rehearsal.summary import End, InstanceStory, Outcome
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from spotheal.fleet.runs import Run
     from spotheal.fleet.session import Session
 
-SCHEMA_VERSION = 1
 PARALLEL = 2
 SAVE_STEPS = 10
 # The article's two entries, and two more; 12 steps an epoch of at least 120 ms: 12 s each at least.
@@ -87,7 +86,7 @@ class Struck:
 
 
 @dataclass(frozen=True)
-class SweepOutcome:
+class SweepOutcome(Outcome):
     """Everything that was seen; what was not as it should be is `broken`."""
 
     run: str
@@ -95,23 +94,15 @@ class SweepOutcome:
     entries: tuple[EntryStory, ...]
     struck: tuple[Struck, ...]
     instances: tuple[InstanceStory, ...]
-    broken: tuple[str, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "broken", tuple(_broken(self)))
+    def faults(self) -> Iterator[str]:
+        return _broken(self)
 
-    @property
-    def passed(self) -> bool:
-        return not self.broken
-
-    def to_document(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         lost = {notice: [one.lost for one in self.struck if one.notice is notice] for notice in (True, False)}
         return {
-            "schema_version": SCHEMA_VERSION,
             "scenario": "sweep",
             "run": self.run,
-            "outcome": "ok" if self.passed else "failed",
-            "broken": list(self.broken),
             **self.end.to_document(),
             "runs": len(self.entries),
             "done": sum(one.state == "done" for one in self.entries),
@@ -128,7 +119,7 @@ class SweepOutcome:
         from rich.console import Group
         from rich.table import Table
 
-        from spotheal.fleet.rehearsal.report import figures, fleet, verdict
+        from spotheal.fleet.rehearsal import report
 
         table = Table(box=None, pad_edge=False, header_style="bold")
         for title in ("run", "state", "instances", "began at step", "steps", "parameters"):
@@ -139,13 +130,13 @@ class SweepOutcome:
             table.add_row(str(one.index), one.state, str(one.claims), resumed, str(one.steps_total or "-"), own)
         names = {True: "notice", False: "kill"}
         lost = [f"{names[one.notice]}: run {one.index}, {one.lost} steps done again" for one in self.struck]
-        return Group(table, figures([
+        return Group(table, report.figures([
             ("sweep", f"{self.run}: {self.end.phase or 'unknown'}, {self.end.reason}"),
             ("machines", f"{len(self.instances)}; {'; '.join(lost)}"),
-            ("fleet", fleet(self.end)),
+            ("fleet", report.fleet(self.end)),
             ("left", f"{self.end.volumes_left} volumes, {self.end.snapshots_left} snapshots"),
             ("seconds", f"{self.end.seconds:.0f}"),
-        ]), verdict(self.broken))  # fmt: skip
+        ]), report.verdict(self.broken))  # fmt: skip
 
 
 def _sum(lost: Sequence[int | None]) -> int | None:
