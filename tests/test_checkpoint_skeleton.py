@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as some  # noqa: E402
 from torch import nn  # noqa: E402
 
-from spotheal.training import state  # noqa: E402
-from spotheal.training.checkpoint import Store  # noqa: E402
+from spotheal.training import checkpoint, state  # noqa: E402
+from spotheal.training.checkpoint import Loaded, Outcome, Store  # noqa: E402
+from spotheal.training.copying import Copy, Plan  # noqa: E402
+from spotheal.training.image import Image  # noqa: E402
 from spotheal.training.skeleton import Skeleton  # noqa: E402
 
 NAMES = some.sampled_from(["a", "b", "a/b", "$c", "0", ""])
@@ -72,7 +75,7 @@ def test_a_tree_that_fits_the_skeleton_is_taken_apart_as_pack_does_it(one: Any, 
         if leaves is None:
             assert tree is other or not skeleton.exact
             continue
-        named = skeleton.named(leaves)
+        named = dict(zip(skeleton.names, skeleton.sources(leaves), strict=True))
         assert list(named) == list(packed)
         assert all(alike(named[name].detach(), packed[name]) for name in packed)
         assert skeleton.text(skeleton.plain(leaves)) == state.to_json(values)
@@ -223,3 +226,165 @@ def test_the_state_of_a_module_is_what_state_dict_says(name: str) -> None:
     expected, found = module.state_dict(), state.part_state(module)
     assert list(found) == list(expected)
     assert alike(_as_loaded(dict(expected)), _as_loaded(dict(found)))
+
+
+class OwnOptimizer(torch.optim.SGD):
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "own": 1}
+
+
+def with_hook(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(model.parameters())
+    optimizer.register_state_dict_post_hook(lambda _, state_dict: {**state_dict, "hooked": True})
+    return optimizer
+
+
+def in_groups(model: nn.Module) -> torch.optim.Optimizer:
+    first, *others = model.named_parameters()
+    optimizer = torch.optim.AdamW([{"params": others, "lr": 1e-3}, {"params": [first], "betas": (0.8, 0.9)}])
+    optimizer.state["not a parameter"] = {"x": torch.ones(2)}  # type: ignore[index]
+    return optimizer
+
+
+def assigned(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(model.parameters())
+    setattr(optimizer, "state_dict", lambda: {"other": 1})  # noqa: B010
+    return optimizer
+
+
+OPTIMIZERS = {
+    "adamw": lambda model: torch.optim.AdamW(model.parameters()),
+    "momentum": lambda model: torch.optim.SGD(model.parameters(), momentum=0.9),
+    "lbfgs": lambda model: torch.optim.LBFGS(model.parameters()),
+    "groups": in_groups,
+    "hook": with_hook,
+    "own": lambda model: OwnOptimizer(model.parameters()),
+    "assigned": assigned,
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_of_an_optimizer_is_what_state_dict_says(name: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    optimizer = OPTIMIZERS[name](model)
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step(lambda: model(torch.ones(1, 2)).sum())
+        assert alike(optimizer.state_dict(), state.part_state(optimizer))
+
+
+# -------------------------------------------------------------------- what is copied later is looked at later as well
+class Held:
+    """The writer's look at the tensors waits for `release`: the training has gone on when it comes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.release = threading.Event()
+        real = Copy.settle
+
+        def settle(copy: Copy) -> None:
+            assert self.release.wait(20)
+            real(copy)
+
+        monkeypatch.setattr(Copy, "settle", settle)
+
+
+def saved_then(
+    store: Store, changed: Any, monkeypatch: pytest.MonkeyPatch, before: torch.Tensor
+) -> tuple[Outcome, Loaded]:
+    """Save twice, `changed(weight)` between; the outcome of the second, and what is loaded after it."""
+    weight, buffer = torch.arange(6.0).view(2, 3), before
+    tree = {"weight": weight, "buffer": buffer, "lr": 0.5}
+    assert store.save(1, tree, later=[weight])
+    store.flush()
+    with monkeypatch.context() as patch:
+        held = Held(patch)
+        changed(weight)
+        assert store.save(2, tree, later=[weight])
+        buffer.fill_(99.0)  # as the next forward pass does
+        held.release.set()
+        store.wait_copied()
+        outcome = store.flush()
+    loaded = store.load()
+    assert outcome is not None and loaded is not None
+    return outcome, loaded
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (6,), (2, 2), (700, 300)])
+def test_a_tensor_that_changed_in_its_place_is_saved_as_it_is_beside_what_was_copied_before(
+    shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = torch.rand(shape)
+    store = Store(tmp_path, chunk_bytes=1 << 16)
+
+    def changed(weight: torch.Tensor) -> None:
+        weight.data = new.clone()
+
+    outcome, loaded = saved_then(store, changed, monkeypatch, torch.ones(5))
+    assert outcome.fault is None and outcome.data_bytes >= new.numel() * 4
+    assert alike({"weight": new, "buffer": torch.ones(5), "lr": 0.5}, loaded.tree)
+    store.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
+def test_what_is_copied_at_once_may_change_its_type_and_shape_too(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = torch.ones(5)
+    store = Store(tmp_path)
+
+    def changed(weight: torch.Tensor) -> None:
+        buffer.data = torch.full((2, 2), 7, dtype=dtype)
+        weight.data = torch.zeros(4)
+
+    _, loaded = saved_then(store, changed, monkeypatch, buffer)
+    assert loaded.step == 2
+    assert alike({"weight": torch.zeros(4), "buffer": torch.full((2, 2), 7, dtype=dtype), "lr": 0.5}, loaded.tree)
+    store.close()
+
+
+def test_a_tensor_that_can_be_saved_no_more_fails_that_save_by_name_and_holds_up_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+
+    def changed(weight: torch.Tensor) -> None:
+        weight.data = torch.ones(3, dtype=torch.complex128)
+
+    outcome, loaded = saved_then(store, changed, monkeypatch, torch.ones(5))
+    assert outcome.fault is not None and "weight" in outcome.fault.message and "complex128" in outcome.fault.message
+    assert loaded.step == 1  # the one before is as it was
+    assert store.save_now(3, {"weight": torch.ones(3), "buffer": torch.ones(5), "lr": 0.5}).path is not None
+    store.close()
+
+
+def test_no_memory_for_a_tensor_that_has_grown_fails_that_save_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, real = Store(tmp_path), checkpoint.Image
+
+    def changed(weight: torch.Tensor) -> None:
+        weight.data = torch.ones(100_000)
+        monkeypatch.setattr(checkpoint, "Image", no_memory)
+
+    def no_memory(size: int, touched: bool = True) -> Image:
+        if touched:
+            raise MemoryError
+        return real(size, touched)
+
+    outcome, loaded = saved_then(store, changed, monkeypatch, torch.ones(5))
+    assert outcome.fault is not None and "memory" in outcome.fault.message
+    assert loaded.step == 1
+    monkeypatch.setattr(checkpoint, "Image", real)
+    assert store.save_now(3, {"weight": torch.ones(100_000), "buffer": torch.ones(5), "lr": 0.5}).path is not None
+    store.close()
+
+
+def test_parameters_that_state_dict_has_detached_are_copied_later_as_well(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    later = list(model.parameters())
+    sources = [one.detach() for one in later] + list(model.buffers())
+    names = [str(number) for number in range(len(sources))]
+    plan = Plan(names, sources, 4096)
+    copy = Copy(plan, Image(plan.layout.data_bytes), sources, later)
+    assert not copy.copied.is_set()
+    assert sorted(number for number, _ in copy._parts.later) == list(range(len(later)))

@@ -148,14 +148,14 @@ class Store:
         """Make and touch the buffer for states like `tree`, so the first save is as quick as any; returns the bytes of
         one, padding included. UnsavableState as of `save`."""
         self.flush()
-        tensors, _ = self._apart(tree)
-        plan = self._plan_for(tensors)
+        names, sources, _ = self._apart(tree)
+        plan = self._plan_for(names, sources)
         try:
             image = self._image_for(plan.layout.data_bytes)
         except SaveFailed as fault:  # each save tries again, and says it as its outcome
             log.warning("%s", fault)
             return plan.layout.data_bytes
-        copy = Copy(plan, image, tensors, tensors.values())
+        copy = Copy(plan, image, sources, sources)
         if plan.chunks:  # once for practice: threads are started, libraries loaded, the layout has its text
             runs: list[Future[Any]] = [
                 self._threads.submit(copy.run),
@@ -195,21 +195,21 @@ class Store:
         self, step: int, tree: Any, info: Any, later: Iterable[torch.Tensor], best: bool, milestone: bool
     ) -> bool:
         began = time.monotonic()
-        tensors, text = self._apart(tree)
+        names, sources, text = self._apart(tree)
         info_json = to_json(info)
-        plan = self._plan_for(tensors)
+        planned = self._plan if self._skeleton is not None and self._skeleton is self._planned else None
+        plan = planned or self._plan_for(names, sources)
+        anew = partial(self._plan_anew, names) if planned is not None else None
         try:
-            image = self._image_for(plan.layout.data_bytes)
+            copy = Copy(plan, self._image_for(plan.layout.data_bytes), sources, later, anew)
         except SaveFailed as fault:
             return self._failed(Outcome(step, time.monotonic() - began, plan.layout.data_bytes, None, fault))
-        try:
-            copy = self._copy = Copy(plan, image, tensors, later)
         except RuntimeError:
-            pack(tree)  # says of a tensor without memory of its own where it is
+            pack(tree)  # says of a sparse tensor, which has no pointer, where it is
             raise
+        self._copy = copy
         series = [self.slots, *([self.best] if best else []), *([self.milestones] if milestone else [])]
-        payload = Payload(image, plan.layout, plan.chunk_bytes, step, text, info_json)
-        self._pending = self._threads.submit(self._write, payload, copy, series, began)
+        self._pending = self._threads.submit(self._write, copy, step, text, info_json, series, began)
         self._held_seconds = time.monotonic() - began
         return True
 
@@ -268,16 +268,20 @@ class Store:
         self.flush()
         self._threads.shutdown()
 
-    def _write(self, payload: Payload, copy: Copy, series: Sequence[Series], began: float) -> Outcome:
+    def _write(
+        self, copy: Copy, step: int, text: Callable[[], str], info_json: str, series: Sequence[Series], began: float
+    ) -> Outcome:
         worked = self._processor_seconds()
-        # From here, so that the training's thread wakes only one other.
-        copying = beside(self._threads, copy.run, self._threads)
-        if copying is None:
-            copy.run()
-        step, size = payload.step, payload.layout.data_bytes
         paths: list[Path] = []
+        copying: Future[Any] | None = None
         fault = None
         try:
+            copy.settle()
+            # From here, so that the training's thread wakes only one other.
+            copying = beside(self._threads, copy.run, self._threads)
+            if copying is None:
+                copy.run()
+            payload = Payload(copy.image, copy.plan.layout, copy.plan.chunk_bytes, step, text, info_json)
             with alone_in(self.folder):
                 for one in series:
                     if self._before_commit is not None and not paths:
@@ -290,6 +294,12 @@ class Store:
                 f"step {step} could not be saved in {self.folder}: {getattr(error, 'strerror', '') or repr(error)}",
                 next_step="the checkpoints before it are intact; see `df -h`, `dmesg` and the folder's permissions",
             )
+        except SpothealError as error:  # of a state whose tensors are not what they were
+            fault = (
+                error
+                if isinstance(error, SaveFailed)
+                else SaveFailed(f"step {step} could not be saved: {error.message}", next_step=error.next_step)
+            )
         except (ValueError, RecursionError) as error:  # of the state's text, which is made here
             if copying is not None:
                 copying.exception()
@@ -298,6 +308,7 @@ class Store:
                 next_step="the checkpoints before it are intact; no int of thousands of digits, no nesting of hundreds",
             )
         self._worked_seconds = max(0.0, self._processor_seconds() - worked)
+        size = copy.plan.layout.data_bytes
         outcome = Outcome(step, time.monotonic() - began, size, paths[0] if paths else None, fault)
         if self._on_end is not None:
             self._on_end(outcome)
@@ -309,25 +320,30 @@ class Store:
             return sum(map(time.clock_gettime, self._clocks))
         return 0.0
 
-    def _apart(self, tree: Any) -> tuple[dict[str, torch.Tensor], Callable[[], str]]:
-        """The tensors of `tree` by name, and what gives the text of the rest. UnsavableState."""
+    def _apart(self, tree: Any) -> tuple[Sequence[str], list[torch.Tensor], Callable[[], str]]:
+        """The tensors of `tree` with their names, and what gives the text of the rest. UnsavableState."""
         skeleton = self._skeleton
         leaves = skeleton.leaves(tree) if skeleton is not None else None
         if skeleton is None or leaves is None:
             skeleton, self._skeleton = Skeleton(tree), None
             leaves = skeleton.leaves(tree) if skeleton.exact else None
             if leaves is None:
-                return skeleton.tensors, partial(to_json, skeleton.values)
+                tensors = skeleton.tensors
+                return tuple(tensors), list(tensors.values()), partial(to_json, skeleton.values)
             self._skeleton = skeleton
-        return skeleton.named(leaves), partial(skeleton.text, skeleton.plain(leaves))
+        return skeleton.names, skeleton.sources(leaves), partial(skeleton.text, skeleton.plain(leaves))
 
-    def _plan_for(self, tensors: dict[str, torch.Tensor]) -> Plan:
-        """The plan for `tensors`: of the same skeleton it is the same."""
-        if self._plan is None or self._skeleton is None or self._skeleton is not self._planned:
-            if self._plan is None or not self._plan.fits(tensors):
-                self._plan = Plan(tensors, self._chunk_bytes)
-            self._planned = self._skeleton
+    def _plan_for(self, names: Sequence[str], sources: Sequence[torch.Tensor]) -> Plan:
+        """A plan that fits these tensors, known to be that of this skeleton from now on."""
+        if self._plan is None or not self._plan.fits(names, sources):
+            self._plan = Plan(names, sources, self._chunk_bytes)
+        self._planned = self._skeleton
         return self._plan
+
+    def _plan_anew(self, names: Sequence[str], sources: Sequence[torch.Tensor]) -> tuple[Plan, Image]:
+        """For a state of the same skeleton whose tensors have other shapes or types. UnsavableState, SaveFailed."""
+        plan = self._plan_for(names, sources)
+        return plan, self._image_for(plan.layout.data_bytes)
 
     def _image_for(self, size: int) -> Image:
         """SaveFailed where there is no memory for it."""

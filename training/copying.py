@@ -13,7 +13,7 @@ import errno
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 from spotheal.training.checksum import BLOCK_BYTES, checksum, sum_blocks
 from spotheal.training.format import Entry, Layout, chunk_count
 from spotheal.training.image import FORMAT_DTYPE, Image
-from spotheal.training.state import UnsavableState
+from spotheal.training.state import UnsavableState, refuse_unsavable
 
 # Taking the GIL back costs more than to copy so few bytes while holding it: hundreds of small tensors are the rule.
 HELD_BYTES_MAX = 64 << 10
@@ -32,17 +32,23 @@ PIECE_BYTES = 512 << 10
 _held_move = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ("memmove", ctypes.PyDLL(None))
 )
+_size = torch.Tensor.size
 
 
 class Plan:
     """Where every tensor of states of one shape goes. Made once, used for each save of a state of the same shape."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], chunk_bytes: int) -> None:
-        self.names, self.specs = tuple(tensors), _specs(tensors)
+    def __init__(self, names: Sequence[str], sources: Sequence[torch.Tensor], chunk_bytes: int) -> None:
+        """For tensors like `sources`, by their `names`. UnsavableState names the one that no file can hold."""
+        for name, source in zip(names, sources, strict=True):
+            refuse_unsavable(source, name)
+        self.names, self.specs = tuple(names), [(source.dtype, _size(source)) for source in sources]
+        self.devices = {source.device for source in sources if not source.is_cpu}
         self.chunk_bytes = chunk_bytes
-        self.layout = Layout.of({name: (FORMAT_DTYPE[item.dtype], tuple(item.shape)) for name, item in tensors.items()})
+        specs = zip(names, self.specs, strict=True)
+        self.layout = Layout.of({name: (FORMAT_DTYPE[dtype], tuple(size)) for name, (dtype, size) in specs})
         self.chunks = chunk_count(self.layout.data_bytes, chunk_bytes)
-        number = {name: index for index, name in enumerate(tensors)}
+        number = {name: index for index, name in enumerate(names)}
         # By place, so that the chunks become complete in order. The padding has no tensor.
         self.places: tuple[tuple[int, Entry], ...] = tuple(
             (number[entry.name], entry)
@@ -50,11 +56,16 @@ class Plan:
             if entry.name in number and entry.begin < entry.end
         )
         self._are_later: list[bool] | None = None
-        self._parts = Parts([], [], [])
+        self._parts = Parts([], [], [], [], [])
 
-    def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+    def fits(self, names: Sequence[str], sources: Sequence[torch.Tensor]) -> bool:
         """Whether these have the names, dtypes and shapes that the plan was made of."""
-        return tuple(tensors) == self.names and _specs(tensors) == self.specs
+        return tuple(names) == self.names and self.takes(sources, range(len(sources)))
+
+    def takes(self, sources: Sequence[torch.Tensor], numbers: Iterable[int]) -> bool:
+        """Whether those of the `sources` with these numbers have the dtypes and shapes that the plan was made of."""
+        specs = self.specs
+        return all((sources[number].dtype, _size(sources[number])) == specs[number] for number in numbers)
 
     def chunk(self, index: int) -> tuple[int, int]:
         """Begin and end of chunk `index` in the data."""
@@ -66,7 +77,10 @@ class Plan:
         if are_later != self._are_later:
             now = [(number, entry, entry.end - entry.begin) for number, entry in self.places if not are_later[number]]
             later = [place for place in self.places if are_later[place[0]]]
-            self._are_later, self._parts = are_later, Parts(now, later, self._pieces(later))
+            numbers: tuple[list[int], list[int]] = ([], [])
+            for number, is_later in enumerate(are_later):
+                numbers[is_later].append(number)
+            self._are_later, self._parts = are_later, Parts(*numbers, now, later, self._pieces(later))
         return self._parts
 
     def _pieces(self, places: Sequence[tuple[int, Entry]]) -> list[list[Piece]]:
@@ -97,44 +111,110 @@ class Piece:
 
 @dataclass(frozen=True)
 class Parts:
-    """Tensors (their number) and places: to be copied now (with the size), later, and the pieces of each chunk."""
+    """Tensors (their number) and places: to be copied now (with the size), later, and the pieces of each chunk.
 
+    Tensors without content have a number and no place.
+    """
+
+    now_numbers: list[int]
+    later_numbers: list[int]
     now: list[tuple[int, Entry, int]]
     later: list[tuple[int, Entry]]
     pieces: list[list[Piece]]
 
 
 class Copy:
-    """One copy of a state into `image`, from its first byte on. Made in the training's thread, run in others."""
+    """One copy of a state into `image`, from its first byte on. Made in the training's thread, run in others.
+
+    Every look at a tensor costs the training what its memory is away: some 500 of them, a millisecond. So with `anew`
+    those that are copied later are looked at later as well (`settle`), in the writer's thread.
+    """
 
     def __init__(
-        self, plan: Plan, image: Image, tensors: Mapping[str, torch.Tensor], later: Iterable[torch.Tensor] = ()
+        self,
+        plan: Plan,
+        image: Image,
+        sources: Sequence[torch.Tensor],
+        later: Iterable[torch.Tensor] = (),
+        anew: Callable[[Sequence[torch.Tensor]], tuple[Plan, Image]] | None = None,
     ) -> None:
-        """`later` are tensors that only the optimizer step changes; all else is copied now. UnsavableState."""
-        self.plan, self.image = plan, image
+        """`later` are tensors that only the optimizer step changes; all else is copied now. UnsavableState.
+
+        Without `anew` the sources are known to fit the plan. With it they are as many: `anew` gives a plan and an image
+        for them where one has another dtype or shape. Then `settle` is to be called before `run` and `checksum`.
+        """
         self.copied = threading.Event()  # the sources are free again
         self.hurry = False  # somebody waits for `copied`: leave the checksums for after it
         self._fault: Exception | None = None
+        self._sources, self._anew = list(sources), anew
+        self._are_later = _are_later(self._sources, later)
+        self._from: list[int] | None = self._pointers(plan) if anew is None else None
+        self._lay_out(plan, image)
+
+    def _lay_out(self, plan: Plan, image: Image) -> None:
+        """Take the plan (or another one, where what is copied now does not fit it), and copy what is copied now."""
+        self._parts = plan.parts(self._are_later)
+        if self._anew is not None and not plan.takes(self._sources, self._parts.now_numbers):
+            plan, image = self._anew(self._sources)
+            self._parts, self._anew = plan.parts(self._are_later), None
+        self.plan, self.image = plan, image
         self._sums: list[int | None] = [None] * plan.chunks
         self._complete: list[bool] = [False] * plan.chunks
         self._turns = iter(range(plan.chunks))  # of the threads that copy
         self._finished: list[int] = []
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._sources = list(tensors.values())
-        self._from = list(map(torch.Tensor.data_ptr, self._sources))
-        if 0 in self._from:
-            _refuse_without_memory(tensors)
-        waiting = set(map(torch.Tensor.data_ptr, later))
-        self._parts = plan.parts([pointer in waiting for pointer in self._from])
-        held_move, target, pointers, sources = _held_move, image.address, self._from, self._sources
+        devices = set(plan.devices)
+        held_move, pointer_of, sources = _held_move, torch.Tensor.data_ptr, self._sources
         for number, entry, size in self._parts.now:
-            if size <= HELD_BYTES_MAX and _is_plain(sources[number]):
-                held_move(target + entry.begin, pointers[number], size)
+            source = sources[number]
+            pointer = pointer_of(source)
+            if not pointer:
+                _refuse_without_memory(plan.names[number], source)
+            if size <= HELD_BYTES_MAX and _is_plain(source):
+                held_move(image.address + entry.begin, pointer, size)
             else:
-                self._copy(number, entry)
-        devices = {source.device for source in self._sources if not source.is_cpu}
+                self._copy(number, entry, pointer)
+                devices |= set() if source.is_cpu else {source.device}
         # They begin after all that is queued so far, the copies just made included.
         self._streams = {device: _side_stream(device) for device in devices}
+
+    def settle(self) -> None:
+        """Look at what is copied later, and lay all out anew where it has other shapes than it had. In any thread.
+
+        UnsavableState, OSError, or what `anew` raises; whoever waits for the copy does not wait on then.
+        """
+        try:
+            if self._from is None:
+                self._settle()
+        except RuntimeError as fault:  # torch's
+            self._give_up(fault)
+            for name, source in zip(self.plan.names, self._sources, strict=False):
+                refuse_unsavable(source, name)  # a sparse tensor has no pointer
+            raise self._not_copied(fault) from fault
+        except Exception as fault:
+            self._give_up(fault)
+            raise
+
+    def _settle(self) -> None:
+        if self._anew is not None and not self.plan.takes(self._sources, self._parts.later_numbers):
+            for stream in self._streams.values():
+                stream.synchronize()
+            for number, entry, _ in self._parts.now:  # as they were then: the training has gone on since
+                self._sources[number] = self.image.tensor(entry, 0).clone()
+            plan, image = self._anew(self._sources)
+            self._anew = None
+            self._lay_out(plan, image)
+            for device in self._streams:  # one may be on a device where none was, and this thread knows no stream of it
+                torch.cuda.synchronize(device)
+        self._from = self._pointers(self.plan)
+
+    def _pointers(self, plan: Plan) -> list[int]:
+        """Where each source's content begins. UnsavableState for one that has content and none of its own."""
+        pointers = list(map(torch.Tensor.data_ptr, self._sources))
+        for number, _ in plan.places if 0 in pointers else ():
+            if not pointers[number]:
+                _refuse_without_memory(plan.names[number], self._sources[number])
+        return pointers
 
     def run(self, threads: Executor | None = None) -> None:
         """Copy what is left, each piece added up while it is still in the cache. With `threads` two at a time.
@@ -143,10 +223,8 @@ class Copy:
         """
         try:
             self._run(threads)
-        except Exception as fault:  # a device that failed, no memory: whoever waits for the copy must not wait on
-            self._fault = fault
-            self._complete = [True] * self.plan.chunks
-            self._end()
+        except Exception as fault:  # a device that failed, no memory
+            self._give_up(fault)
             raise
 
     def _run(self, threads: Executor | None) -> None:
@@ -166,7 +244,7 @@ class Copy:
         while not self._complete[index]:
             self._news.get()
         if self._fault is not None:
-            raise OSError(errno.EIO, f"the state could not be copied: {str(self._fault) or type(self._fault).__name__}")
+            raise self._not_copied(self._fault)
         value = self._sums[index]
         if value is None:
             begin, end = self.plan.chunk(index)
@@ -179,23 +257,37 @@ class Copy:
             self.hurry = True
             self.copied.wait()
 
+    def _give_up(self, fault: Exception) -> None:
+        """Whoever waits for the copy must not wait on."""
+        self._fault = fault
+        self._complete = [True] * self.plan.chunks
+        self._end()
+
+    @staticmethod
+    def _not_copied(fault: Exception) -> OSError:
+        return OSError(errno.EIO, f"the state could not be copied: {str(fault) or type(fault).__name__}")
+
     def _copy_odd(self) -> set[int]:
         """Copy the tensors that are not one run of bytes in this machine's memory; their numbers."""
         odd = set()
+        pointers = self._from or []
         for number, entry in self._parts.later:
             source = self._sources[number]
             if not _is_plain(source):
                 odd.add(number)
+                if not source.is_cpu and source.device not in self._streams:  # it came there since the plan was made
+                    torch.cuda.synchronize(source.device)
+                    self._streams[source.device] = _side_stream(source.device)
                 stream = self._streams.get(source.device)
                 with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
-                    self._copy(number, entry)
+                    self._copy(number, entry, pointers[number])
         for stream in self._streams.values():
             stream.synchronize()
         return odd
 
     def _copy_chunks(self, odd: set[int]) -> None:
         """Take the next chunk until none is left."""
-        origin, target = self._from, self.image.address
+        origin, target = self._from or [], self.image.address
         if len(odd) == len(self._parts.later):
             self.copied.set()
         for index in self._turns:
@@ -215,10 +307,10 @@ class Copy:
                 self._end()
             self._news.put(None)
 
-    def _copy(self, number: int, entry: Entry) -> None:
+    def _copy(self, number: int, entry: Entry, pointer: int) -> None:
         source, size = self._sources[number], entry.end - entry.begin
         if _is_plain(source):
-            ctypes.memmove(self.image.address + entry.begin, self._from[number], size)
+            ctypes.memmove(self.image.address + entry.begin, pointer, size)
         else:
             with torch.no_grad():
                 self.image.tensor(entry, 0).copy_(source, non_blocking=True)
@@ -229,14 +321,26 @@ class Copy:
         self._news.put(None)
 
 
-def _refuse_without_memory(tensors: Mapping[str, torch.Tensor]) -> None:
+def _are_later(sources: Sequence[torch.Tensor], later: Iterable[torch.Tensor]) -> list[bool]:
+    """Of every source whether it is one of `later`: that very tensor, or one of the same memory.
+
+    One that is taken for none of them is copied at once, which is only slower.
+    """
+    wanted = list(later)
+    known = set(map(id, wanted))
+    found = list(map(known.__contains__, map(id, sources)))
+    if sum(found) < len(known):  # `state_dict` gives parameters that are detached, tensors of their own
+        memory = set(map(torch.Tensor.data_ptr, wanted))
+        found = list(map(memory.__contains__, map(torch.Tensor.data_ptr, sources)))
+    return found
+
+
+def _refuse_without_memory(name: str, tensor: torch.Tensor) -> None:
     """A tensor that wraps others, or has no content, has the pointer 0: a copy from there would end the process."""
-    for name, tensor in tensors.items():
-        if tensor.numel() and torch.Tensor.data_ptr(tensor) == 0:
-            raise UnsavableState(
-                f"{name or 'the state'} is a {type(tensor).__name__} on {tensor.device} without memory of its own",
-                next_step="save the tensors it wraps; DTensors by ShardedSession of spotheal.training.sharded_session",
-            )
+    raise UnsavableState(
+        f"{name or 'the state'} is a {type(tensor).__name__} on {tensor.device} without memory of its own",
+        next_step="save the tensors it wraps; DTensors by ShardedSession of spotheal.training.sharded_session",
+    )
 
 
 def beside(threads: Executor | None, call: Callable[..., Any], *arguments: Any) -> Future[Any] | None:
@@ -247,10 +351,6 @@ def beside(threads: Executor | None, call: Callable[..., Any], *arguments: Any) 
         return threads.submit(call, *arguments)
     except RuntimeError:
         return None
-
-
-def _specs(tensors: Mapping[str, torch.Tensor]) -> list[tuple[torch.dtype, torch.Size]]:
-    return [(tensor.dtype, tensor.shape) for tensor in tensors.values()]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -19,9 +19,10 @@ CHUNK_BYTES = 8 << 20
 
 def export(path: Path, tensors: Mapping[str, torch.Tensor], info: Mapping[str, object]) -> str:
     """Write `tensors` durably to `path`, replacing it; the same content gives the same bytes. Returns their sha256."""
-    plan = Plan({name: item.detach() for name, item in tensors.items()}, CHUNK_BYTES)
+    names, sources = list(tensors), [tensor.detach() for tensor in tensors.values()]
+    plan = Plan(names, sources, CHUNK_BYTES)
     image = Image(plan.layout.data_bytes)
-    copy = Copy(plan, image, {name: item.detach() for name, item in tensors.items()})
+    copy = Copy(plan, image, sources)
     copy.run()
     files = Files()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -128,10 +128,11 @@ class ShardedStore:
         except CheckpointException as fault:
             self._end(Outcome(step, time.monotonic() - began, 0, None, self._failed(step, _reasons(fault))))
             return True
-        if self._plan is None or not self._plan.fits(writer.parts):
-            self._plan = Plan(writer.parts, self._chunk_bytes)
+        names, sources = list(writer.parts), list(writer.parts.values())
+        if self._plan is None or not self._plan.fits(names, sources):
+            self._plan = Plan(names, sources, self._chunk_bytes)
         image = self._image_for(self._plan.layout.data_bytes)
-        copy = self._copy = Copy(self._plan, image, writer.parts, [local(tensor) for tensor in later])
+        copy = self._copy = Copy(self._plan, image, sources, [local(tensor) for tensor in later])
         payload = Payload(image, self._plan.layout, self._chunk_bytes, step, own_values, "null")
         manifest = Manifest(step, (), writer.tensors, values, info) if self.ranks.rank == 0 else None
         folder = self.folder / writer.folder

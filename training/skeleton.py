@@ -1,7 +1,7 @@
 """The structure of a state, kept between saves: the next state of the same structure is taken apart in a few calls.
 
 `state.pack` looks at every value in Python, some 4 us each, while the training waits. Two saves of one run differ in
-numbers alone: then comparing keys, types and shapes as whole lists is enough, and the text is filled in by the writer.
+numbers alone: then comparing keys and types as whole lists is enough, and the text is filled in by the writer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from spotheal.training.state import UnsavableState, pack, to_json
 _CONTAINERS = (dict, OrderedDict, list, tuple)  # exactly these: a subclass may hold more than its items
 _LEAVES = (type(None), bool, int, float, str, bytes)  # and these: others may change behind our back
 _KEYS = (str, int)
-_DTYPE = attrgetter("dtype")
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class _Different(Exception):
 class Skeleton:
     """The structure of `tree`. UnsavableState as `pack`. `exact` False: it holds what only `pack` can look at.
 
-    A tensor that has become sparse is not noticed here: it has no pointer to copy from.
+    Shapes and types of tensors are not part of it: see Plan, which is asked when the tensors are looked at anyway.
     Where not exact, `tensors` and `values` are what `pack` gives.
     """
 
@@ -76,7 +74,6 @@ class Skeleton:
         self.names = tuple(named)
         pieces = re.split(f'"{token}:(\\d+):"', text)
         self._fixed, self._holes = pieces[::2], [int(index) for index in pieces[1::2]]
-        self._shapes, self._specs = self._described(self._take(leaves))
         self.tensors, self.values = {}, None  # the skeleton outlives the state
 
     def leaves(self, tree: Any) -> list[Any] | None:
@@ -86,13 +83,11 @@ class Skeleton:
             _walk(self._root, tree, leaves)
         except _Different:
             return None
-        if list(map(type, leaves)) != self._kinds or self._described(self._take(leaves)) != (self._shapes, self._specs):
-            return None
-        return leaves
+        return leaves if list(map(type, leaves)) == self._kinds else None
 
-    def named(self, leaves: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """The tensors among `leaves` by name, as `pack` names and orders them, not detached."""
-        return dict(zip(self.names, self._take(leaves), strict=True))
+    def sources(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
+        """The tensors among `leaves` in the order of `names`, as `pack` orders them, not detached."""
+        return [leaves[index] for index in self._at]
 
     def plain(self, leaves: Sequence[Any]) -> list[Any]:
         """What `text` needs of `leaves`; it keeps no tensor alive."""
@@ -102,12 +97,6 @@ class Skeleton:
         """The rest of the state as JSON, the same as `to_json(pack(tree)[1])` with the tree's `plain` leaves."""
         texts = [to_json(pack(value)[1]) for value in plain]
         return self._fixed[0] + "".join(text + fixed for text, fixed in zip(texts, self._fixed[1:], strict=True))
-
-    def _take(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
-        return [leaves[index] for index in self._at]
-
-    def _described(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], list[Any]]:
-        return list(map(torch.Tensor.size, tensors)), list(map(_DTYPE, tensors))
 
 
 def _node(value: Any, leaves: list[Any]) -> _Node | None:
