@@ -122,8 +122,15 @@ class Progress:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write by rename, so that a reader sees the old text or the new, never a part. Not durable: no fsync."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
+    folder, name = os.path.split(path)
+    beside = os.path.join(folder, f".{name}.{os.getpid()}")
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        rest = memoryview(text.encode())
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    finally:
+        os.close(fd)
     os.replace(beside, path)
 
 

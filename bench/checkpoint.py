@@ -7,10 +7,12 @@ final   a durable save with training stopped, against the same bytes written wit
 cpu     the same as cost in seconds of processor time of this process, which other programs disturb less
 load    a cold load, against a cold raw read of the same file; ours verifies every byte, into fresh memory
 fresh   what touching as many bytes of fresh memory takes, against that raw read: part of every load
+idle    how much longer a step takes beside the contender than before it was made, with no save under way
 
-Rounds are paired: floors and contenders take their turns in each round, ratios are made within it, medians are printed.
-Peers take part in the first `--peer-rounds`. Exit 1 where a figure of ours is missed. Peers that are not installed, or
-do not work here, are named with the reason and left out (`pip install --no-deps torch_checkpointing` for that one).
+Each has a process of its own (contest.py says why). Rounds are paired: the floors take their turn in each, ratios are
+made within it, medians are printed. Peers have `--peer-rounds`, and are compared by their multiples of the memcpy
+beside them. Exit 1 where a figure of ours is missed. Peers that are not installed, or do not work here, are named with
+the reason and left out (`pip install --no-deps torch_checkpointing` for that one).
 Where there is a CUDA device, a ResNet-50 and a model of 1 B parameters on it are measured as well (`--models`).
 """
 
@@ -18,106 +20,47 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import json
 import os
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from contenders import CONTENDERS, Contender, Ours
-from example_training import Training
-from floors import Floors, drop_cache, timed
-
-from spotheal.training import state
-from spotheal.training.slots import SUFFIX
-
-
-def newest(folder: Path) -> Path:
-    paths = [path for path in folder.iterdir() if path.name.startswith(("save-", "step-"))]
-    return max(paths, key=lambda path: int(path.name.removesuffix(SUFFIX).split("-")[1]))
-
-
-# ------------------------------------------------------------------------------------------------------- measuring
-def bare_steps(training: Training, steps: int) -> tuple[float, float]:
-    """Seconds, and seconds of processor time, of a step with nothing beside it."""
-    training.before_step = lambda: None
-    began = time.process_time()
-    wall = timed(lambda: [training.step() for _ in range(steps)])
-    return wall / steps, (time.process_time() - began) / steps
-
-
-def one_round(contender: Contender, steps_min: int) -> dict[str, float]:
-    """A save while training, followed until it has ended, between as many bare steps; then one with training stopped.
-
-    The machine's speed drifts: what a step takes is taken from both sides of the save.
-    """
-    training = contender.training
-    training.step()  # what was measured before has left the caches cold
-    before = bare_steps(training, steps_min)
-    training.before_step = contender.before_step
-    cpu_began, began = time.process_time(), time.perf_counter()
-    contender.save()
-    stall = time.perf_counter() - began
-    steps = 0
-    while contender.busy() or steps < steps_min:
-        stall += training.step()
-        steps += 1
-    contender.wait()
-    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-    bare, bare_cpu = (statistics.fmean(pair) for pair in zip(before, bare_steps(training, steps_min), strict=True))
-
-    def final() -> None:
-        contender.save()
-        contender.wait()
-
-    return {"stall": stall, "cost": seconds - steps * bare, "cpu": cpu - steps * bare_cpu, "final": timed(final)}
+from contenders import CONTENDERS, Ours
 
 
 def measure(
     kind: str, device: str, rounds: int, peer_rounds: int, folder: Path, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    training, resumed = Training(kind, device), Training(kind, device)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in state.pack(training.tree())[0].values())
-    floors = Floors(size, folder)
-    results: dict[str, dict[str, list[float]]] = {}
-    contenders: list[Contender] = []
+    """Every contender in a process of its own, one after the other: see contest.py."""
+    size = 0
+    figures: dict[str, dict[str, list[float]]] = {}
     left_out = {}
     for one in CONTENDERS:
-        if one is not Ours and not peer_rounds:
+        turns = rounds if one is Ours else peer_rounds
+        if not turns:
             continue
-        contender = None
-        try:
-            contender = one(training, folder / one.__name__)
-            memcpy = floors.copy()
-            first = one_round(contender, 1)["stall"]
-        except (ImportError, OSError, RuntimeError, ValueError, TypeError, AssertionError) as fault:
-            left_out[one.name] = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
-            say(f"left out: {one.name}: {left_out[one.name]}")
-            if contender is not None:
-                with contextlib.suppress(OSError, RuntimeError):
-                    contender.close()
-            continue
-        results[one.name] = {"first": [first], "first/memcpy": [first / memcpy]}
-        contenders.append(contender)
-    for number in range(rounds):
-        say(f"{title(kind, device, size)}: round {number + 1} of {rounds}")
-        for contender in contenders:
-            if number < peer_rounds or isinstance(contender, Ours):
-                for name, value in figures_of(contender, floors, resumed).items():
-                    results[contender.name].setdefault(name, []).append(value)
-                gc.collect()
-    for contender in contenders:
-        contender.close()
+        say(f"{one.name}: {turns} rounds of {kind} on {device}")
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            body = in_own_process(one.name, kind, device, turns, Path(own))
+        size = body.get("bytes", size)
+        if "left_out" in body:
+            left_out[one.name] = body["left_out"]
+            say(f"left out: {one.name}: {body['left_out']}")
+        else:
+            figures[one.name] = body["figures"]
+    if Ours.name not in figures:
+        raise SystemExit(f"{Ours.name} cannot be measured: {left_out[Ours.name]}")
     medians = {
-        name: {figure: statistics.median(values) for figure, values in figures.items()}
+        name: {figure: statistics.median(values) for figure, values in of_one.items()}
         | {"durable": next(one.durable for one in CONTENDERS if one.name == name)}
-        for name, figures in results.items()
+        for name, of_one in figures.items()
     }
     return {
         "state": title(kind, device, size),
@@ -129,48 +72,36 @@ def measure(
     }
 
 
+def in_own_process(name: str, kind: str, device: str, rounds: int, folder: Path) -> dict[str, Any]:
+    """What contest.py says; `left_out` where it says nothing. What it leaves behind (peers have processes) is ended."""
+    program = str(Path(__file__).with_name("contest.py"))
+    command = [sys.executable, program, name, kind, device, str(rounds), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        said = [line for line in iter(process.stdout.readline, "") if line.startswith('{"bytes"')][-1:]
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return dict(json.loads(said[0])) if said else {"left_out": f"its process ended with {process.returncode}"}
+
+
 def title(kind: str, device: str, size: int) -> str:
     name = "" if kind.isdigit() else f"{kind}, "
     return f"{name}{size / 1e6:.0f} MB on {device}"
-
-
-def figures_of(contender: Contender, floors: Floors, resumed: Training) -> dict[str, float]:
-    """One turn: the floors, then a save while training, a final one, and a cold load."""
-    memcpy, raw = floors.copy(), floors.write()
-    figures = one_round(contender, 3)
-    if not contender.needs_state:
-        resumed.optimizer.state.clear()  # as in a process that has just started
-        gc.collect()
-    fresh = floors.fresh()
-    path = newest(contender.folder)
-    raw_read = floors.read(path if path.is_file() else floors.path)
-    drop_cache(path)
-    load = timed(lambda: contender.load(path, resumed))
-    return figures | {
-        "memcpy": memcpy,
-        "raw": raw,
-        "load": load,
-        "stall/memcpy": figures["stall"] / memcpy,
-        "cost/memcpy": figures["cost"] / memcpy,
-        "cpu/memcpy": figures["cpu"] / memcpy,
-        "final/raw": figures["final"] / raw,
-        "load/raw": load / raw_read,
-        "fresh/raw": fresh / raw_read,
-    }
 
 
 def verdicts(result: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
     """Name, figure, limit."""
     ours = result["contenders"][Ours.name]
     peers = [figures for name, figures in result["contenders"].items() if name != Ours.name]
-    best_stall = min((figures["stall"] for figures in peers), default=0.0)
     yield "stall / memcpy", ours["stall/memcpy"], 0.1
-    yield "stall, ms (1.2 x best peer, or 1)", ours["stall"] * 1e3, max(1.2 * best_stall * 1e3, 1.0)
+    if peers:
+        best = min(figures["stall/memcpy"] for figures in peers) * ours["memcpy"]
+        yield "stall, ms (1.2 x best peer, or 1)", ours["stall"] * 1e3, max(1.2 * best * 1e3, 1.0)
     yield "first save / memcpy", ours["first/memcpy"], 3.0
     yield "cost / memcpy", ours["cost/memcpy"], 2.0
-    fsyncing = [figures["cost"] for figures in peers if figures["durable"]]
+    fsyncing = [figures["cost/memcpy"] for figures in peers if figures["durable"]]
     if fsyncing:
-        yield "cost / best peer that fsyncs", ours["cost"] / min(fsyncing), 0.5
+        yield "cost / best peer that fsyncs", ours["cost/memcpy"] / min(fsyncing), 0.5
     yield "final / raw write", ours["final/raw"], 1.3
     yield "cold verified load / raw read", ours["load/raw"], 1.6
 
@@ -213,7 +144,7 @@ def main() -> int:
         ]
         missed = missed or not all(verdict["met"] for verdict in result["verdicts"])
     if options.output == "json":
-        print(json.dumps({"schema_version": 1, "load_average": os.getloadavg(), "results": results}, indent=2))
+        print(json.dumps({"schema_version": 2, "load_average": os.getloadavg(), "results": results}, indent=2))
     else:
         show(results)
         print(f"\nload average {os.getloadavg()[0]:.1f}; above 1 the times say little, the ratios more, the cpu most")
@@ -225,13 +156,14 @@ def show(results: list[dict[str, Any]]) -> None:
         print(f"\n{result['state']}; memcpy {result['memcpy'] * 1e3:.0f} ms")
         print(
             f"{'':28}{'stall ms':>10}{'first ms':>10}{'cost ms':>10}{'cpu ms':>10}{'final/raw':>10}{'load/raw':>10}"
-            "  durable"
+            f"{'idle':>7}  durable"
         )
         for name, figures in result["contenders"].items():
             print(
                 f"{name:28}{figures['stall'] * 1e3:10.1f}{figures['first'] * 1e3:10.1f}{figures['cost'] * 1e3:10.1f}"
                 f"{figures['cpu'] * 1e3:10.1f}"
-                f"{figures['final/raw']:10.2f}{figures['load/raw']:10.2f}  {'yes' if figures['durable'] else 'no'}"
+                f"{figures['final/raw']:10.2f}{figures['load/raw']:10.2f}"
+                f"{figures['step'] / figures['alone'] - 1:7.0%}  {'yes' if figures['durable'] else 'no'}"
             )
         ours = result["contenders"][Ours.name]
         print(f"touching fresh memory, part of a load: {ours['fresh/raw']:.2f} x raw read")

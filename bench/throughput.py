@@ -41,6 +41,7 @@ class Turns(Reporter):
         self.store: Store | None = None
         self.plain: list[tuple[float, float]] = []  # seconds, and seconds of processor time, of each turn
         self.mine: list[tuple[float, float]] = []
+        self.trained = 0.0  # seconds of `mine`
         self.away = 0.0
         self.began = now()
 
@@ -51,6 +52,7 @@ class Turns(Reporter):
         self.store.flush()
         ended = now()
         self.mine.append(between(self.began, ended))
+        self.trained += self.mine[-1][0]
         next(self.bare)
         self.began = now()
         self.plain.append(between(ended, self.began))
@@ -95,8 +97,7 @@ class Ends(Watcher):
     @property
     def notice(self) -> Any:
         turns = self.turns
-        over = turns is not None and sum(seconds for seconds, _ in turns.mine) >= turns.limit
-        return "the time is over" if over else None
+        return "the time is over" if turns is not None and turns.trained >= turns.limit else None
 
 
 def measure(arguments: list[str], seconds: float, folder: Path, memory: Path) -> dict[str, Any]:

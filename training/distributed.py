@@ -14,7 +14,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -160,13 +160,16 @@ class Ranks:
         except RuntimeError as fault:  # DistBackendError and gloo's own
             raise self._lost(fault) from fault
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> AbstractContextManager[None]:
         """Around what has collectives inside (DistributedDataParallel's forward and backward): RankLost as of `met`."""
+        return nullcontext() if self.size == 1 else self._together()
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as fault:
-            if self.size == 1 or not _COLLECTIVE.search(str(fault)):
+            if not _COLLECTIVE.search(str(fault)):
                 raise  # out of memory is one too
             raise self._lost(fault) from fault
 

@@ -166,7 +166,7 @@ def one_step(run: Run, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Ten
         run.average.update()
     run.counters.step += 1
     run.counters.epoch_samples += len(targets)
-    run.counters.epoch_loss += loss.detach().double() * len(targets)
+    run.counters.epoch_loss.add_(loss.detach(), alpha=len(targets))
     run.sampler.advance(len(targets))
     return loss.detach()
 
@@ -207,8 +207,9 @@ def end_epoch(
     if better is not None:
         counters.best, counters.best_step = better, counters.step
     best = {} if counters.best is None else {f"best_{run.best.partition(':')[2]}": counters.best}
-    report.progress(now=True, step=counters.step, epoch=epoch, loss=figures["train_loss"], samples_per_second=rate,
-                    extra={**figures, **best})  # fmt: skip
+    # Epochs shorter than a second need no write each: the next step's follows.
+    report.progress(now=seconds > 1, step=counters.step, epoch=epoch, loss=figures["train_loss"],
+                    samples_per_second=rate, extra={**figures, **best})  # fmt: skip
     report.say(
         f"epoch {epoch + 1}/{run.epochs}  step {counters.step}/{run.steps_total}  {rate:.0f} samples/s"
         + "".join(f"  {name.replace('_', ' ')} {value:.4f}" for name, value in figures.items())
