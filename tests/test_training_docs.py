@@ -31,7 +31,8 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_every_block_of_the_page_has_a_test() -> None:
-    here = {"The store", "The sampler", "The notice", "A loop of your own: three lines", "Accelerate"}
+    here = {"The store", "The store, copying behind the training", "The sampler", "The notice",
+            "A loop of your own: three lines", "Accelerate"}  # fmt: skip
     assert set(documented.blocks()) == here | {
         "Lightning", "Hugging Face Trainer", "Keras 3", "Sharded models: FSDP2"
     }  # fmt: skip
@@ -42,6 +43,13 @@ def test_the_store_alone_twice(names: dict[str, Any]) -> None:
     after = documented.run("The store", names)
     assert after["loaded"].step == 0
     assert after["outcome"].path.exists()
+
+
+def test_the_store_that_copies_behind_the_training_twice(names: dict[str, Any]) -> None:
+    heading = "The store, copying behind the training"
+    first = documented.run(heading, dict(names))
+    assert first["loaded"] is None and first["store"].last.fault is None
+    assert documented.run(heading, dict(names))["loaded"].step == first["store"].last.step
 
 
 def test_the_notice_alone(names: dict[str, Any]) -> None:
