@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from spotheal.agent.errors import SpothealError
 from spotheal.training import checkpoint, format
 from spotheal.training.checkpoint import Outcome, SaveFailed, Store
 from spotheal.training.state import UnsavableState
@@ -133,4 +134,91 @@ def test_a_copy_that_fails_in_its_thread_holds_up_neither_the_step_nor_the_last_
     assert outcomes and outcomes[0] is not None and outcomes[0].fault is not None
     assert "MemoryError" in outcomes[0].fault.message and store.load() is None
     assert store.save_now(2, tensors).path is not None
+    store.close()
+
+
+class Failing:
+    """A pool whose submit raises after `allowed` calls, as threading does at the limit of processes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
+        self.left, real = allowed, threading.Thread.start
+
+        def start(thread: threading.Thread) -> None:
+            if thread.name.startswith("checkpoint"):
+                if not self.left:
+                    raise RuntimeError("can't start new thread")
+                self.left -= 1
+            real(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start)
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 3])
+def test_without_threads_no_save_is_acknowledged_that_is_not_and_nothing_waits_for_ever(
+    allowed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 3 of 4 a save was acknowledged whose last chunks nobody had waited for; at 1 and 0 the training hung."""
+    tree = {"x": torch.arange(400_000.0)}
+    store = Store(tmp_path, chunk_bytes=1 << 17)
+    with monkeypatch.context() as patch:
+        Failing(patch, allowed)
+        assert store.save(1, tree, later=[tree["x"]])
+        store.wait_copied()
+        outcome = store.flush()
+        assert outcome is not None and outcome.fault is not None and "thread" in outcome.fault.message
+        assert store.load() is None
+    assert store.save_now(2, tree).path is not None
+    with monkeypatch.context() as patch:
+        Failing(patch, allowed)
+        other = Store(tmp_path)
+        loaded = other.load()
+        assert loaded is not None and torch.equal(loaded.tree["x"], tree["x"])
+        other.close()
+    store.close()
+
+
+def test_a_closed_store_says_so_and_the_next_step_does_not_wait(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save_now(1, {"x": torch.ones(3)})
+    store.close()
+    with pytest.raises(SpothealError, match="closed"):
+        store.save(2, {"x": torch.ones(3)})
+    store.wait_copied()
+    with pytest.raises(SpothealError, match="closed"):
+        store.load()
+
+
+def test_a_failure_before_the_commit_leaves_no_copy_running_beside_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = torch.ones(400_000)
+    go_on, failing = threading.Event(), [True]
+
+    def before_commit() -> None:
+        if failing.pop():
+            raise SpothealError("the metrics cannot be written")
+
+    real = checkpoint.Copy.run
+
+    def run(copy: Any, threads: Any = None) -> None:
+        go_on.wait(20)
+        real(copy, threads)
+
+    store = Store(tmp_path, chunk_bytes=1 << 17, before_commit=before_commit)
+    monkeypatch.setattr(checkpoint.Copy, "run", run)
+    assert store.save(1, {"x": tensor}, later=[tensor])
+    assert store.busy and not store.save(2, {"x": tensor})  # the copy goes on: the buffer is not free
+    go_on.set()
+    outcome = store.flush()
+    assert outcome is not None and outcome.fault is not None and "metrics" in outcome.fault.message
+    store.close()
+
+
+def test_all_broken_is_said_to_be_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = Store(tmp_path)
+    path = store.save_now(1, {"x": torch.ones(3)}).path
+    assert path is not None
+    os.truncate(path, 3000)
+    assert store.load() is None
+    assert "no valid checkpoint is left" in caplog.text
     store.close()

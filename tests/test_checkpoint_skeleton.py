@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -377,6 +378,92 @@ def test_no_memory_for_a_tensor_that_has_grown_fails_that_save_alone(
     monkeypatch.setattr(checkpoint, "Image", real)
     assert store.save_now(3, {"weight": torch.ones(100_000), "buffer": torch.ones(5), "lr": 0.5}).path is not None
     store.close()
+
+
+def test_weights_swapped_by_other_memory_are_never_saved_for_those_of_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Averaged weights are put in for an evaluation: before the writer has looked the save fails, after it it holds."""
+    weight = torch.ones(200_000)
+    store = Store(tmp_path, chunk_bytes=1 << 16)
+    assert store.save(1, {"weight": weight}, later=[weight])
+    store.flush()
+    with monkeypatch.context() as patch:
+        held = Held(patch)
+        assert store.save(2, {"weight": weight}, later=[weight])
+        weight.data = torch.full((200_000,), 7.0)
+        held.release.set()
+        store.wait_copied()
+        outcome = store.flush()
+    assert outcome is not None and outcome.fault is not None and "other memory" in outcome.fault.message
+    with monkeypatch.context() as patch:
+        settled, real = threading.Event(), Copy.run
+
+        def run(copy: Copy, threads: Any = None) -> None:
+            assert settled.wait(20)
+            real(copy, threads)
+
+        patch.setattr(Copy, "run", run)
+        assert store.save(3, {"weight": weight}, later=[weight])
+        while store._copy is not None and store._copy._from is None:
+            time.sleep(0.001)
+        weight.data = torch.zeros(1)  # what it had is freed, but for the store
+        settled.set()
+        store.wait_copied()
+        store.flush()
+    loaded = store.load()
+    assert loaded is not None and loaded.step == 3 and bool((loaded.tree["weight"] == 7).all())
+    store.close()
+
+
+def test_what_only_begins_where_a_later_tensor_begins_is_copied_at_once(tmp_path: Path) -> None:
+    flat = torch.arange(20.0)
+    weight = nn.Parameter(flat[:10])
+    store = Store(tmp_path)
+    for step in (1, 2):
+        assert store.save(step, {"flat": flat, "weight": weight.detach()}, later=[weight])
+        expected = flat.clone()
+        flat[10:] = -float(step)
+        store.wait_copied()
+        store.flush()
+        loaded = store.load()
+        assert loaded is not None and torch.equal(loaded.tree["flat"], expected)
+    store.close()
+
+
+@pytest.mark.parametrize("content", [torch.ones(5), torch.empty(0)])
+def test_what_was_copied_at_once_may_be_emptied_or_grow_before_the_writer_looks(
+    content: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight, cache = torch.arange(6.0), content.clone()
+    tree = {"weight": weight, "cache": cache}
+    store = Store(tmp_path)
+    store.save(1, tree, later=[weight])
+    store.flush()
+    with monkeypatch.context() as patch:
+        held = Held(patch)
+        weight.data = torch.zeros(2, 2)
+        assert store.save(2, tree, later=[weight])
+        cache.resize_(0 if len(content) else 5)
+        held.release.set()
+        store.flush()
+    loaded = store.load()
+    assert loaded is not None and loaded.step == 2
+    assert alike({"weight": torch.zeros(2, 2), "cache": content}, loaded.tree)
+    store.close()
+
+
+def test_parameters_that_a_forward_pass_changes_are_copied_at_once() -> None:
+    bounded = nn.Sequential(nn.Embedding(4, 2, max_norm=1.0), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(bounded.parameters())
+    optimizer.state["global step"] = 5  # type: ignore[index, assignment]
+    later = state.changed_by_step(optimizer, state.changed_in_forward({"model": bounded, "step": 3}))
+    assert list(map(id, later)) == list(map(id, bounded[1].parameters()))
+
+
+def test_a_traced_module_is_saved_by_its_own_state_dict() -> None:
+    traced = torch.jit.trace(nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2))  # type: ignore[no-untyped-call]
+    assert list(state.part_state(traced)) == list(traced.state_dict())
 
 
 def test_parameters_that_state_dict_has_detached_are_copied_later_as_well(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_interruptions_come_as_the_agent_counts_them_unless_somebody_knows_bette
     assert interruption_seconds({"SPOTHEAL_SECONDS_BETWEEN_INTERRUPTIONS": said}, hours) == seconds
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "", "1h", "x", "1.5"])
+@pytest.mark.parametrize("text", ["0", "-1", "", "1d", "x", "1.5"])
 def test_an_interval_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="neither a number of steps"):
         Every.parse(text)

@@ -37,6 +37,7 @@ from spotheal.training.slots import Payload, Series, alone_in, read, read_header
 from spotheal.training.state import pack, to_json, unpack
 
 CHUNK_BYTES = 16 << 20
+THREADS = 4  # two copy, and two write in turns: the disk has the next chunk before it is done with one
 
 log = logging.getLogger("spotheal.training")
 
@@ -102,19 +103,22 @@ class Store:
         self._skeleton: Skeleton | None = None
         self._planned: Skeleton | None = None
         self._held_seconds = self._worked_seconds = 0.0
+        self._closed = False
         self._start()
 
     def _start(self) -> None:
         """What belongs to one process: its threads, and the save they are at."""
         self._pid = os.getpid()
-        # Two copy, and two write in turns: the disk has the next chunk before it is done with one.
         self._clocks: list[int] = []
-        self._threads = ThreadPoolExecutor(
-            4, thread_name_prefix="checkpoint", initializer=_keep_clock, initargs=(self._clocks,)
-        )
+        self._threads, self._started = self._new_threads(), False
         self._copy: Copy | None = None
         self._pending: Future[Outcome] | None = None
         self._beginning = threading.Lock()  # two saves at once would share the buffer
+
+    def _new_threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(
+            THREADS, thread_name_prefix="checkpoint", initializer=_keep_clock, initargs=(self._clocks,)
+        )
 
     def _settle_after_fork(self) -> None:
         """In a forked child the threads that save are not there, and would be waited for without end: the parent's save
@@ -156,10 +160,15 @@ class Store:
             log.warning("%s", fault)
             return plan.layout.data_bytes
         copy = Copy(plan, image, sources, sources)
+        try:
+            threads = self._pool()
+        except SaveFailed as fault:
+            log.warning("%s", fault)
+            return plan.layout.data_bytes
         if plan.chunks:  # once for practice: threads are started, libraries loaded, the layout has its text
             runs: list[Future[Any]] = [
-                self._threads.submit(copy.run),
-                self._threads.submit(lambda: (copy.checksum(0), plan.layout.json)),
+                threads.submit(copy.run),
+                threads.submit(lambda: (copy.checksum(0), plan.layout.json)),
             ]
             for run in runs:
                 run.result()
@@ -177,7 +186,8 @@ class Store:
     ) -> bool:
         """Begin to save `tree` as `step` and return: False, with nothing done, where a save is pending.
 
-        `later` are tensors that nothing changes before the next `wait_copied`: they are copied in the background.
+        `later` are tensors that nothing changes before the next `wait_copied`, nor gives other memory (`.data =`): they
+        are copied in the background.
         `best` and `milestone` write the same state into those series as well. `info` is JSON, readable with the header
         alone. Raises UnsavableState; a fault of the disk comes with the outcome (`flush`, `on_end`, `last`).
         """
@@ -207,11 +217,51 @@ class Store:
         except RuntimeError:
             pack(tree)  # says of a sparse tensor, which has no pointer, where it is
             raise
-        self._copy = copy
         series = [self.slots, *([self.best] if best else []), *([self.milestones] if milestone else [])]
-        self._pending = self._threads.submit(self._write, copy, step, text, info_json, series, began)
+        self._copy, self._pending = copy, Future()
+        try:
+            self._pool().submit(self._end_with, self._pending, copy, step, text, info_json, series, began)
+        except BaseException as fault:  # no thread to be had, a signal: begun it goes on, else it never will
+            if self._pending.cancel():
+                copy.give_up(fault if isinstance(fault, Exception) else RuntimeError("interrupted"))
+                self._copy = self._pending = None
+            if isinstance(fault, SaveFailed):
+                return self._failed(Outcome(step, time.monotonic() - began, plan.layout.data_bytes, None, fault))
+            raise
         self._held_seconds = time.monotonic() - began
         return True
+
+    def _pool(self) -> ThreadPoolExecutor:
+        """The store's threads, all of them started: work given to one that cannot be started would be done by nobody.
+
+        SaveFailed where the system gives none; SpothealError after `close`.
+        """
+        if self._closed:
+            raise SpothealError(f"the store of {self.folder} is closed", next_step="make a new Store of the folder")
+        if not self._started:
+            met = threading.Barrier(THREADS + 1)
+            try:
+                for _ in range(THREADS):
+                    self._threads.submit(met.wait, 60)
+                met.wait(60)
+            except (RuntimeError, threading.BrokenBarrierError) as fault:
+                met.abort()
+                self._threads.shutdown(wait=False)
+                self._threads = self._new_threads()
+                raise SaveFailed(
+                    f"no checkpoint can be saved: there is no thread for it ({fault})",
+                    next_step="see `ulimit -u`, the limit of processes of the container, and how many there are",
+                ) from fault
+            self._started = True
+        return self._threads
+
+    def _end_with(self, pending: Future[Outcome], *arguments: Any) -> None:
+        """`_write`, whose outcome is `pending`'s; nothing where that was cancelled."""
+        if pending.set_running_or_notify_cancel():
+            try:
+                pending.set_result(self._write(*arguments))
+            except BaseException as fault:  # noqa: BLE001 - raised again where the outcome is asked for
+                pending.set_exception(fault)
 
     def _failed(self, outcome: Outcome) -> bool:
         """A save that ended as it began is told like any other."""
@@ -230,7 +280,8 @@ class Store:
             began = time.monotonic()
             copy.wait()
             self._held_seconds += time.monotonic() - began
-            self._copy = None
+            if self._copy is copy:  # no newer one, begun in another thread
+                self._copy = None
 
     def ended(self) -> Outcome | None:
         """The outcome of a save that has ended since the last call; None where there is none. Never waits."""
@@ -264,9 +315,14 @@ class Store:
         return outcome
 
     def close(self) -> None:
-        """Finish the pending save and end the threads; a fault of it is in `last` and not raised. Again is harmless."""
-        self.flush()
-        self._threads.shutdown()
+        """Finish the pending save and end the threads; a fault of it is in `last` and not raised. Again is harmless.
+
+        A closed store neither saves nor loads."""
+        try:
+            self.flush()
+        finally:
+            self._closed = True
+            self._threads.shutdown()
 
     def _write(
         self, copy: Copy, step: int, text: Callable[[], str], info_json: str, series: Sequence[Series], began: float
@@ -288,25 +344,20 @@ class Store:
                         self._before_commit()
                     paths.append(one.write(self._files, payload, copy.checksum, self._threads))
         except (OSError, MemoryError) as error:
-            if copying is not None:
-                copying.exception()
             fault = SaveFailed(
                 f"step {step} could not be saved in {self.folder}: {getattr(error, 'strerror', '') or repr(error)}",
                 next_step="the checkpoints before it are intact; see `df -h`, `dmesg` and the folder's permissions",
             )
         except SpothealError as error:  # of a state whose tensors are not what they were
-            fault = (
-                error
-                if isinstance(error, SaveFailed)
-                else SaveFailed(f"step {step} could not be saved: {error.message}", next_step=error.next_step)
-            )
+            fault = SaveFailed(f"step {step} could not be saved: {error.message}", next_step=error.next_step)
         except (ValueError, RecursionError) as error:  # of the state's text, which is made here
-            if copying is not None:
-                copying.exception()
             fault = SaveFailed(
                 f"step {step} could not be saved: its state cannot be written as JSON: {error}",
                 next_step="the checkpoints before it are intact; no int of thousands of digits, no nesting of hundreds",
             )
+        finally:
+            if copying is not None:  # or it would go on into the image, beside the next save
+                copying.exception()
         self._worked_seconds = max(0.0, self._processor_seconds() - worked)
         size = copy.plan.layout.data_bytes
         outcome = Outcome(step, time.monotonic() - began, size, paths[0] if paths else None, fault)
@@ -363,13 +414,14 @@ class Store:
         """The newest valid checkpoint of the slots, every byte verified; None where there is none.
 
         A broken one is renamed to `broken-…`, logged with what is wrong, listed in `set_aside`, and the one before it
-        is taken. OSError where the folder cannot be read: that says nothing about the checkpoints in it.
+        is taken, where there is one. OSError where the folder cannot be read: that says nothing about what is in it.
         """
         self.flush()
+        aside_before = len(self.set_aside)
         for step, path in self.slots.found():
             began = time.monotonic()
             try:
-                header, image = read(path, _to_fill, self._threads)
+                header, image = read(path, _to_fill, self._reading())
                 if header.step != step:
                     raise BrokenCheckpoint(f"its name says step {step}, its content step {header.step}")
                 tree = _tree(header, image)
@@ -383,7 +435,16 @@ class Store:
                 continue
             seconds = time.monotonic() - began
             return Loaded(step, path, tree, header.info, seconds, header.layout.data_bytes)
+        if len(self.set_aside) > aside_before:
+            log.warning("no valid checkpoint is left in %s: the training begins at its first step", self.folder)
         return None
+
+    def _reading(self) -> ThreadPoolExecutor | None:
+        """Threads to read with; None where the system gives none, which is only slower."""
+        try:
+            return self._pool()
+        except SaveFailed:
+            return None
 
     def load_best(self) -> Loaded | None:
         """The newest valid one of the `best` series, None where there is none; broken ones are passed over.
@@ -391,7 +452,7 @@ class Store:
         self.flush()
         for step, path in self.best.found():
             with contextlib.suppress(BrokenCheckpoint, OSError):
-                header, image = read(path, _to_fill, self._threads)
+                header, image = read(path, _to_fill, self._reading())
                 return Loaded(step, path, _tree(header, image), header.info, 0.0, header.layout.data_bytes)
         return None
 
@@ -407,7 +468,7 @@ class Store:
     def _put_aside(self, path: Path, what: str) -> None:
         aside = set_aside(path, self._files)
         self.set_aside.append((aside, what))
-        log.warning("checkpoint %s is broken: %s; set aside as %s, the one before it is used", path, what, aside.name)
+        log.warning("checkpoint %s is broken: %s; set aside as %s, the one before it is next", path, what, aside.name)
 
 
 def _tree(header: Header, image: Image) -> Any:

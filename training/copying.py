@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ _held_move = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
     ("memmove", ctypes.PyDLL(None))
 )
 _size = torch.Tensor.size
+_OWN_MEMORY = (torch.Tensor, torch.nn.Parameter)  # what detaching gives of another class is that class's affair
 
 
 class Plan:
@@ -146,8 +148,10 @@ class Copy:
         self.copied = threading.Event()  # the sources are free again
         self.hurry = False  # somebody waits for `copied`: leave the checksums for after it
         self._fault: Exception | None = None
-        self._sources, self._anew = list(sources), anew
-        self._are_later = _are_later(self._sources, later)
+        self._anew = anew
+        self._are_later = _are_later(sources, later)
+        self._sources = list(sources)
+        self._found_at = list(map(torch.Tensor.data_ptr, compress(sources, self._are_later)))
         self._from: list[int] | None = self._pointers(plan) if anew is None else None
         self._lay_out(plan, image)
 
@@ -187,20 +191,24 @@ class Copy:
             if self._from is None:
                 self._settle()
         except RuntimeError as fault:  # torch's
-            self._give_up(fault)
-            for name, source in zip(self.plan.names, self._sources, strict=False):
+            sources = self._sources
+            self.give_up(fault)
+            for name, source in zip(self.plan.names, sources, strict=False):
                 refuse_unsavable(source, name)  # a sparse tensor has no pointer
             raise self._not_copied(fault) from fault
         except Exception as fault:
-            self._give_up(fault)
+            self.give_up(fault)
             raise
 
     def _settle(self) -> None:
         if self._anew is not None and not self.plan.takes(self._sources, self._parts.later_numbers):
             for stream in self._streams.values():
                 stream.synchronize()
-            for number, entry, _ in self._parts.now:  # as they were then: the training has gone on since
-                self._sources[number] = self.image.tensor(entry, 0).clone()
+            for number in self._parts.now_numbers:  # as they were then: the training has gone on since
+                dtype, size = self.plan.specs[number]
+                self._sources[number] = torch.empty(size, dtype=dtype)
+            for number, entry, _ in self._parts.now:
+                self._sources[number].copy_(self.image.tensor(entry, 0))
             plan, image = self._anew(self._sources)
             self._anew = None
             self._lay_out(plan, image)
@@ -209,11 +217,26 @@ class Copy:
         self._from = self._pointers(self.plan)
 
     def _pointers(self, plan: Plan) -> list[int]:
-        """Where each source's content begins. UnsavableState for one that has content and none of its own."""
-        pointers = list(map(torch.Tensor.data_ptr, self._sources))
-        for number, _ in plan.places if 0 in pointers else ():
+        """Where the content of each source begins that is copied later, else 0. UnsavableState where it has none.
+
+        Its memory is ours as well from now on: the training may give a parameter other memory (`.data =`) and let go of
+        what it had. Where that has happened since the save was asked for, UnsavableState too: it has another content.
+        """
+        pointers, data_ptr = [0] * len(self._sources), torch.Tensor.data_ptr
+        for number, found_at in zip(compress(range(len(pointers)), self._are_later), self._found_at, strict=True):
+            source = self._sources[number]
+            if not source.numel():
+                continue
+            if type(source) in _OWN_MEMORY:
+                source = self._sources[number] = source.detach()
+            pointers[number] = data_ptr(source)
             if not pointers[number]:
-                _refuse_without_memory(plan.names[number], self._sources[number])
+                _refuse_without_memory(plan.names[number], source)
+            if pointers[number] != found_at:
+                raise UnsavableState(
+                    f"{plan.names[number]} was given other memory before it was copied",
+                    next_step="call `wait_copied` before `.data = …`, as before each optimizer step",
+                )
         return pointers
 
     def run(self, threads: Executor | None = None) -> None:
@@ -224,7 +247,7 @@ class Copy:
         try:
             self._run(threads)
         except Exception as fault:  # a device that failed, no memory
-            self._give_up(fault)
+            self.give_up(fault)
             raise
 
     def _run(self, threads: Executor | None) -> None:
@@ -257,7 +280,7 @@ class Copy:
             self.hurry = True
             self.copied.wait()
 
-    def _give_up(self, fault: Exception) -> None:
+    def give_up(self, fault: Exception) -> None:
         """Whoever waits for the copy must not wait on."""
         self._fault = fault
         self._complete = [True] * self.plan.chunks
@@ -330,9 +353,14 @@ def _are_later(sources: Sequence[torch.Tensor], later: Iterable[torch.Tensor]) -
     known = set(map(id, wanted))
     found = list(map(known.__contains__, map(id, sources)))
     if sum(found) < len(known):  # `state_dict` gives parameters that are detached, tensors of their own
-        memory = set(map(torch.Tensor.data_ptr, wanted))
-        found = list(map(memory.__contains__, map(torch.Tensor.data_ptr, sources)))
+        memory = {_memory(one) for one in wanted if one.layout is torch.strided}
+        found = [_memory(one) in memory for one in sources]
     return found
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What two tensors have in common of which one is as good as the other. RuntimeError for a sparse one."""
+    return torch.Tensor.data_ptr(tensor), tensor.dtype, _size(tensor), tensor.stride()
 
 
 def _refuse_without_memory(name: str, tensor: torch.Tensor) -> None:

@@ -27,14 +27,14 @@ class Every:
 
     @classmethod
     def parse(cls, text: str) -> Every:
-        """`100` (steps), `30s`, `5m` or `auto`. ValueError otherwise."""
+        """`100` (steps), `30s`, `5m`, `1h` or `auto`. ValueError otherwise."""
         if text == "auto":
             return cls()
-        match = re.fullmatch(r"([1-9]\d*)(s|m)?", text)
+        match = re.fullmatch(r"([1-9]\d*)(s|m|h)?", str(text))
         if not match:
-            raise ValueError(f"{text!r} is neither a number of steps (100), nor a time (30s, 5m), nor auto")
+            raise ValueError(f"{text!r} is neither a number of steps (100), nor a time (30s, 5m, 1h), nor auto")
         number, unit = int(match[1]), match[2]
-        return cls(seconds=number * (60.0 if unit == "m" else 1.0)) if unit else cls(steps=number)
+        return cls(seconds=number * {"s": 1.0, "m": 60.0, "h": 3600.0}[unit]) if unit else cls(steps=number)
 
 
 def best_interval(cost_seconds: float, between_interruptions_seconds: float) -> float:

@@ -6,9 +6,13 @@ ahead does not count: the position is what the training has used, and the traini
 
 from __future__ import annotations
 
+import functools
+import os
 import random
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -182,17 +186,47 @@ class ExactLoader(DataLoader[Any]):
         self.sampler.load_state_dict(state_dict)
 
 
-def exact_loader(dataset: Dataset[Any], sampler: ExactSampler, batch_size: int, workers: int = 0) -> ExactLoader:
+def exact_loader(
+    dataset: Dataset[Any], sampler: ExactSampler, batch_size: int, workers: int = 0, **options: Any
+) -> ExactLoader:
     """A DataLoader that draws nothing from the global generators: make an iterator of it at any time.
 
-    The generator of its own only seeds the workers, where SeededSamples seeds again for each sample.
+    The generator of its own only seeds the workers, where SeededSamples seeds again for each sample. `options` are
+    others of DataLoader (`collate_fn`, `prefetch_factor`, …). ValueError for persistent workers of SeededSamples: they
+    would not learn of the next epoch.
     """
+    if options.get("persistent_workers") and isinstance(dataset, SeededSamples):
+        raise ValueError("persistent_workers: workers that stay do not learn of SeededSamples' next epoch")
+    made = {"num_workers": workers, "drop_last": False, "pin_memory": torch.cuda.is_available()} | options
+    begin = options.get("worker_init_fn")
     return ExactLoader(
         dataset,
         batch_size=batch_size,
         sampler=sampler,
-        num_workers=workers,
         generator=torch.Generator().manual_seed(sampler.seed),
-        drop_last=False,
-        pin_memory=torch.cuda.is_available(),
+        **made | {"worker_init_fn": functools.partial(_begin_worker, begin)},
     )
+
+
+def _begin_worker(begin: Callable[[int], None] | None, number: int) -> None:
+    outlive_sigterm(number)
+    if begin is not None:
+        begin(number)
+
+
+def outlive_sigterm(number: int = 0) -> None:
+    """A DataLoader's `worker_init_fn`: the worker ends with its parent, and not at a SIGTERM that both are sent.
+
+    A notice reaches a whole process group where systemd or `timeout` sends it. A worker that died of it would end the
+    training with "DataLoader worker is killed by signal", in the midst of its last save.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+            pass
+        os._exit(0)  # as torch's own handler does
+
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in this thread, and in those it makes
+        threading.Thread(target=watch, name="sigterm", daemon=True).start()

@@ -14,9 +14,11 @@ For a loop of one's own, three lines (`resume`):
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,15 +79,30 @@ class Session:
         self.watcher = Watcher.from_environment(environment, imds=imds)
         self.next_ids: Callable[[], list[int]] = list  # ids of the next samples, for the digest
         self.replicated: list[torch.Tensor] = []  # parameters that are to be the same on every rank
+        self.changed_in_forward: list[torch.Tensor] = []  # parameters that are to be copied at once: see state.py
         self._pace = Pace(Every.parse(save_every), interruption_seconds(environment, interruption_hours))
         self._rng: Mapping[str, Any] | None = None
         self._mark: str | None = None
         self._wanted, self._failed, self._listening = False, 0, False
         self._begin_seconds = self._save_seconds = 0.0
-        self._hooked: torch.optim.Optimizer | None = None
+        self._hooked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._closed = False
 
     def _open_store(self, slots: int) -> Any:
-        return Store(self.folder, slots, on_end=self._ended) if self.ranks.rank == 0 else None
+        if self.ranks.rank != 0:
+            return None
+        try:
+            store = Store(self.folder, slots, on_end=self._ended)
+            writable = os.access(self.folder, os.W_OK)
+            why = "it is read-only, or another user's"
+        except OSError as fault:
+            writable, why = False, fault.strerror or str(fault)
+        if not writable:
+            raise ConfigError(
+                f"no checkpoint can be saved in {self.folder}: {why}",
+                next_step="give Session a folder that this user may write to, or see `mount` and `ls -ld`",
+            )
+        return store
 
     # ---------------------------------------------------------------------------------------------------------- resume
     def load(self, like: Callable[[], Any] | None = None) -> Any | None:
@@ -132,6 +149,11 @@ class Session:
                     f"{name} is sharded: rank 0, which writes here, has only its part of it",
                     next_step="use ShardedSession of spotheal.training.sharded_session in the place of Session",
                 )
+            if not (callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))):
+                raise ConfigError(
+                    f"{name} is a {type(part).__name__}, which has no state_dict and load_state_dict",
+                    next_step="give resume() what has a state to be saved, and leave out what has none",
+                )
         return {name: unwrapped(part) for name, part in parts.items()}
 
     def restore_generators(self) -> None:
@@ -151,6 +173,10 @@ class Session:
         if not self._listening:
             self._listening = True
             self.watcher.__enter__()
+            atexit.register(self._left_open)
+
+    def _left_open(self) -> None:
+        log.warning("the process ends without `finish`: what was trained after the last checkpoint is not saved")
 
     def check_sampler(self, sampler: Any) -> None:
         """ConfigError where every rank would train on the same samples: as many machines for no step less."""
@@ -186,6 +212,9 @@ class Session:
         leave, asked, begin = self.ranks.any(self.watcher.notice is not None, self.watcher.take_save_request(), begin)
         if leave:
             self.save(step, gather)
+            if self.ranks.rank == 0:
+                log.warning("step %d is saved in %s; leaving for the notice with exit code %d", step, self.folder,
+                            contract.EXIT_SAVED_AND_STOPPED)  # fmt: skip
             self.close()
             raise SavedAndStopped(step)
         if begin:
@@ -205,17 +234,21 @@ class Session:
             raise outcome.fault if outcome is not None and outcome.fault is not None else SaveFailed(failed)
 
     def finish(self, step: int, gather: Callable[[], Any]) -> None:
-        """The training is done: save the last state durably and end."""
+        """The training is done: save the last state durably and end. A second time does nothing."""
+        if self._closed:
+            return
         self.report.progress(now=True, step=step)
         self.save(step, gather)
         self.close()
 
     def close(self) -> None:
         """End the threads and give the signals back; a pending save is finished."""
+        self._closed = True
         if self.store is not None:
             self.store.close()
         if self._listening:
             self._listening = False
+            atexit.unregister(self._left_open)
             self.watcher.__exit__(None, None, None)
 
     def _begin(self, step: int, gather: Callable[[], Any], optimizer: torch.optim.Optimizer | None) -> None:
@@ -224,14 +257,21 @@ class Session:
         if self.store is None:
             return
         mark = state.digest(tree["rngs"][0], self.next_ids())
-        later = state.changed_by_step(optimizer) if optimizer is not None else []
-        if optimizer is not None and optimizer is not self._hooked:
-            self._hooked, store = optimizer, self.store
-            optimizer.register_step_pre_hook(lambda *_: store.wait_copied())
+        later = self._later(optimizer)
         self.store.save(step, tree, info={"digest": mark, "save_seconds": self._save_seconds}, later=later)
         log.info("saving step %d, digest %s", step, mark)
         self._pace.begun()
         self._begin_seconds = time.monotonic() - began
+
+    def _later(self, optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
+        """What may be copied behind the training, whose optimizer waits for that from now on."""
+        if optimizer is None:
+            return []
+        if optimizer not in self._hooked:
+            self._hooked.add(optimizer)
+            store = self.store
+            optimizer.register_step_pre_hook(lambda *_: store.wait_copied())
+        return state.changed_by_step(optimizer, self.changed_in_forward)
 
     def _of_all_ranks(self, is_last: bool) -> list[Any]:
         """Each rank's generators. ConfigError where what is to be one model is not: rank 0's alone would be saved.
@@ -291,6 +331,7 @@ class Loop:
         if self.sampler is not None:
             session.check_sampler(self.sampler)
             session.next_ids = lambda: list(self.sampler.next_ids(DIGEST_SAMPLES))
+        session.changed_in_forward = state.changed_in_forward(self.parts)
         if isinstance(model := self.parts.get("model"), torch.nn.Module):
             session.replicated = [one for one in model.parameters() if one.requires_grad]
         tree = session.load(self._gather)
@@ -301,12 +342,26 @@ class Loop:
         session.listen()
 
     def after_step(self, samples: int = 0, **figures: Any) -> None:
-        """One optimizer step is complete, with `samples` of this rank. See Session.after_step."""
+        """One optimizer step is complete, with `samples` of this rank. See Session.after_step.
+
+        ConfigError where there is a sampler, and the samples are not those it gave: the run would resume elsewhere.
+        """
+        if self.sampler is not None:
+            self._refuse_other_samples(samples)
         self.step += 1
         if self.sampler is not None:
             self.sampler.advance(samples)
             figures.setdefault("epoch", self.sampler.epoch)
         self.session.after_step(self.step, self._gather, optimizer=self._optimizer, **figures)
+
+    def _refuse_other_samples(self, samples: int) -> None:
+        left = len(self.sampler) if isinstance(self.sampler, ExactSampler) else samples
+        if samples <= 0 or samples > left:
+            told = f"{samples} samples of a step, where {left} are left of the epoch"
+            raise ConfigError(
+                f"after_step was told of {told}",
+                next_step="after_step(samples=len(batch)) once a step, sampler.next_epoch() behind each epoch",
+            )
 
     def finish(self) -> None:
         """Training is done: the last state is durable when this returns."""
@@ -316,13 +371,14 @@ class Loop:
         return {"parts": {name: state.part_state(part) for name, part in self.parts.items()}, "step": self.step}
 
 
-def resume(session: Session | None = None, **parts: Any) -> Loop:
+def resume(session: Session | str | os.PathLike[str] | None = None, **parts: Any) -> Loop:
     """Bring `parts` (anything with state_dict and load_state_dict) to the newest checkpoint, or begin at step 0.
 
     The names `model`, `optimizer` and `sampler` (an ExactSampler) are known; all others are saved and restored as they
-    are. Call it when everything is built. SpothealError where the checkpoint does not fit the parts.
+    are. Call it when everything is built. `session` may be a folder. SpothealError where the checkpoint does not fit
+    the parts.
     """
-    return Loop(session or Session(), parts)
+    return Loop(session if isinstance(session, Session) else Session(session), parts)
 
 
 def unwrapped(part: Any) -> Any:

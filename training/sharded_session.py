@@ -107,10 +107,7 @@ class ShardedSession(Session):
             named = self._model.state_dict().items()
             own["buffers"] = {name: tensor for name, tensor in named if not is_sharded(tensor)}
         mark = state.digest(own["rng"], self.next_ids())
-        later = state.changed_by_step(optimizer) if optimizer is not None else []
-        if optimizer is not None and optimizer is not self._hooked:
-            self._hooked, store = optimizer, self.store
-            optimizer.register_step_pre_hook(lambda *_: store.wait_copied())
+        later = self._later(optimizer)
         self.store.save(step, gather(), own=own, info={"digest": mark}, later=later)
         if self.ranks.rank == 0:
             log.info("saving step %d, digest %s", step, mark)

@@ -16,7 +16,6 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from operator import methodcaller
 from typing import Any, Protocol
 
 import torch
@@ -84,7 +83,6 @@ def to_json(values: Any) -> str:
 
 
 _STRIDED = torch.strided
-_values = methodcaller("values")
 
 
 def _pack(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -222,9 +220,9 @@ def part_state(part: Stateful) -> dict[str, Any]:
         if _collect(part, "", tensors):
             return tensors
     if isinstance(part, torch.optim.Optimizer) and type(part).state_dict is torch.optim.Optimizer.state_dict:
-        own = part.__dict__
-        if not any(own.get(name) for name in ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")):
-            return _of_optimizer(part) if "state_dict" not in own else part.state_dict()
+        hooks = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
+        if "state_dict" not in part.__dict__ and not any(getattr(part, name, None) for name in hooks):
+            return _of_optimizer(part)
     return part.state_dict()
 
 
@@ -234,8 +232,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     groups, start = [], 0
     for group in optimizer.param_groups:
         ids = list(map(id, group["params"]))
-        for number, one in enumerate(ids, start):
-            numbers.setdefault(one, number)
+        numbers |= {one: number for number, one in enumerate(ids, start) if one not in numbers}
         start += len(ids)
         packed = {name: value for name, value in group.items() if name != "params"}
         groups.append(packed | {"params": [numbers[one] for one in ids]})
@@ -259,8 +256,8 @@ def _collect(module: torch.nn.Module, prefix: str, tensors: dict[str, Any]) -> b
     if plain is None:
         plain = _PLAIN[kind] = all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in _METHODS)
     own = module.__dict__
-    if not plain or own["_state_dict_hooks"] or own["_state_dict_pre_hooks"]:
-        return False
+    if not plain or "_parameters" not in own or own["_state_dict_hooks"] or own["_state_dict_pre_hooks"]:
+        return False  # a traced module has no such dictionaries
     if "state_dict" in own or "_save_to_state_dict" in own or "get_extra_state" in own:
         return False
     if parameters := own["_parameters"]:
@@ -309,10 +306,43 @@ def load_parts(parts: Mapping[str, Stateful], saved: Mapping[str, Any]) -> None:
                 f"the checkpoint's {name} does not fit this run's: {str(fault)[:300]}",
                 next_step="start with the options of the run that wrote it, or with an empty checkpoint folder",
             ) from fault
+        if isinstance(part, torch.optim.Optimizer):
+            _refuse_another_optimizer(name, part)
 
 
-def changed_by_step(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The tensors that nothing but `optimizer.step` changes: the parameters that it trains, and its own state."""
+def _refuse_another_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
+    """torch takes the groups of any optimizer, and fails at the first step: AdamW's have no momentum for SGD."""
+    for group in optimizer.param_groups:
+        if missing := sorted(set(optimizer.defaults) - set(group)):
+            raise SpothealError(
+                f"the checkpoint's {name} is not of a {type(optimizer).__name__}: it has no {', '.join(missing)}",
+                next_step="start with the options of the run that wrote it, or with an empty checkpoint folder",
+            )
+
+
+def changed_by_step(
+    optimizer: torch.optim.Optimizer, but: Iterable[torch.Tensor] | None = None
+) -> list[torch.Tensor]:
+    """The tensors that nothing but `optimizer.step` changes: the parameters that it trains, and its own state.
+
+    Those of `but` left out: see `changed_in_forward`.
+    """
     tensors = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
-    own = chain.from_iterable(map(_values, optimizer.state.values()))
+    own = chain.from_iterable(value.values() for value in optimizer.state.values() if isinstance(value, dict))
+    if but:
+        left_out = set(map(id, but))
+        tensors = [tensor for tensor in tensors if id(tensor) not in left_out]
     return tensors + [value for value in own if isinstance(value, torch.Tensor)]
+
+
+def changed_in_forward(parts: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The parameters that a forward pass changes in place: of embeddings with `max_norm`, which bring rows to it.
+
+    Source: torch.nn.Embedding, "will modify weight in-place".
+    """
+    modules = chain.from_iterable(part.modules() for part in parts.values() if isinstance(part, torch.nn.Module))
+    return [
+        module.weight
+        for module in modules
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.max_norm is not None
+    ]
