@@ -7,7 +7,8 @@ final   a durable save with training stopped, against the same bytes written wit
 cpu     the same as cost in seconds of processor time of this process, which other programs disturb less
 load    a cold load, against a cold raw read of the same file; ours verifies every byte, into fresh memory
 fresh   what touching as many bytes of fresh memory takes, against that raw read: part of every load
-idle    how much longer a step takes beside the contender than before it was made, with no save under way
+beside  what a bare memcpy of as many bytes in a thread costs the training: the least of any copy behind its back
+step    a step of the training beside the contender, with no save under way: idle threads of OpenMP slow it
 
 Each has a process of its own (contest.py says why). Rounds are paired: the floors take their turn in each, ratios are
 made within it, medians are printed. Peers have `--peer-rounds`, and are compared by their multiples of the memcpy
@@ -156,17 +157,18 @@ def show(results: list[dict[str, Any]]) -> None:
         print(f"\n{result['state']}; memcpy {result['memcpy'] * 1e3:.0f} ms")
         print(
             f"{'':28}{'stall ms':>10}{'first ms':>10}{'cost ms':>10}{'cpu ms':>10}{'final/raw':>10}{'load/raw':>10}"
-            f"{'idle':>7}  durable"
+            f"{'step ms':>9}  durable"
         )
         for name, figures in result["contenders"].items():
             print(
                 f"{name:28}{figures['stall'] * 1e3:10.1f}{figures['first'] * 1e3:10.1f}{figures['cost'] * 1e3:10.1f}"
                 f"{figures['cpu'] * 1e3:10.1f}"
                 f"{figures['final/raw']:10.2f}{figures['load/raw']:10.2f}"
-                f"{figures['step'] / figures['alone'] - 1:7.0%}  {'yes' if figures['durable'] else 'no'}"
+                f"{figures['step'] * 1e3:9.0f}  {'yes' if figures['durable'] else 'no'}"
             )
         ours = result["contenders"][Ours.name]
         print(f"touching fresh memory, part of a load: {ours['fresh/raw']:.2f} x raw read")
+        print(f"a bare memcpy in a thread, beside the training, costs it {ours['beside/memcpy']:.2f} x memcpy")
         for name, why in result["left_out"].items():
             print(f"{name:28}  left out: {why}")
         for verdict in result["verdicts"]:

@@ -11,11 +11,12 @@ import gc
 import json
 import statistics
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from contenders import CONTENDERS, Contender
+from contenders import CONTENDERS, Contender, Ours
 from example_training import Training
 from floors import Floors, drop_cache, timed
 
@@ -23,6 +24,25 @@ from spotheal.training import state
 from spotheal.training.slots import SUFFIX
 
 FAULTS = (ImportError, OSError, RuntimeError, ValueError, TypeError, AssertionError)  # of peers that do not work here
+
+
+class BareCopy(Contender):
+    """No checkpoint: as many bytes copied in a thread, the least that a copy behind the training takes from it."""
+
+    def __init__(self, training: Training, folder: Path, floors: Floors) -> None:
+        super().__init__(training, folder)
+        self.floors = floors
+        self.thread = threading.Thread()
+
+    def save(self) -> None:
+        self.thread = threading.Thread(target=self.floors.copy)
+        self.thread.start()
+
+    def busy(self) -> bool:
+        return self.thread.is_alive()
+
+    def wait(self) -> None:
+        self.thread.join()
 
 
 def newest(folder: Path) -> Path:
@@ -102,15 +122,18 @@ def measure(name: str, kind: str, device: str, rounds: int, folder: Path) -> dic
     size = sum(tensor.numel() * tensor.element_size() for tensor in state.pack(training.tree())[0].values())
     floors = Floors(size, folder)
     bare_steps(training, 4)  # a process's first steps are slower
-    alone = bare_steps(training, 6)[0]
     try:
         contender = next(one for one in CONTENDERS if one.name == name)(training, folder / "contender")
+        bare = BareCopy(training, folder / "bare", floors) if name == Ours.name else None
         memcpy = floors.copy()
         first = one_round(contender, 1)["stall"]
-        figures: dict[str, list[float]] = {"first": [first], "first/memcpy": [first / memcpy], "alone": [alone]}
+        figures: dict[str, list[float]] = {"first": [first], "first/memcpy": [first / memcpy]}
         for number in range(rounds):
             print(f"{name}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-            for figure, value in figures_of(contender, floors, resumed).items():
+            values = figures_of(contender, floors, resumed)
+            if bare is not None:
+                values["beside/memcpy"] = one_round(bare, 3)["cost"] / values["memcpy"]
+            for figure, value in values.items():
                 figures.setdefault(figure, []).append(value)
             gc.collect()
     except FAULTS as fault:

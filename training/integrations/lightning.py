@@ -22,7 +22,7 @@ from spotheal.agent.errors import ConfigError
 from spotheal.training.distributed import start, world
 from spotheal.training.sampler import ExactLoader
 from spotheal.training.session import DIGEST_SAMPLES, Session
-from spotheal.training.state import UnsavableState, pack
+from spotheal.training.state import UnsavableState, changed_in_forward, pack
 
 # Lightning puts them into its dict, and reads them only where a checkpoint makes the module.
 _GIVEN = [part + name for part in ("", "datamodule_") for name in ("hyper_parameters", "hparams_name", "hparams_type")]
@@ -79,6 +79,7 @@ class SpotCheckpoints(Callback):
         loader = trainer.train_dataloader
         if isinstance(loader, ExactLoader):
             self.session.next_ids = lambda: loader.sampler.next_ids(DIGEST_SAMPLES)
+        self.session.changed_in_forward = changed_in_forward({"model": pl_module})
         self._step = trainer.global_step
         self.session.restore_generators()
         self.session.listen()

@@ -22,7 +22,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from spotheal.training.session import Session, unwrapped
-from spotheal.training.state import load_parts
+from spotheal.training.state import changed_in_forward, load_parts
 
 
 class SpotCheckpoints(TrainerCallback):
@@ -54,6 +54,7 @@ class SpotCheckpoints(TrainerCallback):
             self._loaded = None
         if self._folder is not None:
             self._folder.cleanup()
+        self.session.changed_in_forward = changed_in_forward(self._parts())
         self.session.listen()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
