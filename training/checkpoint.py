@@ -260,8 +260,9 @@ class Store:
         if pending.set_running_or_notify_cancel():
             try:
                 pending.set_result(self._write(*arguments))
-            except BaseException as fault:  # noqa: BLE001 - raised again where the outcome is asked for
+            except BaseException as fault:  # raised where the outcome is asked for; here it only ends this task
                 pending.set_exception(fault)
+                raise
 
     def _failed(self, outcome: Outcome) -> bool:
         """A save that ended as it began is told like any other."""
