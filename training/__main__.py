@@ -59,6 +59,7 @@ def run(options: argparse.Namespace) -> int:
     if ranks.size > 1 and ranks.rank == 0:
         print(ranks_started.describe(on_gpus(options.device)), flush=True)
     from spotheal.training import build, loop
+    from spotheal.training.allocator import keep_freed_memory
     from spotheal.training.checkpoint import Store
     from spotheal.training.notice import Watcher
     from spotheal.training.pace import Pace, interruption_seconds
@@ -78,6 +79,8 @@ def run(options: argparse.Namespace) -> int:
         )
         try:
             training = build.build(options, folders.datasets, ranks.first(saved_threads(store)), ranks)
+            if training.device.type == "cpu":
+                keep_freed_memory()
             loop.resume(training, store, report)
             pace = Pace(options.save_every, interruption_seconds(os.environ, options.interruption_hours))
             ended = loop.train(training, store, pace, watcher, report)

@@ -164,11 +164,12 @@ def one_step(run: Run, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Ten
     run.scheduler.step()
     if run.average is not None:
         run.average.update()
-    run.counters.step += 1
-    run.counters.epoch_samples += len(targets)
-    run.counters.epoch_loss.add_(loss.detach(), alpha=len(targets))
-    run.sampler.advance(len(targets))
-    return loss.detach()
+    counters, samples, loss = run.counters, len(targets), loss.detach()
+    counters.step += 1
+    counters.epoch_samples += samples
+    counters.epoch_loss.add_(loss, alpha=samples)
+    run.sampler.advance(samples)
+    return loss
 
 
 def autocast(run: Run) -> contextlib.AbstractContextManager[Any]:
@@ -294,12 +295,13 @@ class Saver:
         self.run, self.store, self.pace, self.report = run, store, pace, report
         self.save_seconds = 0.0  # the longest of the last few
         self._wanted = False
+        self._begun = False  # a save whose outcome is not known yet: else the store need not be asked at each step
         self._failed = 0
 
     def ready(self, asked: bool) -> bool:
         """Whether to save now: due or asked for. While one save is pending the next waits, the training does not."""
-        outcome = self.store.ended()
-        if outcome is not None:
+        if self._begun and (outcome := self.store.ended()) is not None:
+            self._begun = False
             self._learn(outcome)
         self._wanted = self._wanted or asked or self.pace.due(self.run.counters.step)
         return self._wanted and not self.store.busy and self.run.ranks.rank == 0
@@ -348,7 +350,7 @@ class Saver:
         }
         later = state.changed_by_step(run.optimizer)
         self.store.save(run.counters.step, tree, info=info, later=later, best=best, milestone=milestone)
-        self._saved_epoch = run.sampler.epoch
+        self._begun, self._saved_epoch = True, run.sampler.epoch
         self.pace.begun()
         self._begin_seconds = time.monotonic() - began
 

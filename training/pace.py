@@ -14,6 +14,9 @@ OVERHEAD_MAX = 0.01
 SECONDS_BETWEEN = 7200.0  # interruptions, where nobody has counted them
 SECONDS_MIN, SECONDS_MAX = 2.0, 900.0
 SECONDS_FIRST = 30.0  # until a cost has been measured
+# What a save of next to nothing takes: its threads wake up on processors that training fills. Their own time, which is
+# what can be told, is a tenth of it; measured on two cores by the training's loss.
+COST_SECONDS_MIN = 0.01
 FINAL_SAVE_FACTOR, FINAL_SAVE_SECONDS = 1.5, 5.0  # what is kept free before the deadline
 NOTICE_SECONDS = 60.0  # what a final save must fit in: two minutes, less the agent's 40 s and the detection
 
@@ -82,13 +85,8 @@ class Pace:
         self._between, self._monotonic = between_interruptions_seconds, monotonic
         self._last = monotonic()
         self._cost: float | None = None
-
-    @property
-    def interval_seconds(self) -> float:
-        """Seconds from one save to the next, of a pace in seconds or an automatic one; one in steps does not ask."""
-        if self.every.seconds:
-            return self.every.seconds
-        return SECONDS_FIRST if self._cost is None else best_interval(self._cost, self._between)
+        # Seconds from one save to the next, of a pace in seconds or an automatic one; one in steps does not ask.
+        self.interval_seconds = every.seconds or SECONDS_FIRST
 
     def due(self, step: int) -> bool:
         """Whether the state of global step `step` is to be saved; True again until a save has `begun`."""
@@ -102,4 +100,6 @@ class Pace:
 
     def cost(self, seconds: float) -> None:
         """What the last save took from the training; the mean follows by a third."""
+        seconds = max(seconds, COST_SECONDS_MIN)
         self._cost = seconds if self._cost is None else self._cost + (seconds - self._cost) / 3
+        self.interval_seconds = self.every.seconds or best_interval(self._cost, self._between)

@@ -16,7 +16,7 @@ from pathlib import Path
 from spotheal.agent.clock import SystemClock, rfc3339
 from spotheal.agent.contract import Progress, Saved, write_atomically
 
-PROGRESS_SECONDS = 0.25
+PROGRESS_SECONDS = 0.5
 
 log = logging.getLogger("spotheal.training")
 
@@ -68,7 +68,7 @@ class Metrics:
 
 
 class Reporter:
-    """Writes SPOTHEAL_PROGRESS_FILE a few times a second, and at once when a checkpoint has become durable.
+    """Writes SPOTHEAL_PROGRESS_FILE twice a second, and at once when a checkpoint has become durable.
 
     `saved` may be called from another thread. A file that cannot be written never stops the training.
     """
@@ -87,13 +87,17 @@ class Reporter:
         with self._lock:
             told = {**vars(self._progress), **fields, "saved": self._saved}
             self._progress = Progress(**{**told, "extra": {**told["extra"], **self._checkpoint}})
-            if now or time.monotonic() - self._written >= PROGRESS_SECONDS:
+            if now or self.monotonic() - self._written >= PROGRESS_SECONDS:
                 self._write()
 
     @property
     def due(self) -> bool:
         """Whether `progress` would write: the figures may cost a wait for the device."""
-        return self._file is not None and time.monotonic() - self._written >= PROGRESS_SECONDS
+        return self._file is not None and self.monotonic() - self._written >= PROGRESS_SECONDS
+
+    def monotonic(self) -> float:
+        """Seconds of a clock that never goes back."""
+        return time.monotonic()
 
     def checkpoint(self, save_seconds: float, stall_seconds: float) -> None:
         """What the last one took to write, and how long training stood still for it; told with the next progress."""
@@ -103,7 +107,7 @@ class Reporter:
     def saved(self, step: int, path: Path) -> None:
         with self._lock:
             self._saved = Saved(step, str(path), rfc3339(SystemClock().now()))
-            # A checkpoint proves its step, also where the figures of the last quarter of a second are still missing.
+            # A checkpoint proves its step, also where the figures of the last half second are still missing.
             fields = {**vars(self._progress), "saved": self._saved, "step": max(step, self._progress.step)}
             self._progress = Progress(**fields)
             self._write()
@@ -116,7 +120,7 @@ class Reporter:
         print(f"warning: {text}", file=sys.stderr, flush=True)
 
     def _write(self) -> None:
-        self._written = time.monotonic()
+        self._written = self.monotonic()
         if self._file is not None:
             with _survived("the progress file"):
                 write_atomically(self._file, self._progress.to_json())
