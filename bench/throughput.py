@@ -1,13 +1,14 @@
 """Samples a second of the trainer with saves at the automatic interval, against the bare loop of the same model.
 
-`python bench/throughput.py [--seconds 60 300] [--output json]`. Both train in one process and take turns, epoch by
-epoch, so that what the machine does meanwhile meets both; the trainer's time is all from its first step to its return:
-epoch, so that what the machine does meanwhile meets both; the trainer's time is all from its first step to its end:
-The bare loop has none of ours: a plain DataLoader with a shuffling sampler, the same model, optimizer and schedule, the
-same figures of the validation. One turn differs from the next by a tenth: it goes on, up to the second number of
-seconds, until the standard error of the ratio is at most 0.3 %.
+`python bench/throughput.py [--seconds 60 300] [--alike] [--output json]`. Both train in one process and take turns,
+epoch by epoch, so that what the machine does meanwhile meets both; the trainer's time is all from its first step to its
+end: saves (a pending one is waited for at the end of its turn, and the wait counted), progress file, metrics, the last
+save. The bare loop has none of ours: a plain DataLoader with a shuffling sampler, the same model, optimizer and
+schedule, the same figures of the validation. With `--alike` it draws its samples as the trainer does, by whole batches:
+then what is left is what saving, watching and reporting take. One turn differs from the next by a tenth: it goes on, up
+to the second number of seconds, until the standard error of the ratio is at most 0.3 %.
 The trainer tells glibc's allocator to keep what a step frees (training/allocator.py). Here that speeds up both loops;
-what it does is measured apart, by turns of the bare loop in a process without it. Exit 1 below 99 %.
+what it does is measured apart, by the bare loop in processes with it and without. Exit 1 below 99 %.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from spotheal.training import build, loop, options
 from spotheal.training.allocator import keep_freed_memory
@@ -34,6 +35,7 @@ from spotheal.training.checkpoint import Outcome, Store
 from spotheal.training.notice import Watcher
 from spotheal.training.pace import Pace, interruption_seconds
 from spotheal.training.report import Metrics, Reporter
+from spotheal.training.sampler import collate
 
 LIMIT = 0.99
 ERROR_MAX = 0.003  # of the ratio, one standard deviation
@@ -90,9 +92,13 @@ def between(before: tuple[float, float], after: tuple[float, float]) -> tuple[fl
     return after[0] - before[0], after[1] - before[1]
 
 
-def bare_epochs(run: loop.Run) -> Iterator[None]:
+def bare_epochs(run: loop.Run, alike: bool = False) -> Iterator[None]:
     """One epoch at each `next`, validation included as in ours."""
-    loader: DataLoader[Any] = DataLoader(run.train_loader.dataset, batch_size=run.train_loader.batch_size, shuffle=True)
+    datasets: list[Any] = [run.train_loader.dataset, run.valid_loader.dataset]
+    if not alike:
+        datasets = [TensorDataset(*dataset.tensors) for dataset in datasets]
+    more: dict[str, Any] = {"batch_size": run.train_loader.batch_size, "collate_fn": collate if alike else None}
+    loader, valid_loader = DataLoader(datasets[0], shuffle=True, **more), DataLoader(datasets[1], **more)
     while True:
         run.model.train()
         for inputs, targets in loader:
@@ -104,7 +110,7 @@ def bare_epochs(run: loop.Run) -> Iterator[None]:
         run.model.eval()
         total, right, count = 0.0, 0, 0
         with torch.no_grad():
-            for inputs, targets in run.valid_loader:
+            for inputs, targets in valid_loader:
                 inputs, targets = inputs.to(run.device), targets.to(run.device)
                 outputs = run.model(inputs)
                 total += nn.functional.cross_entropy(outputs, targets, reduction="sum").item()
@@ -125,11 +131,13 @@ class Ends(Watcher):
         return "the time is over" if turns is not None and turns.over else None
 
 
-def measure(arguments: list[str], seconds: list[float], folder: Path, memory: Path) -> dict[str, Any]:
+def measure(
+    arguments: list[str], seconds: list[float], folder: Path, memory: Path, alike: bool = False
+) -> dict[str, Any]:
     """`memory` is a folder in memory, for the progress file: as /run is, where the agent has it."""
     chosen = options.parser().parse_args([*arguments, "--epochs", "100000"])
     run, twin = build.build(chosen, folder / "datasets", 0), build.build(chosen, folder / "datasets", 0)
-    bare = bare_epochs(twin)
+    bare = bare_epochs(twin, alike)
     next(bare)  # libraries are loaded, threads are there
     turns = Turns(memory / "progress.json", folder / "metrics.jsonl", bare, seconds)
     saves: list[Outcome] = []
@@ -184,6 +192,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, nargs=2, default=[60.0, 300.0], metavar=("LEAST", "MOST"),
                         help="that the trainer trains; the bare loop as long")  # fmt: skip
+    parser.add_argument("--alike", action="store_true", help="the bare loop draws whole batches too")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     parser.add_argument("--bare-epochs", choices=("kept", "as it comes"), help=argparse.SUPPRESS)
     known, rest = parser.parse_known_args()
@@ -195,8 +204,8 @@ def main() -> int:
             return 0
         gain = allocator_gain(rest, 3)
         kept = keep_freed_memory()
-        body = measure(arguments, known.seconds, Path(folder), Path(memory))
-    body |= {"allocator_gain": gain if kept else None}
+        body = measure(arguments, known.seconds, Path(folder), Path(memory), known.alike)
+    body |= {"allocator_gain": gain if kept else None, "alike": known.alike}
     body |= {"schema_version": 3, "load_average": os.getloadavg()[0], "limit": LIMIT, "met": body["ratio"] >= LIMIT}
     print(json.dumps(body, indent=2) if known.output == "json" else _line(body))
     return 0 if body["met"] else 1

