@@ -116,7 +116,6 @@ def bare_epochs(run: loop.Run, alike: bool = False) -> Iterator[None]:
                 total += nn.functional.cross_entropy(outputs, targets, reduction="sum").item()
                 right += (outputs.argmax(1) == targets).sum().item()
                 count += len(targets)
-        assert count and total / count >= 0 and right <= count
         yield
 
 

@@ -27,7 +27,6 @@ for _ in range(5):
     step()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is of glibc")
 
 
 def faults(kind: str) -> int:
@@ -36,7 +35,6 @@ def faults(kind: str) -> int:
     return int(done.stdout)
 
 
-@glibc
 def test_what_a_step_frees_the_next_one_gets_without_the_kernel() -> None:
     assert faults("as it comes") > 5 * 48 * 256 / 2  # else there is nothing to win here
     assert faults("kept") < 1000

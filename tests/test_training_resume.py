@@ -21,7 +21,7 @@ from spotheal.agent.contract import Notice, Progress, write_atomically
 
 pytestmark = pytest.mark.processes
 STEPS = 4 * STEPS_A_EPOCH
-SLOW = ("--step-seconds", "0.02")
+SLOW = ("--step-seconds", "0.05")
 KILLS = int(os.environ.get("SPOTHEAL_TEST_KILLS", "20"))
 
 
@@ -94,7 +94,7 @@ def test_a_request_to_save_is_obeyed_and_training_goes_on(by: str, place: Place)
     def saved(seen: Progress) -> bool:
         return seen.saved is not None
 
-    with ended(place.start(*SLOW, "--save-every", "10000")) as process:
+    with ended(place.start(*SLOW, "--save-every", "10000", "--best", "")) as process:
         before = place.wait_for(lambda seen: seen.step > 3, process)
         assert before.saved is None
         if by == "SIGUSR1":

@@ -295,13 +295,12 @@ class Saver:
         self.run, self.store, self.pace, self.report = run, store, pace, report
         self.save_seconds = 0.0  # the longest of the last few
         self._wanted = False
-        self._begun = False  # a save whose outcome is not known yet: else the store need not be asked at each step
         self._failed = 0
 
     def ready(self, asked: bool) -> bool:
         """Whether to save now: due or asked for. While one save is pending the next waits, the training does not."""
-        if self._begun and (outcome := self.store.ended()) is not None:
-            self._begun = False
+        outcome = self.store.ended()
+        if outcome is not None:
             self._learn(outcome)
         self._wanted = self._wanted or asked or self.pace.due(self.run.counters.step)
         return self._wanted and not self.store.busy and self.run.ranks.rank == 0
@@ -350,7 +349,7 @@ class Saver:
         }
         later = state.changed_by_step(run.optimizer)
         self.store.save(run.counters.step, tree, info=info, later=later, best=best, milestone=milestone)
-        self._begun, self._saved_epoch = True, run.sampler.epoch
+        self._saved_epoch = run.sampler.epoch
         self.pace.begun()
         self._begin_seconds = time.monotonic() - began
 
