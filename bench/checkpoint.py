@@ -7,13 +7,14 @@ final   a durable save with training stopped, against the same bytes written wit
 cpu     the same as cost in seconds of processor time of this process, which other programs disturb less
 load    a cold load, against a cold raw read of the same file; ours verifies every byte, into fresh memory
 fresh   what touching as many bytes of fresh memory takes, against that raw read: part of every load
-beside  what a bare memcpy of as many bytes in a thread costs the training: the least of any copy behind its back
+bare    what a memcpy, and a write with O_DIRECT, of as many bytes in a thread cost the training: no save costs less
 step    a step of the training beside the contender, with no save under way: idle threads of OpenMP slow it
 
 Each has a process of its own (contest.py says why). Rounds are paired: the floors take their turn in each, ratios are
 made within it, medians are printed. Peers have `--peer-rounds`, and are compared by their multiples of the memcpy
 beside them. Exit 1 where a figure of ours is missed. Peers that are not installed, or do not work here, are named with
-the reason and left out (`pip install --no-deps torch_checkpointing` for that one).
+the reason and left out (`pip install --no-deps torch_checkpointing` for that one). A cost is the small difference of
+long times: its standard error is printed.
 Where there is a CUDA device, a ResNet-50 and a model of 1 B parameters on it are measured as well (`--models`).
 """
 
@@ -68,6 +69,7 @@ def measure(
         "bytes": size,
         "rounds": rounds,
         "memcpy": medians[Ours.name]["memcpy"],
+        "cost_error": standard_error(figures[Ours.name]["cost/memcpy"]),
         "contenders": medians,
         "left_out": left_out,
     }
@@ -83,6 +85,11 @@ def in_own_process(name: str, kind: str, device: str, rounds: int, folder: Path)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     return dict(json.loads(said[0])) if said else {"left_out": f"its process ended with {process.returncode}"}
+
+
+def standard_error(values: list[float]) -> float:
+    """Of their mean, in their unit; that of a median is about 1.25 times as large. 0 where there is one value only."""
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
 def title(kind: str, device: str, size: int) -> str:
@@ -145,7 +152,7 @@ def main() -> int:
         ]
         missed = missed or not all(verdict["met"] for verdict in result["verdicts"])
     if options.output == "json":
-        print(json.dumps({"schema_version": 2, "load_average": os.getloadavg(), "results": results}, indent=2))
+        print(json.dumps({"schema_version": 3, "load_average": os.getloadavg(), "results": results}, indent=2))
     else:
         show(results)
         print(f"\nload average {os.getloadavg()[0]:.1f}; above 1 the times say little, the ratios more, the cpu most")
@@ -168,7 +175,11 @@ def show(results: list[dict[str, Any]]) -> None:
             )
         ours = result["contenders"][Ours.name]
         print(f"touching fresh memory, part of a load: {ours['fresh/raw']:.2f} x raw read")
-        print(f"a bare memcpy in a thread, beside the training, costs it {ours['beside/memcpy']:.2f} x memcpy")
+        print(
+            f"as many bytes in a thread beside the training cost it: copied {ours['bare copy/memcpy']:.2f} x memcpy, "
+            f"written {ours['bare write/memcpy']:.2f} x; ours in all {ours['cost/memcpy']:.2f} x, "
+            f"standard error {result['cost_error']:.2f}"
+        )
         for name, why in result["left_out"].items():
             print(f"{name:28}  left out: {why}")
         for verdict in result["verdicts"]:

@@ -3,6 +3,9 @@
 Beside each other in one process they would not be measured but each other: a second team of OpenMP threads makes
 libgomp let the training's own wait without spinning, which slows its steps by a fifth to two fifths (so a save beside
 them seems to cost nothing), and what ten of them keep in memory leaves none for a load.
+
+Every process, the peers' too, keeps the memory that a step frees, as our trainer does (training/allocator.py): else the
+kernel hands it out anew in each step, and how long that takes differs by more than what a save costs.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +25,22 @@ from example_training import Training
 from floors import Floors, drop_cache, timed
 
 from spotheal.training import state
+from spotheal.training.allocator import keep_freed_memory
 from spotheal.training.slots import SUFFIX
 
 FAULTS = (ImportError, OSError, RuntimeError, ValueError, TypeError, AssertionError)  # of peers that do not work here
 
 
-class BareCopy(Contender):
-    """No checkpoint: as many bytes copied in a thread, the least that a copy behind the training takes from it."""
+class Bare(Contender):
+    """No checkpoint: as many bytes copied, or written, in a thread: the least that a save takes from the training."""
 
-    def __init__(self, training: Training, folder: Path, floors: Floors) -> None:
+    def __init__(self, training: Training, folder: Path, work: Callable[[], object]) -> None:
         super().__init__(training, folder)
-        self.floors = floors
+        self.work = work
         self.thread = threading.Thread()
 
     def save(self) -> None:
-        self.thread = threading.Thread(target=self.floors.copy)
+        self.thread = threading.Thread(target=self.work)
         self.thread.start()
 
     def busy(self) -> bool:
@@ -124,15 +129,18 @@ def measure(name: str, kind: str, device: str, rounds: int, folder: Path) -> dic
     bare_steps(training, 4)  # a process's first steps are slower
     try:
         contender = next(one for one in CONTENDERS if one.name == name)(training, folder / "contender")
-        bare = BareCopy(training, folder / "bare", floors) if name == Ours.name else None
+        bare = {}
+        if name == Ours.name:
+            bare["copy"] = Bare(training, folder / "bare-copy", floors.copy)
+            bare["write"] = Bare(training, folder / "bare-write", floors.write)
         memcpy = floors.copy()
         first = one_round(contender, 1)["stall"]
         figures: dict[str, list[float]] = {"first": [first], "first/memcpy": [first / memcpy]}
         for number in range(rounds):
             print(f"{name}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
             values = figures_of(contender, floors, resumed)
-            if bare is not None:
-                values["beside/memcpy"] = one_round(bare, 3)["cost"] / values["memcpy"]
+            for work, one in bare.items():
+                values[f"bare {work}/memcpy"] = one_round(one, 3)["cost"] / values["memcpy"]
             for figure, value in values.items():
                 figures.setdefault(figure, []).append(value)
             gc.collect()
@@ -143,6 +151,7 @@ def measure(name: str, kind: str, device: str, rounds: int, folder: Path) -> dic
 
 def main() -> int:
     name, kind, device, rounds, folder = sys.argv[1:]
+    keep_freed_memory()
     body = measure(name, kind, device, int(rounds), Path(folder))
     print(json.dumps(body), flush=True)
     return 0
