@@ -35,6 +35,7 @@ from spotheal.training.image import Image
 from spotheal.training.skeleton import Skeleton
 from spotheal.training.slots import Payload, Series, alone_in, read, read_header, set_aside
 from spotheal.training.state import pack, to_json, unpack
+from spotheal.training.workers import Workers
 
 CHUNK_BYTES = 16 << 20
 THREADS = 4  # two copy, and two write in turns: the disk has the next chunk before it is done with one
@@ -109,16 +110,10 @@ class Store:
     def _start(self) -> None:
         """What belongs to one process: its threads, and the save they are at."""
         self._pid = os.getpid()
-        self._clocks: list[int] = []
-        self._threads, self._started = self._new_threads(), False
+        self._workers = Workers(THREADS)
         self._copy: Copy | None = None
         self._pending: Future[Outcome] | None = None
         self._beginning = threading.Lock()  # two saves at once would share the buffer
-
-    def _new_threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(
-            THREADS, thread_name_prefix="checkpoint", initializer=_keep_clock, initargs=(self._clocks,)
-        )
 
     def _settle_after_fork(self) -> None:
         """In a forked child the threads that save are not there, and would be waited for without end: the parent's save
@@ -128,7 +123,7 @@ class Store:
         if self._pending is not None:
             log.warning("process %d was forked from %d, which saves a checkpoint: neither waited for nor ended here",
                         os.getpid(), self._pid)  # fmt: skip
-        self._of_parent = (self._threads, self._image, self._copy, self._pending)  # kept, so that nothing finalizes
+        self._of_parent = (self._workers, self._image, self._copy, self._pending)  # kept, so that nothing finalizes
         self._image = None
         self._start()
 
@@ -232,28 +227,17 @@ class Store:
         return True
 
     def _pool(self) -> ThreadPoolExecutor:
-        """The store's threads, all of them started: work given to one that cannot be started would be done by nobody.
-
-        SaveFailed where the system gives none; SpothealError after `close`.
-        """
+        """The store's threads, all of them started. SaveFailed where the system gives none; SpothealError after
+        `close`."""
         if self._closed:
             raise SpothealError(f"the store of {self.folder} is closed", next_step="make a new Store of the folder")
-        if not self._started:
-            met = threading.Barrier(THREADS + 1)
-            try:
-                for _ in range(THREADS):
-                    self._threads.submit(met.wait, 60)
-                met.wait(60)
-            except (RuntimeError, threading.BrokenBarrierError) as fault:
-                met.abort()
-                self._threads.shutdown(wait=False)
-                self._threads = self._new_threads()
-                raise SaveFailed(
-                    f"no checkpoint can be saved: there is no thread for it ({fault})",
-                    next_step="see `ulimit -u`, the limit of processes of the container, and how many there are",
-                ) from fault
-            self._started = True
-        return self._threads
+        try:
+            return self._workers.start()
+        except RuntimeError as fault:
+            raise SaveFailed(
+                f"no checkpoint can be saved: there is no thread for it ({fault})",
+                next_step="see `ulimit -u`, the limit of processes of the container, and how many there are",
+            ) from fault
 
     def _end_with(self, pending: Future[Outcome], *arguments: Any) -> None:
         """`_write`, whose outcome is `pending`'s; nothing where that was cancelled."""
@@ -323,19 +307,19 @@ class Store:
             self.flush()
         finally:
             self._closed = True
-            self._threads.shutdown()
+            self._workers.end()
 
     def _write(
         self, copy: Copy, step: int, text: Callable[[], str], info_json: str, series: Sequence[Series], began: float
     ) -> Outcome:
-        worked = self._processor_seconds()
+        worked, pool = self._workers.processor_seconds(), self._workers.pool
         paths: list[Path] = []
         copying: Future[Any] | None = None
         fault = None
         try:
             copy.settle()
             # From here, so that the training's thread wakes only one other.
-            copying = beside(self._threads, copy.run, self._threads)
+            copying = beside(pool, copy.run, pool)
             if copying is None:
                 copy.run()
             payload = Payload(copy.image, copy.plan.layout, copy.plan.chunk_bytes, step, text, info_json)
@@ -343,7 +327,7 @@ class Store:
                 for one in series:
                     if self._before_commit is not None and not paths:
                         self._before_commit()
-                    paths.append(one.write(self._files, payload, copy.checksum, self._threads))
+                    paths.append(one.write(self._files, payload, copy.checksum, pool))
         except (OSError, MemoryError) as error:
             fault = SaveFailed(
                 f"step {step} could not be saved in {self.folder}: {getattr(error, 'strerror', '') or repr(error)}",
@@ -359,18 +343,12 @@ class Store:
         finally:
             if copying is not None:  # or it would go on into the image, beside the next save
                 copying.exception()
-        self._worked_seconds = max(0.0, self._processor_seconds() - worked)
+        self._worked_seconds = max(0.0, self._workers.processor_seconds() - worked)
         size = copy.plan.layout.data_bytes
         outcome = Outcome(step, time.monotonic() - began, size, paths[0] if paths else None, fault)
         if self._on_end is not None:
             self._on_end(outcome)
         return outcome
-
-    def _processor_seconds(self) -> float:
-        """Of all threads of the store."""
-        with contextlib.suppress(OSError):  # the interpreter ends, and a thread has gone
-            return sum(map(time.clock_gettime, self._clocks))
-        return 0.0
 
     def _apart(self, tree: Any) -> tuple[Sequence[str], list[torch.Tensor], Callable[[], str]]:
         """The tensors of `tree` with their names, and what gives the text of the rest. UnsavableState."""
@@ -478,12 +456,6 @@ def _tree(header: Header, image: Image) -> Any:
         return unpack(header.state, tensors)
     except (KeyError, ValueError, TypeError, RecursionError) as fault:
         raise BrokenCheckpoint(f"its state cannot be put together: {type(fault).__name__}: {fault}") from fault
-
-
-def _keep_clock(clocks: list[int]) -> None:
-    """Note this thread's clock, where the system has such."""
-    if hasattr(time, "pthread_getcpuclockid"):
-        clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
 
 
 def _to_fill(size: int) -> Image:
