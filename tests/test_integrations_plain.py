@@ -74,6 +74,26 @@ def test_after_a_notice_at_any_step_the_run_is_the_one_never_interrupted(
     assert saved_step(place) == STEPS
 
 
+def test_accelerates_resume_takes_a_folder_and_names_what_it_was_not_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from spotheal.training.integrations import accelerate as ours
+
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accelerator = accelerate.Accelerator(cpu=True)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+    loop = ours.resume(accelerator, tmp_path / "checkpoints", model=model, optimizer=optimizer)
+    loop.finish()
+    assert [line.message for line in caplog.records] == [
+        "StepLR was prepared and is no part given to resume: it is neither saved nor resumed"
+    ]
+    assert [step for step, _ in Store(tmp_path / "checkpoints").slots.found()] == [0]
+
+
 def test_saves_between_change_nothing_and_are_there(tmp_path: Path) -> None:
     assert same(train(tmp_path / "saving", save_every="1"), train(tmp_path / "whole"))
     assert len(Store(tmp_path / "saving" / "checkpoints").slots.found()) > 1

@@ -15,6 +15,8 @@ Limits: replicated models (no FSDP, DeepSpeed). `accelerator.save_state` is not 
 
 from __future__ import annotations
 
+import logging
+import os
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
 
 from spotheal.training.session import Loop, Session
+
+log = logging.getLogger("spotheal.training")
 
 
 class AcceleratedLoop(Loop):
@@ -40,12 +44,29 @@ class AcceleratedLoop(Loop):
             super().after_step(samples, **figures)
 
 
-def resume(accelerator: Accelerator, session: Session | None = None, **parts: Any) -> AcceleratedLoop:
-    """As session.resume, after `accelerator.prepare`. SpothealError where the checkpoint does not fit the parts."""
+def resume(
+    accelerator: Accelerator, session: Session | str | os.PathLike[str] | None = None, **parts: Any
+) -> AcceleratedLoop:
+    """As session.resume, after `accelerator.prepare`. `session` may be a folder.
+
+    What was prepared and is none of the parts is named in the log. SpothealError where the checkpoint does not fit.
+    """
     parts = {name: inner(accelerator, part) for name, part in parts.items()}
     if accelerator.scaler is not None:
         parts["scaler"] = accelerator.scaler
-    return AcceleratedLoop(accelerator, session or Session(), parts)
+    _say_left_out(accelerator, parts)
+    return AcceleratedLoop(accelerator, session if isinstance(session, Session) else Session(session), parts)
+
+
+def _say_left_out(accelerator: Accelerator, parts: dict[str, Any]) -> None:
+    """A scheduler that was forgotten begins anew at each resume, and nothing fails."""
+    given = {id(part) for part in parts.values()}
+    # Accelerate has no public name for what it prepared; an Accelerator without these lists is not looked through.
+    for prepared in ("_models", "_optimizers", "_schedulers"):
+        for one in getattr(accelerator, prepared, ()):
+            if id(part := inner(accelerator, one)) not in given and accelerator.is_main_process:
+                log.warning("%s was prepared and is no part given to resume: it is neither saved nor resumed",
+                            type(part).__name__)  # fmt: skip
 
 
 def inner(accelerator: Accelerator, part: Any) -> Any:
