@@ -39,6 +39,7 @@ from spotheal.training.sampler import collate
 
 LIMIT = 0.99
 ERROR_MAX = 0.003  # of the ratio, one standard deviation
+PROGRESS_SECONDS = 10.0
 
 
 class Turns(Reporter):
@@ -53,6 +54,7 @@ class Turns(Reporter):
         self.mine: list[tuple[float, float]] = []
         self.trained = 0.0  # seconds of `mine`
         self.away = 0.0
+        self.told = time.perf_counter()
         self.began = now()
 
     def say(self, text: str) -> None:
@@ -68,6 +70,9 @@ class Turns(Reporter):
         self.plain.append(between(ended, self.began))
         self.away += self.began[0] - ended[0]
         least, most = self.seconds
+        if time.perf_counter() - self.told >= PROGRESS_SECONDS:
+            self.told = time.perf_counter()
+            say(f"{self.trained:.0f} of {least:.0f} to {most:.0f} s trained, as many bare; error {self.error():.2%}")
         self.over = self.trained >= most or (self.trained >= least and self.error() <= ERROR_MAX)
 
     def error(self) -> float:
@@ -81,6 +86,11 @@ class Turns(Reporter):
 
     def monotonic(self) -> float:
         return time.monotonic() - self.away
+
+
+def say(text: str) -> None:
+    """Progress: not part of what is printed as the result."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def now() -> tuple[float, float]:
@@ -127,7 +137,7 @@ class Ends(Watcher):
     @property
     def notice(self) -> Any:
         turns = self.turns
-        return "the time is over" if turns is not None and turns.over else None
+        return "the time is over" if turns is not None and turns.over else super().notice
 
 
 def measure(
@@ -169,6 +179,7 @@ def allocator_gain(arguments: list[str], rounds: int) -> float:
     """How many times as long an epoch of the bare loop takes with glibc's allocator as it comes."""
     took: dict[str, list[float]] = {"kept": [], "as it comes": []}
     for kind, seconds in list(took.items()) * rounds:
+        say(f"the bare loop by itself, the allocator {kind}: round {len(seconds) + 1} of {rounds}")
         command = [sys.executable, __file__, "--bare-epochs", kind, *arguments]
         seconds.append(float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout))
     return statistics.median(took["as it comes"]) / statistics.median(took["kept"])
