@@ -15,6 +15,7 @@ from interrupted import EPOCHS, STEPS, gone, options, saved_step  # noqa: E402
 
 from spotheal.agent.errors import SpothealError  # noqa: E402
 from spotheal.training.checkpoint import SaveFailed, Store  # noqa: E402
+from spotheal.training.sampler import ExactSampler, exact_loader  # noqa: E402
 from spotheal.training.session import SavedAndStopped, Session, resume  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -88,10 +89,71 @@ def test_accelerates_resume_takes_a_folder_and_names_what_it_was_not_given(
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
     loop = ours.resume(accelerator, tmp_path / "checkpoints", model=model, optimizer=optimizer)
     loop.finish()
+    whole = torch.nn.Sequential(accelerator.unwrap_model(model))  # holds what was prepared, as torch.compile's does
+    parts = {"model": whole, "optimizer": optimizer, "scheduler": scheduler}
+    ours.resume(accelerator, tmp_path / "others", **parts).finish()
     assert [line.message for line in caplog.records] == [
         "StepLR was prepared and is no part given to resume: it is neither saved nor resumed"
     ]
     assert [step for step, _ in Store(tmp_path / "checkpoints").slots.found()] == [0]
+
+
+def test_a_step_over_the_end_of_an_epoch_counts_no_sample_of_the_next_one(tmp_path: Path) -> None:
+    """10 batches an epoch, a step each 4: the third begins in one epoch and ends in the next."""
+    accelerate = pytest.importorskip("accelerate")
+    from spotheal.training.integrations import accelerate as ours
+
+    def train(folder: Path, stop_at: int = 0) -> tuple[Any, list[tuple[int, list[int]]]]:
+        torch.manual_seed(3)
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        sampler = ExactSampler(20)
+        loader = exact_loader(torch.utils.data.TensorDataset(torch.arange(20.0)[:, None]), sampler, 2)
+        wrapped_model, wrapped = accelerator.prepare(model, optimizer)
+        session, used = Session(**options(folder)), []
+        loop = ours.resume(accelerator, session, model=wrapped_model, optimizer=wrapped, sampler=sampler)
+        for epoch in range(sampler.epoch, 3):
+            for (inputs,) in loader:
+                used.append((epoch, inputs.flatten().int().tolist()))
+                with accelerator.accumulate(wrapped_model):
+                    accelerator.backward(wrapped_model(inputs).sum())
+                    wrapped.step()
+                    wrapped.zero_grad()
+                if stop_at and accelerator.sync_gradients and loop.step + 1 == stop_at:
+                    interrupted.notice(folder, session)
+                loop.after_step(samples=len(inputs))
+            sampler.next_epoch()
+        loop.finish()
+        return model.state_dict(), used
+
+    whole, batches = train(tmp_path / "whole")
+    place = tmp_path / "spot"
+    with pytest.raises(SavedAndStopped):
+        train(place, stop_at=3)
+    gone(place)
+    weights, rest = train(place)
+    assert rest == batches[12:]
+    assert same(weights, whole)
+
+
+def test_a_compiled_model_is_saved_by_the_names_of_the_one_it_was_made_of(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    resume(Session(**options(tmp_path)), model=torch.compile(model, backend="eager")).finish()
+    plain = torch.nn.Linear(2, 1)
+    resume(Session(**options(tmp_path)), model=plain).finish()
+    assert same(plain.state_dict(), model.state_dict())
+
+
+def test_a_resume_without_a_sampler_says_that_the_epochs_begin_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = resume(Session(**options(tmp_path)), model=torch.nn.Linear(2, 1))
+    loop.after_step()
+    loop.finish()
+    assert not caplog.records
+    resume(Session(**options(tmp_path)), model=torch.nn.Linear(2, 1)).finish()
+    assert "resumed at step 1 without a sampler" in caplog.text
 
 
 def test_saves_between_change_nothing_and_are_there(tmp_path: Path) -> None:

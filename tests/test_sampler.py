@@ -161,3 +161,27 @@ def test_the_data_set_of_a_loader_can_be_used_by_any_other_loader_and_collate_fn
     assert [batch[1].tolist() for batch in again] == [[0, 1, 2], [3, 4, 5]]
     own = exact_loader(TensorDataset(torch.arange(6)), ExactSampler(6, shuffle=False), 3, collate_fn=list)
     assert [[int(sample[0]) for sample in batch] for batch in own] == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_loader_without_batches_gives_sample_by_sample_what_torchs_gives() -> None:
+    data = TensorDataset(torch.arange(4.0) * 10, torch.arange(4))
+    ours = next(iter(exact_loader(data, ExactSampler(4, shuffle=False), None)))  # type: ignore[arg-type]
+    theirs = next(iter(DataLoader(data, batch_size=None)))
+    assert [type(one) for one in ours] == [type(one) for one in theirs] and len(ours) == 2
+    assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
+
+
+def test_whole_batches_lie_in_memory_as_torchs() -> None:
+    images = torch.rand(6, 3, 4, 4).to(memory_format=torch.channels_last)
+    (batch,) = next(iter(exact_loader(TensorDataset(images), ExactSampler(6, shuffle=False), 3)))
+    (theirs,) = next(iter(DataLoader(TensorDataset(images), batch_size=3)))
+    assert torch.equal(batch, theirs) and batch.stride() == theirs.stride()
+
+
+def test_an_epoch_that_is_never_closed_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    sampler = ExactSampler(4)
+    loader = exact_loader(TensorDataset(torch.arange(4)), sampler, 2)
+    sampler.advance(4)
+    assert list(loader) == [] and not caplog.records  # a resume right behind the last batch
+    assert list(loader) == []
+    assert "nothing is left of epoch 0: call sampler.next_epoch()" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -125,6 +126,8 @@ def test_kills_at_random_moments_change_no_bit(tmp_path: Path, reference: Place)
                 runs.append(Place(tmp_path / f"run-{len(runs)}"))
                 continue
             process.kill()
+            process.join()
+            assert process.exitcode in (0, -signal.SIGKILL), place.log  # a life that failed by itself is no kill
             killed += 1
     assert runs[-1].run("--workers", "2") == 0, runs[-1].log
     for place in runs:
@@ -132,6 +135,23 @@ def test_kills_at_random_moments_change_no_bit(tmp_path: Path, reference: Place)
         assert "broken" not in place.log
         steps = [(line["step"], "val_acc" in line) for line in place.metrics()]
         assert len(steps) == len(set(steps)), "a step's metrics stand there twice"
+
+
+def test_a_finished_run_is_not_told_again_with_options_that_never_trained_it(reference: Place, place: Place) -> None:
+    place.folder.mkdir()
+    shutil.copytree(reference.folder / "checkpoints", place.folder / "checkpoints")
+    assert place.run("--lr", "0.5") == 1
+    assert "is finished, at step 92, with other options: lr " in place.log
+    assert not (place.folder / "results" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "results"])
+def test_a_folder_that_cannot_be_written_is_named_before_the_first_step(name: str, place: Place) -> None:
+    place.folder.mkdir()
+    (place.folder / name).write_text("a file, for root may write to any folder")
+    assert place.run() == 2
+    assert f"can be {'saved in' if name == 'checkpoints' else 'written to'} " in place.log
+    assert "File exists" in place.log and "Traceback" not in place.log and "epoch" not in place.log
 
 
 def test_another_model_in_the_same_checkpoint_folder_is_refused(reference: Place, place: Place) -> None:

@@ -75,10 +75,10 @@ class Place:
         """The first progress for which `seen` holds; AssertionError where the process ends, or 30 s pass, before it."""
         until = time.monotonic() + 30
         while time.monotonic() < until:
-            progress = self.progress
+            alive, progress = process.is_alive(), self.progress  # in this order: it may end between the two
             if progress is not None and seen(progress):
                 return progress
-            assert process.is_alive(), f"it ended with {process.exitcode}:\n{self.log}"
+            assert alive, f"it ended with {process.exitcode}:\n{self.log}"
             time.sleep(0.01)
         raise AssertionError(f"never seen:\n{self.log}")
 

@@ -20,6 +20,7 @@ from spotheal.agent.errors import ConfigError, SpothealError
 from spotheal.training.options import config_of, of_entry, parser
 from spotheal.training.params import index, params
 
+RESULTS_NEXT = "give SPOTHEAL_RESULTS_DIR a folder that this user may write to, or see `mount` and `ls -ld`"
 EXIT_USAGE = 2
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         print(ranks_started.describe(on_gpus(options.device)), flush=True)
     from spotheal.training import build, loop
     from spotheal.training.allocator import keep_freed_memory
-    from spotheal.training.checkpoint import Store
+    from spotheal.training.checkpoint import Store, open_store
     from spotheal.training.notice import Watcher
     from spotheal.training.pace import Pace, interruption_seconds
     from spotheal.training.report import Metrics, Reporter
@@ -70,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
         store = (
             loop.NoStore()
             if ranks.rank
-            else Store(
+            else open_store(
                 folders.checkpoints,
                 options.slots,
                 on_end=lambda outcome: report.saved(outcome.step, outcome.path) if outcome.path is not None else None,
@@ -81,6 +82,8 @@ def run(options: argparse.Namespace) -> int:
             training = build.build(options, folders.datasets, ranks.first(saved_threads(store)), ranks)
             if training.device.type == "cpu":
                 keep_freed_memory()
+            if ranks.rank == 0:
+                refuse_unwritable(folders.results)
             loop.resume(training, store, report)
             pace = Pace(options.save_every, interruption_seconds(os.environ, options.interruption_hours))
             ended = loop.train(training, store, pace, watcher, report)
@@ -88,7 +91,10 @@ def run(options: argparse.Namespace) -> int:
                 report.say(f"saved at step {training.counters.step} and stopped for the notice")
                 return contract.EXIT_SAVED_AND_STOPPED
             if isinstance(store, Store):
-                write_results(training, store, folders, options)
+                try:
+                    write_results(training, store, folders, options)
+                except OSError as fault:
+                    raise results_lost(folders.results, fault) from fault
             ranks.first(True)  # no rank ends, and with it its launcher, before the results are there
             report.say(f"done: {training.counters.step} steps, {folders.model / 'model.safetensors'}")
             return contract.EXIT_DONE
@@ -132,6 +138,23 @@ def saved_threads(store: Any) -> int:
 
 
 # -------------------------------------------------------------------------------------------------------- the results
+def refuse_unwritable(folder: Path) -> None:
+    """ConfigError where no results can be written: before hours of training, not after them."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise ConfigError(f"no results can be written to {folder}: {fault.strerror}", next_step=RESULTS_NEXT) from fault
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"no results can be written to {folder}: it is read-only", next_step=RESULTS_NEXT)
+
+
+def results_lost(folder: Path, fault: OSError) -> SpothealError:
+    return SpothealError(
+        f"training is done and saved, its results could not be written to {folder}: {fault.strerror or fault}",
+        next_step="make room or mend the folder (`df -h`, `ls -ld`); the same command then writes them",
+    )
+
+
 def write_results(training: Any, store: Any, folders: Folders, options: argparse.Namespace) -> None:
     """model.safetensors (and ema, best), then metrics.json: its presence says that the run is finished."""
     from spotheal.training.export import export

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from spotheal.agent.errors import SpothealError
+from spotheal.agent.errors import ConfigError, SpothealError
 from spotheal.training.copying import Copy, Plan, beside
 from spotheal.training.files import Files
 from spotheal.training.format import BrokenCheckpoint, Header
@@ -329,10 +329,12 @@ class Store:
                         self._before_commit()
                     paths.append(one.write(self._files, payload, copy.checksum, pool))
         except (OSError, MemoryError) as error:
+            busy = isinstance(error, OSError) and error.errno == errno.EBUSY
             fault = SaveFailed(
                 f"step {step} could not be saved in {self.folder}: {getattr(error, 'strerror', '') or repr(error)}",
-                next_step="the checkpoints before it are intact; see `df -h`, `dmesg` and the folder's permissions",
-            )
+                next_step="end the other process, or give one of them another folder: see `fuser -v` of it" if busy else
+                "the checkpoints before it are intact; see `df -h`, `dmesg` and the folder's permissions",
+            )  # fmt: skip
         except SpothealError as error:  # of a state whose tensors are not what they were
             fault = SaveFailed(f"step {step} could not be saved: {error.message}", next_step=error.next_step)
         except (ValueError, RecursionError) as error:  # of the state's text, which is made here
@@ -448,6 +450,21 @@ class Store:
         aside = set_aside(path, self._files)
         self.set_aside.append((aside, what))
         log.warning("checkpoint %s is broken: %s; set aside as %s, the one before it is next", path, what, aside.name)
+
+
+def open_store(folder: str | os.PathLike[str], slots: int = 3, **options: Any) -> Store:
+    """A Store of a folder that can be written to: ConfigError where it cannot, before any step is trained."""
+    try:
+        store = Store(folder, slots, **options)
+        writable, why = os.access(folder, os.W_OK), "it is read-only, or another user's"
+    except OSError as fault:
+        writable, why = False, fault.strerror or str(fault)
+    if not writable:
+        raise ConfigError(
+            f"no checkpoint can be saved in {folder}: {why}",
+            next_step="give a folder that this user may write to, or see `mount` and `ls -ld`",
+        )
+    return store
 
 
 def _tree(header: Header, image: Image) -> Any:

@@ -393,9 +393,14 @@ def resume(run: Run, store: Store | NoStore, report: Reporter) -> Loaded | None:
             f"{loaded.path} was not saved by this trainer",
             next_step="use the trainer that wrote it, or another checkpoint folder",
         )
-    refuse_another_run(run.config, loaded.tree["values"]["config"], report)
+    different = refuse_another_run(run.config, loaded.tree["values"]["config"], report)
     rates, saved_by = list(run.scheduler.base_lrs), 1 + len(loaded.tree.get("others", ()))
     state.restore(run.parts(), loaded.tree, run.ranks.rank)
+    if different and run.sampler.epoch >= run.epochs:  # nothing is left to train by them; the results would name them
+        raise SpothealError(
+            f"the run in {store.folder} is finished, at step {loaded.step}, with other options: {different}",
+            next_step="give another checkpoint folder, the options it was trained with, or more --epochs to go on",
+        )
     if saved_by != run.ranks.size:
         go_on_as_another_world(run, rates)
         if run.ranks.rank == 0:
@@ -441,8 +446,8 @@ def from_first(ranks: Ranks, loaded: Loaded | None) -> Loaded | None:
     return None if body is None else Loaded(**{**body, "path": Path(body["path"])})
 
 
-def refuse_another_run(now: dict[str, Any], before: dict[str, Any], report: Reporter) -> None:
-    """SpothealError where the checkpoint is of another model or data; a warning where only figures differ."""
+def refuse_another_run(now: dict[str, Any], before: dict[str, Any], report: Reporter) -> str:
+    """SpothealError where the checkpoint is of another model or data; a warning where only figures differ: these."""
     different: Sequence[str] = [name for name in now if now[name] != before.get(name)]
     listed = ", ".join(f"{name} {before.get(name)!r} -> {now[name]!r}" for name in different)
     if {"dataset", "model", "optimizer", "hidden_nodes", "activate_fn"} & set(different):
@@ -452,6 +457,7 @@ def refuse_another_run(now: dict[str, Any], before: dict[str, Any], report: Repo
         )
     if different:
         report.warn(f"options differ from the run that wrote the checkpoint: {listed}")
+    return listed
 
 
 def warn_if_too_slow(save_seconds: float, data_bytes: int, report: Reporter) -> None:

@@ -7,6 +7,7 @@ ahead does not count: the position is what the training has used, and the traini
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import random
 import signal
@@ -17,6 +18,8 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
+
+log = logging.getLogger("spotheal.training")
 
 
 class ExactSampler(Sampler[int]):
@@ -181,7 +184,7 @@ class Drawn(Sequence[Any]):
     def collated(self) -> list[torch.Tensor]:
         """What default_collate makes of them."""
         chosen = torch.tensor(self._indices)
-        return [tensor[chosen] for tensor in self._dataset.tensors]
+        return [tensor[chosen].contiguous() for tensor in self._dataset.tensors]
 
 
 def collate(samples: Any) -> Any:
@@ -196,8 +199,13 @@ class ExactLoader(DataLoader[Any]):
     """
 
     sampler: ExactSampler
+    _empty_epoch = -1
 
     def __iter__(self) -> Any:
+        if not len(self.sampler):  # once is a resume right behind the last batch of an epoch
+            if self._empty_epoch == self.sampler.epoch:
+                log.warning("nothing is left of epoch %d: call sampler.next_epoch() behind each", self.sampler.epoch)
+            self._empty_epoch = self.sampler.epoch
         if isinstance(self.dataset, SeededSamples):
             self.dataset.set_epoch(self.sampler.epoch)
         return super().__iter__()
@@ -232,7 +240,7 @@ def exact_loader(
         raise ValueError("persistent_workers: workers that stay do not learn of SeededSamples' next epoch")
     made = {"num_workers": workers, "drop_last": False, "pin_memory": torch.cuda.is_available()} | options
     begin = options.get("worker_init_fn")
-    if type(dataset) is TensorDataset and made.setdefault("collate_fn", collate) is collate:
+    if type(dataset) is TensorDataset and batch_size and made.setdefault("collate_fn", collate) is collate:
         dataset = WholeBatches(*dataset.tensors)
     return ExactLoader(
         dataset,

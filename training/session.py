@@ -28,7 +28,7 @@ import torch
 from spotheal.agent import contract
 from spotheal.agent.errors import ConfigError, SpothealError
 from spotheal.training import state
-from spotheal.training.checkpoint import Loaded, Outcome, SaveFailed, Store
+from spotheal.training.checkpoint import Loaded, Outcome, SaveFailed, open_store
 from spotheal.training.distributed import Ranks, apart, is_sharded, sample
 from spotheal.training.notice import Watcher
 from spotheal.training.pace import Every, Pace, interruption_seconds, too_slow
@@ -89,20 +89,7 @@ class Session:
         self._closed = False
 
     def _open_store(self, slots: int) -> Any:
-        if self.ranks.rank != 0:
-            return None
-        try:
-            store = Store(self.folder, slots, on_end=self._ended)
-            writable = os.access(self.folder, os.W_OK)
-            why = "it is read-only, or another user's"
-        except OSError as fault:
-            writable, why = False, fault.strerror or str(fault)
-        if not writable:
-            raise ConfigError(
-                f"no checkpoint can be saved in {self.folder}: {why}",
-                next_step="give Session a folder that this user may write to, or see `mount` and `ls -ld`",
-            )
-        return store
+        return None if self.ranks.rank else open_store(self.folder, slots, on_end=self._ended)
 
     # ---------------------------------------------------------------------------------------------------------- resume
     def load(self, like: Callable[[], Any] | None = None) -> Any | None:
@@ -339,6 +326,9 @@ class Loop:
             state.load_parts(self.parts, tree["parts"])
             self.step = int(tree["step"])
             session.restore_generators()
+            if self.sampler is None and session.ranks.rank == 0:
+                log.warning("resumed at step %d without a sampler: where in the data that was is not known, the loop's"
+                            " epochs begin anew; give resume(sampler=…) an ExactSampler", self.step)  # fmt: skip
         session.listen()
 
     def after_step(self, samples: int = 0, **figures: Any) -> None:
@@ -382,8 +372,15 @@ def resume(session: Session | str | os.PathLike[str] | None = None, **parts: Any
 
 
 def unwrapped(part: Any) -> Any:
-    """A module without DistributedDataParallel around it, so that another world size can load its state."""
-    return part.module if isinstance(part, torch.nn.parallel.DistributedDataParallel) else part
+    """A module without DistributedDataParallel and torch.compile around it: neither changes its state but the names,
+    so that another world size can load it, and a run that is not compiled."""
+    while True:
+        if isinstance(part, torch.nn.parallel.DistributedDataParallel):
+            part = part.module
+        elif isinstance(part, torch.nn.Module) and isinstance(getattr(part, "_orig_mod", None), torch.nn.Module):
+            part = part._orig_mod
+        else:
+            return part
 
 
 def plain(value: Any) -> Any:

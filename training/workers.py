@@ -15,11 +15,12 @@ class Workers:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._clocks: list[int] = []
+        self._starting = threading.Lock()  # two barriers in one pool would wait for each other's threads
         self._started = False
         self.pool = self._new_pool()
 
     def _new_pool(self) -> ThreadPoolExecutor:
+        self._clocks: list[int] = []  # its own: the clocks of threads that are gone cannot be asked
         return ThreadPoolExecutor(
             self._count, thread_name_prefix="checkpoint", initializer=_keep_clock, initargs=(self._clocks,)
         )
@@ -29,19 +30,20 @@ class Workers:
 
         RuntimeError where the system gives no more threads; the next call tries again.
         """
-        if not self._started:
-            met = threading.Barrier(self._count + 1)
-            try:
-                for _ in range(self._count):
-                    self.pool.submit(met.wait, START_SECONDS)
-                met.wait(START_SECONDS)
-            except RuntimeError:  # threading's BrokenBarrierError is one
-                met.abort()
-                self.pool.shutdown(wait=False)
-                self.pool = self._new_pool()
-                raise
-            self._started = True
-        return self.pool
+        with self._starting:
+            if not self._started:
+                met = threading.Barrier(self._count + 1)
+                try:
+                    for _ in range(self._count):
+                        self.pool.submit(met.wait, START_SECONDS)
+                    met.wait(START_SECONDS)
+                except RuntimeError:  # threading's BrokenBarrierError is one
+                    met.abort()
+                    self.pool.shutdown(wait=False)
+                    self.pool = self._new_pool()
+                    raise
+                self._started = True
+            return self.pool
 
     def processor_seconds(self) -> float:
         """Of all threads together, since they were started; 0 where the system does not tell a thread's time."""

@@ -33,11 +33,15 @@ class AcceleratedLoop(Loop):
     """A Loop whose steps are optimizer steps: a batch whose gradients are only accumulated makes no checkpoint."""
 
     def __init__(self, accelerator: Accelerator, session: Session, parts: dict[str, Any]) -> None:
-        self._accelerator, self._samples = accelerator, 0
+        self._accelerator, self._samples, self._epoch = accelerator, 0, 0
         super().__init__(session, parts)
 
     def after_step(self, samples: int = 0, **figures: Any) -> None:
         """Call it after every batch of `samples` of this rank. See Session.after_step."""
+        epoch = self.sampler.epoch if self.sampler is not None else 0
+        if epoch != self._epoch:
+            # A step may take in the last batches of the epoch before: the sampler has those behind it.
+            self._samples, self._epoch = 0, epoch
         self._samples += samples
         if self._accelerator.sync_gradients:
             samples, self._samples = self._samples, 0
@@ -61,6 +65,9 @@ def resume(
 def _say_left_out(accelerator: Accelerator, parts: dict[str, Any]) -> None:
     """A scheduler that was forgotten begins anew at each resume, and nothing fails."""
     given = {id(part) for part in parts.values()}
+    for part in parts.values():
+        if isinstance(part, torch.nn.Module):  # one that holds what was prepared: compiled since, or the whole of it
+            given |= {id(module) for module in part.modules()}
     # Accelerate has no public name for what it prepared; an Accelerator without these lists is not looked through.
     for prepared in ("_models", "_optimizers", "_schedulers"):
         for one in getattr(accelerator, prepared, ()):
