@@ -7,7 +7,7 @@ final   a durable save with training stopped, against the same bytes written wit
 cpu     the same as cost in seconds of processor time of this process, which other programs disturb less
 load    a cold load, against a cold raw read of the same file; ours verifies every byte, into fresh memory
 fresh   what touching as many bytes of fresh memory takes, against that raw read: part of every load
-bare    what a memcpy, and a write with O_DIRECT, of as many bytes in a thread cost the training: no save costs less
+bare    what a memcpy, and a write with O_DIRECT, of as many bytes in a thread cost the training, to compare
 step    a step of the training beside the contender, with no save under way: idle threads of OpenMP slow it
 
 Each has a process of its own (contest.py says why). Rounds are paired: the floors take their turn in each, ratios are

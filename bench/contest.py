@@ -32,7 +32,7 @@ FAULTS = (ImportError, OSError, RuntimeError, ValueError, TypeError, AssertionEr
 
 
 class Bare(Contender):
-    """No checkpoint: as many bytes copied, or written, in a thread: the least that a save takes from the training."""
+    """No checkpoint: as many bytes copied, or written, in a thread, to compare a save with."""
 
     def __init__(self, training: Training, folder: Path, work: Callable[[], object]) -> None:
         super().__init__(training, folder)

@@ -165,7 +165,7 @@ def test_the_data_set_of_a_loader_can_be_used_by_any_other_loader_and_collate_fn
 
 def test_a_loader_without_batches_gives_sample_by_sample_what_torchs_gives() -> None:
     data = TensorDataset(torch.arange(4.0) * 10, torch.arange(4))
-    ours = next(iter(exact_loader(data, ExactSampler(4, shuffle=False), None)))  # type: ignore[arg-type]
+    ours = next(iter(exact_loader(data, ExactSampler(4, shuffle=False), None)))
     theirs = next(iter(DataLoader(data, batch_size=None)))
     assert [type(one) for one in ours] == [type(one) for one in theirs] and len(ours) == 2
     assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))

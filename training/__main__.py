@@ -20,7 +20,6 @@ from spotheal.agent.errors import ConfigError, SpothealError
 from spotheal.training.options import config_of, of_entry, parser
 from spotheal.training.params import index, params
 
-RESULTS_NEXT = "give SPOTHEAL_RESULTS_DIR a folder that this user may write to, or see `mount` and `ls -ld`"
 EXIT_USAGE = 2
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -61,17 +60,21 @@ def run(options: argparse.Namespace) -> int:
         print(ranks_started.describe(on_gpus(options.device)), flush=True)
     from spotheal.training import build, loop
     from spotheal.training.allocator import keep_freed_memory
-    from spotheal.training.checkpoint import Store, open_store
+    from spotheal.training.checkpoint import Store
+    from spotheal.training.files import refuse_unwritable
     from spotheal.training.notice import Watcher
     from spotheal.training.pace import Pace, interruption_seconds
     from spotheal.training.report import Metrics, Reporter
 
+    if ranks.rank == 0:
+        refuse_unwritable(folders.checkpoints, "no checkpoint can be saved")
+        refuse_unwritable(folders.results, "no results can be written")
     with Watcher.from_environment(imds=not options.no_imds) as watcher:
         report = Reporter(folders.progress, Metrics(folders.metrics)) if ranks.rank == 0 else loop.silent_reporter()
         store = (
             loop.NoStore()
             if ranks.rank
-            else open_store(
+            else Store(
                 folders.checkpoints,
                 options.slots,
                 on_end=lambda outcome: report.saved(outcome.step, outcome.path) if outcome.path is not None else None,
@@ -82,8 +85,6 @@ def run(options: argparse.Namespace) -> int:
             training = build.build(options, folders.datasets, ranks.first(saved_threads(store)), ranks)
             if training.device.type == "cpu":
                 keep_freed_memory()
-            if ranks.rank == 0:
-                refuse_unwritable(folders.results)
             loop.resume(training, store, report)
             pace = Pace(options.save_every, interruption_seconds(os.environ, options.interruption_hours))
             ended = loop.train(training, store, pace, watcher, report)
@@ -138,16 +139,6 @@ def saved_threads(store: Any) -> int:
 
 
 # -------------------------------------------------------------------------------------------------------- the results
-def refuse_unwritable(folder: Path) -> None:
-    """ConfigError where no results can be written: before hours of training, not after them."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as fault:
-        raise ConfigError(f"no results can be written to {folder}: {fault.strerror}", next_step=RESULTS_NEXT) from fault
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"no results can be written to {folder}: it is read-only", next_step=RESULTS_NEXT)
-
-
 def results_lost(folder: Path, fault: OSError) -> SpothealError:
     return SpothealError(
         f"training is done and saved, its results could not be written to {folder}: {fault.strerror or fault}",

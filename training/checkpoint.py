@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from spotheal.agent.errors import ConfigError, SpothealError
+from spotheal.agent.errors import SpothealError
 from spotheal.training.copying import Copy, Plan, beside
 from spotheal.training.files import Files
 from spotheal.training.format import BrokenCheckpoint, Header
@@ -450,21 +450,6 @@ class Store:
         aside = set_aside(path, self._files)
         self.set_aside.append((aside, what))
         log.warning("checkpoint %s is broken: %s; set aside as %s, the one before it is next", path, what, aside.name)
-
-
-def open_store(folder: str | os.PathLike[str], slots: int = 3, **options: Any) -> Store:
-    """A Store of a folder that can be written to: ConfigError where it cannot, before any step is trained."""
-    try:
-        store = Store(folder, slots, **options)
-        writable, why = os.access(folder, os.W_OK), "it is read-only, or another user's"
-    except OSError as fault:
-        writable, why = False, fault.strerror or str(fault)
-    if not writable:
-        raise ConfigError(
-            f"no checkpoint can be saved in {folder}: {why}",
-            next_step="give a folder that this user may write to, or see `mount` and `ls -ld`",
-        )
-    return store
 
 
 def _tree(header: Header, image: Image) -> Any:

@@ -7,6 +7,7 @@ import os
 import stat
 from pathlib import Path
 
+from spotheal.agent.errors import ConfigError
 from spotheal.training.format import ALIGNMENT
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
@@ -69,6 +70,20 @@ class Files:
             if fault.errno in (errno.EINVAL, errno.EOPNOTSUPP):
                 return None
             raise
+
+
+def refuse_unwritable(folder: Path, what: str) -> None:
+    """Make `folder`; ConfigError (`what` in it) where it cannot be written to: before a step is trained, not after."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        why = "" if os.access(folder, os.W_OK) else "it is read-only, or another user's"
+    except OSError as fault:
+        why = fault.strerror or str(fault)
+    if why:
+        raise ConfigError(
+            f"{what} in {folder}: {why}",
+            next_step="give a folder that this user may write to, or see `mount` and `ls -ld`",
+        )
 
 
 def open_regular(path: Path, direct: bool = False) -> int:

@@ -228,7 +228,7 @@ class ExactLoader(DataLoader[Any]):
 
 
 def exact_loader(
-    dataset: Dataset[Any], sampler: ExactSampler, batch_size: int, workers: int = 0, **options: Any
+    dataset: Dataset[Any], sampler: ExactSampler, batch_size: int | None, workers: int = 0, **options: Any
 ) -> ExactLoader:
     """A DataLoader that draws nothing from the global generators: make an iterator of it at any time.
 

@@ -28,8 +28,9 @@ import torch
 from spotheal.agent import contract
 from spotheal.agent.errors import ConfigError, SpothealError
 from spotheal.training import state
-from spotheal.training.checkpoint import Loaded, Outcome, SaveFailed, open_store
+from spotheal.training.checkpoint import Loaded, Outcome, SaveFailed, Store
 from spotheal.training.distributed import Ranks, apart, is_sharded, sample
+from spotheal.training.files import refuse_unwritable
 from spotheal.training.notice import Watcher
 from spotheal.training.pace import Every, Pace, interruption_seconds, too_slow
 from spotheal.training.report import Metrics, Reporter
@@ -89,7 +90,10 @@ class Session:
         self._closed = False
 
     def _open_store(self, slots: int) -> Any:
-        return None if self.ranks.rank else open_store(self.folder, slots, on_end=self._ended)
+        if self.ranks.rank != 0:
+            return None
+        refuse_unwritable(self.folder, "no checkpoint can be saved")
+        return Store(self.folder, slots, on_end=self._ended)
 
     # ---------------------------------------------------------------------------------------------------------- resume
     def load(self, like: Callable[[], Any] | None = None) -> Any | None:
