@@ -6,6 +6,8 @@ import ctypes
 import errno
 import fcntl
 import os
+import subprocess
+import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 from spotheal.agent.errors import SpothealError
 from spotheal.training import checkpoint, format
 from spotheal.training.checkpoint import Outcome, SaveFailed, Store
+from spotheal.training.files import Files
 from spotheal.training.state import UnsavableState
 
 
@@ -186,6 +189,49 @@ def test_a_closed_store_says_so_and_the_next_step_does_not_wait(tmp_path: Path) 
     store.wait_copied()
     with pytest.raises(SpothealError, match="closed"):
         store.load()
+    with pytest.raises(SpothealError, match="closed"):
+        store.load_best()
+
+
+AT_EXIT = """
+import atexit, sys, torch
+from spotheal.training.checkpoint import Store
+store, tree = Store(sys.argv[1], chunk_bytes=1 << 17), {"x": torch.arange(100_000)}
+store.save_now(1, tree)
+
+def ending(store):
+    store.save(2, tree)
+    print(store.flush().fault)
+    print(store.load().step, torch.equal(store.load().tree["x"], tree["x"]))
+
+atexit.register(lambda: ending(Store(sys.argv[1])))
+atexit.register(lambda: ending(store))
+"""
+
+
+def test_what_a_handler_of_atexit_asks_for_is_answered(tmp_path: Path) -> None:
+    """The interpreter ends its threads before its handlers: a save says so, a load goes on without."""
+    done = subprocess.run([sys.executable, "-c", AT_EXIT, tmp_path], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 6 and lines[2::3] == ["1 True", "1 True"], done.stdout
+    assert all("no checkpoint can be saved: there is no thread" in line for line in lines[::3])
+    assert all("not in a handler of `atexit`" in line for line in lines[1::3])
+
+
+def test_a_failed_save_says_what_is_left_and_how_much_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, tree = Store(tmp_path), {"x": torch.ones(1_000_000)}
+    monkeypatch.setattr(Files, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "no room")))
+    with pytest.raises(SaveFailed) as first:
+        store.save_now(1, tree)
+    assert first.value.next_step.startswith("there is none before it; a save takes 4 MB: ")
+    monkeypatch.undo()
+    store.save_now(1, tree)
+    monkeypatch.setattr(Files, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "no room")))
+    with pytest.raises(SaveFailed) as second:
+        store.save_now(2, tree)
+    assert second.value.next_step.startswith("step-000000001.safetensors and those before it are intact; ")
+    store.close()
 
 
 def test_a_failure_before_the_commit_leaves_no_copy_running_beside_the_next_save(

@@ -220,8 +220,9 @@ class Store:
             if self._pending.cancel():
                 copy.give_up(fault if isinstance(fault, Exception) else RuntimeError("interrupted"))
                 self._copy = self._pending = None
-            if isinstance(fault, SaveFailed):
-                return self._failed(Outcome(step, time.monotonic() - began, plan.layout.data_bytes, None, fault))
+            failure = _no_thread(fault) if isinstance(fault, RuntimeError) else fault
+            if isinstance(failure, SaveFailed):
+                return self._failed(Outcome(step, time.monotonic() - began, plan.layout.data_bytes, None, failure))
             raise
         self._held_seconds = time.monotonic() - began
         return True
@@ -229,15 +230,15 @@ class Store:
     def _pool(self) -> ThreadPoolExecutor:
         """The store's threads, all of them started. SaveFailed where the system gives none; SpothealError after
         `close`."""
-        if self._closed:
-            raise SpothealError(f"the store of {self.folder} is closed", next_step="make a new Store of the folder")
+        self._refuse_closed()
         try:
             return self._workers.start()
         except RuntimeError as fault:
-            raise SaveFailed(
-                f"no checkpoint can be saved: there is no thread for it ({fault})",
-                next_step="see `ulimit -u`, the limit of processes of the container, and how many there are",
-            ) from fault
+            raise _no_thread(fault) from fault
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise SpothealError(f"the store of {self.folder} is closed", next_step="make a new Store of the folder")
 
     def _end_with(self, pending: Future[Outcome], *arguments: Any) -> None:
         """`_write`, whose outcome is `pending`'s; nothing where that was cancelled."""
@@ -333,14 +334,15 @@ class Store:
             fault = SaveFailed(
                 f"step {step} could not be saved in {self.folder}: {getattr(error, 'strerror', '') or repr(error)}",
                 next_step="end the other process, or give one of them another folder: see `fuser -v` of it" if busy else
-                "the checkpoints before it are intact; see `df -h`, `dmesg` and the folder's permissions",
+                f"{self._left()}; a save takes {copy.plan.layout.data_bytes / 1e6:.0f} MB: "
+                "see `df -h`, `dmesg` and the folder's permissions",
             )  # fmt: skip
         except SpothealError as error:  # of a state whose tensors are not what they were
             fault = SaveFailed(f"step {step} could not be saved: {error.message}", next_step=error.next_step)
         except (ValueError, RecursionError) as error:  # of the state's text, which is made here
             fault = SaveFailed(
                 f"step {step} could not be saved: its state cannot be written as JSON: {error}",
-                next_step="the checkpoints before it are intact; no int of thousands of digits, no nesting of hundreds",
+                next_step=f"{self._left()}; no int of thousands of digits, no nesting of hundreds",
             )
         finally:
             if copying is not None:  # or it would go on into the image, beside the next save
@@ -351,6 +353,14 @@ class Store:
         if self._on_end is not None:
             self._on_end(outcome)
         return outcome
+
+    def _left(self) -> str:
+        """What a failed save leaves, for its message."""
+        try:
+            newest = next((path.name for _, path in self.slots.found()), None)
+        except OSError:
+            return "the folder cannot be listed"
+        return f"{newest} and those before it are intact" if newest else "there is none before it"
 
     def _apart(self, tree: Any) -> tuple[Sequence[str], list[torch.Tensor], Callable[[], str]]:
         """The tensors of `tree` with their names, and what gives the text of the rest. UnsavableState."""
@@ -398,6 +408,7 @@ class Store:
         is taken, where there is one. OSError where the folder cannot be read: that says nothing about what is in it.
         """
         self.flush()
+        self._refuse_closed()
         aside_before = len(self.set_aside)
         for step, path in self.slots.found():
             began = time.monotonic()
@@ -431,6 +442,7 @@ class Store:
         """The newest valid one of the `best` series, None where there is none; broken ones are passed over.
         `seconds` is 0."""
         self.flush()
+        self._refuse_closed()
         for step, path in self.best.found():
             with contextlib.suppress(BrokenCheckpoint, OSError):
                 header, image = read(path, _to_fill, self._reading())
@@ -450,6 +462,16 @@ class Store:
         aside = set_aside(path, self._files)
         self.set_aside.append((aside, what))
         log.warning("checkpoint %s is broken: %s; set aside as %s, the one before it is next", path, what, aside.name)
+
+
+def _no_thread(fault: RuntimeError) -> SaveFailed:
+    """Of a thread that cannot be started, or of an executor that takes no work any more."""
+    ends = "shutdown" in str(fault)  # the interpreter's: its executors end before the handlers of `atexit`
+    return SaveFailed(
+        f"no checkpoint can be saved: there is no thread for it ({fault})",
+        next_step="save before the program ends, not in a handler of `atexit`" if ends else
+        "see `ulimit -u`, the limit of processes of the container, and how many there are",
+    )  # fmt: skip
 
 
 def _tree(header: Header, image: Image) -> Any:

@@ -393,7 +393,7 @@ def resume(run: Run, store: Store | NoStore, report: Reporter) -> Loaded | None:
             f"{loaded.path} was not saved by this trainer",
             next_step="use the trainer that wrote it, or another checkpoint folder",
         )
-    different = refuse_another_run(run.config, loaded.tree["values"]["config"], report)
+    different = refuse_another_run(run.config, loaded.tree["values"]["config"])
     rates, saved_by = list(run.scheduler.base_lrs), 1 + len(loaded.tree.get("others", ()))
     state.restore(run.parts(), loaded.tree, run.ranks.rank)
     if different and run.sampler.epoch >= run.epochs:  # nothing is left to train by them; the results would name them
@@ -401,6 +401,8 @@ def resume(run: Run, store: Store | NoStore, report: Reporter) -> Loaded | None:
             f"the run in {store.folder} is finished, at step {loaded.step}, with other options: {different}",
             next_step="give another checkpoint folder, the options it was trained with, or more --epochs to go on",
         )
+    if different:
+        report.warn(f"options differ from the run that wrote the checkpoint: {different}")
     if saved_by != run.ranks.size:
         go_on_as_another_world(run, rates)
         if run.ranks.rank == 0:
@@ -446,8 +448,8 @@ def from_first(ranks: Ranks, loaded: Loaded | None) -> Loaded | None:
     return None if body is None else Loaded(**{**body, "path": Path(body["path"])})
 
 
-def refuse_another_run(now: dict[str, Any], before: dict[str, Any], report: Reporter) -> str:
-    """SpothealError where the checkpoint is of another model or data; a warning where only figures differ: these."""
+def refuse_another_run(now: dict[str, Any], before: dict[str, Any]) -> str:
+    """SpothealError where the checkpoint is of another model or data; which figures differ, where only those do."""
     different: Sequence[str] = [name for name in now if now[name] != before.get(name)]
     listed = ", ".join(f"{name} {before.get(name)!r} -> {now[name]!r}" for name in different)
     if {"dataset", "model", "optimizer", "hidden_nodes", "activate_fn"} & set(different):
@@ -455,8 +457,6 @@ def refuse_another_run(now: dict[str, Any], before: dict[str, Any], report: Repo
             f"the checkpoint is of another run: {listed}",
             next_step="use the options of the run that wrote it, or an empty checkpoint folder",
         )
-    if different:
-        report.warn(f"options differ from the run that wrote the checkpoint: {listed}")
     return listed
 
 

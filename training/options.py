@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from spotheal.agent.errors import ConfigError
 from spotheal.training import hyperparameters
@@ -17,8 +18,14 @@ example, which needs no network; SIGTERM saves, and the same command goes on:
 By hand it uses ./datasets, ./checkpoints, ./results; below the agent, the volume."""
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line and the next step: the usage of thirty options would hide what is wrong."""
+        self.exit(2, f"error: {message}\n  next: see `{self.prog} --help`\n")
+
+
 def parser() -> argparse.ArgumentParser:
-    known = argparse.ArgumentParser(
+    known = _Parser(
         prog="python -m spotheal.training",
         description="Train, save, resume exactly: the example trainer of spotheal.",
         epilog=_EXAMPLE,
@@ -36,21 +43,21 @@ def _add_training(add: Callable[..., object]) -> None:
     add("--model", choices=MODELS, metavar="NAME", help=f"{', '.join(MODELS)}; by data set resnet50, mlp, resnet18")
     add("--params", metavar="LIST", help="take the options of an entry of this list (YAML, JSON; on disk or s3://…)")
     add("--index", type=int, metavar="N", help="of the entry, from 0; below the agent it is told which")
-    add("--epochs", type=positive(int), default=20, metavar="N", help="%(default)s")
-    add("--batch-size", type=positive(int), default=128, metavar="N", help="%(default)s")
+    add("--epochs", type=ruled("epochs", int), default=20, metavar="N", help="%(default)s")
+    add("--batch-size", type=ruled("batch_size", int), default=128, metavar="N", help="%(default)s")
     add("--optimizer", choices=OPTIMIZERS, default="adamw", metavar="NAME", help=f"adamw; {', '.join(OPTIMIZERS)}")
-    add("--lr", type=positive(float), metavar="RATE", help="the highest, after the warm-up; by optimizer, adamw 0.001")
+    add("--lr", type=ruled("lr"), metavar="RATE", help="the highest, after the warm-up; by optimizer, adamw 0.001")
     add("--scale-lr", choices=("no", "linear", "sqrt"), default="no", help="by the number of ranks: %(default)s")
     add("--schedule", choices=SCHEDULES, help="of the rate: cosine, with --model dense constant")
-    add("--weight-decay", type=float, metavar="RATE", help="0.0005, with --model dense 0")
-    add("--warmup", type=float, metavar="SHARE", help="0.05 of the steps, while the rate rises; with --model dense 0")
-    add("--ema", type=float, default=0.0, metavar="DECAY", help="also keep an average of the weights, e.g. 0.999")
-    add("--seed", type=int, default=0, metavar="N", help="%(default)s")
+    add("--weight-decay", type=ruled("weight_decay"), metavar="RATE", help="0.0005, with --model dense 0")
+    add("--warmup", type=ruled("warmup"), metavar="SHARE", help="0.05 of the steps, the rate rises; --model dense: 0")
+    add("--ema", type=ruled("ema"), default=0.0, metavar="DECAY", help="keep an average of the weights too, e.g. 0.999")
+    add("--seed", type=ruled("seed", int), default=0, metavar="N", help="%(default)s")
 
 
 def _add_network(add: Callable[..., object]) -> None:
     add("--hidden-nodes", type=nodes, default=[10, 20, 30], metavar="N,N,…", help="after the first 512: 10,20,30")
-    add("--dropout-rate", type=float, default=0.5, metavar="RATE", help="before each of them: %(default)s")
+    add("--dropout-rate", type=ruled("dropout_rate"), default=0.5, metavar="RATE", help="before each: %(default)s")
     add("--activate-fn", choices=ACTIVATIONS, default="relu", metavar="NAME", help=f"relu; {', '.join(ACTIVATIONS)}")
 
 
@@ -70,7 +77,7 @@ def _add_saving(add: Callable[..., object]) -> None:
         help="%(default)s checkpoints are kept, overwritten in place",
     )
     add("--best", type=best, default="max:val_acc", metavar="WAY:METRIC", help='%(default)s; "": keep no best one')
-    add("--milestones", type=int, default=0, metavar="EPOCHS", help="keep every so many epochs' checkpoint for good")
+    add("--milestones", type=not_negative(int), default=0, metavar="EPOCHS", help="keep every so many epochs' for good")
     add("--at-notice", choices=("now", "last-safe-step"), default="now", help="when to save and stop: %(default)s")
     add(
         "--interruption-hours",
@@ -84,17 +91,17 @@ def _add_saving(add: Callable[..., object]) -> None:
 def _add_machine(add: Callable[..., object]) -> None:
     add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1, …")
     add("--amp", choices=("off", "bf16", "fp16"), default="off", help="mixed precision: %(default)s")
-    add("--workers", type=int, default=0, metavar="N", help="DataLoader workers: %(default)s")
+    add("--workers", type=not_negative(int), default=0, metavar="N", help="DataLoader workers: %(default)s")
     add(
         "--threads",
-        type=int,
+        type=not_negative(int),
         default=0,
         metavar="N",
         help="of the CPU; results depend on it; 0: as saved",
     )
     add("--fast", action="store_true", help="allow kernels that are not deterministic: a resume is then not exact")
     add("--log-every", type=positive(int), default=10, metavar="STEPS", help="%(default)s between lines of metrics")
-    add("--step-seconds", type=float, default=0.0, metavar="SECONDS", help="make steps last so long, for rehearsals")
+    add("--step-seconds", type=not_negative(float), default=0.0, metavar="S", help="make steps so long, for rehearsals")
 
 
 def of_entry(options: argparse.Namespace, entry: dict[str, Any], index: int | None) -> argparse.Namespace:
@@ -138,11 +145,25 @@ def model_of(options: argparse.Namespace) -> str:
 
 
 # -------------------------------------------------------------------------------------------------- values of options
+def ruled(name: str, kind: Callable[[str], Any] = float) -> Callable[[str], Any]:
+    """What an entry of a sweep may say under `name`, the command may, and nothing else."""
+    rule = hyperparameters.RULES[name]
+    return checked(kind, rule.what, rule.holds)
+
+
 def positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    return checked(kind, "above 0", lambda value: 0 < value < math.inf)
+
+
+def not_negative(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    return checked(kind, "0 or more", lambda value: 0 <= value < math.inf)
+
+
+def checked(kind: Callable[[str], Any], what: str, holds: Callable[[Any], bool]) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         value = kind(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        if not holds(value):
+            raise argparse.ArgumentTypeError(f"must be {what}, and is {text}")
         return value
 
     parse.__name__ = kind.__name__

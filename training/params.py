@@ -85,7 +85,7 @@ def _entry(asked: int | None, source: str | None) -> tuple[int | None, dict[str,
     if listed:
         position = own if asked is None else asked
         if position is None:
-            raise BadParams(f"which entry of {listed}?", next_step=f"params(0), or {INDEX}=0 in the environment")
+            raise BadParams(f"which entry of {listed}?", next_step=f"--index 0, params(0), or {INDEX}=0")
         return position, entry_of(_read(listed), position, listed)
     if not file:
         if asked is not None:
@@ -110,7 +110,10 @@ def _from_disk(path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read(_LIST_BYTES_MAX + 1)
     except OSError as fault:
-        raise BadParams(f"the parameters of this run cannot be read: {fault}") from fault
+        raise BadParams(
+            f"the parameters of this run cannot be read from {path}: {fault.strerror or fault}",
+            next_step="name the list that `fleetctl sweep run` takes: YAML or JSON, on disk or s3://bucket/key",
+        ) from fault
 
 
 def _from_s3(source: str) -> bytes:

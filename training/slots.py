@@ -254,9 +254,12 @@ def read(
             return checksum(image.bytes[at : at + size])
 
         begins = range(0, header.layout.data_bytes, header.chunk_bytes)
-        if threads is not None:
-            futures = [threads.submit(chunk_sum, begin) for begin in begins]
-        sums = [future.result for future in futures] or [partial(chunk_sum, begin) for begin in begins]
+        for begin in begins:
+            if (future := beside(threads, chunk_sum, begin)) is None:
+                break
+            futures.append(future)
+        sums: list[Callable[[], int]] = [future.result for future in futures]
+        sums += [partial(chunk_sum, begin) for begin in begins[len(futures) :]]
         for index, found in enumerate(sums):
             if found() != header.checksums[index]:
                 raise BrokenCheckpoint(f"the checksum of chunk {index} of {len(sums)} does not match")
