@@ -15,6 +15,7 @@ made within it, medians are printed. Peers have `--peer-rounds`, and are compare
 beside them. Exit 1 where a figure of ours is missed. Peers that are not installed, or do not work here, are named with
 the reason and left out (`pip install --no-deps torch_checkpointing` for that one). A cost is the small difference of
 long times: its standard error is printed.
+The training computes on every core, where whatever runs beside it slows it down; `--threads 1` leaves the others free.
 Where there is a CUDA device, a ResNet-50 and a model of 1 B parameters on it are measured as well (`--models`).
 """
 
@@ -38,7 +39,7 @@ from contenders import CONTENDERS, Ours
 
 
 def measure(
-    kind: str, device: str, rounds: int, peer_rounds: int, folder: Path, say: Callable[[str], None]
+    kind: str, device: str, threads: int, rounds: int, peer_rounds: int, folder: Path, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Every contender in a process of its own, one after the other: see contest.py."""
     size = 0
@@ -50,7 +51,7 @@ def measure(
             continue
         say(f"{one.name}: {turns} rounds of {kind} on {device}")
         with tempfile.TemporaryDirectory(dir=folder) as own:
-            body = in_own_process(one.name, kind, device, turns, Path(own))
+            body = in_own_process(one.name, kind, device, threads, turns, Path(own))
         size = body.get("bytes", size)
         if "left_out" in body:
             left_out[one.name] = body["left_out"]
@@ -65,7 +66,8 @@ def measure(
         for name, of_one in figures.items()
     }
     return {
-        "state": title(kind, device, size),
+        "state": title(kind, device, threads, size),
+        "threads": threads,
         "bytes": size,
         "rounds": rounds,
         "memcpy": medians[Ours.name]["memcpy"],
@@ -75,11 +77,15 @@ def measure(
     }
 
 
-def in_own_process(name: str, kind: str, device: str, rounds: int, folder: Path) -> dict[str, Any]:
+def in_own_process(name: str, kind: str, device: str, threads: int, rounds: int, folder: Path) -> dict[str, Any]:
     """What contest.py says; `left_out` where it says nothing. What it leaves behind (peers have processes) is ended."""
     program = str(Path(__file__).with_name("contest.py"))
     command = [sys.executable, program, name, kind, device, str(rounds), str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    # Not torch.set_num_threads, which the peers' own threads know nothing of.
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment
+    ) as process:
         assert process.stdout is not None
         said = [line for line in iter(process.stdout.readline, "") if line.startswith('{"bytes"')][-1:]
         with contextlib.suppress(ProcessLookupError):
@@ -92,9 +98,9 @@ def standard_error(values: list[float]) -> float:
     return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
-def title(kind: str, device: str, size: int) -> str:
+def title(kind: str, device: str, threads: int, size: int) -> str:
     name = "" if kind.isdigit() else f"{kind}, "
-    return f"{name}{size / 1e6:.0f} MB on {device}"
+    return f"{name}{size / 1e6:.0f} MB on {device}, training on {threads} of {os.cpu_count()} cores"
 
 
 def verdicts(result: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
@@ -125,11 +131,14 @@ def main() -> int:
     parser.add_argument("--size", type=int, nargs="*", default=[300, 1200], help="megabytes of state")
     parser.add_argument("--models", nargs="*", help="default: resnet50 transformer:1000 where there is a CUDA device")
     parser.add_argument("--device", help="of these models; default: cuda where there is one, else cpu")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="cores the training computes on: all")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--peer-rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to write; its filesystem is what is measured")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
+    if options.threads < 1:
+        parser.error("--threads: 1 at least")
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -141,7 +150,9 @@ def main() -> int:
     results = []
     for kind, where in states:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            results.append(measure(kind, where, options.rounds, options.peer_rounds, Path(folder), say))
+            results.append(
+                measure(kind, where, options.threads, options.rounds, options.peer_rounds, Path(folder), say)
+            )
     missed = False
     for number, result in enumerate(results):
         figures = list(verdicts(result))
@@ -152,7 +163,7 @@ def main() -> int:
         ]
         missed = missed or not all(verdict["met"] for verdict in result["verdicts"])
     if options.output == "json":
-        print(json.dumps({"schema_version": 3, "load_average": os.getloadavg(), "results": results}, indent=2))
+        print(json.dumps({"schema_version": 4, "load_average": os.getloadavg(), "results": results}, indent=2))
     else:
         show(results)
         print(f"\nload average {os.getloadavg()[0]:.1f}; above 1 the times say little, the ratios more, the cpu most")
