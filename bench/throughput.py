@@ -31,8 +31,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from spotheal.training import build, loop, options
 from spotheal.training.allocator import keep_freed_memory
-from spotheal.training.checkpoint import Outcome, Store
+from spotheal.training.checkpoint import Store
 from spotheal.training.notice import Watcher
+from spotheal.training.outcome import Outcome
 from spotheal.training.pace import Pace, interruption_seconds
 from spotheal.training.report import Metrics, Reporter
 from spotheal.training.sampler import collate

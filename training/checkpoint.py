@@ -32,6 +32,7 @@ from spotheal.training.copying import Copy, Plan, beside
 from spotheal.training.files import Files
 from spotheal.training.format import BrokenCheckpoint, Header
 from spotheal.training.image import Image
+from spotheal.training.outcome import Outcome, SaveFailed, no_memory, no_thread, not_as_it_was, not_json, not_written
 from spotheal.training.skeleton import Skeleton
 from spotheal.training.slots import Payload, Series, alone_in, read, read_header, set_aside
 from spotheal.training.state import pack, to_json, unpack
@@ -41,21 +42,6 @@ CHUNK_BYTES = 16 << 20
 THREADS = 4  # two copy, and two write in turns: the disk has the next chunk before it is done with one
 
 log = logging.getLogger("spotheal.training")
-
-
-class SaveFailed(SpothealError):
-    """A save did not become durable; the checkpoints before it are as they were."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one save ended: `path` is durable, or `fault` says why there is none."""
-
-    step: int
-    seconds: float  # from the request until durable
-    data_bytes: int
-    path: Path | None = None
-    fault: SaveFailed | None = None
 
 
 @dataclass(frozen=True)
@@ -220,7 +206,7 @@ class Store:
             if self._pending.cancel():
                 copy.give_up(fault if isinstance(fault, Exception) else RuntimeError("interrupted"))
                 self._copy = self._pending = None
-            failure = _no_thread(fault) if isinstance(fault, RuntimeError) else fault
+            failure = no_thread(fault) if isinstance(fault, RuntimeError) else fault
             if isinstance(failure, SaveFailed):
                 return self._failed(Outcome(step, time.monotonic() - began, plan.layout.data_bytes, None, failure))
             raise
@@ -234,7 +220,7 @@ class Store:
         try:
             return self._workers.start()
         except RuntimeError as fault:
-            raise _no_thread(fault) from fault
+            raise no_thread(fault) from fault
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -330,20 +316,11 @@ class Store:
                         self._before_commit()
                     paths.append(one.write(self._files, payload, copy.checksum, pool))
         except (OSError, MemoryError) as error:
-            busy = isinstance(error, OSError) and error.errno == errno.EBUSY
-            fault = SaveFailed(
-                f"step {step} could not be saved in {self.folder}: {getattr(error, 'strerror', '') or repr(error)}",
-                next_step="end the other process, or give one of them another folder: see `fuser -v` of it" if busy else
-                f"{self._left()}; a save takes {copy.plan.layout.data_bytes / 1e6:.0f} MB: "
-                "see `df -h`, `dmesg` and the folder's permissions",
-            )  # fmt: skip
-        except SpothealError as error:  # of a state whose tensors are not what they were
-            fault = SaveFailed(f"step {step} could not be saved: {error.message}", next_step=error.next_step)
+            fault = not_written(step, self.folder, error, self._left(), copy.plan.layout.data_bytes)
+        except SpothealError as error:
+            fault = not_as_it_was(step, error)
         except (ValueError, RecursionError) as error:  # of the state's text, which is made here
-            fault = SaveFailed(
-                f"step {step} could not be saved: its state cannot be written as JSON: {error}",
-                next_step=f"{self._left()}; no int of thousands of digits, no nesting of hundreds",
-            )
+            fault = not_json(step, error, self._left())
         finally:
             if copying is not None:  # or it would go on into the image, beside the next save
                 copying.exception()
@@ -394,10 +371,7 @@ class Store:
             try:
                 self._image = Image(size)
             except (OSError, MemoryError) as fault:
-                raise SaveFailed(
-                    f"no checkpoint can be saved: there is no memory for its buffer of {size / 1e6:.0f} MB ({fault})",
-                    next_step="see `free -h` and `ulimit -v`; a save needs the size of model and optimizer once more",
-                ) from fault
+                raise no_memory(size, fault) from fault
         return self._image
 
     # ----------------------------------------------------------------------------------------------------------- load
@@ -462,16 +436,6 @@ class Store:
         aside = set_aside(path, self._files)
         self.set_aside.append((aside, what))
         log.warning("checkpoint %s is broken: %s; set aside as %s, the one before it is next", path, what, aside.name)
-
-
-def _no_thread(fault: RuntimeError) -> SaveFailed:
-    """Of a thread that cannot be started, or of an executor that takes no work any more."""
-    ends = "shutdown" in str(fault)  # the interpreter's: its executors end before the handlers of `atexit`
-    return SaveFailed(
-        f"no checkpoint can be saved: there is no thread for it ({fault})",
-        next_step="save before the program ends, not in a handler of `atexit`" if ends else
-        "see `ulimit -u`, the limit of processes of the container, and how many there are",
-    )  # fmt: skip
 
 
 def _tree(header: Header, image: Image) -> Any:

@@ -16,10 +16,11 @@ from torch.utils.data import DataLoader
 
 from spotheal.agent.errors import SpothealError
 from spotheal.training import state
-from spotheal.training.checkpoint import Loaded, Outcome, SaveFailed, Store
+from spotheal.training.checkpoint import Loaded, Store
 from spotheal.training.distributed import Ranks
 from spotheal.training.models import Average
 from spotheal.training.notice import Watcher
+from spotheal.training.outcome import Outcome, SaveFailed
 from spotheal.training.pace import FINAL_SAVE_FACTOR, FINAL_SAVE_SECONDS, Pace, too_slow
 from spotheal.training.report import Metrics, Reporter
 from spotheal.training.sampler import ExactSampler, SeededSamples

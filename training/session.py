@@ -28,10 +28,11 @@ import torch
 from spotheal.agent import contract
 from spotheal.agent.errors import ConfigError, SpothealError
 from spotheal.training import state
-from spotheal.training.checkpoint import Loaded, Outcome, SaveFailed, Store
+from spotheal.training.checkpoint import Loaded, Store
 from spotheal.training.distributed import Ranks, apart, is_sharded, sample
 from spotheal.training.files import refuse_unwritable
 from spotheal.training.notice import Watcher
+from spotheal.training.outcome import Outcome, SaveFailed
 from spotheal.training.pace import Every, Pace, interruption_seconds, too_slow
 from spotheal.training.report import Metrics, Reporter
 from spotheal.training.sampler import ExactSampler

@@ -28,12 +28,13 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 from spotheal.agent.errors import SpothealError
-from spotheal.training.checkpoint import CHUNK_BYTES, Loaded, Outcome, SaveFailed
+from spotheal.training.checkpoint import CHUNK_BYTES, Loaded
 from spotheal.training.copying import Copy, Plan
 from spotheal.training.distributed import Ranks, is_sharded
 from spotheal.training.files import Files
 from spotheal.training.format import BrokenCheckpoint
 from spotheal.training.image import TORCH_DTYPE, Image
+from spotheal.training.outcome import Outcome, SaveFailed
 from spotheal.training.sharded_dcp import ShardReader, ShardWriter, load_planner, save_planner
 from spotheal.training.sharded_manifest import Manifest, ShardFile, digest_of
 from spotheal.training.sharded_sets import Sets

@@ -1,0 +1,66 @@
+"""How a save ended, and what is said of one that failed: what is left, and what to do."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+
+from spotheal.agent.errors import SpothealError
+
+
+class SaveFailed(SpothealError):
+    """A save did not become durable; the checkpoints before it are as they were."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one save ended: `path` is durable, or `fault` says why there is none."""
+
+    step: int
+    seconds: float  # from the request until durable
+    data_bytes: int
+    path: Path | None = None
+    fault: SaveFailed | None = None
+
+
+def not_written(step: int, folder: Path, error: OSError | MemoryError, left: str, data_bytes: int) -> SaveFailed:
+    """Of the disk, the filesystem, or another process that saves there. `left`: what the folder still holds."""
+    if isinstance(error, OSError) and error.errno == errno.EBUSY:
+        next_step = "end the other process, or give one of them another folder: see `fuser -v` of it"
+    else:
+        next_step = f"{left}; a save takes {data_bytes / 1e6:.0f} MB: see `df -h`, `dmesg` and the folder's permissions"
+    return SaveFailed(
+        f"step {step} could not be saved in {folder}: {getattr(error, 'strerror', '') or repr(error)}",
+        next_step=next_step,
+    )
+
+
+def not_as_it_was(step: int, error: SpothealError) -> SaveFailed:
+    """Of a state whose tensors are not what they were when the save was asked for."""
+    return SaveFailed(f"step {step} could not be saved: {error.message}", next_step=error.next_step)
+
+
+def not_json(step: int, error: ValueError | RecursionError, left: str) -> SaveFailed:
+    """Of what the state holds beside tensors."""
+    return SaveFailed(
+        f"step {step} could not be saved: its state cannot be written as JSON: {error}",
+        next_step=f"{left}; no int of thousands of digits, no nesting of hundreds",
+    )
+
+
+def no_memory(data_bytes: int, error: OSError | MemoryError) -> SaveFailed:
+    """Of the buffer that a save is copied to."""
+    return SaveFailed(
+        f"no checkpoint can be saved: there is no memory for its buffer of {data_bytes / 1e6:.0f} MB ({error})",
+        next_step="see `free -h` and `ulimit -v`; a save needs the size of model and optimizer once more",
+    )
+
+
+def no_thread(error: RuntimeError) -> SaveFailed:
+    """Of a thread that cannot be started, or of an executor that takes no work any more."""
+    if "shutdown" in str(error):  # the interpreter's: its executors end before the handlers of `atexit`
+        next_step = "save before the program ends, not in a handler of `atexit`"
+    else:
+        next_step = "see `ulimit -u`, the limit of processes of the container, and how many there are"
+    return SaveFailed(f"no checkpoint can be saved: there is no thread for it ({error})", next_step=next_step)
