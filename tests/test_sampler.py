@@ -178,10 +178,53 @@ def test_whole_batches_lie_in_memory_as_torchs() -> None:
     assert torch.equal(batch, theirs) and batch.stride() == theirs.stride()
 
 
-def test_an_epoch_that_is_never_closed_is_named(caplog: pytest.LogCaptureFixture) -> None:
+SAID = "nothing is left of epoch 0, and nothing is trained now: call sampler.next_epoch()"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_epoch_that_is_not_closed_is_named_when_the_next_would_begin(
+    workers: int, leaves: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    sampler = ExactSampler(6)
+    loader = exact_loader(TensorDataset(torch.arange(6)), sampler, 2, workers)
+    for (batch,) in loader:
+        sampler.advance(len(batch))
+        if leaves and not len(sampler):
+            break
+    assert not caplog.records
+    assert list(loader) == []
+    assert SAID in caplog.text
+
+
+def test_an_epoch_that_was_over_at_the_resume_is_named_the_second_time_alone(caplog: pytest.LogCaptureFixture) -> None:
+    before = ExactSampler(4)
+    before.advance(4)
     sampler = ExactSampler(4)
     loader = exact_loader(TensorDataset(torch.arange(4)), sampler, 2)
-    sampler.advance(4)
+    next(iter(loader))  # a look at the shapes
+    sampler.load_state_dict(before.state_dict())
     assert list(loader) == [] and not caplog.records  # a resume right behind the last batch
     assert list(loader) == []
-    assert "nothing is left of epoch 0: call sampler.next_epoch()" in caplog.text
+    assert SAID in caplog.text
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_epochs_that_are_closed_or_left_in_their_middle_are_not_named(
+    workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    sampler = ExactSampler(6)
+    loader = exact_loader(TensorDataset(torch.arange(6)), sampler, 2, workers)
+    for epoch in range(3):
+        for (batch,) in loader:
+            sampler.advance(len(batch))
+            if epoch == 1:
+                break
+        for (batch,) in loader if epoch == 1 else ():
+            sampler.advance(len(batch))
+        sampler.next_epoch()
+    for _ in range(2):
+        for _ in loader:
+            loader.advance()  # closes the epoch by itself
+    assert not caplog.records
+    assert sampler.epoch == 5

@@ -59,7 +59,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"no checkpoint can be saved in .*file: File exists"):
+    with pytest.raises(ConfigError, match=r"no checkpoint can be saved in .*file: it is a file, not a folder"):
         Session(tmp_path / "file", imds=False)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere but to what is mounted read-only
     with pytest.raises(ConfigError, match="read-only"):

@@ -17,7 +17,8 @@ torch = pytest.importorskip("torch")
 from checkpoint_faults import FailingFiles  # noqa: E402
 
 from spotheal.agent.contract import Notice  # noqa: E402
-from spotheal.training import build, loop, options, state  # noqa: E402
+from spotheal.agent.errors import ConfigError  # noqa: E402
+from spotheal.training import build, data, loop, options, state  # noqa: E402
 from spotheal.training.__main__ import main  # noqa: E402
 from spotheal.training.checkpoint import SaveFailed, Store  # noqa: E402
 from spotheal.training.notice import Watcher  # noqa: E402
@@ -52,8 +53,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_without_the_agent_it_works_in_the_current_folder(more: list[str], here: Path, torchvision: Any) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     assert main([*SMALL, *more]) == 0
-    weights = safetensors.load_file(here / "results" / "model.safetensors")
-    assert weights
+    chosen = options.settled(options.parser().parse_args([*SMALL, *more]))
+    wanted = build.build(chosen, here / "datasets", 0).model
+    for path in (here / "results").glob("*.safetensors"):
+        wanted.load_state_dict(safetensors.load_file(path))
     assert json.loads((here / "results" / "metrics.json").read_text())["finished"] is True
     assert list((here / "checkpoints").glob("step-*.safetensors"))
     assert ("--milestones" in more) == bool(list((here / "checkpoints").glob("milestone-*")))
@@ -95,6 +98,33 @@ def test_wrong_options_are_said_in_a_line_with_exit_code_2(
     said = capsys.readouterr().err
     assert "error: " in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("missing", ["fp16", "torchvision"])
+def test_what_this_machine_lacks_is_said_before_a_data_set_is_made(
+    missing: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [one for one in sys.modules if one.partition(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # as where it is not installed
+    more = ["--amp", "fp16", "--device", "cpu"] if missing == "fp16" else ["--model", "resnet18"]
+    assert main([*SMALL, *more]) == 2
+    assert missing in capsys.readouterr().err
+    assert not (here / "datasets").exists()
+
+
+def test_a_data_set_that_is_there_needs_no_folder_that_can_be_written(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    whole = data.load("digits", here / "datasets")
+    monkeypatch.setattr(data, "keep", refuse)  # root may write to a folder of any mode
+    again = data.load("digits", here / "datasets")
+    assert all(torch.equal(*pair) for pair in zip(whole.train[:], again.train[:], strict=True))
+    with pytest.raises(ConfigError, match=r"digits cannot be written to .*Read-only(.|\n)*SPOTHEAL_DATASETS_DIR"):
+        data.load("digits", here / "others")
 
 
 def test_half_of_torchruns_environment_is_refused(

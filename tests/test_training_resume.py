@@ -142,16 +142,38 @@ def test_a_finished_run_is_not_told_again_with_options_that_never_trained_it(ref
     shutil.copytree(reference.folder / "checkpoints", place.folder / "checkpoints")
     assert place.run("--lr", "0.5") == 1
     assert "is finished, at step 92, with other options: lr " in place.log
+    assert "name another checkpoint folder in SPOTHEAL_CHECKPOINT_DIR" in place.log
     assert not (place.folder / "results" / "metrics.json").exists()
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "results"])
-def test_a_folder_that_cannot_be_written_is_named_before_the_first_step(name: str, place: Place) -> None:
+def test_a_finished_run_that_is_gone_on_with_is_at_its_last_epoch(reference: Place, place: Place) -> None:
     place.folder.mkdir()
-    (place.folder / name).write_text("a file, for root may write to any folder")
+    shutil.copytree(reference.folder / "checkpoints", place.folder / "checkpoints")
+    assert place.run() == 0, place.log
+    assert f"resumed at step {STEPS} of {STEPS} (epoch 4) from " in place.log
+    assert place.progress is not None and place.progress.epoch == 3
+
+
+@pytest.mark.parametrize("kind", ["a file, not a folder", "a link to nothing"])
+@pytest.mark.parametrize(
+    ("name", "what", "variable"),
+    [
+        ("checkpoints", "no checkpoint can be saved", "SPOTHEAL_CHECKPOINT_DIR"),
+        ("results", "no results can be written", "SPOTHEAL_RESULTS_DIR"),
+        ("datasets", "no data set can be kept", "SPOTHEAL_DATASETS_DIR"),
+    ],
+)
+def test_what_is_no_folder_is_named_before_anything_is_made(
+    name: str, what: str, variable: str, kind: str, place: Place
+) -> None:
+    place.folder.mkdir()
+    path = place.folder / name
+    path.write_text("mine") if "file" in kind else path.symlink_to("nowhere")
     assert place.run() == 2
-    assert f"can be {'saved' if name == 'checkpoints' else 'written'} in " in place.log
-    assert "File exists" in place.log and "Traceback" not in place.log and "epoch" not in place.log
+    error, following = place.log.splitlines()
+    assert error == f"error: {what} in {path}: it is {kind}"
+    assert following.startswith("  next: ") and following.endswith(f", or name a folder in {variable}")
+    assert sorted(one.name for one in place.folder.iterdir()) == sorted(["log", name])
 
 
 def test_another_model_in_the_same_checkpoint_folder_is_refused(reference: Place, place: Place) -> None:

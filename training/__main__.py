@@ -17,7 +17,7 @@ from typing import Any
 from spotheal.agent import contract
 from spotheal.agent.contract import write_atomically
 from spotheal.agent.errors import ConfigError, SpothealError
-from spotheal.training.options import config_of, of_entry, parser
+from spotheal.training.options import THREADS_MAX, config_of, of_entry, parser
 from spotheal.training.params import index, params
 
 EXIT_USAGE = 2
@@ -61,14 +61,12 @@ def run(options: argparse.Namespace) -> int:
     from spotheal.training import build, loop
     from spotheal.training.allocator import keep_freed_memory
     from spotheal.training.checkpoint import Store
-    from spotheal.training.files import refuse_unwritable
     from spotheal.training.notice import Watcher
     from spotheal.training.pace import Pace, interruption_seconds
     from spotheal.training.report import Metrics, Reporter
 
     if ranks.rank == 0:
-        refuse_unwritable(folders.checkpoints, "no checkpoint can be saved")
-        refuse_unwritable(folders.results, "no results can be written")
+        folders.refuse_unusable()
     with Watcher.from_environment(imds=not options.no_imds) as watcher:
         report = Reporter(folders.progress, Metrics(folders.metrics)) if ranks.rank == 0 else loop.silent_reporter()
         store = (
@@ -130,12 +128,26 @@ class Folders:
         progress = environment.get(contract.PROGRESS_FILE)
         self.progress = Path(progress) if progress else None
 
+    def refuse_unusable(self) -> None:
+        """Make those that are written to; ConfigError, and none is made, where something else has one's name."""
+        from spotheal.training.files import refuse_no_folder, refuse_unwritable
+
+        written = (
+            (self.checkpoints, "no checkpoint can be saved", contract.CHECKPOINT_DIR),
+            (self.results, "no results can be written", contract.RESULTS_DIR),
+        )
+        # That of the data sets may be read-only where it has the data set already, and `fake` needs none.
+        for folder in ((self.datasets, "no data set can be kept", contract.DATASETS_DIR), *written):
+            refuse_no_folder(*folder)
+        for folder in written:
+            refuse_unwritable(*folder)
+
 
 def saved_threads(store: Any) -> int:
     """The number of CPU threads that the newest checkpoint was made with; 0 where there is none."""
     info = store.newest_info()
     threads = info.get("threads") if isinstance(info, dict) else None
-    return threads if isinstance(threads, int) and 0 < threads <= 4096 else 0
+    return threads if isinstance(threads, int) and 0 < threads <= THREADS_MAX else 0
 
 
 # -------------------------------------------------------------------------------------------------------- the results

@@ -27,6 +27,10 @@ def build(options: argparse.Namespace, datasets: Path, saved_threads: int, ranks
     """The run that `options` describe, at step 0. ConfigError where they cannot be had on this machine."""
     options = settled(options)
     device = device_of(options.device)
+    amp = AMP[options.amp]
+    gradient_scaler = scaler(device) if amp is torch.float16 else None
+    if model_of(options) in models.RESNETS:
+        models.torchvision_models()  # what is missing is said before a data set is downloaded
     make_deterministic(options, saved_threads)
     ranks = ranks or Ranks()
     loaded = data.load(options.dataset, datasets) if ranks.rank == 0 else None
@@ -38,12 +42,11 @@ def build(options: argparse.Namespace, datasets: Path, saved_threads: int, ranks
     sampler = ExactSampler(len(loaded.train), seed=options.seed, rank=ranks.rank, world_size=ranks.size)  # type: ignore[arg-type]
     samples = SeededSamples(loaded.train, options.seed) if loaded.augmented else loaded.train
     optimizer = optimizer_of(options, model, ranks.size)
-    amp = AMP[options.amp]
     run = Run(
         model=model,
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0),
-        scaler=scaler(device) if amp is torch.float16 else None,
+        scaler=gradient_scaler,
         average=models.Average(model, options.ema) if options.ema else None,
         sampler=sampler,
         train_loader=exact_loader(samples, sampler, options.batch_size, options.workers),

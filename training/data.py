@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from spotheal.agent import contract
 from spotheal.agent.errors import ConfigError, Retryable
-from spotheal.training.export import export
+from spotheal.training.export import keep
 from spotheal.training.format import BrokenCheckpoint
 from spotheal.training.models import torchvision_datasets
 from spotheal.training.slots import read
@@ -38,7 +39,13 @@ def load(name: str, folder: Path) -> Data:
     loaders: dict[str, Callable[[Path], Data]] = {
         "cifar10": cifar10, "mnist": mnist, "digits": digits, "fake": fake,
     }  # fmt: skip
-    return loaders[name](folder)
+    try:
+        return loaders[name](folder)
+    except OSError as fault:  # a folder that has the data set already may be read-only
+        raise ConfigError(
+            f"the data set {name} cannot be written to {folder}: {fault.strerror or fault}",
+            next_step=f"name a folder in {contract.DATASETS_DIR} that this user may write to, or see `ls -ld`, `df -h`",
+        ) from fault
 
 
 def cifar10(folder: Path) -> Data:
@@ -94,7 +101,7 @@ def digits(folder: Path) -> Data:
         images, labels = tensors["images"].clone(), tensors["labels"].clone()
     except (BrokenCheckpoint, OSError, KeyError):
         images, labels = _bundled_digits()
-        export(cached, {"images": images, "labels": labels}, {})
+        keep(cached, {"images": images, "labels": labels})
     held_out = torch.arange(len(labels)) % 5 == 0
     return Data(
         TensorDataset(images[~held_out], labels[~held_out]), TensorDataset(images[held_out], labels[held_out]), 1, 8, 10

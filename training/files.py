@@ -72,8 +72,12 @@ class Files:
             raise
 
 
-def refuse_unwritable(folder: Path, what: str) -> None:
-    """Make `folder`; ConfigError (`what` in it) where it cannot be written to: before a step is trained, not after."""
+def refuse_unwritable(folder: Path, what: str, variable: str = "") -> None:
+    """Make `folder`; ConfigError (`what` in it) where it cannot be written to: before a step is trained, not after.
+
+    `variable`: the one of the environment that can name another folder.
+    """
+    refuse_no_folder(folder, what, variable)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         why = "" if os.access(folder, os.W_OK) else "it is read-only, or another user's"
@@ -82,8 +86,25 @@ def refuse_unwritable(folder: Path, what: str) -> None:
     if why:
         raise ConfigError(
             f"{what} in {folder}: {why}",
-            next_step="give a folder that this user may write to, or see `mount` and `ls -ld`",
+            next_step=f"{_give(variable)} that this user may write to, or see `mount` and `ls -ld`",
         )
+
+
+def refuse_no_folder(folder: Path, what: str, variable: str = "") -> None:
+    """ConfigError (`what` in it) where something else than a folder has its name, or one above it. Makes nothing."""
+    place = next((one for one in (folder, *folder.parents) if os.path.lexists(one)), None)
+    if place is None or os.path.isdir(place):
+        return
+    it = "it" if place == folder else str(place)
+    if os.path.exists(place):
+        why, step = f"{it} is a file, not a folder", f"move {place} away"
+    else:
+        why, step = f"{it} is a link to nothing", f"make the folder that `readlink {place}` names, or remove the link"
+    raise ConfigError(f"{what} in {folder}: {why}", next_step=f"{step}, or {_give(variable)}")
+
+
+def _give(variable: str) -> str:
+    return f"name a folder in {variable}" if variable else "give a folder"
 
 
 def open_regular(path: Path, direct: bool = False) -> int:

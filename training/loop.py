@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from spotheal.agent import contract
 from spotheal.agent.errors import SpothealError
 from spotheal.training import state
 from spotheal.training.checkpoint import Loaded, Store
@@ -26,6 +27,7 @@ from spotheal.training.report import Metrics, Reporter
 from spotheal.training.sampler import ExactSampler, SeededSamples
 
 DIGEST_SAMPLES = 64
+OTHER_FOLDER = f"name another checkpoint folder in {contract.CHECKPOINT_DIR}"
 FAILED_SAVES_MAX = 3
 
 
@@ -89,6 +91,11 @@ class Run:
         return parts | {name: part for name, part in optional.items() if part is not None}
 
     @property
+    def epoch_now(self) -> int:
+        """From 0; the last one where all are done, whose sampler stands at the beginning of one that never comes."""
+        return min(self.sampler.epoch, self.epochs - 1)
+
+    @property
     def steps_planned(self) -> int:
         """Of the whole run, with this number of ranks from its beginning to its end."""
         return self.epochs * self._steps(self.sampler.share)
@@ -111,7 +118,7 @@ def train(run: Run, store: Store | NoStore, pace: Pace, watcher: Watcher, report
     """
     saver = Saver(run, store, pace, report)
     run.optimizer.register_step_pre_hook(lambda *_: store.wait_copied())
-    report.progress(now=True, step=run.counters.step, epoch=run.sampler.epoch, steps_total=run.steps_total)
+    report.progress(now=True, step=run.counters.step, epoch=run.epoch_now, steps_total=run.steps_total)
     while run.sampler.epoch < run.epochs:
         began, samples_before = time.monotonic(), run.counters.epoch_samples
         for inputs, targets in batches(run):
@@ -392,7 +399,7 @@ def resume(run: Run, store: Store | NoStore, report: Reporter) -> Loaded | None:
     if not (isinstance(loaded.tree, dict) and {"parts", "rng", "values"} <= loaded.tree.keys()):
         raise SpothealError(
             f"{loaded.path} was not saved by this trainer",
-            next_step="use the trainer that wrote it, or another checkpoint folder",
+            next_step=f"use the trainer that wrote it, or {OTHER_FOLDER}",
         )
     different = refuse_another_run(run.config, loaded.tree["values"]["config"])
     rates, saved_by = list(run.scheduler.base_lrs), 1 + len(loaded.tree.get("others", ()))
@@ -400,7 +407,7 @@ def resume(run: Run, store: Store | NoStore, report: Reporter) -> Loaded | None:
     if different and run.sampler.epoch >= run.epochs:  # nothing is left to train by them; the results would name them
         raise SpothealError(
             f"the run in {store.folder} is finished, at step {loaded.step}, with other options: {different}",
-            next_step="give another checkpoint folder, the options it was trained with, or more --epochs to go on",
+            next_step=f"give the options it was trained with, more --epochs to go on, or {OTHER_FOLDER}",
         )
     if different:
         report.warn(f"options differ from the run that wrote the checkpoint: {different}")
@@ -416,7 +423,7 @@ def resume(run: Run, store: Store | NoStore, report: Reporter) -> Loaded | None:
     mark = state.digest(state.rng_state(), run.sampler.next_ids(DIGEST_SAMPLES))
     report.saved(loaded.step, loaded.path)
     report.say(
-        f"resumed at step {loaded.step} of {run.steps_total} (epoch {run.sampler.epoch + 1}) from {loaded.path.name},"
+        f"resumed at step {loaded.step} of {run.steps_total} (epoch {run.epoch_now + 1}) from {loaded.path.name},"
         f" {loaded.data_bytes / 1e6:.1f} MB verified in {loaded.seconds:.2f} s; digest {mark};"
         f" {dropped} later lines of metrics dropped"
     )
@@ -456,7 +463,7 @@ def refuse_another_run(now: dict[str, Any], before: dict[str, Any]) -> str:
     if {"dataset", "model", "optimizer", "hidden_nodes", "activate_fn"} & set(different):
         raise SpothealError(
             f"the checkpoint is of another run: {listed}",
-            next_step="use the options of the run that wrote it, or an empty checkpoint folder",
+            next_step=f"use the options of the run that wrote it, or {OTHER_FOLDER}",
         )
     return listed
 

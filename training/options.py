@@ -7,15 +7,19 @@ import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from spotheal.agent import contract
 from spotheal.agent.errors import ConfigError
 from spotheal.training import hyperparameters
 from spotheal.training.hyperparameters import ACTIVATIONS, DATASETS, MODELS, NETWORK, OPTIMIZERS, RATES, SCHEDULES
 from spotheal.training.pace import Every
 
-_EXAMPLE = """\
+THREADS_MAX, WORKERS_MAX, STEP_SECONDS_MAX = 4096, 1024, 86400  # a slip of the pen must not stop the machine
+_NETWORK = {"hidden_nodes": [10, 20, 30], "dropout_rate": 0.5, "activate_fn": "relu"}  # where none is given
+_EXAMPLE = f"""\
 example, which needs no network; SIGTERM saves, and the same command goes on:
   python -m spotheal.training --dataset digits --epochs 40
-By hand it uses ./datasets, ./checkpoints, ./results; below the agent, the volume."""
+By hand it uses ./datasets, ./checkpoints, ./results, or what {contract.DATASETS_DIR},
+{contract.CHECKPOINT_DIR}, {contract.RESULTS_DIR} name. The agent sets them: to the volume."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -30,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
         description="Train, save, resume exactly: the example trainer of spotheal.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # --epoch would mean --epochs until there is another option that begins so
     )
     _add_training(known.add_argument_group("what is trained").add_argument)
     _add_network(known.add_argument_group("the network of --model dense").add_argument)
@@ -56,9 +61,9 @@ def _add_training(add: Callable[..., object]) -> None:
 
 
 def _add_network(add: Callable[..., object]) -> None:
-    add("--hidden-nodes", type=nodes, default=[10, 20, 30], metavar="N,N,…", help="after the first 512: 10,20,30")
-    add("--dropout-rate", type=ruled("dropout_rate"), default=0.5, metavar="RATE", help="before each: %(default)s")
-    add("--activate-fn", choices=ACTIVATIONS, default="relu", metavar="NAME", help=f"relu; {', '.join(ACTIVATIONS)}")
+    add("--hidden-nodes", type=nodes, metavar="N,N,…", help="after the first 512: 10,20,30")
+    add("--dropout-rate", type=ruled("dropout_rate"), metavar="RATE", help="before each: 0.5")
+    add("--activate-fn", choices=ACTIVATIONS, metavar="NAME", help=f"relu; {', '.join(ACTIVATIONS)}")
 
 
 def _add_saving(add: Callable[..., object]) -> None:
@@ -77,7 +82,13 @@ def _add_saving(add: Callable[..., object]) -> None:
         help="%(default)s checkpoints are kept, overwritten in place",
     )
     add("--best", type=best, default="max:val_acc", metavar="WAY:METRIC", help='%(default)s; "": keep no best one')
-    add("--milestones", type=not_negative(int), default=0, metavar="EPOCHS", help="keep every so many epochs' for good")
+    add(
+        "--milestones",
+        type=not_negative(int),
+        default=0,
+        metavar="EPOCHS",
+        help="keep the checkpoint of every so many epochs for good; %(default)s, the default, keeps none",
+    )
     add("--at-notice", choices=("now", "last-safe-step"), default="now", help="when to save and stop: %(default)s")
     add(
         "--interruption-hours",
@@ -91,17 +102,23 @@ def _add_saving(add: Callable[..., object]) -> None:
 def _add_machine(add: Callable[..., object]) -> None:
     add("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1, …")
     add("--amp", choices=("off", "bf16", "fp16"), default="off", help="mixed precision: %(default)s")
-    add("--workers", type=not_negative(int), default=0, metavar="N", help="DataLoader workers: %(default)s")
+    add("--workers", type=up_to(WORKERS_MAX, int), default=0, metavar="N", help="DataLoader's: %(default)s")
     add(
         "--threads",
-        type=not_negative(int),
+        type=up_to(THREADS_MAX, int),
         default=0,
         metavar="N",
         help="of the CPU; results depend on it; 0: as saved",
     )
     add("--fast", action="store_true", help="allow kernels that are not deterministic: a resume is then not exact")
     add("--log-every", type=positive(int), default=10, metavar="STEPS", help="%(default)s between lines of metrics")
-    add("--step-seconds", type=not_negative(float), default=0.0, metavar="S", help="make steps so long, for rehearsals")
+    add(
+        "--step-seconds",
+        type=up_to(STEP_SECONDS_MAX, float),
+        default=0.0,
+        metavar="S",
+        help="make steps so long, for rehearsals",
+    )
 
 
 def of_entry(options: argparse.Namespace, entry: dict[str, Any], index: int | None) -> argparse.Namespace:
@@ -112,7 +129,15 @@ def of_entry(options: argparse.Namespace, entry: dict[str, Any], index: int | No
     values = hyperparameters.normal(entry)
     if not options.model and any(key in values for key in NETWORK):
         values = {"model": "dense"} | values
-    return argparse.Namespace(**{**vars(options), **values})
+    merged = argparse.Namespace(**{**vars(options), **values})
+    given = [f"--{key.replace('_', '-')}" for key in NETWORK if getattr(options, key) is not None]
+    # Where a sweep's entries name the models, the command's figures may be meant for some of them alone.
+    if given and "model" not in values and (model := model_of(merged)) != "dense":
+        raise ConfigError(
+            f"{', '.join(given)}: only --model dense has it, and the model is {model}",
+            next_step=f"add --model dense, or leave out {', '.join(given)}",
+        )
+    return merged
 
 
 def settled(options: argparse.Namespace) -> argparse.Namespace:
@@ -124,6 +149,7 @@ def settled(options: argparse.Namespace) -> argparse.Namespace:
         "schedule": "constant" if dense else "cosine",
         "weight_decay": 0.0 if dense else 5e-4,
         "warmup": 0.0 if dense else 0.05,
+        **_NETWORK,
     }
     return argparse.Namespace(**{**vars(options), **{k: v for k, v in chosen.items() if getattr(options, k) is None}})
 
@@ -157,6 +183,10 @@ def positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def not_negative(kind: Callable[[str], Any]) -> Callable[[str], Any]:
     return checked(kind, "0 or more", lambda value: 0 <= value < math.inf)
+
+
+def up_to(most: int, kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    return checked(kind, f"from 0 to {most}", lambda value: 0 <= value <= most)
 
 
 def checked(kind: Callable[[str], Any], what: str, holds: Callable[[Any], bool]) -> Callable[[str], Any]:

@@ -46,6 +46,7 @@ class ExactSampler(Sampler[int]):
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
         self.position = 0
+        self.loaded = 0  # how often a state was loaded: an epoch that lies behind that was used by another process
         self._begin = 0  # place in the order of all ranks from which on it is cut: others used what lies before it
         self._order: tuple[tuple[int, int], list[int]] = ((-1, 0), [])
 
@@ -114,6 +115,7 @@ class ExactSampler(Sampler[int]):
             if state_dict[name] != getattr(self, name):
                 raise ValueError(f"{name} was {state_dict[name]} and is {getattr(self, name)}: the order differs")
         self.epoch, used = int(state_dict["epoch"]), int(state_dict["position"])
+        self.loaded += 1
         whole = used % self.world_size == 0  # these ranks could have come here themselves
         self._begin = 0 if whole else min(used, self.length)
         self.position = min(self._share_now, used // self.world_size) if whole else 0
@@ -199,13 +201,18 @@ class ExactLoader(DataLoader[Any]):
     """
 
     sampler: ExactSampler
-    _empty_epoch = -1
+    _iterated: tuple[int, int] | None = None
 
     def __iter__(self) -> Any:
-        if not len(self.sampler):  # once is a resume right behind the last batch of an epoch
-            if self._empty_epoch == self.sampler.epoch:
-                log.warning("nothing is left of epoch %d: call sampler.next_epoch() behind each", self.sampler.epoch)
-            self._empty_epoch = self.sampler.epoch
+        # An epoch that was over before this process looked at it is a resume right behind its last batch. One that was
+        # iterated here already, and has nothing left, was not closed: the loop's next epoch would train nothing.
+        this = self.sampler.epoch, self.sampler.loaded
+        if not len(self.sampler) and self._iterated == this:
+            log.warning(
+                "nothing is left of epoch %d, and nothing is trained now: call sampler.next_epoch() behind each epoch",
+                self.sampler.epoch,
+            )
+        self._iterated = this
         if isinstance(self.dataset, SeededSamples):
             self.dataset.set_epoch(self.sampler.epoch)
         return super().__iter__()
