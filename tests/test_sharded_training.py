@@ -178,12 +178,9 @@ def test_another_number_of_ranks_resumes_with_the_same_values(noticed: tuple[Pat
 def documented_block(rank: int, size: int, folder: Path, given: dict[str, Any]) -> int:
     import documented
     import interrupted
-    from torch.distributed.fsdp import fully_shard
-
-    from spotheal.training.sampler import ExactSampler
 
     os.chdir(folder)
-    names = {"torch": torch, "model": interrupted.network(), "fully_shard": fully_shard, "sampler": ExactSampler(8)}
+    names = {"torch": torch, "model": interrupted.network(), "dataset": interrupted.dataset()}
     loop = documented.run("Sharded models: FSDP2", names)["loop"]
     loop.finish()
     return int(loop.step)
@@ -191,7 +188,7 @@ def documented_block(rank: int, size: int, folder: Path, given: dict[str, Any]) 
 
 def test_the_block_in_the_docs_runs(tmp_path: Path) -> None:
     assert sharded_world.run(tmp_path, 1, documented_block) == [0]
-    assert [path.name for path in (tmp_path / "sharded").iterdir()] == ["step-000000000"]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000000"]
 
 
 def example(rank: int, size: int, folder: Path, given: dict[str, Any]) -> int:

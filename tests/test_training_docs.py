@@ -56,19 +56,37 @@ def test_the_notice_alone(names: dict[str, Any]) -> None:
     assert documented.run("The notice", names)["watcher"].notice is None
 
 
-def test_the_sampler_and_the_loop_of_three_lines(names: dict[str, Any]) -> None:
-    after = documented.run("The sampler", names)
-    assert after["position"]["position"] == 8
-    after["sampler"].load_state_dict({**after["position"], "position": 0})
-    assert documented.run("A loop of your own: three lines", names)["loop"].step == 12
-    assert [step for step, _ in Store("run").slots.found()][:1] == [12]
+@pytest.mark.parametrize("pasted", [["A loop of your own: three lines"],
+                                    ["The sampler", "A loop of your own: three lines"]])  # fmt: skip
+def test_the_loop_of_three_lines_alone_and_behind_the_samplers_block(pasted: list[str], names: dict[str, Any]) -> None:
+    for heading in pasted:
+        documented.run(heading, names)
+    assert names["loop"].step == 12, "all of two epochs"
+    assert [step for step, _ in Store("checkpoints").slots.found()][:1] == [12]
+
+
+def test_the_samplers_block_stands_behind_its_first_batch(names: dict[str, Any]) -> None:
+    assert documented.run("The sampler", names)["position"]["position"] == 8
+
+
+def test_a_user_who_pastes_a_block_below_the_agent_saves_onto_the_volume(
+    names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTHEAL_CHECKPOINT_DIR", str(tmp_path / "volume"))
+    documented.run("A loop of your own: three lines", names)
+    assert [step for step, _ in Store(tmp_path / "volume").slots.found()][:1] == [12]
+    for heading, code in documented.blocks().items():
+        assert "imds" not in code, heading
+        assert heading.startswith("The store") or "Session(" not in code or "Session()" in code, heading
+
+
+def test_lines_of_the_page_are_not_too_wide() -> None:
+    lines = documented.PAGE.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if len(line) > 135] == []
 
 
 def test_accelerates_block(names: dict[str, Any]) -> None:
     accelerate = pytest.importorskip("accelerate")
-    from spotheal.training.session import Session
-
-    documented.run("The sampler", names)
-    after = documented.run("Accelerate", {**names, "Session": Session, "accelerator": accelerate.Accelerator(cpu=True)})
+    after = documented.run("Accelerate", {**names, "accelerator": accelerate.Accelerator(cpu=True)})
     after["loop"].finish()
-    assert [step for step, _ in Store("accelerated").slots.found()] == [0]
+    assert [step for step, _ in Store("checkpoints").slots.found()] == [0]
