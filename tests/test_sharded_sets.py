@@ -275,7 +275,7 @@ class OldNames(Files):
 
 def committed(sets: Sets, other: Files, step: int) -> Path:
     """A set of two ranks, the second of which is on another machine."""
-    temporary, files = sets.folder / sets.free(2), []
+    temporary, files = sets.folder / sets.free(2, 9), []
     for rank, machine in enumerate((sets.files, other)):
         fd = machine.create(temporary / Sets.file(rank))
         machine.truncate(fd, 0)
@@ -314,10 +314,19 @@ def test_the_name_of_a_broken_set_is_not_used_again(tmp_path: Path) -> None:
 def test_what_a_save_has_left_that_died_is_removed_and_never_written_to_again(tmp_path: Path) -> None:
     sets = Sets(tmp_path, 3, Files())
     (tmp_path / ".step.tmp").symlink_to(tmp_path)
-    left = tmp_path / sets.free(2)
+    left = tmp_path / sets.free(2, 9)
     fd = sets.files.create(left / Sets.file(1))
     path = committed(sets, Files(), 3)
     os.write(fd, b"late")
     os.close(fd)
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
     assert (path / Sets.file(1)).read_bytes() == b"xxx"
+
+
+def test_a_step_older_than_a_set_that_lies_there_gets_no_folder(tmp_path: Path) -> None:
+    """A load takes the highest step: what was acknowledged below it would never be found."""
+    sets = Sets(tmp_path, 3, Files())
+    committed(sets, Files(), 9)
+    with pytest.raises(OSError, match="step 9 lies there"):
+        sets.free(2, 8)
+    assert sets.free(2, 9).startswith(".step-")

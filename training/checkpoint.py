@@ -32,14 +32,30 @@ from spotheal.training.copying import Copy, Plan, beside
 from spotheal.training.files import Files
 from spotheal.training.format import BrokenCheckpoint, Header
 from spotheal.training.image import Image
-from spotheal.training.outcome import Outcome, SaveFailed, no_memory, no_thread, not_as_it_was, not_json, not_written
+from spotheal.training.outcome import (
+    LoadFailed,
+    Outcome,
+    SaveFailed,
+    no_memory,
+    no_thread,
+    not_as_it_was,
+    not_beside,
+    not_json,
+    not_readable,
+    not_the_newest,
+    not_written,
+)
 from spotheal.training.skeleton import Skeleton
-from spotheal.training.slots import Payload, Series, alone_in, read, read_header, set_aside
+from spotheal.training.slots import STEP_MAX, Payload, Series, alone_in, read, read_header, set_aside
 from spotheal.training.state import pack, to_json, unpack
 from spotheal.training.workers import Workers
 
 CHUNK_BYTES = 16 << 20
 THREADS = 4  # two copy, and two write in turns: the disk has the next chunk before it is done with one
+
+SCANS_MAX = 100  # of a folder that another process saves into
+# What a fault of opening or reading says about the file; any other is of the process or the machine.
+_OF_THE_FILE = (errno.EIO, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EISDIR, errno.ENOENT)
 
 log = logging.getLogger("spotheal.training")
 
@@ -90,6 +106,7 @@ class Store:
         self._skeleton: Skeleton | None = None
         self._planned: Skeleton | None = None
         self._held_seconds = self._worked_seconds = 0.0
+        self._highest = -1  # step that this store has saved
         self._closed = False
         self._start()
 
@@ -132,7 +149,13 @@ class Store:
     def prepare(self, tree: Any) -> int:
         """Make and touch the buffer for states like `tree`, so the first save is as quick as any; returns the bytes of
         one, padding included. UnsavableState as of `save`."""
-        self.flush()
+        while True:
+            self.flush()
+            with self._beginning:
+                if not self.busy:  # nor has another thread begun a save since
+                    return self._prepare(tree)
+
+    def _prepare(self, tree: Any) -> int:
         names, sources, _ = self._apart(tree)
         plan = self._plan_for(names, sources)
         try:
@@ -172,19 +195,30 @@ class Store:
         `best` and `milestone` write the same state into those series as well. `info` is JSON, readable with the header
         alone. Raises UnsavableState; a fault of the disk comes with the outcome (`flush`, `on_end`, `last`).
         """
-        if operator.index(step) < 0:
-            raise ValueError(f"step {step}: a step is 0 or more")
+        return self._try_save(step, tree, info, later, best, milestone) is not None
+
+    def _try_save(
+        self,
+        step: int,
+        tree: Any,
+        info: Any = None,
+        later: Iterable[torch.Tensor] = (),
+        best: bool = False,
+        milestone: bool = False,
+    ) -> Future[Outcome] | None:
+        if not 0 <= operator.index(step) <= STEP_MAX:
+            raise ValueError(f"step {step}: a step is from 0 to {STEP_MAX}")
         self._settle_after_fork()
         if not self._beginning.acquire(blocking=False):
-            return False
+            return None
         try:
-            return not self.busy and self._begin(operator.index(step), tree, info, later, best, milestone)
+            return None if self.busy else self._begin(operator.index(step), tree, info, later, best, milestone)
         finally:
             self._beginning.release()
 
     def _begin(
         self, step: int, tree: Any, info: Any, later: Iterable[torch.Tensor], best: bool, milestone: bool
-    ) -> bool:
+    ) -> Future[Outcome]:
         began = time.monotonic()
         names, sources, text = self._apart(tree)
         info_json = to_json(info)
@@ -199,11 +233,12 @@ class Store:
             pack(tree)  # says of a sparse tensor, which has no pointer, where it is
             raise
         series = [self.slots, *([self.best] if best else []), *([self.milestones] if milestone else [])]
-        self._copy, self._pending = copy, Future()
+        pending: Future[Outcome] = Future()
+        self._copy, self._pending = copy, pending
         try:
-            self._pool().submit(self._end_with, self._pending, copy, step, text, info_json, series, began)
+            self._pool().submit(self._end_with, pending, copy, step, text, info_json, series, began)
         except BaseException as fault:  # no thread to be had, a signal: begun it goes on, else it never will
-            if self._pending.cancel():
+            if pending.cancel():
                 copy.give_up(fault if isinstance(fault, Exception) else RuntimeError("interrupted"))
                 self._copy = self._pending = None
             failure = no_thread(fault) if isinstance(fault, RuntimeError) else fault
@@ -211,7 +246,7 @@ class Store:
                 return self._failed(Outcome(step, time.monotonic() - began, plan.layout.data_bytes, None, failure))
             raise
         self._held_seconds = time.monotonic() - began
-        return True
+        return pending
 
     def _pool(self) -> ThreadPoolExecutor:
         """The store's threads, all of them started. SaveFailed where the system gives none; SpothealError after
@@ -235,14 +270,14 @@ class Store:
                 pending.set_exception(fault)
                 raise
 
-    def _failed(self, outcome: Outcome) -> bool:
+    def _failed(self, outcome: Outcome) -> Future[Outcome]:
         """A save that ended as it began is told like any other."""
         self._held_seconds, self._worked_seconds = outcome.seconds, 0.0
-        self._pending = Future()
-        self._pending.set_result(outcome)
+        self._pending = pending = Future[Outcome]()
+        pending.set_result(outcome)
         if self._on_end is not None:
             self._on_end(outcome)
-        return True
+        return pending
 
     def wait_copied(self) -> None:
         """Return when the tensors given to the last `save` may be changed again: call it before `optimizer.step`."""
@@ -267,21 +302,26 @@ class Store:
         self._settle_after_fork()
         pending = self._pending
         if pending is not None:
-            try:
-                self.last = pending.result()
-            finally:
+            self._wait_for(pending)
+        return self.last
+
+    def _wait_for(self, pending: Future[Outcome]) -> Outcome:
+        """Its outcome. Forgotten only once it has ended: after Ctrl-C here no save may share its buffer."""
+        try:
+            self.last = outcome = pending.result()
+            return outcome
+        finally:
+            if pending.done():
                 with self._beginning:  # never forget one that another thread has begun since
                     if self._pending is pending:
                         self._pending = None
-        return self.last
 
     def save_now(self, step: int, tree: Any, **options: Any) -> Outcome:
         """Save and wait until it is durable. SaveFailed where it is not."""
         self.flush()
-        while not self.save(step, tree, **options):  # another thread's save
+        while (pending := self._try_save(step, tree, **options)) is None:  # another thread's save
             self.flush()
-        outcome = self.flush()
-        assert outcome is not None
+        outcome = self._wait_for(pending)
         if outcome.fault is not None:
             raise outcome.fault
         return outcome
@@ -311,12 +351,20 @@ class Store:
                 copy.run()
             payload = Payload(copy.image, copy.plan.layout, copy.plan.chunk_bytes, step, text, info_json)
             with alone_in(self.folder):
+                self._refuse_older(step)
                 for one in series:
                     if self._before_commit is not None and not paths:
                         self._before_commit()
                     paths.append(one.write(self._files, payload, copy.checksum, pool))
+                    self._highest = max(self._highest, step)
         except (OSError, MemoryError) as error:
-            fault = not_written(step, self.folder, error, self._left(), copy.plan.layout.data_bytes)
+            fault = (
+                not_beside(step, paths[0], error)
+                if paths
+                else not_written(step, self.folder, error, self._left(), copy.plan.layout.data_bytes)
+            )
+        except SaveFailed as error:
+            fault = error
         except SpothealError as error:
             fault = not_as_it_was(step, error)
         except (ValueError, RecursionError) as error:  # of the state's text, which is made here
@@ -330,6 +378,14 @@ class Store:
         if self._on_end is not None:
             self._on_end(outcome)
         return outcome
+
+    def _refuse_older(self, step: int) -> None:
+        """SaveFailed where a newer step lies here that this store has not saved: a load would never give this one."""
+        newest, path = next(iter(self.slots.found()), (step, self.folder))
+        if newest > max(step, self._highest):
+            raise not_the_newest(step, path, newest)
+        if newest > step:
+            log.warning("step %d is saved behind step %d: a load takes the highest", step, newest)
 
     def _left(self) -> str:
         """What a failed save leaves, for its message."""
@@ -379,31 +435,54 @@ class Store:
         """The newest valid checkpoint of the slots, every byte verified; None where there is none.
 
         A broken one is renamed to `broken-…`, logged with what is wrong, listed in `set_aside`, and the one before it
-        is taken, where there is one. OSError where the folder cannot be read: that says nothing about what is in it.
+        is taken, where there is one. LoadFailed where this process cannot read them: nothing is set aside then.
         """
         self.flush()
         self._refuse_closed()
         aside_before = len(self.set_aside)
-        for step, path in self.slots.found():
-            began = time.monotonic()
-            try:
-                header, image = read(path, _to_fill, self._reading())
-                if header.step != step:
-                    raise BrokenCheckpoint(f"its name says step {step}, its content step {header.step}")
-                tree = _tree(header, image)
-            except BrokenCheckpoint as fault:
-                self._put_aside(path, fault.message)
-                continue
-            except OSError as fault:
-                if fault.errno not in (errno.EIO, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EISDIR, errno.ENOENT):
-                    raise  # no permission, no memory: says nothing about the file
-                self._put_aside(path, f"it cannot be read: {fault.strerror or fault}")
-                continue
-            seconds = time.monotonic() - began
-            return Loaded(step, path, tree, header.info, seconds, header.layout.data_bytes)
-        if len(self.set_aside) > aside_before:
+        loaded = self._newest(self.slots, self._put_aside)
+        if loaded is None and len(self.set_aside) > aside_before:
             log.warning("no valid checkpoint is left in %s: the training begins at its first step", self.folder)
-        return None
+        return loaded
+
+    def _newest(self, series: Series, put_aside: Callable[[Path, str], None]) -> Loaded | None:
+        """The newest valid one of `series`. A trainer may save there meanwhile: what it moves is looked for again."""
+        passed: set[Path] = set()
+        for _ in range(SCANS_MAX):
+            try:
+                found = series.found()
+            except OSError as fault:
+                raise not_readable(self.folder, fault) from fault
+            for step, path in found:
+                if path in passed:
+                    continue
+                before = _identity(path)
+                try:
+                    return self._read(step, path)
+                except BrokenCheckpoint as fault:
+                    what = fault.message
+                except (OSError, MemoryError) as fault:
+                    if not isinstance(fault, OSError) or fault.errno not in _OF_THE_FILE:
+                        raise not_readable(path, fault) from fault  # says nothing about what is in it
+                    what = f"it cannot be read: {fault.strerror or fault}"
+                if before is None or _identity(path) != before:
+                    break
+                passed.add(path)
+                put_aside(path, what)
+            else:
+                return None
+        raise LoadFailed(
+            f"the checkpoints in {self.folder} change faster than they can be read",
+            next_step="load where no other process saves, or from a copy",
+        )
+
+    def _read(self, step: int, path: Path) -> Loaded:
+        began = time.monotonic()
+        header, image = read(path, _to_fill, self._reading())
+        if header.step != step:
+            raise BrokenCheckpoint(f"its name says step {step}, its content step {header.step}")
+        tree = _tree(header, image)
+        return Loaded(step, path, tree, header.info, time.monotonic() - began, header.layout.data_bytes)
 
     def _reading(self) -> ThreadPoolExecutor | None:
         """Threads to read with; None where the system gives none, which is only slower."""
@@ -413,15 +492,11 @@ class Store:
             return None
 
     def load_best(self) -> Loaded | None:
-        """The newest valid one of the `best` series, None where there is none; broken ones are passed over.
-        `seconds` is 0."""
+        """The newest valid one of the `best` series, None where there is none; broken ones are named in the log and
+        passed over. LoadFailed as of `load`."""
         self.flush()
         self._refuse_closed()
-        for step, path in self.best.found():
-            with contextlib.suppress(BrokenCheckpoint, OSError):
-                header, image = read(path, _to_fill, self._reading())
-                return Loaded(step, path, _tree(header, image), header.info, 0.0, header.layout.data_bytes)
-        return None
+        return self._newest(self.best, _pass_over)
 
     def newest_info(self) -> Any:
         """`info` of the newest checkpoint whose header is whole, without reading the rest; None where there is none."""
@@ -433,7 +508,13 @@ class Store:
         return None
 
     def _put_aside(self, path: Path, what: str) -> None:
-        aside = set_aside(path, self._files)
+        try:
+            aside = set_aside(path, self._files)
+        except OSError as fault:  # a volume that is mounted to be read only
+            self.set_aside.append((path, what))
+            log.warning("checkpoint %s is broken: %s; it cannot be set aside (%s), the one before it is next", path,
+                        what, fault.strerror or fault)  # fmt: skip
+            return
         self.set_aside.append((aside, what))
         log.warning("checkpoint %s is broken: %s; set aside as %s, the one before it is next", path, what, aside.name)
 
@@ -444,6 +525,19 @@ def _tree(header: Header, image: Image) -> Any:
         return unpack(header.state, tensors)
     except (KeyError, ValueError, TypeError, RecursionError) as fault:
         raise BrokenCheckpoint(f"its state cannot be put together: {type(fault).__name__}: {fault}") from fault
+
+
+def _pass_over(path: Path, what: str) -> None:
+    log.warning("checkpoint %s is broken: %s; passed over", path, what)
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """Of what lies there now; another one once a trainer has moved or replaced it."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def _to_fill(size: int) -> Image:

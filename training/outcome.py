@@ -13,9 +13,14 @@ class SaveFailed(SpothealError):
     """A save did not become durable; the checkpoints before it are as they were."""
 
 
+class LoadFailed(SpothealError, OSError):
+    """The checkpoints cannot be read by this process, which says nothing about what is in them. With `errno`."""
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """How one save ended: `path` is durable, or `fault` says why there is none."""
+    """How one save ended: `path` is durable, or `fault` says why there is none; both where only the best one or the
+    milestone beside it failed."""
 
     step: int
     seconds: float  # from the request until durable
@@ -26,14 +31,55 @@ class Outcome:
 
 def not_written(step: int, folder: Path, error: OSError | MemoryError, left: str, data_bytes: int) -> SaveFailed:
     """Of the disk, the filesystem, or another process that saves there. `left`: what the folder still holds."""
-    if isinstance(error, OSError) and error.errno == errno.EBUSY:
+    code = _errno(error)
+    if code == errno.EBUSY:
         next_step = "end the other process, or give one of them another folder: see `fuser -v` of it"
+    elif code in (errno.EMFILE, errno.ENFILE):
+        next_step = f"{left}; see `ulimit -n`: this process has too many files open"
     else:
         next_step = f"{left}; a save takes {data_bytes / 1e6:.0f} MB: see `df -h`, `dmesg` and the folder's permissions"
+    return SaveFailed(f"step {step} could not be saved in {folder}: {_why(error)}", next_step=next_step)
+
+
+def not_beside(step: int, path: Path, error: OSError | MemoryError) -> SaveFailed:
+    """Of a step that is durable, and was to be kept as the best or as a milestone as well."""
     return SaveFailed(
-        f"step {step} could not be saved in {folder}: {getattr(error, 'strerror', '') or repr(error)}",
-        next_step=next_step,
+        f"step {step} is saved as {path}, and could not be kept as the best or as a milestone too: {_why(error)}",
+        next_step="see `df -h`: each of them is a file of its own",
     )
+
+
+def not_the_newest(step: int, path: Path, newest: int) -> SaveFailed:
+    """Of a step that no load would find: it takes the highest."""
+    return SaveFailed(
+        f"step {step} could not be saved: {path} is newer, and a load would take step {newest}",
+        next_step="load() and go on from there, or give a folder of its own, or move what is newer away",
+    )
+
+
+def not_readable(what: Path, error: OSError | MemoryError) -> LoadFailed:
+    """Of this process's limits and permissions, or of the filesystem as a whole."""
+    code = _errno(error)
+    if isinstance(error, MemoryError) or code == errno.ENOMEM:
+        next_step = "see `free -h` and `ulimit -v`: a load needs the size of the checkpoint"
+    elif code in (errno.EMFILE, errno.ENFILE):
+        next_step = "see `ulimit -n`: this process has too many files open"
+    else:
+        next_step = "see `ls -ld`, `mount` and `dmesg`; nothing was changed"
+    fault = LoadFailed(f"{what} cannot be read: {_why(error)}", next_step=next_step)
+    fault.errno = code or errno.ENOMEM
+    return fault
+
+
+def _errno(error: OSError | MemoryError) -> int | None:
+    return error.errno if isinstance(error, OSError) else None
+
+
+def _why(error: OSError | MemoryError) -> str:
+    """With the name of the file where the system gives one: it may not be the one that is spoken of."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return repr(error)
+    return f"{error.strerror}: {error.filename}" if isinstance(error.filename, str) else error.strerror
 
 
 def not_as_it_was(step: int, error: SpothealError) -> SaveFailed:

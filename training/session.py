@@ -73,8 +73,14 @@ class Session:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         environment = os.environ if environment is None else environment
+        try:
+            every = Every.parse(save_every)
+        except ValueError as fault:
+            raise ConfigError(f"save_every: {fault}", next_step='Session(save_every="100"), "30s" or "auto"') from fault
         self.ranks = ranks or Ranks(environment=environment)
         self.folder = Path(folder or environment.get(contract.CHECKPOINT_DIR) or "checkpoints")
+        if self.ranks.rank == 0:
+            _warn_beside_the_volume(self.folder, environment.get(contract.CHECKPOINT_DIR))
         progress = environment.get(contract.PROGRESS_FILE) if self.ranks.rank == 0 else None
         self.report = Reporter(Path(progress) if progress else None, Metrics(None))
         self.store: Any = self._open_store(slots)
@@ -82,7 +88,7 @@ class Session:
         self.next_ids: Callable[[], list[int]] = list  # ids of the next samples, for the digest
         self.replicated: list[torch.Tensor] = []  # parameters that are to be the same on every rank
         self.changed_in_forward: list[torch.Tensor] = []  # parameters that are to be copied at once: see state.py
-        self._pace = Pace(Every.parse(save_every), interruption_seconds(environment, interruption_hours))
+        self._pace = Pace(every, interruption_seconds(environment, interruption_hours))
         self._rng: Mapping[str, Any] | None = None
         self._mark: str | None = None
         self._wanted, self._failed, self._listening = False, 0, False
@@ -298,6 +304,13 @@ class Session:
     def _ended(self, outcome: Outcome) -> None:
         if outcome.path is not None:  # durable: only now may the progress file say so
             self.report.saved(outcome.step, outcome.path)
+
+
+def _warn_beside_the_volume(folder: Path, volume: str | None) -> None:
+    """The agent carries one folder from machine to machine; what is saved elsewhere ends with this one."""
+    if volume and not folder.resolve().is_relative_to(Path(volume).resolve()):
+        log.warning("checkpoints are saved in %s, which ends with this machine, and not below %s=%s: give no folder, or"
+                    " one in it", folder, contract.CHECKPOINT_DIR, volume)  # fmt: skip
 
 
 def _refuse_foreign(loaded: Loaded) -> None:

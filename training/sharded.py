@@ -38,7 +38,7 @@ from spotheal.training.outcome import Outcome, SaveFailed
 from spotheal.training.sharded_dcp import ShardReader, ShardWriter, load_planner, save_planner
 from spotheal.training.sharded_manifest import Manifest, ShardFile, digest_of
 from spotheal.training.sharded_sets import Sets
-from spotheal.training.slots import Payload, read_header, write_file
+from spotheal.training.slots import STEP_MAX, Payload, read_header, write_file
 from spotheal.training.state import pack, to_json, unpack
 
 log = logging.getLogger("spotheal.training")
@@ -117,13 +117,15 @@ class ShardedStore:
         `own` is what this rank has alone (its generators). `later` as for `Store.save`. UnsavableState; a fault of a
         disk comes with the outcome.
         """
+        if not 0 <= step <= STEP_MAX:
+            raise ValueError(f"step {step}: a step is from 0 to {STEP_MAX}")
         if self._save is not None:
             return False
         began = time.monotonic()
         (tensors, values), (alone, own_values) = pack(tree), pack(own)
         to_json(info)
         tensors |= {_own(self.ranks.rank) + name: tensor for name, tensor in alone.items()}
-        writer = ShardWriter(self.ranks.rank, lambda: self.sets.free(self.ranks.size))
+        writer = ShardWriter(self.ranks.rank, lambda: self.sets.free(self.ranks.size, step))
         try:
             self._collective(state_dict_saver.save, tensors, storage_writer=writer, planner=save_planner())
         except CheckpointException as fault:

@@ -13,6 +13,7 @@ temporary name would find the set of the save before, which is acknowledged, and
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -51,12 +52,15 @@ class Sets:
         ordered = sorted(((int(match[1]), int(match[2] or 0), path) for match, path in matches), reverse=True)
         return [(step, path) for step, _, path in ordered if is_folder(path)]
 
-    def free(self, world: int) -> str:
-        """The name of a folder, ready for files of `world` ranks. OSError where there is none; sets are as they were.
+    def free(self, world: int, step: int) -> str:
+        """The name of a folder, ready for files of `world` ranks. OSError where there is none, or where a set is newer
+        than `step`; sets are as they were.
 
         It is made of the oldest set, or new. What a save has left that failed or died is removed: a rank of a world
         that is no more may still be writing there.
         """
+        if (newest := next(iter(self.found()), (step, None))[0]) > step:
+            raise OSError(errno.EEXIST, f"step {newest} lies there, and a load takes the highest")
         for path in [path for path in self.folder.iterdir() if _TEMPORARY.fullmatch(path.name)]:
             _remove(path, self.files)
         temporary, found = self.folder / f".step-{secrets.token_hex(8)}.tmp", self.found()

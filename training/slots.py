@@ -39,6 +39,7 @@ from spotheal.training.state import to_json
 
 SUFFIX = ".safetensors"
 BROKEN = "broken-"
+STEP_MAX = 10**18 - 1  # of the name; more digits would never be found again
 
 
 @dataclass(frozen=True)
@@ -204,9 +205,10 @@ def alone_in(folder: Path) -> Iterator[None]:
     """While one writer is inside, another (a trainer started twice, one left over) gets OSError EBUSY.
 
     They would rename one `.tmp` between them, and acknowledge what the other is still writing. Filesystems without
-    locks are taken as they are. Unlocked before it is closed: a worker forked meanwhile has the descriptor too.
+    locks are taken as they are. Unlocked before it is closed: who was forked in C meanwhile has the descriptor too.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _LOCKS.add(fd)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -220,7 +222,23 @@ def alone_in(folder: Path) -> Iterator[None]:
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
+        _LOCKS.discard(fd)
         os.close(fd)
+
+
+_LOCKS: set[int] = set()  # descriptors of `alone_in`
+
+
+def _leave_locks_to_the_parent() -> None:
+    """In a forked child: with its descriptor a worker that outlives a killed trainer would keep the next one out."""
+    for fd in _LOCKS:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _LOCKS.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_locks_to_the_parent)
 
 
 def read_header(path: Path) -> Header:
@@ -241,7 +259,11 @@ def read(
     """
     files = Files()
     fd = open_regular(path)
-    direct = open_regular(path, direct=True)
+    try:
+        direct = open_regular(path, direct=True)
+    except OSError:
+        files.close(fd)
+        raise
     futures: list[Future[int]] = []
     try:
         header = _header(fd, path)

@@ -37,7 +37,7 @@ class Workers:
                     for _ in range(self._count):
                         self.pool.submit(met.wait, START_SECONDS)
                     met.wait(START_SECONDS)
-                except RuntimeError:  # threading's BrokenBarrierError is one
+                except BaseException:  # no thread to be had, or an interrupt: those that wait would wait for long
                     met.abort()
                     self.pool.shutdown(wait=False)
                     self.pool = self._new_pool()
