@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import threading
+import warnings
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,10 @@ import pytest
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
+from spotheal.training import state  # noqa: E402
 from spotheal.training.checkpoint import SaveFailed, Store  # noqa: E402
+from spotheal.training.format import JSON_NESTING_MAX, NESTING_MAX  # noqa: E402
+from spotheal.training.skeleton import Skeleton  # noqa: E402
 from spotheal.training.state import UnsavableState  # noqa: E402
 
 
@@ -51,6 +58,172 @@ def test_what_cannot_be_saved_is_refused_by_its_own_error(value: Any, tmp_path: 
     with pytest.raises(UnsavableState):
         store.save(1, {"x": value})
     assert store.save_now(1, {"x": 1}).path is not None
+    store.close()
+
+
+def nested() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that they are a prototype
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+ODD = {
+    "longdouble": (lambda: numpy.longdouble(1.5), "longdouble", "float64"),
+    "clongdouble": (lambda: numpy.clongdouble(1.5), "clongdouble", "float64"),
+    "longdouble array": (lambda: numpy.array(1.5, dtype=numpy.longdouble), "ndarray of", "float64"),
+    "complex array": (lambda: numpy.ones(2, dtype=numpy.complex128), "complex128", "real"),
+    "nested": (nested, "nested tensor", "unbind"),
+    "lazy": (lambda: torch.nn.LazyLinear(3).weight, "lazy module", "call the model once"),
+    "lazy buffer": (lambda: torch.nn.LazyBatchNorm1d().running_mean, "lazy module", "call the model once"),
+    "meta": (lambda: torch.ones(3, device="meta"), "meta device, which has no content", "to_empty"),
+    "empty meta": (lambda: torch.ones(0, device="meta"), "meta device, which has no content", "to_empty"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "sparse", "values()"),
+    "dimensions": (lambda: torch.ones([1] * 65), "65 dimensions", "64"),
+}
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["now", "later"])
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_value_is_refused_with_its_place_and_what_to_do(name: str, later: bool, tmp_path: Path) -> None:
+    make, what, next_step = ODD[name]
+    store, value = Store(tmp_path), make()
+    for call in (store.save, lambda _, tree, **__: store.prepare(tree)):
+        with pytest.raises(UnsavableState) as refused:
+            call(2, {"a": {"b": value}}, later=[value] if later and isinstance(value, torch.Tensor) else ())
+        assert refused.value.message.startswith("a/b is a ") and what in refused.value.message
+        assert next_step in refused.value.next_step
+    assert store.save_now(3, {"x": torch.ones(1)}).path is not None
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["__metadata__", "spotheal.padding"])
+@pytest.mark.parametrize("make", [torch.ones, numpy.ones], ids=["tensor", "array"])
+def test_a_name_of_the_formats_own_is_refused_for_a_tensor_alone(name: str, make: Any, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for later in ((), [torch.ones(2)]):
+        with pytest.raises(UnsavableState, match=name) as refused:
+            store.save(1, {name: make(3)}, later=later)
+        assert "another key" in refused.value.next_step
+    store.save_now(2, {name: 1, "a": {name: make(3)}})
+    loaded = store.load()
+    assert loaded is not None and loaded.tree[name] == 1 and len(loaded.tree["a"][name]) == 3
+    store.close()
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["now", "later"])
+@pytest.mark.parametrize("name", ["nested", "meta", "sparse", "dimensions"])
+def test_one_that_becomes_odd_between_two_saves_fails_that_save_by_name(name: str, later: bool, tmp_path: Path) -> None:
+    """The structure is the same then, and no value is looked at one by one."""
+    store = Store(tmp_path)
+    make, what, _ = ODD[name]
+    usual, odd = {"a": {"b": torch.ones(3)}}, {"a": {"b": make()}}
+    store.save_now(1, usual)
+    fault: Any = None
+    try:
+        store.save_now(2, odd, later=[odd["a"]["b"]] if later else ())
+    except (UnsavableState, SaveFailed) as refused:
+        fault = refused
+    assert fault is not None and "a/b" in fault.message and what in fault.message
+    with pytest.raises(UnsavableState, match="a/b"):
+        store.prepare(odd)
+    assert store.save_now(3, usual).path is not None
+    store.close()
+
+
+def test_what_is_later_and_not_of_the_state_may_be_of_any_kind(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    later = [ODD[name][0]() for name in ("nested", "lazy", "meta", "empty meta", "sparse")]
+    assert store.save_now(1, {"x": torch.ones(3)}, later=later).path is not None
+    store.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- nesting
+IN_ONE_MORE = {
+    "list": lambda inner: [inner],
+    "tuple": lambda inner: (inner,),
+    "dict": lambda inner: {"a": inner},
+    "ordered": lambda inner: OrderedDict(a=inner),
+    "dict of a number": lambda inner: {1: inner},
+    "in turns": lambda inner: {1: [({"a": inner},)]},
+}
+FROZEN = {
+    "frozen set": lambda inner: frozenset((inner,)),
+    "key": lambda inner: (inner,),
+}
+
+
+def nest(kind: str, levels: int, inner: Any) -> Any:
+    """`levels` containers in all."""
+    in_one_more = (IN_ONE_MORE | FROZEN)[kind]
+    for _ in range(levels // 4 if kind == "in turns" else levels - (kind == "key")):
+        inner = in_one_more(inner)
+    return {inner: 1} if kind == "key" else inner
+
+
+def deeper(frames: int, call: Any) -> Any:
+    return call() if frames == 0 else deeper(frames - 1, call)
+
+
+@pytest.mark.parametrize("kind", [*IN_ONE_MORE, *FROZEN])
+def test_the_deepest_state_that_is_taken_is_loaded_deep_in_the_stack(kind: str, tmp_path: Path) -> None:
+    """It was once saved, and set aside as broken by a load that began deeper than the save."""
+    store = Store(tmp_path)
+    tree = nest(kind, NESTING_MAX, 1 if kind in FROZEN else torch.ones(2))
+    for step in (1, 2):
+        deeper(500, lambda step=step: store.save_now(step, tree, info=nest("list", NESTING_MAX, 1)))
+    loaded = deeper(500, store.load)
+    assert loaded is not None and store.set_aside == []
+    again, _ = state.pack(loaded.tree)
+    assert state.pack(loaded.tree)[1] == state.pack(tree)[1] and len(again) == (kind not in FROZEN)
+    store.close()
+
+
+@pytest.mark.parametrize("kind", [*IN_ONE_MORE, *FROZEN])
+@pytest.mark.parametrize("levels", [NESTING_MAX + 4, 460])
+def test_a_deeper_one_is_refused_with_its_place(kind: str, levels: int, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    tree = {"model": {"deep": nest(kind, levels, 1)}}
+    for take in (lambda: store.save(1, tree), lambda: state.pack(tree), lambda: Skeleton(tree)):
+        with pytest.raises(UnsavableState, match=f"model/deep.* {NESTING_MAX} containers") as refused:
+            take()
+        assert len(refused.value.message) < 250 and refused.value.next_step
+    assert list(tmp_path.iterdir()) == []
+    store.close()
+
+
+def test_one_that_has_grown_deeper_since_the_last_save_is_refused_too(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save_now(1, {"x": [1]})
+    with pytest.raises(UnsavableState, match="x/0"):
+        store.save(2, {"x": [nest("list", NESTING_MAX, 1)]})
+    store.close()
+
+
+def test_an_info_that_a_load_might_not_read_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save_now(1, {}, info=nest("list", JSON_NESTING_MAX, 1))
+    assert store.newest_info() == nest("list", JSON_NESTING_MAX, 1)
+    for levels in (JSON_NESTING_MAX + 1, 500, 5000):
+        for kind in ("list", "dict"):
+            with pytest.raises(UnsavableState):
+                store.save(2, {}, info={"seen": nest(kind, levels, 1)})
+    with pytest.raises(UnsavableState, match="seen/0/0"):
+        store.save(2, {}, info={"flat": "[[", "seen": nest("list", JSON_NESTING_MAX, 1)})
+    assert not store.busy
+    store.close()
+
+
+def test_a_save_at_the_end_of_the_stack_is_refused_and_loses_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    tree, said = {"x": nest("dict", NESTING_MAX - 1, 1)}, []
+    room = sys.getrecursionlimit() - len(inspect.stack(0))
+    for left in range(60, 400, 7):
+        try:
+            deeper(room - left, lambda: (Skeleton(tree), state.to_json(tree)))
+        except UnsavableState as refused:
+            said.append(refused.message)
+    assert said and all("interpreter's stack" in one for one in said)
+    assert store.save_now(2, tree).path is not None
     store.close()
 
 

@@ -67,7 +67,10 @@ class Plan:
     def takes(self, sources: Sequence[torch.Tensor], numbers: Iterable[int]) -> bool:
         """Whether those of the `sources` with these numbers have the dtypes and shapes that the plan was made of."""
         specs = self.specs
-        return all((sources[number].dtype, _size(sources[number])) == specs[number] for number in numbers)
+        try:
+            return all((sources[number].dtype, _size(sources[number])) == specs[number] for number in numbers)
+        except RuntimeError:  # a nested tensor has no size; a new plan says where it is
+            return False
 
     def chunk(self, index: int) -> tuple[int, int]:
         """Begin and end of chunk `index` in the data."""
@@ -353,7 +356,12 @@ def _are_later(sources: Sequence[torch.Tensor], later: Iterable[torch.Tensor]) -
     known = set(map(id, wanted))
     found = list(map(known.__contains__, map(id, sources)))
     if sum(found) < len(known):  # `state_dict` gives parameters that are detached, tensors of their own
-        memory = {_memory(one) for one in wanted if one.layout is torch.strided}
+        memory = set()
+        for one in wanted:
+            try:
+                memory.add(_memory(one))
+            except (RuntimeError, ValueError):  # sparse, nested, lazy: it is none of what can be saved
+                continue
         found = [_memory(one) in memory for one in sources]
     return found
 
@@ -365,6 +373,7 @@ def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _refuse_without_memory(name: str, tensor: torch.Tensor) -> None:
     """A tensor that wraps others, or has no content, has the pointer 0: a copy from there would end the process."""
+    refuse_unsavable(tensor, name)  # says of one on the meta device what it is
     raise UnsavableState(
         f"{name or 'the state'} is a {type(tensor).__name__} on {tensor.device} without memory of its own",
         next_step="save the tensors it wraps; DTensors by ShardedSession of spotheal.training.sharded_session",

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from spotheal.agent.errors import SpothealError
@@ -26,6 +26,12 @@ HEADER_BYTES_MAX = 100_000_000  # the limit of safetensors itself
 VERSION = "1"
 PADDING = "spotheal.padding"
 CHECKSUM = "block-sums-crc32"  # see checksum.py
+RESERVED_NAMES = ("__metadata__", PADDING)  # no tensor of a state may be called so
+DIMENSIONS_MAX = 64  # of one tensor: numpy's limit
+# Containers in containers, in a state. Every level takes its part of the interpreter's stack, at a load too, and that
+# may begin deeper in the stack than the save did: what is acknowledged must be loadable there.
+NESTING_MAX = 100
+JSON_NESTING_MAX = 3 * NESTING_MAX + 1  # the same as JSON: a dict of other keys than texts takes 3, a leaf may take 1
 
 ITEM_BYTES: Mapping[str, int] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -66,9 +72,9 @@ class Layout:
         entries = []
         at = 0
         for name, (dtype, shape) in sorted(tensors.items(), key=lambda item: (-ITEM_BYTES[item[1][0]], item[0])):
-            if name in ("__metadata__", PADDING):
+            if name in RESERVED_NAMES:
                 raise ValueError(f"{name!r} is a name of the format's own")
-            size = prod(shape) * ITEM_BYTES[dtype]
+            size = _size(shape, dtype)
             entries.append(Entry(name, dtype, shape, at, at + size))
             at += size
         padding = -at % ALIGNMENT
@@ -153,20 +159,20 @@ def parse_header(whole: bytes, file_bytes: int) -> Header:
     try:
         body = json.loads(whole[8:].decode("utf-8"), object_pairs_hook=_no_duplicates)
         metadata = body.pop("__metadata__")
-        step, chunk_bytes = int(metadata["step"]), int(metadata["chunk_bytes"])
+        step, chunk_bytes = _number(metadata["step"]), _number(metadata["chunk_bytes"])
         text = metadata["checksums"]
-        checksums = tuple(int(text[at : at + 8], 16) for at in range(0, len(text), 8))
-        state, info = json.loads(metadata["state"]), json.loads(metadata["info"])
+        checksums = tuple(_checksum(text[at : at + 8]) for at in range(0, len(text), 8))
+        state, info = _values(metadata["state"]), _values(metadata["info"])
         entries = tuple(_entry(name, fields) for name, fields in body.items())
         algorithm = metadata["checksum"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
-        raise BrokenCheckpoint(f"its header cannot be read: {type(fault).__name__}: {fault}") from fault
+        raise BrokenCheckpoint(f"its header cannot be read: {type(fault).__name__}: {str(fault)[:200]}") from fault
     if algorithm != CHECKSUM:
-        raise BrokenCheckpoint(f"its checksums are of a kind this version does not know: {algorithm!r}")
+        raise BrokenCheckpoint(f"its checksums are of a kind this version does not know: {str(algorithm)[:80]!r}")
     layout = Layout(entries, _contiguous(entries))
     if len(whole) + layout.data_bytes != file_bytes:
         raise BrokenCheckpoint(f"it has {file_bytes} bytes, its header asks for {len(whole) + layout.data_bytes}")
-    if step < 0 or chunk_bytes <= 0 or chunk_bytes % ALIGNMENT or layout.data_bytes % ALIGNMENT:
+    if chunk_bytes == 0 or chunk_bytes % ALIGNMENT or layout.data_bytes % ALIGNMENT:
         raise BrokenCheckpoint("its header names an impossible step, chunk or size")
     if len(checksums) != chunk_count(layout.data_bytes, chunk_bytes):
         raise BrokenCheckpoint("it has another number of checksums than of chunks")
@@ -193,14 +199,57 @@ def _encode(
     return _BEGIN + _NO_CRC + b'",' + rest.encode() + b"}" + layout.json
 
 
+def nested_beyond(values: Any, levels: int) -> bool:
+    """Whether lists and dicts lie in one another in more than `levels` levels. It takes no stack to find out."""
+    inside = [values]
+    for _ in range(levels + 1):
+        inside = [one for one in inside if isinstance(one, (dict, list, tuple))]
+        if not inside:
+            return False
+        inside = [item for one in inside for item in (one.values() if isinstance(one, dict) else one)]
+    return True
+
+
+def _number(text: Any) -> int:
+    """What `str` made of a number that can be one of a file: JSON's own may be Infinity, true or 1.5."""
+    if not isinstance(text, str) or not re.fullmatch("[0-9]{1,18}", text):
+        raise ValueError(f"{str(text)[:80]!r} is no number of steps or bytes")
+    return int(text)
+
+
+def _checksum(text: Any) -> int:
+    if not isinstance(text, str) or not re.fullmatch("[0-9a-f]{8}", text):
+        raise ValueError(f"{str(text)[:80]!r} is no checksum")
+    return int(text, 16)
+
+
+def _values(text: Any) -> Any:
+    values = json.loads(text)
+    if nested_beyond(values, JSON_NESTING_MAX):
+        raise ValueError(f"it is nested in more than {JSON_NESTING_MAX} levels")
+    return values
+
+
+def _size(shape: Sequence[int], dtype: str) -> int:
+    """Bytes of a tensor. Of at most DIMENSIONS_MAX numbers, so that their product stays a number to reckon with."""
+    if len(shape) > DIMENSIONS_MAX:
+        raise ValueError(f"{len(shape)} dimensions, {DIMENSIONS_MAX} are possible")
+    size = ITEM_BYTES[dtype]
+    for length in shape:
+        size *= length
+    return size
+
+
 def _entry(name: str, fields: Any) -> Entry:
     dtype, shape, (begin, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
+    if not isinstance(shape, list) or len(shape) > DIMENSIONS_MAX:
+        raise ValueError(f"tensor {name[:80]!r} has an impossible shape")
     numbers = [*shape, begin, end]
     if dtype not in ITEM_BYTES or not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
         raise ValueError(f"tensor {name[:80]!r} has an impossible type, shape or place")
     if begin % ITEM_BYTES[dtype]:
         raise ValueError(f"tensor {name[:80]!r} lies at {begin}, which is no place for its items")
-    if prod(shape) * ITEM_BYTES[dtype] != end - begin:
+    if _size(shape, dtype) != end - begin:
         raise ValueError(f"tensor {name[:80]!r} takes {end - begin} bytes, its shape asks for another number")
     return Entry(name, dtype, tuple(shape), begin, end)
 

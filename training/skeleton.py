@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from spotheal.training.state import UnsavableState, pack, to_json
+from spotheal.training.state import no_stack, pack, to_json
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)  # exactly these: a subclass may hold more than its items
 _LEAVES = (type(None), bool, int, float, str, bytes)  # and these: others may change behind our back
@@ -47,7 +47,10 @@ class Skeleton:
     def __init__(self, tree: Any) -> None:
         self.tensors, self.values = pack(tree)
         leaves: list[Any] = []
-        root = _node(tree, leaves)
+        try:
+            root = _node(tree, leaves)
+        except RecursionError:
+            raise no_stack() from None
         self.exact = root is not None
         if root is None:
             return
@@ -67,9 +70,9 @@ class Skeleton:
 
         try:
             named, marked = pack(_replaced(tree, root, leaves, mark))
-            text = to_json(marked)
-        except RecursionError:  # JSON of it is nested more deeply than the state itself
-            raise UnsavableState("the state is nested too deeply to be saved") from None
+        except RecursionError:
+            raise no_stack() from None
+        text = to_json(marked)
         self._at = [numbers[id(tensor)] for tensor in named.values()]
         self.names = tuple(named)
         pieces = re.split(f'"{token}:(\\d+):"', text)
@@ -81,7 +84,7 @@ class Skeleton:
         leaves: list[Any] = []
         try:
             _walk(self._root, tree, leaves)
-        except _Different:
+        except (_Different, RecursionError):  # so deep in the stack: a new skeleton says so
             return None
         return leaves if list(map(type, leaves)) == self._kinds else None
 
