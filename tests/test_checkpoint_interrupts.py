@@ -170,6 +170,15 @@ def test_several_threads_get_their_own_outcomes_and_prepare_waits_for_a_save(tmp
     store.close()
 
 
+def test_save_now_tells_how_its_own_save_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`flush` and `last` may by then be of another thread's."""
+    store = Store(tmp_path)
+    monkeypatch.setattr(store, "flush", lambda: Outcome(999, 0.0, 0))
+    assert store.save_now(1, tree(1)).step == 1
+    monkeypatch.undo()
+    store.close()
+
+
 def test_a_file_that_a_trainer_moves_while_it_is_read_is_looked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -182,6 +182,8 @@ def test_links_and_pipes_are_not_followed(store: ShardedStore, tmp_path: Path) -
         (lambda body: body["tensors"]["model/weight"][2][0].__setitem__(2, 9), "rank 9 of 1"),
         (lambda body: body["tensors"]["model/weight"][2][0][1].__setitem__(0, 99), "do not make up"),
         (lambda body: body["tensors"]["model/weight"][2][0][0].__setitem__(0, 5), "leaves its tensor"),
+        (lambda body: body["tensors"]["model/weight"].__setitem__(1, [1] * 65), "a shape that no tensor has"),
+        (lambda body: body["tensors"]["model/weight"].__setitem__(1, [2**40, 2**40, 0]), "a shape that no tensor has"),
         (lambda body: body["tensors"]["model/weight"].__setitem__(0, "OBJECT"), "type 'OBJECT'"),
         (lambda body: body.__setitem__("files", []), "0 files"),
         (lambda body: body.__setitem__("step", -3), "no size"),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from spotheal.training.format import ITEM_BYTES, BrokenCheckpoint, Header
+from spotheal.training.format import DIMENSIONS_MAX, ITEM_BYTES, BrokenCheckpoint, Header
 
 VERSION = "1"
 BYTES_MAX = 1 << 30
@@ -110,8 +110,10 @@ def _sharded(fields: Any, world: int) -> Sharded:
     dtype, shape, boxes = fields
     if dtype not in ITEM_BYTES:
         raise ValueError(f"type {dtype!r}")
+    if len(shape) > DIMENSIONS_MAX or prod(max(1, _number(length)) for length in shape) >= 2**62:
+        raise ValueError("a shape that no tensor has")
     tensor = Sharded(dtype, _numbers(shape), tuple(_box(box, world) for box in boxes))
-    for box in tensor.boxes:
+    for box in tensor.boxes:  # of as many dimensions, by `strict`, before their sizes are multiplied
         ends = [begin + size for begin, size in zip(box.offsets, box.sizes, strict=True)]
         if any(end > length for end, length in zip(ends, tensor.shape, strict=True)):
             raise ValueError(f"a box at {box.offsets} leaves its tensor")
