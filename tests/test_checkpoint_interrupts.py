@@ -18,6 +18,7 @@ import torch
 from spotheal.agent.errors import SpothealError
 from spotheal.training import checkpoint, slots
 from spotheal.training.checkpoint import Loaded, Outcome, SaveFailed, Store
+from spotheal.training.copying import Copy
 from spotheal.training.files import Files
 from spotheal.training.format import BrokenCheckpoint
 from spotheal.training.outcome import LoadFailed
@@ -86,6 +87,31 @@ def test_after_a_ctrl_c_while_a_save_is_waited_for_no_other_shares_its_buffer(wa
     assert [outcome.fault for outcome in ends] == [None] * len(ends)
     for step, path in Store(tmp_path).slots.found():
         assert content(path) == (step, float(step))
+
+
+def test_after_a_ctrl_c_in_prepare_the_next_save_has_a_buffer_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, went_on, copied, real, runs = *(threading.Event() for _ in range(3)), Copy.run, list[Copy]()
+
+    def run(copy: Copy, *threads: Any) -> None:
+        runs.append(copy)
+        if copy is runs[0]:
+            go_on.wait(60)
+        real(copy, *threads)
+        (went_on if copy is runs[0] else copied).set()
+
+    def before_commit() -> None:  # all is copied and summed up; now the one that was interrupted goes on
+        copied.wait(60)
+        go_on.set()
+        went_on.wait(60)
+
+    monkeypatch.setattr(Copy, "run", run)
+    store = Store(tmp_path, before_commit=before_commit)
+    interrupted(lambda: store.prepare(tree(-1)))
+    path = store.save_now(1, tree(1)).path
+    assert path is not None and content(path) == (1, 1.0)
+    store.close()
 
 
 def test_after_a_ctrl_c_while_threads_are_started_none_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

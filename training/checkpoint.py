@@ -174,8 +174,12 @@ class Store:
                 threads.submit(copy.run),
                 threads.submit(lambda: (copy.checksum(0), plan.layout.json)),
             ]
-            for run in runs:
-                run.result()
+            try:
+                for run in runs:
+                    run.result()
+            except BaseException:  # an interrupt: what still copies must not do so into the next save's buffer
+                self._image = None
+                raise
         return plan.layout.data_bytes
 
     def save(
@@ -234,8 +238,8 @@ class Store:
             raise
         series = [self.slots, *([self.best] if best else []), *([self.milestones] if milestone else [])]
         pending: Future[Outcome] = Future()
-        self._copy, self._pending = copy, pending
         try:
+            self._copy, self._pending = copy, pending
             self._pool().submit(self._end_with, pending, copy, step, text, info_json, series, began)
         except BaseException as fault:  # no thread to be had, a signal: begun it goes on, else it never will
             if pending.cancel():
