@@ -189,6 +189,8 @@ def _pack(value: Any, place: str, tensors: dict[str, torch.Tensor], depth: int) 
         }
     if type(value).__module__ == "numpy":
         try:
+            if getattr(value, "dtype", None) is not None and value.dtype.kind in "mM":
+                raise TypeError("times in nanoseconds have a plain number as their item, NaT has None")
             plain = torch.from_numpy(value.copy()) if getattr(value, "shape", ()) else value.item()
         except (TypeError, ValueError, AttributeError):  # objects, texts, foreign byte order; numpy's other classes
             plain = value
