@@ -33,9 +33,9 @@ from spotheal.training.files import Files
 from spotheal.training.format import BrokenCheckpoint, Header
 from spotheal.training.image import Image
 from spotheal.training.outcome import (
-    LoadFailed,
     Outcome,
     SaveFailed,
+    never_still,
     no_memory,
     no_thread,
     not_as_it_was,
@@ -199,29 +199,30 @@ class Store:
         `best` and `milestone` write the same state into those series as well. `info` is JSON, readable with the header
         alone. Raises UnsavableState; a fault of the disk comes with the outcome (`flush`, `on_end`, `last`).
         """
-        return self._try_save(step, tree, info, later, best, milestone) is not None
+        options = {"info": info, "later": later, "best": best, "milestone": milestone}
+        return self._try_save(step, tree, **options) is not None
 
-    def _try_save(
-        self,
-        step: int,
-        tree: Any,
-        info: Any = None,
-        later: Iterable[torch.Tensor] = (),
-        best: bool = False,
-        milestone: bool = False,
-    ) -> Future[Outcome] | None:
+    def _try_save(self, step: int, tree: Any, **options: Any) -> Future[Outcome] | None:
+        """As `save`, but what will be that very save's outcome; None where another is pending."""
         if not 0 <= operator.index(step) <= STEP_MAX:
             raise ValueError(f"step {step}: a step is from 0 to {STEP_MAX}")
         self._settle_after_fork()
         if not self._beginning.acquire(blocking=False):
             return None
         try:
-            return None if self.busy else self._begin(operator.index(step), tree, info, later, best, milestone)
+            return None if self.busy else self._begin(operator.index(step), tree, **options)
         finally:
             self._beginning.release()
 
     def _begin(
-        self, step: int, tree: Any, info: Any, later: Iterable[torch.Tensor], best: bool, milestone: bool
+        self,
+        step: int,
+        tree: Any,
+        *,
+        info: Any = None,
+        later: Iterable[torch.Tensor] = (),
+        best: bool = False,
+        milestone: bool = False,
     ) -> Future[Outcome]:
         began = time.monotonic()
         names, sources, text = self._apart(tree)
@@ -475,10 +476,7 @@ class Store:
                 put_aside(path, what)
             else:
                 return None
-        raise LoadFailed(
-            f"the checkpoints in {self.folder} change faster than they can be read",
-            next_step="load where no other process saves, or from a copy",
-        )
+        raise never_still(self.folder)
 
     def _read(self, step: int, path: Path) -> Loaded:
         began = time.monotonic()

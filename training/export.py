@@ -1,4 +1,4 @@
-"""The final weights: one safetensors file that any reader opens, put in place whole or not at all."""
+"""One safetensors file, put in place whole or not at all: the final weights for any reader, a data set for ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a save ended, and what is said of one that failed: what is left, and what to do."""
+"""How a save ended, and what is said of a save or a load that failed: what is left, and what to do."""
 
 from __future__ import annotations
 
@@ -68,6 +68,16 @@ def not_readable(what: Path, error: OSError | MemoryError) -> LoadFailed:
         next_step = "see `ls -ld`, `mount` and `dmesg`; nothing was changed"
     fault = LoadFailed(f"{what} cannot be read: {_why(error)}", next_step=next_step)
     fault.errno = code or errno.ENOMEM
+    return fault
+
+
+def never_still(folder: Path) -> LoadFailed:
+    """Of a folder whose files another process moves at every look."""
+    fault = LoadFailed(
+        f"the checkpoints in {folder} change faster than they can be read",
+        next_step="load where no other process saves, or from a copy",
+    )
+    fault.errno = errno.EAGAIN
     return fault
 
 

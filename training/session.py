@@ -1,6 +1,6 @@
 """Save at the notice and as often as is cheap, resume exactly: what the plain loop and every integration are made of.
 
-    session = Session("checkpoints")               # folder, pace and files as the agent says, where it says so
+    session = Session()                            # folder, pace and files as the agent says, where it says so
     tree = session.load()                          # None at the first start
     session.after_step(step, gather, loss=loss)    # after each optimizer step; at a notice: SavedAndStopped
     session.finish(step, gather)

@@ -1,7 +1,7 @@
 """Save at the notice and resume exactly, for models of which no rank has the whole (FSDP2's `fully_shard`, DTensor).
 
     fully_shard(model)
-    loop = resume(ShardedSession("checkpoints"), model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler)
+    loop = resume(ShardedSession(), model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler)
 
 The rest is as with `Session`: `loop.after_step(...)`, `loop.finish()`. Another number of ranks may resume. What every
 rank has whole (scheduler, sampler, buffers) is saved as rank 0 has it; generators of each rank. Limits: one model and
