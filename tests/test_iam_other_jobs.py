@@ -194,10 +194,25 @@ def test_an_instance_cannot_list_the_whole_store(account: Account) -> None:
         assert is_refused(lambda: s3.list_objects_v2(Bucket="store", **which)), which  # noqa: B023
 
 
-def test_what_is_not_there_is_told_from_what_may_not_be_read(account: Account) -> None:
-    """S3 says 403 of both to a role that may not list the whole bucket."""
+@pytest.mark.parametrize("told", [True, False], ids=["404 below the prefix", "403 everywhere"])
+def test_an_absent_object_is_told_from_a_closed_one_whichever_way_s3_answers(account: Account, told: bool) -> None:
     s3, name = account.client("s3"), f"{account.ours.name}/{account.ours.run}"
-    assert is_refused(lambda: s3.get_object(Bucket="store", Key=f"{name}/nothing"))
+    account.endpoint.authorization.key_counts_as_prefix = told
+    for absent in (f"{name}/nothing", f"{name}/with space+plus/100%"):
+        with pytest.raises(ClientError) as answer:
+            s3.get_object(Bucket="store", Key=absent)
+        assert ("NoSuchKey" if told else "AccessDenied") == answer.value.response["Error"]["Code"]
+        with pytest.raises(ClientError) as answer:
+            s3.head_object(Bucket="store", Key=absent)
+        assert ("404" if told else "403") == answer.value.response["Error"]["Code"]
+    for call in (s3.get_object, s3.head_object):
+        assert_forbidden(lambda: call(Bucket="store", Key=f"{account.theirs.name}/nothing"))  # noqa: B023
     assert Store(s3, StoreUrl("store", name)).get_bytes("nothing") is None
     with pytest.raises(PermissionDenied):
         Store(s3, StoreUrl("store", f"{account.theirs.name}/{account.theirs.run}")).get_bytes("nothing")
+
+
+def assert_forbidden(call: Callable[[], Any]) -> None:
+    with pytest.raises(ClientError) as answer:
+        call()
+    assert 403 == answer.value.response["ResponseMetadata"]["HTTPStatusCode"]
