@@ -39,6 +39,7 @@ _PERMISSION = {
     "UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "AuthFailure", "InvalidClientTokenId",
     "ExpiredToken", "ExpiredTokenException", "SignatureDoesNotMatch", "OptInRequired", "UnrecognizedClientException",
     "InvalidAccessKeyId", "MissingAuthenticationToken", "IncompleteSignature", "403",
+    "AuthorizationError", "InvalidSignatureException", "InvalidToken",
 }  # fmt: skip
 _CAPACITY = {
     "InsufficientInstanceCapacity", "SpotMaxPriceTooLow", "MaxSpotInstanceCountExceeded", "VcpuLimitExceeded",
@@ -50,7 +51,7 @@ _CONFLICT = {
     "PreconditionFailed", "412", "VolumeInUse", "InvalidVolume.ZoneMismatch", "InvalidVolumeID.ZoneMismatch",
     "IdempotentParameterMismatch", "FileSystemInUse", "FileSystemAlreadyExists", "MountTargetConflict",
 }  # fmt: skip
-_NOT_FOUND = {"NoSuchKey", "NoSuchBucket", "404", "FileSystemNotFound", "MountTargetNotFound"}
+_NOT_FOUND = ("NotFound", "NotFoundException")  # ends of codes; those of IAM and S3 begin with NoSuch
 _NEXT_STEP = {
     PermissionDenied: "check who you are with `aws sts get-caller-identity`, and what is needed in docs/permissions.md",
     CapacityError: "allow more instance types and zones in spot_fleet_config.json, or raise the quota named",
@@ -120,7 +121,7 @@ def from_client_error(what: str, error: Any) -> SpothealError:
 
 
 def _kind(code: str, status: int) -> type[SpothealError]:
-    if code in _PERMISSION:
+    if code in _PERMISSION or code.startswith("AuthFailure."):
         return PermissionDenied
     if code in _CAPACITY:
         return CapacityError
@@ -128,6 +129,8 @@ def _kind(code: str, status: int) -> type[SpothealError]:
         return Conflict
     if code in _RETRYABLE:
         return Retryable
-    if code.endswith(".NotFound") or code in _NOT_FOUND:
+    if code.startswith("KMS."):  # the key is gone, not the object: who reads "absent" would write over the object
+        return Fatal
+    if status == 404 or code == "404" or code.endswith(_NOT_FOUND) or code.startswith("NoSuch"):
         return NotFound
     return Retryable if status >= 500 or status == 429 else Fatal

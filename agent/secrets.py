@@ -14,7 +14,15 @@ from typing import Any
 
 from spotheal.agent.aws import translated
 from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.errors import Fatal, Interrupted, NoCredentials, PermissionDenied, Retryable, SetupFailed
+from spotheal.agent.errors import (
+    Fatal,
+    Interrupted,
+    NoCredentials,
+    NotFound,
+    PermissionDenied,
+    Retryable,
+    SetupFailed,
+)
 from spotheal.agent.foreign_command import back_off
 from spotheal.agent.patience import Patience
 from spotheal.agent.redaction import LENGTH_MIN, SECRETS
@@ -88,10 +96,8 @@ class Vault:
             try:
                 with translated(f"read {name} of Secrets Manager"):
                     said = self.client("secretsmanager").get_secret_value(SecretId=name)
-            except Fatal as error:
-                if error.code == "ResourceNotFoundException":
-                    continue
-                raise
+            except NotFound:
+                continue
             if "SecretString" in said:
                 found["secretsmanager", name] = said["SecretString"]
         return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,12 +188,8 @@ def _delete(session: Session, asked: Asked, thing: Thing) -> None:
         case "snapshot":
             session.ec2.delete_snapshot(thing.id)
         case "launch template":
-            try:
-                with translated(f"delete launch template {thing.id}"):
-                    session.client("ec2").delete_launch_template(LaunchTemplateName=thing.id)
-            except SpothealError as error:
-                if not error.code.endswith(("NotFoundException", "NotFound")):
-                    raise
+            with suppress(NotFound), translated(f"delete launch template {thing.id}"):
+                session.client("ec2").delete_launch_template(LaunchTemplateName=thing.id)
         case "store":
             _delete_prefix(session, asked.root.below(*thing.owner))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from spotheal.agent.aws import translated
-from spotheal.agent.errors import SpothealError
+from spotheal.agent.errors import NotFound, SpothealError
 from spotheal.fleet.account.network import SSH_GROUP
 from spotheal.fleet.session import Session
 
@@ -37,6 +37,7 @@ def delete(session: Session, groups: Iterable[SecurityGroup], say: Callable[[str
             with translated(f"delete {group.id}"):
                 session.client("ec2").delete_security_group(GroupId=group.id)
             say(f"deleted {group.says()}")
+        except NotFound:
+            pass
         except SpothealError as error:
-            if not error.code.endswith("NotFound"):
-                say(f"{group.says()} is still there: {error.message}")
+            say(f"{group.says()} is still there: {error.message}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -115,13 +116,25 @@ def test_the_hour_begins_when_the_last_instance_was_heard() -> None:
     assert account.running() == [False]
 
 
-def test_a_rescue_that_has_fired_or_was_removed_stops_nothing() -> None:
+def test_a_rescue_that_has_fired_or_was_removed_is_asked_for_once_and_warns_nobody() -> None:
     account = Account()
     account.scheduler.delete_schedule(Name=rescue_schedule(JOB, RUN))
-    agent = account.agent()
-    agent.put_off()
-    agent.drop()
-    assert account.agent().drop() is None
+    agent, asked = account.agent(), Counter[str]()
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            asked[name] += 1
+            return getattr(account.scheduler, name)
+
+    agent._scheduler = Counting()
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(10):
+            account.pass_time(HOUR)
+            agent.put_off()
+        agent.drop()
+        account.agent().drop()
+    assert asked == {"get_schedule": 1}
+    assert [line["event"] for line in lines] == ["the on-demand rescue has fired, or was removed"]
 
 
 def test_a_scheduler_that_refuses_stops_nothing_and_is_asked_again() -> None:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ ADDITIONS = {
 EVERY_JOB = "spotheal--every-job"  # the trainer policy of the account's administrator; no job's name begins with a dash
 _NAME = re.compile(r"[\w+=,.@-]{1,64}")
 _DESCRIPTION = "Made by fleetctl (spotheal)"
-_EXISTS, _MISSING = "EntityAlreadyExists", "NoSuchEntity"
+_EXISTS = "EntityAlreadyExists"
 
 
 @dataclass(frozen=True)
@@ -221,10 +221,8 @@ def _found(what: str, call: Callable[[], Any]) -> Any:
     try:
         with translated(what):
             return call()
-    except (NotFound, SpothealError) as error:
-        if isinstance(error, NotFound) or error.code == _MISSING:
-            return None
-        raise
+    except NotFound:
+        return None
 
 
 # ---------------------------------------------------------------------------------------------------------------- make
@@ -311,9 +309,5 @@ def is_made_by_us(session: Session, name: str) -> bool:
 @contextmanager
 def _gone() -> Iterator[None]:
     """Gone already is gone."""
-    try:
-        with translated("take the role away"):
-            yield
-    except SpothealError as error:
-        if not isinstance(error, NotFound) and error.code != _MISSING:
-            raise
+    with suppress(NotFound), translated("take the role away"):
+        yield

@@ -23,7 +23,6 @@ ROLES = {
 SPOT_FLEET = ("spot.amazonaws.com", "spotfleet.amazonaws.com")
 EC2_FLEET = ("spot.amazonaws.com", "ec2fleet.amazonaws.com")
 _THERE = ("InvalidInput", "EntityAlreadyExists")  # "has been taken in this account"
-_MISSING = ("NoSuchEntity", "NoSuchEntityException")
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,7 @@ def missing(session: Session, services: Iterable[str]) -> list[CreateServiceRole
         except PermissionDenied as error:
             if not error.code:
                 raise
-        except SpothealError as error:
-            if not isinstance(error, NotFound) and error.code not in _MISSING:
-                raise
+        except NotFound:
             steps.append(CreateServiceRole(service))
     return steps
 

@@ -7,12 +7,13 @@ does not carry the job's tag. The store with checkpoints and results stays, and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from spotheal.agent.aws import translated
 from spotheal.agent.clock import Clock
-from spotheal.agent.errors import SpothealError, WaitTimedOut
+from spotheal.agent.errors import NotFound, SpothealError, WaitTimedOut
 from spotheal.fleet.batch import creating, jobs, roles
 from spotheal.fleet.batch.names import Names
 from spotheal.fleet.session import Session
@@ -124,9 +125,5 @@ def _pause(clock: Clock, until: float, what: str) -> None:
 
 
 def _delete_log_group(session: Session, names: Names) -> None:
-    try:
-        with translated(f"delete log group {names.log_group}"):
-            session.client("logs").delete_log_group(logGroupName=names.log_group)
-    except SpothealError as error:
-        if error.code != "ResourceNotFoundException":
-            raise
+    with suppress(NotFound), translated(f"delete log group {names.log_group}"):
+        session.client("logs").delete_log_group(logGroupName=names.log_group)

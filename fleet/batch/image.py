@@ -97,10 +97,8 @@ def exists(session: Session, name: str) -> bool | None:
         return True
     except PermissionDenied:
         return None
-    except SpothealError as error:
-        if error.code in ("RepositoryNotFoundException", "ImageNotFoundException") or isinstance(error, NotFound):
-            return False
-        raise
+    except NotFound:
+        return False
 
 
 def notes(session: Session, name: str) -> list[str]:

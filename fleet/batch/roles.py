@@ -111,10 +111,8 @@ def _found(what: str, call: Callable[[], Any]) -> Any:
     try:
         with translated(what):
             return call()
-    except SpothealError as error:
-        if isinstance(error, NotFound) or error.code == "NoSuchEntity":
-            return None
-        raise
+    except NotFound:
+        return None
 
 
 def _once(what: str, call: Callable[[], Any], already: str = "EntityAlreadyExists") -> None:

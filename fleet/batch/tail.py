@@ -114,13 +114,8 @@ class Tail:
         return [Line(reading.stream.label, str(event["message"])) for event in events], is_end
 
     def _get(self, stream: str, **arguments: Any) -> dict[str, Any]:
-        try:
-            with translated(f"read log stream {stream}"):
-                answer: dict[str, Any] = self._session.client("logs").get_log_events(
-                    logGroupName=self._group, logStreamName=stream, **arguments
-                )
-                return answer
-        except SpothealError as error:
-            if error.code == "ResourceNotFoundException":
-                raise NotFound(error.message, code=error.code) from error
-            raise
+        with translated(f"read log stream {stream}"):
+            answer: dict[str, Any] = self._session.client("logs").get_log_events(
+                logGroupName=self._group, logStreamName=stream, **arguments
+            )
+            return answer

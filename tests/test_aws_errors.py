@@ -1,0 +1,58 @@
+"""AWS's error codes as our errors: the class decides whether we wait, who is asked, and the exit code."""
+
+from __future__ import annotations
+
+import pytest
+from botocore.exceptions import ClientError
+
+from spotheal.agent import aws
+from spotheal.agent.errors import ExitCode, Fatal, NotFound, PermissionDenied, Retryable, SpothealError
+
+
+def error_of(code: str, status: int) -> SpothealError:
+    response = {"Error": {"Code": code, "Message": "words"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return aws.from_client_error("ask", ClientError(response, "Ask"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("ResourceNotFoundException", 404),  # Scheduler
+        ("ResourceNotFoundException", 400),  # Secrets Manager, CloudWatch Logs
+        ("NoSuchEntity", 404),  # IAM
+        ("NotFound", 404),  # SNS
+        ("ParameterNotFound", 400),
+        ("RepositoryNotFoundException", 400),
+        ("InvalidLaunchTemplateName.NotFoundException", 400),
+        ("InvalidVolume.NotFound", 400),
+        ("NoSuchUpload", 404),
+        ("SomeCodeThatNobodyHasSeen", 404),
+    ],
+)
+def test_what_is_not_there_is_not_found(code: str, status: int) -> None:
+    error = error_of(code, status)
+    assert (NotFound, code) == (type(error), error.code)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("AuthorizationError", 403),  # SNS
+        ("AuthFailure.ServiceLinkedRoleCreationNotPermitted", 403),  # EC2
+        ("InvalidSignatureException", 403),
+        ("InvalidToken", 400),  # S3
+    ],
+)
+def test_a_refusal_is_a_refusal_in_every_service(code: str, status: int) -> None:
+    error = error_of(code, status)
+    assert (PermissionDenied, ExitCode.PERMISSION) == (type(error), error.exit_code)
+    assert "get-caller-identity" in error.next_step
+
+
+def test_an_object_whose_key_is_gone_is_not_an_absent_object() -> None:
+    """S3 passes KMS's answer on. Read as "no such object" it would let us write over what is there."""
+    assert type(error_of("KMS.NotFoundException", 400)) is Fatal
+
+
+def test_an_answer_without_a_known_code_is_judged_by_its_status() -> None:
+    assert [Retryable, Retryable, Fatal] == [type(error_of("", status)) for status in (500, 429, 400)]
