@@ -1,7 +1,7 @@
 """This machine's disks, mounts and power: the only module that runs lsblk, blkid, mount and their like.
 
 Mounts are read with findmnt, never from /proc: what the programs say is what counts. Device contents are read, never
-written, except by mkfs on a device that `is_blank`.
+written, except by mkfs on a device that `is_blank`, or that holds only what an unfinished mkfs of ours left.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from spotheal.agent.paths import Paths
 BY_ID = Path("/dev/disk/by-id")
 SYS_BLOCK = Path("/sys/block")
 FILESYSTEMS = ("xfs", "ext4")
+_FORCE = {"xfs": "-f", "ext4": "-F"}  # mkfs's word for "over what is there"
 MIB = 1024 * 1024
 QUERY_SECONDS = 20.0
 MKFS_SECONDS = 600.0
@@ -115,16 +116,29 @@ class Host:
         except OSError as fault:
             raise Retryable(f"{device} cannot be read: {fault.strerror}") from fault
 
-    def make_filesystem(self, device: str, fstype: str) -> None:
-        """Format `device`; Fatal, and nothing done, where it is not blank."""
+    def make_filesystem(self, device: str, fstype: str, again: bool = False) -> None:
+        """Format `device`; Fatal, and nothing done, if it is not blank.
+
+        `again`: the caller knows that a mkfs of ours was cut short on it. Then bytes and a signature of ours are
+        formatted over; a partition, a mount or another signature is refused as always.
+        """
         if fstype not in FILESYSTEMS:
             raise Fatal(f"{fstype!r} is no filesystem we make", next_step=f"use one of {', '.join(FILESYSTEMS)}")
         programs.find(f"mkfs.{fstype}")
-        if not self.is_blank(device):
+        blank = self.is_blank(device)
+        if not (blank or (again and self._may_be_unfinished(device))):
             raise Fatal(f"{device} is not blank and is not formatted", next_step=f"look at `blkid -p {device}`")
-        made = programs.run([f"mkfs.{fstype}", "-q", device], seconds_max=MKFS_SECONDS)
+        force = [] if blank else [_FORCE[fstype]]
+        made = programs.run([f"mkfs.{fstype}", "-q", *force, device], seconds_max=MKFS_SECONDS)
         if made.code != 0:
             raise Retryable(f"mkfs.{fstype} failed on {device}: {made.said}")
+
+    def _may_be_unfinished(self, device: str) -> bool:
+        """Whether there is nothing on `device` that a mkfs of ours could not have left there."""
+        seen = self.device_at(device)
+        if seen is None or seen.has_children or seen.mountpoints:
+            return False
+        return {seen.fstype or "", self.filesystem(device)} <= {"", *FILESYSTEMS}
 
     # ---------------------------------------------------------------------------------------------------------- mounts
     def mounted_at(self, mountpoint: str) -> str | None:

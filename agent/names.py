@@ -132,6 +132,12 @@ class StoreLayout:
         return f"terms/{number}.holds.{volume}"
 
     @staticmethod
+    def formatting(number: int, volume: str) -> str:
+        """`terms/<n>.formatting.<volume>`: term `n` makes the volume's first filesystem. Put before mkfs: a volume that
+        no term holds and whose mkfs was cut short cannot be mounted, but it can be formatted again."""
+        return f"terms/{number}.formatting.{volume}"
+
+    @staticmethod
     def released(number: int) -> str:
         """`terms/<n>.released`, empty: term `n` will not mount or write again. Put before its handover snapshot."""
         return f"terms/{number}.released"

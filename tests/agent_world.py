@@ -53,7 +53,7 @@ class FolderHost(Host):
     def is_blank(self, device: str) -> bool:
         return not Path(device).exists()
 
-    def make_filesystem(self, device: str, fstype: str) -> None:
+    def make_filesystem(self, device: str, fstype: str, again: bool = False) -> None:
         Path(device).mkdir()
 
     def mount(self, device: str, mountpoint: str, fstype: str = "", volume: str = "", attached_as: str = "") -> None:

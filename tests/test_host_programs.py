@@ -241,6 +241,38 @@ def test_in_a_thousand_layouts_nothing_but_a_blank_device_is_formatted(
     assert formatted > 50
 
 
+@pytest.mark.parametrize(("fstype", "force"), [("xfs", "-f"), ("ext4", "-F")])
+@pytest.mark.parametrize("signature", ["exit 2", "echo TYPE=xfs", "echo TYPE=ext4"])
+def test_what_an_unfinished_mkfs_left_is_formatted_over(
+    program: Write, host: Host, device: Path, tmp_path: Path, fstype: str, force: str, signature: str
+) -> None:
+    program("blkid", signature)
+    program(f"mkfs.{fstype}", f'echo "$@" > {tmp_path}/mkfs')
+    device.write_bytes(b"\x01" * 5 * 2**20)
+    host.make_filesystem(str(device), fstype, again=True)
+    assert (tmp_path / "mkfs").read_text() == f"-q {force} {device}\n"
+
+
+@pytest.mark.parametrize("blkid", ["echo TYPE=btrfs", "echo PTTYPE=gpt", "echo USAGE=raid", "exit 8", "exit 4"])
+def test_a_foreign_signature_is_not_formatted_over(
+    program: Write, host: Host, device: Path, tmp_path: Path, blkid: str
+) -> None:
+    program("blkid", blkid)
+    with pytest.raises((Fatal, Retryable)):
+        host.make_filesystem(str(device), "xfs", again=True)
+    assert not (tmp_path / "mkfs").exists()
+
+
+@pytest.mark.parametrize("more", [{"children": [{"name": "p1"}]}, {"mountpoints": ["/data"]}, {"fstype": "swap"}])
+def test_what_lsblk_shows_in_use_is_not_formatted_over(
+    program: Write, host: Host, device: Path, tmp_path: Path, more: dict[str, object]
+) -> None:
+    program("lsblk", lsblk((str(device), SERIAL), **more))
+    with pytest.raises(Fatal, match="not blank"):
+        host.make_filesystem(str(device), "xfs", again=True)
+    assert not (tmp_path / "mkfs").exists()
+
+
 def assert_not_formatted(host: Host, device: Path, tmp_path: Path) -> None:
     assert not host.is_blank(str(device))
     with pytest.raises(Fatal, match="not blank"):

@@ -143,6 +143,23 @@ def test_a_blank_disk_is_formatted_once(loops: Loops, host: Host, fstype: str) -
     assert shell("blkid", "-p", "-s", "UUID", "-o", "value", device) == before
 
 
+def test_a_mkfs_that_was_cut_short_can_be_made_again_and_mounted(loops: Loops, host: Host, fstype: str) -> None:
+    """xfs: the superblock is on the device and nothing else is; ext4: all but the superblock is."""
+    device, mountpoint = loops.blank(), loops.mount_point()
+    host.make_filesystem(device, fstype)
+    with open(device, "r+b") as disk:
+        first = 4096 if fstype == "xfs" else 0
+        disk.seek(first)
+        disk.write(bytes(8 * MIB if fstype == "xfs" else 2048))
+    assert host.filesystem(device) == ("xfs" if fstype == "xfs" else "")
+    assert not host.is_blank(device)
+    with pytest.raises((Fatal, Retryable)):
+        host.mount(device, mountpoint)
+    host.make_filesystem(device, fstype, again=True)
+    host.mount(device, mountpoint)
+    assert host.mounted_at(mountpoint) == device
+
+
 DOS_PARTITION = bytes([0, 1, 1, 0, 0x83, 0xFE, 0xFF, 0xFF, 0, 8, 0, 0, 0, 32, 0, 0])  # from sector 2048, 8192 sectors
 
 

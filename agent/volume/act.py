@@ -77,8 +77,10 @@ def act(action: Action, ctx: Context) -> None:
         case SetTerm(volume, term):
             ctx.ec2.tag([volume], {TAG_TERM: str(term)})
             ctx.ask("term", volume)
-        case MakeFilesystem(_, device, filesystem):
-            ctx.host.make_filesystem(device, filesystem)
+        case MakeFilesystem(volume, device, filesystem, term, again):
+            ctx.store.put_json(LAYOUT.formatting(term, volume), {"instance": ctx.desired.instance})
+            ctx.host.make_filesystem(device, filesystem, again)
+            ctx.memory.formatted.add(volume)
         case Mount(volume, device):
             ctx.host.mount(device, ctx.desired.mountpoint, ctx.desired.filesystem, volume, _name_of(volume, ctx))
         case Reject(volume, snapshot, why):

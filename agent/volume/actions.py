@@ -88,9 +88,13 @@ class SetTerm:
 
 @dataclass(frozen=True)
 class MakeFilesystem:
+    """Of a blank device; with `again` of one that a mkfs left unfinished, and that nothing was ever mounted from."""
+
     volume: str
     device: str
     filesystem: str
+    term: int
+    again: bool = False
 
 
 @dataclass(frozen=True)

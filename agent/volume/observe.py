@@ -29,14 +29,14 @@ from spotheal.agent.volume.seen import (
     term_of,
 )
 
-_MARK = re.compile(r"terms/(\d+)(?:\.(holds|released)(?:\.(vol-[0-9a-f]+))?)?")
+_MARK = re.compile(r"terms/(\d+)(?:\.(holds|released|formatting)(?:\.(vol-[0-9a-f]+))?)?")
 _STEP = re.compile(r"step-(\d+)(-\d+)?(\.safetensors)?")  # a set of many ranks has no suffix, but may have a number
 DESCRIBE_LAG_SECONDS = 60.0  # how long something we asked for may be missing from the describes
 
 
 def observe(ctx: Context) -> Observed:
     """What there is now."""
-    claim, holds, released = _terms(ctx)
+    claim, holds, released, formatting = _terms(ctx)
     volumes = _volumes(ctx)
     source = source_of(holds, volumes)
     mine = claim is not None and claim.instance == ctx.desired.instance
@@ -69,6 +69,7 @@ def observe(ctx: Context) -> Observed:
         claim=claim,
         holds=holds,
         released=released,
+        formatting=formatting - ctx.memory.formatted,
         volumes=volumes,
         snapshots=snapshots,
         known=known,
@@ -97,7 +98,9 @@ def advance(ctx: Context, seen: Observed, action: Action) -> Observed | None:
             return replace(seen, attach_asked=seen.attach_asked | {volume})
         case SetTerm(volume):  # for the wait for its device; it is mounted only when a describe shows the term
             return replace(seen, term_set=seen.term_set | {volume})
-        case MakeFilesystem() | Mount():
+        case MakeFilesystem():
+            return _with_host(ctx, replace(seen, formatting=seen.formatting - ctx.memory.formatted))
+        case Mount():
             return _with_host(ctx, seen)
         case TakeOver(volume, term):
             return replace(seen, holds={**seen.holds, term: volume})
@@ -129,9 +132,10 @@ def checkpoint_names(mountpoint: str) -> tuple[str, ...]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- store
-def _terms(ctx: Context) -> tuple[Claim | None, dict[int, str], frozenset[int]]:
-    """The last claim, and what each term wrote to and released: one list, strongly consistent."""
-    numbers, holds, released = set(), {}, set()
+def _terms(ctx: Context) -> tuple[Claim | None, dict[int, str], frozenset[int], frozenset[str]]:
+    """The last claim, what each term wrote to and released, and which volumes were to be formatted: one list, strongly
+    consistent."""
+    numbers, holds, released, formatting = set(), {}, set(), set()
     for key in ctx.store.keys(LAYOUT.terms):
         match = _MARK.fullmatch(key)
         if match is None:
@@ -141,16 +145,18 @@ def _terms(ctx: Context) -> tuple[Claim | None, dict[int, str], frozenset[int]]:
             numbers.add(number)
         elif mark == "released":
             released.add(number)
+        elif mark == "formatting" and volume is not None:
+            formatting.add(volume)
         elif volume is not None:
             holds[number] = volume
     if not numbers:
-        return None, holds, frozenset(released)
+        return None, holds, frozenset(released), frozenset(formatting)
     highest = max(numbers)
     if highest not in ctx.memory.claims:
         claim = ctx.store.term(highest)
         if claim is not None:
             ctx.memory.claims[highest] = claim
-    return ctx.memory.claims.get(highest), holds, frozenset(released)
+    return ctx.memory.claims.get(highest), holds, frozenset(released), frozenset(formatting)
 
 
 def _new_term(ctx: Context, term: int | None) -> None:
@@ -158,6 +164,7 @@ def _new_term(ctx: Context, term: int | None) -> None:
     memory = ctx.memory
     memory.term, memory.snapshot, memory.copy, memory.attempt = term, None, None, 0
     memory.asked.clear()
+    memory.formatted.clear()
     memory.states.clear()
 
 

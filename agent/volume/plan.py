@@ -341,14 +341,19 @@ def _await_device(desired: Desired, seen: Observed, target: Volume) -> Action:
 
 
 def _mount(desired: Desired, seen: Observed, term: int, source: Source, target: Volume) -> Action:
-    """Formatting needs every proof that nothing is lost by it; a filesystem that is there is mounted as it is."""
+    """Formatting needs every proof that nothing is lost by it; a filesystem that is there is mounted as it is.
+
+    A mkfs that was cut short leaves a signature that no mount accepts (xfs), or bytes without one (ext4). Where the
+    store says that it began, and no term has taken the volume over since, there is nothing else on it.
+    """
     device = seen.devices[target.id]
-    if device.filesystem:
-        return Mount(target.id, device.path)
     fresh = state_of(target) == VolumeState.NEW.value or (
         state_of(target) == VolumeState.MOVING.value and is_unwritten(source)
     )
-    if fresh and target.snapshot is None and target.id not in seen.holds.values() and device.blank:
-        return MakeFilesystem(target.id, device.path, desired.filesystem)
+    unused = fresh and target.snapshot is None and target.id not in seen.holds.values()
+    if unused and (device.blank or target.id in seen.formatting):
+        return MakeFilesystem(target.id, device.path, desired.filesystem, term, again=not device.blank)
+    if device.filesystem:
+        return Mount(target.id, device.path)
     held = "is blank but was written to" if device.blank else "holds data, but no filesystem"
     return GiveUp(Phase.SETUP_FAILED, f"{target.id} ({device.path}) {held}; it is not formatted")

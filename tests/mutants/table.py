@@ -52,6 +52,13 @@ MUTANTS = (
         ("tests/test_safety.py",),
     ),
     Mutant(
+        "no mkfs on what may hold data",
+        PLAN,
+        "    if unused and (device.blank or target.id in seen.formatting):\n",
+        "    if fresh and (device.blank or target.id in seen.formatting):\n",
+        PLAN_TESTS,
+    ),
+    Mutant(
         "snapshot before detach",
         "agent/handover.py",
         "            _snapshot(result, steps, clock, watcher)\n        if result.snapshot and result.unmounted:\n",
@@ -98,15 +105,22 @@ MUTANTS = (
     Mutant(
         "blank check before mkfs",
         "agent/host.py",
-        "        if not self.is_blank(device):\n",
+        "        if not (blank or (again and self._may_be_unfinished(device))):\n",
         "        if False:\n",
+        ("tests/test_host_programs.py",),
+    ),
+    Mutant(
+        "a foreign signature is not formatted over",
+        "agent/host.py",
+        "(again and self._may_be_unfinished(device))",
+        "again",
         ("tests/test_host_programs.py",),
     ),
     Mutant(
         "blank check before mkfs, in the decision",
         PLAN,
-        "target.id not in seen.holds.values() and device.blank:\n",
-        "target.id not in seen.holds.values():\n",
+        "    if unused and (device.blank or target.id in seen.formatting):\n",
+        "    if unused:\n",
         PLAN_TESTS,
     ),
     Mutant(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from second_ec2 import Data
@@ -67,10 +67,11 @@ class Machine:
     def is_blank(self, device: str) -> bool:
         return self._data(device) == Data()
 
-    def make_filesystem(self, device: str, fstype: str) -> None:
+    def make_filesystem(self, device: str, fstype: str, again: bool = False) -> None:
         data = self._data(device)
-        if data != Data():
+        if replace(data, filesystem="") != Data() or (data.filesystem and not again):
             self.world.broken(f"{device} holds {data} and is formatted")
+        data.filesystem = f"half an {fstype}"  # what is left where the process ends now
         self.world.time.sleep(1.0)
         data.filesystem = fstype
 
@@ -78,8 +79,8 @@ class Machine:
         self.world.time.sleep(0.5)
         if self.find_device(volume, attached_as or "/dev/sdf") != device:
             raise Retryable(f"{device} is not {volume}")
-        if not self._data(device).filesystem:
-            raise Retryable("no filesystem")
+        if self._data(device).filesystem != "xfs":
+            raise Retryable("wrong fs type, bad option, bad superblock")
         if self.mounted not in (None, volume):
             raise Conflict(f"{self.mounted} is mounted")
         self.world.mounts(self, volume)

@@ -625,6 +625,7 @@ class SimulatedTrainer:
         if machine.mounted is None:
             raise Broken(f"{machine.id} trains with nothing mounted")
         disk = region.disks[machine.mounted]
+        disk.used = True
         begin = max(disk.steps, default=0)
         machine.trained_from.append(begin)
         if begin < region.acknowledged:

@@ -16,7 +16,7 @@ from simulated_time import Actor, Ended, SimulatedLock, SimulatedStop, Time
 from spotheal.agent.clock import rfc3339
 from spotheal.agent.contract import Progress, Saved
 from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import Conflict, Fatal, Interrupted, SpothealError
+from spotheal.agent.errors import Conflict, Fatal, Interrupted, Retryable, SpothealError
 from spotheal.agent.finish import End
 from spotheal.agent.names import LAYOUT, TAG_RUN, TAG_STATE, StoreUrl
 from spotheal.agent.status import Status
@@ -58,6 +58,8 @@ class Disk:
     """What is on a volume: `steps` are acknowledged checkpoints."""
 
     filesystem: str = ""
+    unfinished: bool = False  # a mkfs was cut short: it has a signature, and no mount accepts it
+    used: bool = False  # a trainer was started on it
     steps: tuple[int, ...] = ()
     garbage: bool = False
     memory: Any = None
@@ -336,18 +338,29 @@ class SimulatedHost:
         disk = self._disk(device)
         return not disk.filesystem and not disk.garbage
 
-    def make_filesystem(self, device: str, fstype: str) -> None:
-        def make() -> None:
-            if not self.is_blank(device):
-                raise Broken(f"{device} is formatted and was not blank")
-            self._disk(device).filesystem = fstype
+    def make_filesystem(self, device: str, fstype: str, again: bool = False) -> None:
+        """In two parts, so that a crash between them leaves what a mkfs leaves that is cut short."""
 
-        self._region.gate(self._machine, "mkfs", make)
+        def begin() -> None:
+            disk = self._disk(device)
+            if disk.used or disk.steps or disk.garbage:
+                raise Broken(f"{device} is formatted and held data")
+            if not self.is_blank(device) and not again:
+                raise Fatal(f"{device} is not blank and is not formatted")
+            disk.filesystem, disk.unfinished = fstype, True
+
+        def end() -> None:
+            self._disk(device).unfinished = False
+
+        self._region.gate(self._machine, "mkfs", begin)
+        self._region.gate(self._machine, "mkfs ends", end)
 
     def mount(self, device: str, mountpoint: str, fstype: str = "", volume: str = "", attached_as: str = "") -> None:
         def mount() -> None:
             if not self._disk(device).filesystem:
                 raise Fatal(f"{device} has no filesystem")
+            if self._disk(device).unfinished:
+                raise Retryable(f"mounting {device} at {mountpoint} failed: wrong fs type, bad superblock")
             if self._machine.mounted not in (None, volume):
                 raise Conflict(f"{self._machine.mounted} is mounted at {mountpoint}")
             self._machine.mounted = volume
@@ -436,6 +449,7 @@ class Agent:
         """One checkpoint after the other; False at a notice, True where a later term has fenced us."""
         region = self.region
         disk = region.disks[held.volume]
+        disk.used = True
         begin = max(disk.steps, default=0)
         self.machine.trained_from.append(begin)
         if self.machine.mounted != held.volume:

@@ -31,5 +31,13 @@ def test_a_run_survives_a_second_crash_in_the_life_that_the_first_one_made(story
     assert not [f"{case}: {fault}" for case in some_pairs(story, kind, PAIRS, 0) if (fault := fault_of(case))]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("story", ["first run, same zone", "first run, other zone"])
+def test_a_volume_whose_first_mkfs_was_cut_short_is_formatted_again(story, kind):
+    calls = tell(story)
+    again = tell(story, kind, {calls.index("mkfs"): "after"})
+    assert (calls.count("mkfs"), again.count("mkfs"), again.count("mkfs ends")) == (1, 2, 1)
+
+
 def test_a_story_is_the_same_each_time():
     assert tell("notice, other zone") == tell("notice, other zone")
