@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import base64
 import gzip
 import re
@@ -10,9 +9,12 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
+from spotheal.userdata.minified import minified
+
 PAYLOADS = ("BOOTSTRAP", "CONFIG", "MANIFEST_SHA256")
 _COMMENT = re.compile(r"\s*#(?! spotheal:)")
-_HARMLESS = re.compile(r"[A-Za-z0-9+/=]+")
+# The digits of base85: no quote, no backslash, no space, so that within single quotes no shell interprets them.
+_HARMLESS = re.compile(r"[A-Za-z0-9!#$%&()*+;<=>?@^_`{|}~-]+")
 
 
 def stub() -> str:
@@ -22,29 +24,8 @@ def stub() -> str:
 
 @cache
 def bootstrap() -> str:
-    """The Python program that the stub unpacks and runs: installs the agent from the store and starts it.
-
-    Without docstrings, comments, annotations and empty lines, and indented by one: they would take a sixth of the 16 kB
-    that user data may have.
-    """
-    text = ast.unparse(ast.fix_missing_locations(_Bare().visit(ast.parse(_text("bootstrap.py")))))
-    text = re.sub(r"\n{2,}", "\n", text)  # unparsed, no string goes over several lines
-    return re.sub(r"^(?: {4})+", lambda spaces: " " * (len(spaces.group()) // 4), text, flags=re.MULTILINE) + "\n"
-
-
-class _Bare(ast.NodeTransformer):
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        super().generic_visit(node)
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) and node.body[1:]:
-            del node.body[0]
-        if isinstance(node, ast.FunctionDef):
-            node.returns = None
-        if isinstance(node, ast.arg):
-            node.annotation = None
-        return node
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        return ast.Assign([node.target], node.value, lineno=node.lineno) if node.value else None
+    """The Python program that the stub unpacks and runs: installs the agent from the store and starts it."""
+    return minified(_text("bootstrap.py"))
 
 
 def unit() -> str:
@@ -53,14 +34,14 @@ def unit() -> str:
 
 
 def packed(content: str) -> str:
-    """Base64 of gzip, the same for the same content (no time stamp)."""
-    return base64.b64encode(gzip.compress(content.encode(), 9, mtime=0)).decode()
+    """Base85 of gzip, the same for the same content (no time stamp)."""
+    return base64.b85encode(gzip.compress(content.encode(), 9, mtime=0)).decode()
 
 
 def fill(payloads: Mapping[str, str]) -> str:
     """The stub with `payloads` in place: one for each of `PAYLOADS`, and without its lines of comment.
 
-    ValueError for a payload with any character that a shell could interpret; nothing else is written into the program.
+    ValueError for a payload with a character that a shell could interpret; nothing else is written into the program.
     """
     if sorted(payloads) != sorted(PAYLOADS):
         raise ValueError(f"payloads must be {', '.join(PAYLOADS)}")
@@ -68,7 +49,7 @@ def fill(payloads: Mapping[str, str]) -> str:
     text = "".join(kept)
     for name, value in payloads.items():
         if not _HARMLESS.fullmatch(value):
-            raise ValueError(f"{name} must hold only letters, digits, + / =")
+            raise ValueError(f"{name} must hold only the digits of base85")
         text = text.replace(f"='@{name}@'", f"='{value}'")
     return text
 

@@ -1,10 +1,10 @@
 #!/bin/sh
 # spotheal: user data of an instance. Fixed text: no value is ever written into this shell program.
 #
-# For the renderer: each of the three words between @ below stands once, in single quotes, and is replaced by characters
-# of A-Z a-z 0-9 + / = only, which no shell interprets (userdata/__init__.py, fill; nothing else is replaced):
-#   BOOTSTRAP        base64 of the gzipped bootstrap.py
-#   CONFIG           base64 of the gzipped configuration (JSON)
+# For the renderer: each of the three words between @ below stands once, in single quotes, and is replaced by digits of
+# base85 only, which no shell interprets there (userdata/__init__.py, fill; nothing else is replaced):
+#   BOOTSTRAP        base85 of the gzipped bootstrap.py
+#   CONFIG           base85 of the gzipped configuration (JSON)
 #   MANIFEST_SHA256  hex digest of agent/manifest.json in the run's store
 #
 # Finds a Python, unpacks the two files below $SPOTHEAL_ROOT/opt/spotheal and goes on in bootstrap.py. Running it
@@ -50,10 +50,10 @@ find_python() {
     return 1
 }
 
-# unpack FILE: base64 of gzip from standard input; the file is there whole or not at all.
+# unpack FILE: base85 of gzip from standard input; the file is there whole or not at all.
 unpack() {
     "$python" -I -c 'import base64, gzip, sys
-sys.stdout.buffer.write(gzip.decompress(base64.b64decode(sys.stdin.read(), validate=True)))' >"$1.new.$$" &&
+sys.stdout.buffer.write(gzip.decompress(base64.b85decode(sys.stdin.read())))' >"$1.new.$$" &&
         mv -f "$1.new.$$" "$1"
 }
 
