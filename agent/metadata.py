@@ -96,6 +96,8 @@ class Metadata:
         self.fault = ""
         self._clock = clock or SystemClock()
         self._timeout = timeout_seconds
+        # Its own generator: a trainer runs this too, and its `random` must draw the numbers that it draws without us.
+        self._random = random.Random()
         self._lock = threading.Lock()  # one request at a time: the session and the token are shared
         self._session: requests.Session | None = None
         self._token = ""
@@ -151,7 +153,7 @@ class Metadata:
         fault = Retryable("not asked")
         for attempt in range(TRIES):
             if attempt:
-                self._clock.sleep(0.1 * 2**attempt * random.uniform(0.5, 1.5))
+                self._clock.sleep(0.1 * 2**attempt * self._random.uniform(0.5, 1.5))
             try:
                 return self._get_once(path)
             except Retryable as error:
