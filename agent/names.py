@@ -16,6 +16,7 @@ TAG_STORE = "spotheal:store"  # of fleets and instances: where all jobs of whoev
 TAG_TERM = "spotheal:term"
 TAG_STATE = "spotheal:state"
 TAG_PURPOSE = "spotheal:purpose"
+FILLING = "prepare"  # the purpose of an instance that fills a volume
 TAG_FLEET = "spotheal:fleet"
 TAG_REASON = "spotheal:reason"
 TAG_SAVED_STEP = "spotheal:saved-step"

@@ -24,7 +24,16 @@ from spotheal.agent.errors import (
     SpothealError,
     WaitTimedOut,
 )
-from spotheal.agent.names import TAG_NAME, TAG_PURPOSE, TAG_REASON, TAG_STATE, StoreUrl, VolumeState, new_run_id
+from spotheal.agent.names import (
+    FILLING,
+    TAG_NAME,
+    TAG_PURPOSE,
+    TAG_REASON,
+    TAG_STATE,
+    StoreUrl,
+    VolumeState,
+    new_run_id,
+)
 from spotheal.agent.store import Store
 from spotheal.fleet.template import METADATA_OPTIONS
 from spotheal.fleet.userdata import LIMIT_BYTES
@@ -33,7 +42,6 @@ if TYPE_CHECKING:
     from spotheal.agent.config import JobConfig
     from spotheal.fleet.session import Session
 
-PURPOSE = "prepare"
 SIGNED_SECONDS = 12 * 3600
 _LOOK_SECONDS = 2.0
 _RUNNING_SECONDS_MAX = 600.0
@@ -81,17 +89,17 @@ class Followed:
 def under_way(session: Session, volume: str) -> Followed | None:
     """The live instance that fills this volume already, from a fleetctl that was cut short."""
     live = [one for one in session.ec2.instances_tagged(TAG_NAME, _name(volume)) if _is_live(one)]
-    found = [one for one in live if one.tags.get(TAG_PURPOSE) == PURPOSE and one.tags.get(TAG_REASON)]
+    found = [one for one in live if one.tags.get(TAG_PURPOSE) == FILLING and one.tags.get(TAG_REASON)]
     return Followed(found[0].id, volume, StoreUrl.parse(found[0].tags[TAG_REASON])) if found else None
 
 
 def launch(session: Session, root: StoreUrl, filling: Filling, clock: Clock) -> Followed:
     """One instance; returns at once. The volume is attached by `follow`."""
-    prefix = root.below(PURPOSE, filling.volume.id, new_run_id(clock.now()))
+    prefix = root.below(FILLING, filling.volume.id, new_run_id(clock.now()))
     data = userdata.render_prepare(json.dumps(_config(session, prefix, filling)))
     if len(data.encode()) > LIMIT_BYTES:
         raise ConfigError("the command is too long for user data", next_step="put it into a script in the bucket")
-    tags = {TAG_NAME: _name(filling.volume.id), TAG_PURPOSE: PURPOSE, TAG_REASON: str(prefix)}
+    tags = {TAG_NAME: _name(filling.volume.id), TAG_PURPOSE: FILLING, TAG_REASON: str(prefix)}
     arguments: dict[str, Any] = {
         "ImageId": filling.image, "InstanceType": filling.instance_type, "MinCount": 1, "MaxCount": 1,
         "SubnetId": filling.subnet, "UserData": data, "MetadataOptions": METADATA_OPTIONS,

@@ -12,8 +12,8 @@ from spotheal.iam import policies
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m spotheal.iam", description="Print an IAM document as JSON.")
-    names = ("instance-role", "instance-trust", "fleet-role", "fleet-trust", "operator", "operator-efs",
-             "operator-batch", "administrator", "trainer-trust")  # fmt: skip
+    names = ("instance-role", "instance-trust", "fleet-role", "fleet-trust", "operator",
+             "operator-store", "operator-efs", "operator-batch", "administrator", "trainer-trust")  # fmt: skip
     parser.add_argument("document", choices=names)
     parser.add_argument("--account", required=True, help="12 digits")
     parser.add_argument("--region", required=True)
@@ -42,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         "fleet-trust": lambda: policies.trust("spotfleet.amazonaws.com"),
         "trainer-trust": lambda: policies.trainer_trust(scope),
         "operator": lambda: policies.operator(scope),
+        "operator-store": lambda: policies.operator_of_store(scope),
         "operator-efs": lambda: policies.operator_of_file_systems(scope),
         "operator-batch": lambda: policies.operator_of_batch(scope),
         "administrator": lambda: policies.administrator(scope),

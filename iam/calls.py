@@ -206,6 +206,7 @@ NOT_CALLS: dict[str, str] = {
     "batch:TagResource": "asked where something of Batch is made with its tags",
     "logs:TagResource": "asked where a log group is made with its tags",
     "ecr:BatchCheckLayerAvailability": "Docker's, where it pushes an image",
+    "ecr:BatchGetImage": "the same: Docker with containerd's store reads the manifest that is there",
     "ecr:InitiateLayerUpload": "the same",
     "ecr:UploadLayerPart": "the same",
     "ecr:CompleteLayerUpload": "the same",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotheal.agent.names import (
+    FILLING,
     TAG_JOB,
     TAG_PURPOSE,
     TAG_REASON,
@@ -34,6 +35,7 @@ RESCUE_ROLE = "spotheal-rescue-"  # and the job's name
 JOB_ROLE = "spotheal-job-"  # and the job's name: role and instance profile of one job alone
 # The keys an instance may change on what is the run's already; never run and job, which say whose a thing is.
 BATCH_ROLES = "spotheal-batch-*"  # `fleet.batch.names`
+_TAGGED_BY_OPERATORS = ("fleet", "instance", "launch-template", "security-group", "spot-fleet-request")
 TAG_KEYS = (TAG_REASON, TAG_SAVED_STEP, TAG_STATE, TAG_TERM)
 
 
@@ -114,6 +116,11 @@ class Scope:
         return found
 
     @property
+    def secrets_path(self) -> str:
+        """What GetParametersByPath is asked on: the path without a slash at its end."""
+        return self.of("ssm", f"parameter/spotheal/{self.job or '*'}")
+
+    @property
     def public_parameters(self) -> str:
         return f"arn:{self.partition}:ssm:{self.region}:*:parameter/aws/service/*"
 
@@ -136,13 +143,26 @@ class Scope:
 def instance_role(scope: Scope, *, may_delete: bool = True) -> Document:
     """Policy of the instance profile's role. Without `may_delete` superseded volumes and snapshots are the operator's
     to delete (job.toml: `[volume] delete_superseded = false`)."""
+    return _document([
+        statement
+        for document in (instance_of_region(scope, may_delete=may_delete), instance_of_store(scope))
+        for statement in document["Statement"]
+    ])  # fmt: skip
+
+
+def instance_of_store(scope: Scope) -> Document:
+    """The part of `instance_role` that every store of a role needs its own of."""
+    return _document(_store(scope, Who.INSTANCE))
+
+
+def instance_of_region(scope: Scope, *, may_delete: bool = True) -> Document:
+    """The part of `instance_role` that all stores of a region share."""
     here = {"StringEquals": {"aws:RequestedRegion": scope.region}}
     statements = [
         _statement("Look", _actions(Who.INSTANCE, On.ANYTHING), "*", here),
         *_on_the_run(scope, Who.INSTANCE),
         *_creating(scope, Who.INSTANCE),
         *_tagging(scope, Who.INSTANCE),
-        *_store(scope, Who.INSTANCE),
         _statement("LookAtEfs", _actions(Who.INSTANCE, On.FILE_SYSTEMS), scope.file_systems),
         _statement("Tell", _actions(Who.INSTANCE, On.TOPIC), scope.topics),
         _statement("Secrets", _actions(Who.INSTANCE, On.SECRETS), scope.secret_arns),
@@ -178,7 +198,9 @@ def instance_with_results(scope: Scope) -> Document:
 
 
 def operator(scope: Scope) -> Document:
-    """What `fleetctl` needs: request, look, cancel."""
+    """What `fleetctl` needs of EC2 and IAM: request, look, cancel. The rest of what every operator needs is
+    `operator_of_store`: one document of both is longer than IAM's 6,144 characters."""
+    filling = {"StringEquals": {f"ec2:ResourceTag/{TAG_PURPOSE}": FILLING}}
     return _document([
         _statement("Look", _actions(Who.OPERATOR, On.ANYTHING), "*"),
         _statement("LookForImages", _actions(Who.OPERATOR, On.PUBLIC), scope.public_parameters),
@@ -188,23 +210,29 @@ def operator(scope: Scope) -> Document:
                    [scope.ec2(kind) for kind in _kinds(Who.OPERATOR, On.ACCOUNT)]),
         _statement("Ssh", _actions(Who.OPERATOR, On.SSH), scope.ec2("instance"), scope.tagged("aws:ResourceTag")),
         *_on_the_run(scope, Who.OPERATOR),
+        _statement("EndFilling", ["ec2:TerminateInstances"], scope.ec2("instance"), filling),
         *_creating(scope, Who.OPERATOR),
         *_tagging(scope, Who.OPERATOR),
-        _statement("TagOthers", ["ec2:CreateTags"],
-                   [scope.ec2(k) for k in ("instance", "launch-template", "security-group", "spot-fleet-request")],
-                   {"StringEquals": {"ec2:CreateAction": ["CreateLaunchTemplate", "CreateSecurityGroup",
+        _statement("TagOthers", ["ec2:CreateTags"], [scope.ec2(kind) for kind in _TAGGED_BY_OPERATORS],
+                   {"StringEquals": {"ec2:CreateAction": ["CreateFleet", "CreateLaunchTemplate", "CreateSecurityGroup",
                                                           "RequestSpotFleet", "RunInstances"]}}),
-        *_store(scope, Who.OPERATOR),
-        *_rescue(scope, Who.OPERATOR),
-        _statement("Secrets", _actions(Who.OPERATOR, On.SECRETS), scope.secret_arns),
-        _statement("Bucket", _actions(Who.OPERATOR, On.BUCKET), scope.bucket),
-        *_key(scope),
         _statement("LookAtRoles", _actions(Who.OPERATOR, On.ROLES), _roles(scope)),
         _statement("PassRoles", ["iam:PassRole"],
                    [scope.role(name) for name in (scope.instance_role, f"{JOB_ROLE}*", scope.fleet_role)],
                    {"StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com", "spotfleet.amazonaws.com"]}}),
         _statement("AwsOwnRoles", ["iam:GetRole", *_actions(Who.OPERATOR, On.AWS_ROLES)],
                    scope.role("aws-service-role/*/AWSServiceRoleForEC2*")),
+    ])  # fmt: skip
+
+
+def operator_of_store(scope: Scope) -> Document:
+    """What every operator needs besides `operator`: the store, secrets, the schedule of a rescue, a customer key."""
+    return _document([
+        *_store(scope, Who.OPERATOR),
+        _statement("Bucket", _actions(Who.OPERATOR, On.BUCKET), scope.bucket),
+        *_rescue(scope, Who.OPERATOR),
+        _statement("Secrets", _actions(Who.OPERATOR, On.SECRETS), [*scope.secret_arns, scope.secrets_path]),
+        *_key(scope),
     ])  # fmt: skip
 
 
@@ -270,11 +298,20 @@ def _roles_of_batch(scope: Scope) -> list[str]:
 def administrator(scope: Scope) -> Document:
     """What making the roles needs, once an account. Who may give a role any policy and pass it may do everything, so
     this is no part of the operator's."""
-    return _document([_statement("Roles", _actions(Who.ADMINISTRATOR, On.ROLES), _roles(scope))])
+    passed = [scope.role(name) for name in (*_instance_roles(scope), BATCH_ROLES)]
+    return _document([
+        _statement("Roles", _actions(Who.ADMINISTRATOR, On.ROLES), _roles(scope)),
+        _statement("RolesIntoProfiles", ["iam:PassRole"], passed,
+                   {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}),
+    ])  # fmt: skip
+
+
+def _instance_roles(scope: Scope) -> tuple[str, str]:
+    return scope.instance_role, f"{JOB_ROLE}*"
 
 
 def _roles(scope: Scope) -> list[str]:
-    instances = (scope.instance_role, f"{JOB_ROLE}*")
+    instances = _instance_roles(scope)
     roles = map(scope.role, (*instances, scope.fleet_role, scope.rescue_role, TRAINER_ROLE))
     profiles = (scope.role(name).replace(":role/", ":instance-profile/") for name in instances)
     return [*roles, *profiles, *_roles_of_batch(scope)]
@@ -330,7 +367,7 @@ def trust(service: str) -> Document:
 # Whose calls which documents allow, all additions for some jobs included.
 DOCUMENTS: dict[Who, tuple[Callable[[Scope], Document], ...]] = {
     Who.INSTANCE: (instance_role, instance_with_rescue, instance_of_sweep, instance_that_tells, instance_with_results),
-    Who.OPERATOR: (operator, operator_of_file_systems, operator_of_batch),
+    Who.OPERATOR: (operator, operator_of_store, operator_of_file_systems, operator_of_batch),
     Who.ADMINISTRATOR: (administrator,),
 }
 
@@ -347,8 +384,10 @@ def _creating(scope: Scope, who: Who) -> list[Document]:
     for call in CALLS:
         if who in call.who and call.on is On.NEW:
             name, (new, source) = call.action.partition(":")[2], call.resources
-            statements.append(_statement(f"{name}New", [call.action], scope.ec2(new), scope.tagged("aws:RequestTag")))
-            # An operator may start from any snapshot (a dataset); an instance only from those of the run.
+            # An operator makes volumes before they are a run's too, and may start from any snapshot (a dataset).
+            tag = {"Null": {f"aws:RequestTag/{TAG_STATE}": "false"}}
+            of_new = scope.tagged("aws:RequestTag") if who is Who.INSTANCE else tag
+            statements.append(_statement(f"{name}New", [call.action], scope.ec2(new), of_new))
             condition = scope.tagged("ec2:ResourceTag") if who is Who.INSTANCE else None
             statements.append(_statement(f"{name}Source", [call.action], scope.ec2(source), condition))
     return statements

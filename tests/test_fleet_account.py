@@ -14,7 +14,7 @@ from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
 from moto.iam.models import iam_backends
 
 from spotheal.agent import clock
-from spotheal.agent.errors import ExitCode, PermissionDenied
+from spotheal.agent.errors import CapacityError, ExitCode, PermissionDenied
 from spotheal.agent.names import Phase, StoreUrl
 from spotheal.fleet import repository
 from spotheal.fleet.account import prerequisites, roles
@@ -92,7 +92,7 @@ def made(moto_clients: dict[str, Any]) -> dict[str, Any]:
 WHOLE: dict[str, Any] = {
     "roles": ["AWSServiceRoleForEC2Spot", "AWSServiceRoleForEC2SpotFleet", FLEET_ROLE, "spotheal-instance"],
     "profiles": {"spotheal-instance": ["spotheal-instance"]},
-    "policies": [f"spotheal-us-west-2-{BUCKET}"],
+    "policies": ["spotheal-us-west-2", f"spotheal-us-west-2-{BUCKET}"],
     "attached": ["AmazonEC2SpotFleetTaggingRole"],
     "keys": ["spotheal"],
     "open": [[(22, ["203.0.113.7/32"])]],
@@ -165,7 +165,7 @@ def test_a_policy_that_this_version_writes_otherwise_is_updated(empty: Desk, mot
     name = WHOLE["policies"][0]
     moto_clients["iam"].put_role_policy(RoleName="spotheal-instance", PolicyName=name, PolicyDocument=THEIRS)
     again = roles.missing_instance_role(session, "spotheal-instance", store)
-    assert again is not None and again.verb == "update"
+    assert again is not None and again.verb == "update" and [name for name, _ in again.documents] == [name]
 
 
 def test_another_store_gets_a_policy_of_its_own_beside_the_first(empty: Desk, moto_clients: dict[str, Any]) -> None:
@@ -175,8 +175,54 @@ def test_another_store_gets_a_policy_of_its_own_beside_the_first(empty: Desk, mo
         assert step is not None
         prerequisites.make(session, step)
     found = moto_clients["iam"].list_role_policies(RoleName="spotheal-instance")["PolicyNames"]
-    assert sorted(found) == ["spotheal-us-west-2-" + BUCKET, "spotheal-us-west-2-team-ml.others",
+    assert sorted(found) == ["spotheal-us-west-2", "spotheal-us-west-2-" + BUCKET, "spotheal-us-west-2-team-ml.others",
                              "spotheal-us-west-2-team-ml.runs"]  # fmt: skip
+
+
+def inline_sizes(iam: Any, role: str) -> list[int]:
+    """Characters of each inline policy, as IAM counts them."""
+    names = iam.list_role_policies(RoleName=role)["PolicyNames"]
+    documents = [iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"] for name in names]
+    return [len(json.dumps(document, separators=(",", ":"))) for document in documents]
+
+
+def test_one_role_serves_a_dozen_stores_within_iams_limit(empty: Desk, moto_clients: dict[str, Any]) -> None:
+    session = Session("us-west-2")
+    for number in range(12):
+        store = StoreUrl("a-bucket-of-a-team", f"experiments/{number}")
+        step = roles.missing_instance_role(session, "spotheal-instance", store)
+        roles.check_room(session, [step])
+        prerequisites.make(session, step)  # type: ignore[arg-type]
+    assert sum(inline_sizes(moto_clients["iam"], "spotheal-instance")) <= 10_240
+
+
+def test_a_role_without_room_is_refused_before_anything_is_made(empty: Desk, moto_clients: dict[str, Any]) -> None:
+    """IAM takes 10,240 characters for all inline policies of a role; moto takes any number."""
+    iam = moto_clients["iam"]
+    iam.create_role(RoleName="spotheal-instance", AssumeRolePolicyDocument=TRUST)
+    statement = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": f"arn:aws:s3:::{'a' * 7_000}"}
+    large = {"Version": "2012-10-17", "Statement": [statement]}
+    iam.put_role_policy(RoleName="spotheal-instance", PolicyName="spotheal-old", PolicyDocument=json.dumps(large))
+    refused = empty.run("request", "--yes")
+    assert refused.exit_code == ExitCode.CAPACITY
+    assert "role spotheal-instance has no room" in refused.stderr and "10,240" in refused.stderr
+    assert "aws iam delete-role-policy --role-name spotheal-instance" in refused.stderr
+    assert iam.list_role_policies(RoleName="spotheal-instance")["PolicyNames"] == ["spotheal-old"]
+    assert empty.live_fleets() == []
+
+
+def test_the_trainers_role_counts_the_policies_of_all_jobs(empty: Desk) -> None:
+    session = Session("us-west-2")
+    document = json.dumps({"Version": "2012-10-17", "Statement": [
+        {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::data/" + "x" * 1_900}]})  # fmt: skip
+    for number in range(5):
+        step = roles.missing_trainer_role(session, ["spotheal-instance"], f"job{number}", document)
+        roles.check_room(session, [step])
+        prerequisites.make(session, step)  # type: ignore[arg-type]
+    sixth = roles.missing_trainer_role(session, ["spotheal-instance"], "job5", document)
+    with pytest.raises(CapacityError, match=r"spotheal-trainer has no room.*10,240") as refused:
+        roles.check_room(session, [sixth])
+    assert "--trainer-policy" in refused.value.next_step
 
 
 def test_a_role_with_policies_of_somebody_elses_is_left_as_it_is(empty: Desk, moto_clients: dict[str, Any]) -> None:
@@ -236,9 +282,10 @@ def test_a_profile_named_after_the_job_is_for_that_job_alone(empty: Desk, moto_c
     file.write_text(file.read_text().replace("profile/spotheal-instance", "profile/spotheal-job-cifar"))
     says = "create role and instance profile spotheal-job-cifar: job cifar and its part of the store, nothing else"
     assert says in empty.request()["steps"]
-    policy = {"RoleName": "spotheal-job-cifar", "PolicyName": f"spotheal-us-west-2-{BUCKET}-cifar"}
-    made = moto_clients["iam"].get_role_policy(**policy)["PolicyDocument"]
-    by_sid = {one["Sid"]: one for one in made["Statement"]}
+    by_sid: dict[str, Any] = {}
+    for name in ("spotheal-us-west-2", f"spotheal-us-west-2-{BUCKET}-cifar"):
+        policy = moto_clients["iam"].get_role_policy(RoleName="spotheal-job-cifar", PolicyName=name)["PolicyDocument"]
+        by_sid |= {one["Sid"]: one for one in policy["Statement"]}
     assert by_sid["OnTheRun"]["Condition"] == {"StringEquals": {"ec2:ResourceTag/spotheal:job": "cifar"}}
     assert by_sid["Store"]["Resource"] == f"arn:aws:s3:::{BUCKET}/cifar/*"
 

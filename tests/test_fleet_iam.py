@@ -22,9 +22,8 @@ READS_DATA = {
 def test_each_document_is_printed_as_iam_takes_it(cloud_desk: CloudDesk) -> None:
     every = cloud_desk.good("iam", "show")
     assert set(every) - {"schema_version"} == {
-        "operator", "operator-efs", "operator-batch", "administrator", "instance-role", "instance-trust", "fleet-role",
-        "fleet-trust",
-        "trainer-trust",
+        "operator", "operator-store", "operator-efs", "operator-batch", "administrator", "instance-role",
+        "instance-trust", "fleet-role", "fleet-trust", "trainer-trust",
     }  # fmt: skip
     for name in set(every) - {"schema_version"}:
         result = cloud_desk.run("iam", "show", name)

@@ -118,7 +118,8 @@ def test_making_roles_is_no_part_of_an_operators_policy() -> None:
         "iam:GetRole", "iam:GetRolePolicy", "iam:GetInstanceProfile", "iam:ListRolePolicies",
         "iam:ListAttachedRolePolicies", "iam:CreateServiceLinkedRole",  # AWS's own roles, with AWS's own policies
     }  # fmt: skip
-    (made,) = statements(policies.administrator(SCOPE))
+    made, passed = statements(policies.administrator(SCOPE))
+    assert passed["Action"] == ["iam:PassRole"] and passed["Condition"]
     assert set(made["Action"]) == {name for name in allowed(Who.ADMINISTRATOR)}
     assert all(":role/" in one or ":instance-profile/" in one for one in made["Resource"])
 
@@ -214,8 +215,8 @@ def test_other_partitions_have_their_own_arns(region: str, start: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["instance-role", "instance-trust", "fleet-role", "fleet-trust", "operator", "operator-efs", "operator-batch",
-     "administrator"],
+    ["instance-role", "instance-trust", "fleet-role", "fleet-trust", "operator", "operator-store", "operator-efs",
+     "operator-batch", "administrator"],
 )
 def test_documents_are_printed_and_fit_iams_limit(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--account", "123456789012", "--region", "us-west-2"]) == 0

@@ -155,6 +155,7 @@ def _missing_roles(
         )
     ):
         steps.append(role_of_trainer)
+    roles.check_room(session, steps)
     return steps
 
 

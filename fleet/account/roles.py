@@ -1,7 +1,8 @@
 """The roles of instances and of the fleet: what is missing, made so that it can be made again, and taken away.
 
-The instances' policy is inline, one a store, so that two jobs with two buckets do not take it from each other. Roles
-that have other policies only are somebody else's work, and left as they are.
+The instances' policies are inline: one a region, and a short one a store, so that jobs with other buckets do not take
+it from each other and fit IAM's limit (`check_room`). Roles that have other policies only are somebody else's work, and
+left as they are.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.aws import translated
-from spotheal.agent.errors import Conflict, NotFound, SpothealError
+from spotheal.agent.errors import CapacityError, Conflict, NotFound, SpothealError
 from spotheal.agent.names import TRAINER_ROLE, StoreUrl
 from spotheal.iam import policies
 
@@ -35,16 +36,16 @@ ADDITIONS = {
 EVERY_JOB = "spotheal--every-job"  # the trainer policy of the account's administrator; no job's name begins with a dash
 _NAME = re.compile(r"[\w+=,.@-]{1,64}")
 _DESCRIPTION = "Made by fleetctl (spotheal)"
+INLINE_CHARACTERS_MAX = 10_240  # of all inline policies of a role, white space not counted (IAM's quotas)
 _EXISTS = "EntityAlreadyExists"
 
 
 @dataclass(frozen=True)
 class CreateInstanceRole:
-    """Role and profile of one name; `policy` is the inline policy's."""
+    """Role and profile of one name, and the inline policies to write: (name, document)."""
 
     name: str
-    policy: str
-    document: str
+    documents: tuple[tuple[str, str], ...]
     verb: str = "create"  # complete: the role is there, its policy or profile is not; update: an older policy is there
 
     def says(self) -> str:
@@ -76,9 +77,10 @@ class CreateTrainerRole:
         return f"{self.verb} role {TRAINER_ROLE} for caged trainers: {allowed}"
 
 
-def policy_name(region: str, store: StoreUrl) -> str:
-    """One for each store, so that jobs with different ones do not take it from each other."""
-    return "-".join(filter(None, ("spotheal", region, store.bucket, store.prefix.replace("/", "."))))[:128]
+def policy_name(region: str, store: StoreUrl | None = None) -> str:
+    """Of the region's policy, or of the one for that store."""
+    place = (store.bucket, store.prefix.replace("/", ".")) if store else ()
+    return "-".join(filter(None, ("spotheal", region, *place)))[:128]
 
 
 def scope(session: Session, store: StoreUrl) -> policies.Scope:
@@ -116,25 +118,34 @@ def missing_instance_role(session: Session, name: str, store: StoreUrl) -> Creat
     where it is, or is somebody else's."""
     iam = session.client("iam")
     where = _scope_of(session, name, store)
-    wanted = policy_name(session.region, where.store)
-    document = json.dumps(policies.instance_role(where), separators=(",", ":"))
+    wanted = {policy_name(session.region): _compact(policies.instance_of_region(where)),
+              policy_name(session.region, where.store): _compact(policies.instance_of_store(where))}  # fmt: skip
     profile = _found(f"look for instance profile {name}", lambda: iam.get_instance_profile(InstanceProfileName=name))
     roles = profile["InstanceProfile"]["Roles"] if profile else []
     role = str(roles[0]["RoleName"]) if roles else name
     described = _found(f"look for role {role}", lambda: iam.get_role(RoleName=role))
     if described is None:
-        return CreateInstanceRole(name, wanted, document)
+        return CreateInstanceRole(name, tuple(wanted.items()))
     with translated(f"list the policies of role {role}"):
         inline = iam.list_role_policies(RoleName=role)["PolicyNames"]
         attached = iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"]
     ours = not attached and all(one.startswith("spotheal-") for one in inline)
     if roles and not ours:
         return None
-    if wanted not in inline or not roles:
-        return CreateInstanceRole(name, wanted, document, "complete")
+    if not roles or not wanted.keys() <= set(inline):
+        return CreateInstanceRole(name, tuple(wanted.items()), "complete")
+    old = [one for one in wanted.items() if _inline(session, role, one[0]) != json.loads(one[1])]
+    return CreateInstanceRole(name, tuple(old), "update") if old else None
+
+
+def _compact(document: Any) -> str:
+    """As IAM counts it."""
+    return json.dumps(document, separators=(",", ":"))
+
+
+def _inline(session: Session, role: str, policy: str) -> Any:
     with translated(f"read the policy of role {role}"):
-        there = iam.get_role_policy(RoleName=role, PolicyName=wanted)["PolicyDocument"]
-    return None if there == json.loads(document) else CreateInstanceRole(name, wanted, document, "update")
+        return session.client("iam").get_role_policy(RoleName=role, PolicyName=policy)["PolicyDocument"]
 
 
 def missing_addition(
@@ -146,14 +157,45 @@ def missing_addition(
     of = topic or (str(results) if results else "")
     mark = f"-{hashlib.sha256(of.encode()).hexdigest()[:8]}" if of else ""
     where = replace(_scope_of(session, name, store), topic=topic, results=results)
-    wanted = f"{policy_name(session.region, where.store)[:110]}-{which}{mark}"
-    document = json.dumps(ADDITIONS[which](where), separators=(",", ":"))
+    wanted = f"{policy_name(session.region)}+{which}{mark}"  # no bucket's name has a plus sign
     if _found(f"look for role {name}", lambda: iam.get_role(RoleName=name)) is not None:
         with translated(f"list the policies of role {name}"):
             inline = iam.list_role_policies(RoleName=name)["PolicyNames"]
         if wanted in inline or not all(one.startswith("spotheal-") for one in inline):
             return None
-    return CreateInstanceRole(name, wanted, document, f"for {which}: extend")
+    return CreateInstanceRole(name, ((wanted, _compact(ADDITIONS[which](where))),), f"for {which}: extend")
+
+
+def check_room(session: Session, steps: Iterable[object]) -> None:
+    """CapacityError where a role's inline policies would be longer than IAM takes once the steps are carried out."""
+    new: dict[str, dict[str, str]] = {}
+    for step in steps:
+        if isinstance(step, CreateInstanceRole):
+            new.setdefault(step.name, {}).update(step.documents)
+        elif isinstance(step, CreateTrainerRole) and step.document:
+            new.setdefault(TRAINER_ROLE, {})[step.policy] = step.document
+    iam = session.client("iam")
+    for role, documents in new.items():
+        listed = _found(f"list the policies of role {role}", lambda: iam.list_role_policies(RoleName=role))  # noqa: B023
+        names = listed["PolicyNames"] if listed else []
+        kept = {name: _compact(_inline(session, role, name)) for name in names if name not in documents}
+        if (size := sum(map(len, (kept | documents).values()))) > INLINE_CHARACTERS_MAX:
+            raise CapacityError(
+                f"role {role} has no room: its inline policies would have {size:,} characters, and IAM takes"
+                f" {INLINE_CHARACTERS_MAX:,} of all together",
+                next_step=_more_room(role),
+            )
+
+
+def _more_room(role: str) -> str:
+    delete = f"`aws iam delete-role-policy --role-name {role} --policy-name NAME`"
+    if role == TRAINER_ROLE:
+        one_for_all = "`fleetctl iam create --trainer-policy FILE` makes one policy for all jobs"
+        return f"{one_for_all}; or delete that of a job that has ended: {delete}"
+    return (
+        f"`fleetctl iam create --instance-role OTHER`, and name that profile in the fleet's file; or delete what no run"
+        f" needs any more: {delete}"
+    )
 
 
 def missing_fleet_role(session: Session, name: str) -> CreateFleetRole | None:
@@ -196,8 +238,7 @@ def missing_trainer_role(
         return CreateTrainerRole(wanted, document, every, "extend")
     if not document:
         return None
-    with translated(f"read the policy of role {TRAINER_ROLE}"):
-        now = iam.get_role_policy(RoleName=TRAINER_ROLE, PolicyName=wanted)["PolicyDocument"]
+    now = _inline(session, TRAINER_ROLE, wanted)
     return None if now == json.loads(document) else CreateTrainerRole(wanted, document, every, "update")
 
 
@@ -232,8 +273,9 @@ def create_instance_role(session: Session, step: CreateInstanceRole) -> None:
     trust = json.dumps(policies.trust("ec2.amazonaws.com"))
     _once(f"create role {name}", lambda: iam.create_role(
         RoleName=name, AssumeRolePolicyDocument=trust, Description=_DESCRIPTION))  # fmt: skip
-    with translated(f"write the policy of role {name}"):
-        iam.put_role_policy(RoleName=name, PolicyName=step.policy, PolicyDocument=step.document)
+    with translated(f"write the policies of role {name}"):
+        for policy, document in step.documents:
+            iam.put_role_policy(RoleName=name, PolicyName=policy, PolicyDocument=document)
     _once(f"create instance profile {name}", lambda: iam.create_instance_profile(InstanceProfileName=name))
     _once(f"add role {name} to its instance profile", lambda: iam.add_role_to_instance_profile(
         InstanceProfileName=name, RoleName=name), also="LimitExceeded")  # fmt: skip

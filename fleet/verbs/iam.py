@@ -15,8 +15,8 @@ from spotheal.fleet.console import ask, is_json, open_session, say, verb
 from spotheal.fleet.options import Output, Profile, Region, Yes, group
 
 EXAMPLE = "fleetctl iam show operator"
-DOCUMENTS = ("operator", "operator-efs", "operator-batch", "administrator", "instance-role", "instance-trust",
-             "fleet-role", "fleet-trust", "trainer-trust")  # fmt: skip
+DOCUMENTS = ("operator", "operator-store", "operator-efs", "operator-batch", "administrator", "instance-role",
+             "instance-trust", "fleet-role", "fleet-trust", "trainer-trust")  # fmt: skip
 app = group("iam", "The policies and roles: show, create, delete.", EXAMPLE)
 StoreOption = Annotated[str, typer.Option("--store", metavar="URL", help="Else bucket spotheal-<account>-<region>.")]
 Name = Annotated[str, typer.Option("--instance-role", metavar="NAME", help="Role and instance profile.")]
@@ -63,6 +63,7 @@ def show(
     scope = policies.Scope(account, where, url, instance_role=_role(instance_role, job), fleet_role=fleet_role)
     made: dict[str, Any] = {
         "operator": policies.operator(scope),
+        "operator-store": policies.operator_of_store(scope),
         "operator-efs": policies.operator_of_file_systems(scope),
         "operator-batch": policies.operator_of_batch(scope),
         "administrator": policies.administrator(scope),
@@ -124,6 +125,7 @@ def create(
         roles.missing_trainer_role(session, [instance_role], "", policy),
     )
     steps = [step for step in found if step is not None]
+    roles.check_room(session, steps)
     for step in steps:
         say(step.says())
     if steps:

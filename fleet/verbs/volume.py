@@ -306,6 +306,7 @@ def _ready(
     has_gpu = instance_type.startswith(("g", "p"))
     image = image or (images.deep_learning(session) if has_gpu else images.ubuntu(session)).id
     role = roles.missing_instance_role(session, roles.INSTANCE_ROLE, root)
+    roles.check_room(session, [role])
     filling = Filling(volume, job, image, instance_type, subnets[volume.zone], roles.profile_arn(session))
     return _Ready(filling, spec, role, volume.id or volumes.as_key(job.volume.name))
 
