@@ -6,13 +6,13 @@ Every describe is filtered and paginated, so that the calls do not grow with the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from spotheal.agent.aws import translated
-from spotheal.agent.errors import Conflict, Fatal, NotFound, Retryable, SpothealError
+from spotheal.agent.errors import Conflict, Fatal, NotFound, PermissionDenied, Retryable, SpothealError
 from spotheal.agent.names import TAG_EC2_FLEET, TAG_FLEET_REQUEST, TAG_JOB, TAG_NAME, TAG_RUN
 
 _IOPS_TYPES = ("gp3", "io1", "io2")
@@ -199,11 +199,27 @@ class Ec2:
         return sorted((item["Timestamp"], str(item["SpotPrice"])) for item in found)
 
     # -------------------------------------------------------------------------------------------------------- volumes
-    def create_volume(self, spec: VolumeSpec) -> Volume:
+    def create_volume(self, spec: VolumeSpec, on_lazy: Callable[[str], object] = lambda why: None) -> Volume:
         """The new volume, or the one an earlier call with the same token made.
 
-        TokenUsed where that one is gone or was another; NotFound or Retryable where the snapshot is not visible yet.
+        An initialization rate that AWS refuses (a quota, a zone that has none) is left out, and `on_lazy` is told why:
+        the volume is slow at first then, and a run must not end for that. TokenUsed where the token's volume is gone or
+        was another; NotFound or Retryable where the snapshot is not visible yet.
         """
+        try:
+            return self._create_volume(spec)
+        except (Retryable, NotFound, PermissionDenied):
+            raise
+        except SpothealError as error:
+            if not (spec.snapshot and spec.initialization_rate):
+                raise
+            # With the token of a volume that was made without a rate AWS says IdempotentParameterMismatch: the same
+            # call without the rate finds it.
+            created = self._create_volume(replace(spec, initialization_rate=0))
+            on_lazy(error.message)
+            return created
+
+    def _create_volume(self, spec: VolumeSpec) -> Volume:
         origin = f" from {spec.snapshot}" if spec.snapshot else ""
         try:
             with translated(f"create a volume in {spec.zone}{origin}"):

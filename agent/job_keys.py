@@ -27,10 +27,12 @@ from spotheal.agent.job_values import (
     mount,
     one_of,
     policy,
+    rate,
     reference,
     results,
     store,
     text,
+    volume_type,
 )
 from spotheal.agent.names import JOB_NAME
 
@@ -122,11 +124,12 @@ KEYS: tuple[Key, ...] = (
     Key("job", "nodes_wait", "15m", duration, "how long fewer machines than the least wait for others; then it parks"),
     Key("volume", "name", "DL-datasets-checkpoints", text, "Name tag of the volume"),
     Key("volume", "size_gib", 100, integer(1, 65536), "size in GiB"),
-    Key("volume", "type", "gp3", one_of("gp3", "gp2", "io1", "io2", "st1", "sc1"), "EBS volume type"),
+    Key("volume", "type", "gp3", volume_type, "EBS volume type: gp3, gp2, st1 or sc1"),
     Key("volume", "mount", "/dltraining", mount, "mount point; datasets/ checkpoints/ results/ logs/ lie below it"),
     Key("volume", "filesystem", "xfs", one_of("xfs", "ext4"), "filesystem of a new volume"),
     Key("volume", "snapshot", "", matching(r"(snap-[0-9a-f]+)?", "a snapshot id"), "start from this one (a dataset)"),
-    Key("volume", "initialization_rate", 0, integer(0, 300), "MiB/s at which a restored volume is filled; 0 = lazily"),
+    Key("volume", "initialization_rate", 100, rate,
+        "MiB/s, 100 to 300, at which a volume made from a snapshot is filled; 0 = lazily, which is slow and free"),
     Key("volume", "snapshot_every", "0m", duration, "base snapshots, which make the next move small; 0m = none"),
     Key("volume", "delete_superseded", True, boolean, "false: old volumes and snapshots are left to the operator"),
     Key(

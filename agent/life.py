@@ -351,6 +351,8 @@ class Life:
         self._status.note(volume=found.volume)
         disk = self._config.job.volume
         asked = {"size_gib": disk.size_gib, "type": disk.type}
+        if found.moved_from is not None and disk.initialization_rate and not self._context.memory.lazy:
+            asked["initialization_rate"] = disk.initialization_rate  # AWS charges for each GiB of the snapshot
         self._ledger.note("volume", volume=found.volume, moved_from=found.moved_from, device=found.device, **asked)
 
     def _healing(self) -> Context:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spotheal.agent.billing import ADDRESS_HOUR, GIB_MONTH, PRICES_AS_OF
+from spotheal.agent.billing import ADDRESS_HOUR, FILLING_GIB, GIB_MONTH, PRICES_AS_OF
 from spotheal.fleet.plan import AdoptVolume, CreateVolume, KeepVolume, Plan, WriteSweep
 
 _MONTH_HOURS = 730.0
@@ -29,6 +29,7 @@ def costs(plan: Plan) -> dict[str, Any]:
         "limit_dollars": plan.limit_dollars,
         "instances_max": round(min(most), 2) if most else None,
         "volume_month": _volume_month(plan),
+        "move": _move(plan),
     }
 
 
@@ -54,7 +55,9 @@ def cost_rows(plan: Plan) -> list[tuple[str, str]]:
     most = f"; at most ${found['instances_max']:.2f} for instances at today's prices" if found["instances_max"] else ""
     rows.append(("limits", said + most))
     if found["volume_month"] is not None:
-        rows.append(("volume", f"${found['volume_month']:.2f} a month until it is deleted (list price {PRICES_AS_OF})"))
+        each = f", and at most ${found['move']:.2f} for each move to another zone" if found["move"] else ""
+        rows.append(("volume", f"${found['volume_month']:.2f} a month until it is deleted{each}"
+                     f" (list price {PRICES_AS_OF})"))  # fmt: skip
     for step in plan.steps:
         if isinstance(step, WriteSweep):
             month = float(GIB_MONTH.get(step.type, GIB_MONTH["gp3"])) * step.size_gib
@@ -77,6 +80,16 @@ def _range(low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return ""
     return f"${low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"${low:.2f} to ${high:.2f}"
+
+
+def _move(plan: Plan) -> float | None:
+    """Dollars that AWS takes for filling a copy of the volume, if all of it is used."""
+    for step in plan.steps:
+        if isinstance(step, CreateVolume):
+            return float(FILLING_GIB) * plan.initialization_rate * step.spec.size_gib
+        if isinstance(step, (AdoptVolume, KeepVolume)):
+            return float(FILLING_GIB) * plan.initialization_rate * step.volume.size_gib
+    return None
 
 
 def _volume_month(plan: Plan) -> float | None:

@@ -184,6 +184,7 @@ def make_plan(
         prices=tuple(prices), steps=tuple(steps), user_data_bytes=len(data.encode()), notes=tuple(notes),
         limit_hours=job.limits.hours, limit_dollars=job.limits.dollars,
         machines=(1, sweep.parallel) if sweep else job.machines,
+        initialization_rate=job.volume.initialization_rate,
     )  # fmt: skip
     fresh = not isinstance(way, plan.Continue)
     return Ready(whole, instance, wheels, source, previous, fresh, _turn(way))

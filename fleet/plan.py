@@ -365,6 +365,7 @@ class Plan:
     limit_hours: float = 0.0
     limit_dollars: float = 0.0
     machines: tuple[int, int] = (1, 1)  # at least and at most so many train together
+    initialization_rate: int = 0  # MiB/s at which a copy of the volume is filled
 
     @property
     def request(self) -> dict[str, Any]:

@@ -164,6 +164,8 @@ def _lines(found: Bill) -> list[Line]:
         Line("Volumes", _gib_hours(found.volumes), dollars["volumes"]),
         Line("Snapshots", _count(found.snapshots, "snapshot"), dollars["snapshots"],
              "at most: each counted as a full copy of what was used") if found.snapshots else None,
+        Line("Filling of copies", "", dollars["filling"], "each GiB of a snapshot, at initialization_rate")
+        if found.filling else None,
         Line("Root disks", _hours(found.stays), dollars["root_disks"]) if found.roots else None,
         Line("Public IPv4 addresses", f"{hours / 3600:.2f} h", dollars["public_ipv4"],
              "one for each instance, free hours too"),

@@ -44,11 +44,11 @@ EXAMPLES: dict[tuple[str, str], tuple[Any, list[Any]]] = {
     ("job", "nodes_wait"): ("30m", ["15", 15, ""]),
     ("volume", "name"): ("my data", [1, "a\nb"]),
     ("volume", "size_gib"): (1, [0, 65537, 1.5, "100", True]),
-    ("volume", "type"): ("io2", ["gp9", 1, ""]),
+    ("volume", "type"): ("st1", ["gp9", 1, "", "io1", "io2"]),
     ("volume", "mount"): ("/data/x", ["data", "/", "/a b", "/a/../etc", "/a;b", 1]),
     ("volume", "filesystem"): ("ext4", ["btrfs", 1]),
     ("volume", "snapshot"): ("snap-0abc", ["snap-", "vol-0abc", "snap-xyz", 1]),
-    ("volume", "initialization_rate"): (300, [-1, 301, "300"]),
+    ("volume", "initialization_rate"): (300, [-1, 1, 99, 301, "300", True, False, 150.0, None]),
     ("volume", "snapshot_every"): ("6h", ["often", 6]),
     ("volume", "delete_superseded"): (False, ["no", 0]),
     ("fleet", "engine"): ("ec2-fleet", ["auto", 1]),
@@ -259,7 +259,7 @@ def test_the_instance_reads_what_request_wrote() -> None:
             document[key.table] = {**document[key.table], key.name: EXAMPLES[key.table, key.name][0]}
     # Two keys go only with values of others that the examples do not have.
     document["job"]["repository"], document["cage"]["mode"] = "https://example.org/r.git", "on"
-    assert on_instance(document).job.to_document()["volume"]["type"] == "io2"
+    assert on_instance(document).job.to_document()["volume"]["type"] == "st1"
 
 
 def test_the_document_of_an_instance_is_the_same_for_the_same_job() -> None:

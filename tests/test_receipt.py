@@ -239,6 +239,19 @@ def test_iops_and_throughput_beyond_what_gp3_includes_are_charged() -> None:
     assert Decimal("0.48") == bill(history(events, volumes={"vol-1": disk})).lines["volumes"]
 
 
+def test_the_filling_of_a_copy_is_charged_once_by_what_was_used() -> None:
+    """40 GiB at 100 MiB/s, 0.0012 a GiB: 0.048; then 100 GiB, as no snapshot said what was used, at 300: 0.36."""
+    more = {"moved_from": "vol-1", "size_gib": 100, "initialization_rate": 100}
+    copied = event("9:00:00", "volume", "i-0b", volume="vol-2", **more)
+    events = [event("8:44:00", "handover", "i-0a", snapshot="snap-1", used_gib=40), copied, copied]
+    assert Decimal("0.05") == bill(history(events)).lines["filling"]
+    assert Decimal("0.12") == bill(history([copied])).lines["filling"]
+    faster = {**copied, "initialization_rate": 300}
+    assert Decimal("0.36") == bill(history([faster])).lines["filling"]
+    assert Decimal("0") == bill(history([faster]), since=at("9:00:01")).lines["filling"]
+    assert ["0.12"] == [str(line.dollars) for line in receipt(history([copied])).lines if "copies" in line.name]
+
+
 def test_prices_and_the_maximum_are_read_from_what_the_request_left() -> None:
     rows = [{"instance_type": "g5.xlarge", "zone": "us-west-2a", "spot": 0.4, "on_demand": 1.006}, "rubbish",
             {"instance_type": "p3.2xlarge", "zone": "us-west-2a", "spot": "NaN", "on_demand": None}]  # fmt: skip
@@ -254,7 +267,8 @@ rubbish = st.fixed_dictionaries(
     optional={
         name: values | st.sampled_from(["2026-11-21T08:00:00Z", "i-0a", "vol-1", "terminate"])
         for name in ("time", "instance", "zone", "launched", "dollars_per_hour", "since", "volume", "ends", "action",
-                     "snapshot", "used_gib", "size_gib", "volumes", "snapshots", "root_gib", "last_step", "heard")
+                     "snapshot", "used_gib", "size_gib", "volumes", "snapshots", "root_gib", "last_step", "heard",
+                     "initialization_rate")
     },
 )  # fmt: skip
 

@@ -76,6 +76,36 @@ def test_an_initialization_rate_is_asked_for_only_with_a_snapshot():
     assert 200 == spec(initialization_rate=200, snapshot="snap-1").request()["VolumeInitializationRate"]
 
 
+@pytest.fixture
+def snapshot(rules, ec2):
+    made = ec2.create_snapshot(ec2.create_volume(spec("source")).id, TAGS).id
+    rules.tick()
+    return made
+
+
+@pytest.mark.parametrize("rate", [1, 50, 99, 301])
+def test_a_rate_that_is_refused_is_left_out_and_told(ec2, snapshot, rate):
+    told = []
+    made = ec2.create_volume(spec(snapshot=snapshot, initialization_rate=rate), told.append)
+    assert made.snapshot == snapshot
+    assert 1 == len(told) and "100-300" in told[0]
+    again = ec2.create_volume(spec(snapshot=snapshot, initialization_rate=rate), told.append)
+    assert made.id == again.id
+
+
+def test_a_volume_that_was_made_without_its_rate_is_found_when_the_rate_is_taken_again(ec2, snapshot):
+    """The reply of the second call was lost, and what refused the rate has passed."""
+    made = ec2.create_volume(spec(snapshot=snapshot))
+    assert made.id == ec2.create_volume(spec(snapshot=snapshot, initialization_rate=100)).id
+
+
+def test_what_else_is_refused_is_refused_with_a_rate_too(ec2, snapshot):
+    with pytest.raises(Fatal):
+        ec2.create_volume(VolumeSpec(A, 5, "gp3", TAGS, "small", snapshot=snapshot, initialization_rate=100))
+    with pytest.raises(NotFound):
+        ec2.create_volume(spec(snapshot="snap-0123456789abcdef0", initialization_rate=100))
+
+
 def test_attaching_twice_and_detaching_twice_succeed(rules, ec2):
     instance, volume = launch(rules), ec2.create_volume(spec()).id
     ec2.attach(volume, instance, "/dev/sdf")

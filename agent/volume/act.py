@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NoReturn
 
 from spotheal.agent.clock import rfc3339
@@ -67,7 +68,7 @@ def act(action: Action, ctx: Context) -> None:
             _take_snapshot(volume, snapshot_tags(ctx, Purpose.HANDOVER, term, saved_step), ctx)
         case CreateVolume(spec):
             try:
-                ctx.memory.copy = ctx.ec2.create_volume(spec).id
+                ctx.memory.copy = ctx.ec2.create_volume(spec, partial(_filled_lazily, ctx)).id
                 ctx.ask("copy", ctx.memory.copy)
             except TokenUsed as error:
                 ctx.memory.attempt += 1
@@ -107,6 +108,11 @@ def act(action: Action, ctx: Context) -> None:
 def snapshot_tags(ctx: Context, purpose: Purpose, term: int, saved_step: int | None) -> dict[str, str]:
     tags = {**ctx.desired.tags, TAG_PURPOSE: purpose.value, TAG_TERM: str(term)}
     return tags if saved_step is None else {**tags, TAG_SAVED_STEP: str(saved_step)}
+
+
+def _filled_lazily(ctx: Context, why: str) -> None:
+    ctx.memory.lazy = True
+    ctx.log.warning("AWS refuses the initialization rate; the copy is filled as it is read, which is slow", why=why)
 
 
 def let_go(ctx: Context, volumes: tuple[str, ...]) -> None:

@@ -66,6 +66,7 @@ class Memory:
     claims: dict[int, Claim] = field(default_factory=dict)
     snapshot: str | None = None  # the snapshot asked for, "" where the reply was lost
     copy: str | None = None  # the volume made in this term
+    lazy: bool = False  # it was made without the initialization rate
     formatted: set[str] = field(default_factory=set)  # volumes whose mkfs has ended in this term and this life
     handover: str = ""  # the snapshot that was asked for at the end of the term
     releasing: bool = False  # the store is being told that the term is released

@@ -163,6 +163,7 @@ def _new_term(ctx: Context, term: int | None) -> None:
     """What was remembered is about another term."""
     memory = ctx.memory
     memory.term, memory.snapshot, memory.copy, memory.attempt = term, None, None, 0
+    memory.lazy = False
     memory.asked.clear()
     memory.formatted.clear()
     memory.states.clear()

@@ -94,6 +94,7 @@ def create(
 
     Not needed before `fleetctl request`, which makes one itself.
     """
+    from spotheal.agent.job_values import volume_type
     from spotheal.fleet import show, volumes
 
     as_json = is_json(output)
@@ -106,9 +107,9 @@ def create(
     table = described.volume
     zone = zone or _best_zone(session, job)
     spec = volumes.blank(described, zone, size or table.size_gib, kind or table.type, _day())
+    if fault := volume_type(spec.type):
+        raise ConfigError(f"--type {fault}", next_step="--type gp3")
     month = volumes.month(spec.type, spec.size_gib)
-    if month is None:
-        raise ConfigError(f"{spec.type!r} is no type of EBS volume", next_step="--type gp3")
     say(f'create a volume "{table.name}": {spec.size_gib} GiB {spec.type} in {spec.zone}, ${month:.2f} a month')
     ask("Go ahead?", yes)
     made = session.ec2.create_volume(spec)

@@ -179,6 +179,7 @@ class Life:
             desired=Desired(
                 run=RUN, instance=machine.id, zone=machine.zone, mountpoint=MOUNT, filesystem="xfs", size_gib=125,
                 type=like["VolumeType"], tags={"spotheal:job": JOB, "spotheal:run": RUN, "Name": "DL"},
+                initialization_rate=world.rng.choice([0, 50, 100]),
             ),
             ec2=world.cloud, store=self.store, host=machine, clock=machine.clock, stop=machine.stop, log=self.log,
             checkpoint_names=names, on_term=self._on_term, beside=lambda work: world.time.spawn(self.process, work),

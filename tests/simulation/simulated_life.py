@@ -314,6 +314,10 @@ class LifeRegion(Region):
         found = self.bodies(start)
         return [json.loads(body) for key, body in found if "." not in key[len(start) :].removesuffix(".json")]
 
+    def ledger(self) -> list[dict[str, Any]]:
+        found = self.bodies(f"digits/{RUN}/{LAYOUT.ledger}")
+        return ledger.read_events(found[0][1].decode()) if found else []
+
     def bodies(self, start: str) -> list[tuple[str, bytes]]:
         """What the store has below `start`, whatever faults it has for the agents."""
         objects = self.s3._buckets["bucket"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from crashes import tell
 from histories import leaves_nothing_behind
@@ -12,6 +14,25 @@ from spotheal.agent.gpus import BARRED_LAUNCHES_MAX, Found
 
 A, B, C, D = "us-west-2a", "us-west-2b", "us-west-2c", "us-west-2d"
 HOUR = 3600.0
+
+
+@pytest.mark.parametrize("rate", [50, 100])
+def test_a_rate_that_ec2_refuses_ends_no_run(rate):
+    """50 MiB/s is what a file of an older version may still ask for; a quota is refused in the same way."""
+    with LifeRegion(ending=("done", 7)) as region:
+        job = region.config.job
+        volume = replace(job.volume, initialization_rate=rate)
+        region.config = replace(region.config, job=replace(job, volume=volume))
+        region.at_step[3] = region.interrupt
+        region.request(A, launch_in=[A, B])
+        assert region.time.run(2 * HOUR, region.is_over)
+        assert "done" == region.documents("status.json")[0]["phase"]
+        copies = [one for one in region.rules.world.volumes.all() if one.snapshot]
+        assert [None if rate == 50 else 100] == [one.initialization_rate for one in copies]
+        warned = [line for line in region.story if "refuses the initialization rate" in line]
+        assert len(warned) == (rate == 50)
+        filled = [one.get("initialization_rate") for one in region.ledger() if one.get("moved_from")]
+        assert [None if rate == 50 else 100] == filled
 
 
 # ------------------------------------------------------------------------------------------------- ends that take long
