@@ -68,7 +68,7 @@ KEYS: tuple[Key, ...] = (
         "branch, tag or commit; `request` pins it to a commit",
     ),
     Key("job", "command", REQUIRED, argv, "the trainer, a list without a shell; ${SPOTHEAL_…} is expanded"),
-    Key("job", "resume_command", [], argv, "from the second start on; default: command"),
+    Key("job", "resume_command", [], argv, "used once there is something to resume from; default: command"),
     Key(
         "job",
         "setup",
@@ -99,9 +99,9 @@ KEYS: tuple[Key, ...] = (
     Key(
         "job",
         "set_aside_broken",
-        False,
+        True,
         boolean,
-        "after two restarts without a step, set the newest checkpoint file aside",
+        "after two restarts without a step, set saves aside that are surely incomplete",
     ),
     Key("job", "keep_on_failure", "0m", duration, "leave a failed instance up for so long, for debugging"),
     Key(

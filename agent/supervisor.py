@@ -7,6 +7,7 @@ Everything a trainer must keep and may rely on is in `contract`; what the end of
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.job_values import seconds
 from spotheal.agent.process_group import ForeignProgram, end_leftovers
 from spotheal.agent.silence import Silence
+from spotheal.agent.torn_saves import SetAside, anything_saved, set_aside, torn_saves
 from spotheal.agent.trainer_environment import expand, trainer_environment
 from spotheal.agent.trainer_files import (
     describe,
@@ -34,7 +36,6 @@ from spotheal.agent.trainer_files import (
     mark_of,
     newest,
     progress_of,
-    set_aside,
 )
 from spotheal.agent.trainer_hooks import Ended, Hooks, Kind, Teller
 from spotheal.agent.watch import Request, Timing, Watch
@@ -92,7 +93,8 @@ class Supervisor:
         self._began = 0.0
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._warned = False
-        self._aside = ""
+        self._aside: tuple[SetAside, ...] = ()
+        self._ending = ""  # how the attempt ended after which saves were set aside
         self._lock = threading.Lock()
         self._request: Request | None = None
         self._rebalance = False
@@ -176,12 +178,14 @@ class Supervisor:
                     return self._report(self._ended("done", end, "the trainer exited with 0"))
                 case GiveUp(tally, why):
                     self._tally = tally
+                    self._put_back(end)
                     return self._report(self._ended("failed", end, why + self._suspect(tally)))
                 case StartAgain(seconds, tally, why):
                     self._tally = tally
                     self._report(self._ended("failed", end, why), restarting=True)
                     self.log.warning("starting the trainer again", why=why, failures=tally.failures, after=seconds)
-                    self._set_aside_broken(tally)
+                    self._put_back(end)
+                    self._set_aside_torn(tally, end)
                     self._clock.sleep(seconds, until=self._requested)
 
     def _attempt(self) -> AttemptEnd:
@@ -262,7 +266,8 @@ class Supervisor:
 
     def _start(self) -> tuple[World, ForeignProgram]:
         job = self._config.job.job
-        command = job.resume_command if self.attempt > 1 and job.resume_command else job.command
+        resumes = self.attempt > 1 and (self._saved_step is not None or anything_saved(*self._kept()))
+        command = job.resume_command if resumes and job.resume_command else job.command
         environment = trainer_environment(
             self._config, self._folders, self._interpreter, os.environ, self._account, self.attempt, self._given
         )
@@ -331,29 +336,55 @@ class Supervisor:
         return self._folders.checkpoints, self._folders.keep
 
     def _suspect(self, tally: Tally) -> str:
-        """What the reason adds after two restarts without a step: often a newest checkpoint that is broken."""
-        found = newest(self._folders.checkpoints) if tally.failures >= 2 else None
-        said = f"; the newest file in the checkpoint folder is {describe(found)}" if found else ""
-        return said + (f"; {self._aside}" if self._aside else "")
+        """Which saves may be the cause of restarts without a step: the torn ones, else the newest file."""
+        if tally.failures < 2:
+            return ""
+        if self._aside:
+            return "; " + ", ".join(f"{aside.save} was set aside as {aside.moved.name}" for aside in self._aside)
+        torn = torn_saves(self._kept())
+        if torn:
+            return f"; incomplete: {', '.join(map(str, torn))}"
+        newest_files = [found for found in map(newest, self._kept()) if found]
+        last = max(newest_files, key=lambda seen: seen.changed, default=None)
+        return f"; the newest file that it has saved is {describe(last)}" if last else ""
 
-    def _set_aside_broken(self, tally: Tally) -> None:
-        found = newest(self._folders.checkpoints)
-        if tally.failures != 2 or found is None:
+    def _set_aside_torn(self, tally: Tally, end: AttemptEnd) -> None:
+        """Before the last start that `limits.failures` leaves: a torn save fails each start in the same way."""
+        last = tally.failures == max(1, min(2, self._config.job.limits.failures - 1))
+        if not last or self._aside or self._ending or not self._leads:
             return
-        if not self._config.job.job.set_aside_broken:
-            self.log.warning(
-                "no step gained twice; the newest checkpoint may be broken (set_aside_broken = true sets it aside)",
-                newest=describe(found),
-            )
+        torn = torn_saves(self._kept())
+        if torn and not self._config.job.job.set_aside_broken:
+            names = [str(save) for save in torn]
+            self.log.warning("incomplete saves may be why no step is gained (set_aside_broken = false)", saves=names)
             return
-        try:
-            target = set_aside(self._folders.checkpoints, found, self._clock.now())
-        except OSError as error:
-            self.log.warning("the newest checkpoint could not be set aside", file=found.shown, error=str(error))
+        for save in torn:
+            try:
+                aside = set_aside(save, self._clock.now())
+            except OSError as error:
+                self.log.warning("an incomplete save could not be set aside", save=str(save), error=str(error))
+                continue
+            self._aside += (aside,)
+            self.log.warning("set an incomplete save aside", save=str(save), now=str(aside.moved))
+            self.event("set-aside", file=save.name, now=str(aside.moved))
+        self._ending = self._way(end)
+
+    def _put_back(self, end: AttemptEnd) -> None:
+        """What was set aside was not the cause if the next start fails in the same way: it lies where it lay again."""
+        if end.gained:  # that was the cause: another save may be torn one day
+            self._aside, self._ending = (), ""
+        if not self._aside or self._ending != self._way(end):
             return
-        self._aside = f"{found.shown} was set aside as {target.name}"
-        self.log.warning("set the newest checkpoint aside", file=describe(found), now=str(target))
-        self.event("set-aside", file=found.shown, now=str(target))
+        for aside in self._aside:
+            if aside.put_back():
+                self.log.warning("put a save back: the trainer fails in the same way without it", save=str(aside.save))
+                self.event("put-back", file=aside.save.name)
+        self._aside = ()
+
+    def _way(self, end: AttemptEnd) -> str:
+        """How an attempt failed, comparable with another one: its end and its last line, without numbers."""
+        last = next((line.strip() for line in reversed(self._tail) if line.strip()), "")
+        return re.sub(r"\d+", "0", f"{end}: {last}")
 
     def warn_of_empty_checkpoints(self) -> None:
         """Name the files that grew in the clone while the checkpoint folder stayed empty: they die with the machine."""

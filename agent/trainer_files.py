@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -20,9 +19,7 @@ from spotheal.agent.contract import Progress
 
 _PROGRESS_BYTES_MAX = 1 << 20
 _SMALL_BYTES = 1024
-_NOT_GROWTH = {".git", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", "node_modules"}
-# Folders that are one checkpoint: HF writes checkpoint-500/, DeepSpeed global_step500/.
-_CHECKPOINT_FOLDER = re.compile(r"(checkpoint|ckpt|global_step|step|epoch|iter)[-_=]?\d+\b.*", re.IGNORECASE)
+NOT_GROWTH = {".git", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", "node_modules"}
 
 
 @dataclass(frozen=True)
@@ -35,14 +32,18 @@ class Seen:
 
     @property
     def shown(self) -> str:
-        """The path for people: a trainer may name a file as it likes, with line ends and commands for terminals."""
-        return "".join(c if c.isprintable() else "?" for c in self.path)
+        return shown(self.path)
+
+
+def shown(path: str) -> str:
+    """The path for people: a trainer may name a file as it likes, with line ends and commands for terminals."""
+    return "".join(c if c.isprintable() else "?" for c in path)
 
 
 def files_below(folder: Path) -> Iterator[Seen]:
     """All regular files below `folder`; links are not followed."""
     for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name not in _NOT_GROWTH]
+        folders[:] = [name for name in folders if name not in NOT_GROWTH]
         for name in names:
             path = os.path.join(place, name)
             try:
@@ -76,22 +77,6 @@ def grown_elsewhere(clone: Path, since: float, count: int = 5) -> list[Seen]:
     """The largest files in the clone that were written after `since` (seconds since 1970)."""
     found = [s for s in files_below(clone) if s.changed >= since and s.size >= _SMALL_BYTES]
     return sorted(found, key=lambda seen: (-seen.size, seen.path))[:count]
-
-
-def set_aside(folder: Path, seen: Seen, now: datetime) -> Path:
-    """Move the checkpoint that `seen` belongs to out of `folder`, beside it; returns where it is now.
-
-    A file in a folder that is one checkpoint (`checkpoint-500`) takes that folder along: half of it is worse than none.
-    OSError where it cannot be moved.
-    """
-    parts = Path(seen.path).parts
-    depth = next((i for i, part in enumerate(parts[:-1], 1) if _CHECKPOINT_FOLDER.fullmatch(part)), len(parts))
-    source = folder.joinpath(*parts[:depth])
-    aside = folder.parent / "set-aside"
-    aside.mkdir(exist_ok=True)
-    target = aside / f"{rfc3339(now).replace(':', '')}-{'-'.join(parts[:depth])}"
-    os.rename(source, target)
-    return target
 
 
 def progress_of(path: Path) -> tuple[Progress, int] | None:

@@ -94,6 +94,8 @@ def test_a_command_that_is_not_there_is_a_setup_failure(bench: Bench) -> None:
 
 
 def test_resume_command_is_used_from_the_second_attempt_of_the_run_on(bench: Bench) -> None:
+    bench.folders.make(None)
+    (bench.folders.checkpoints / "last.pt").write_bytes(b"state")
     job = {"resume_command": ["python", "-c", "print('resumed', __import__('os').environ['SPOTHEAL_ATTEMPT'])"]}
     bench.supervisor("python", "-c", "raise SystemExit(1)", job=job).run()
     bench.supervisor("python", "-c", "raise SystemExit(1)", job=job, first_attempt=7).run()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,7 @@ from spotheal.agent.trainer_files import (
     drop_metrics_after,
     grown_elsewhere,
     mark_of,
-    newest,
     progress_of,
-    set_aside,
 )
 
 
@@ -173,28 +170,6 @@ def test_links_are_not_followed_and_caches_do_not_count(tmp_path: Path) -> None:
     (tmp_path / "clone/link").symlink_to(tmp_path / "elsewhere")
     assert [seen.path for seen in grown_elsewhere(tmp_path / "clone", since=0)] == ["out/weights.h5"]
     assert grown_elsewhere(tmp_path / "clone", since=5000) == []
-
-
-@pytest.mark.parametrize(
-    ("files", "moved"),
-    [
-        (["last.pt"], "last.pt"),
-        (["checkpoint-500/optimizer.pt"], "checkpoint-500"),
-        (["run-1/global_step20/zero/rank0.pt"], "run-1-global_step20"),
-        (["lightning_logs/version_3/checkpoints/epoch=3.ckpt"], "lightning_logs-version_3-checkpoints-epoch=3.ckpt"),
-    ],
-)
-def test_a_checkpoint_is_set_aside_whole_and_nothing_more(tmp_path: Path, files: list[str], moved: str) -> None:
-    folder = tmp_path / "checkpoints"
-    written(folder / "other.pt", b"x")
-    for name in files:
-        written(folder / name, b"", at=9000)
-    seen = newest(folder)
-    assert seen is not None
-    target = set_aside(folder, seen, datetime(2026, 11, 21, tzinfo=timezone.utc))
-    assert target == tmp_path / "set-aside" / f"2026-11-21T000000Z-{moved}"
-    assert target.exists()
-    assert [found.name for found in folder.rglob("*") if found.is_file()] == ["other.pt"]
 
 
 def test_a_progress_file_that_is_huge_a_link_or_no_json_is_no_progress(tmp_path: Path) -> None:

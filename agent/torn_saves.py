@@ -1,0 +1,212 @@
+"""Saves that a kill has torn, so that the trainer fails on them at each start: found, set aside, put back.
+
+Only what is surely incomplete counts: an empty file, a zip, safetensors or HDF5 file without its end, a folder that
+lacks names which each older sibling has. A good checkpoint that was moved would cost the run, so nothing else is
+touched, however new it is. The trainer owns these folders: links in them are never followed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from spotheal.agent.clock import rfc3339
+from spotheal.agent.trainer_files import NOT_GROWTH, files_below, shown
+
+# Folders that are one checkpoint: HF writes checkpoint-500/, DeepSpeed global_step500/.
+_CHECKPOINT_FOLDER = re.compile(r"(checkpoint|ckpt|global_step|step|epoch|iter)[-_=]?\d+\b.*", re.IGNORECASE)
+# Only these: an empty lock file or an empty __init__.py is as it should be.
+_SAVE_SUFFIXES = (
+    ".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".h5", ".hdf5", ".keras", ".npz", ".npy", ".pkl", ".pickle",
+    ".tar", ".zip", ".msgpack", ".model", ".weights",
+)  # fmt: skip
+_ZIP, _ZIP_END, _ZIP_END_BYTES_MAX = b"PK\x03\x04", b"PK\x05\x06", 22 + 0xFFFF  # the end with its longest comment
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_SAFETENSORS_HEADER_BYTES_MAX = 16 << 20
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class TornSave:
+    """A file or a folder that is one checkpoint, and why it is surely incomplete."""
+
+    folder: Path  # the trainer's folder in which it lies
+    name: str  # its path below that folder
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{shown(self.name)} ({shown(self.reason)})"
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A torn save that was renamed: where it lay, where it lies now."""
+
+    save: TornSave
+    original: Path
+    moved: Path
+
+    def put_back(self) -> bool:
+        """False if the trainer has written something of that name since, or the volume refuses."""
+        if os.path.lexists(self.original):
+            return False
+        try:
+            os.rename(self.moved, self.original)
+        except OSError:
+            return False
+        return True
+
+
+def torn_saves(folders: Iterable[Path]) -> list[TornSave]:
+    """Every torn save below `folders`; a checkpoint folder with a torn file in it is torn as a whole."""
+    saves: dict[tuple[Path, str], TornSave] = {}
+    for folder in folders:
+        for save in (*_torn_files(folder), *_torn_folders(folder)):
+            saves.setdefault((folder, save.name), save)
+    return list(saves.values())
+
+
+def set_aside(save: TornSave, now: datetime) -> SetAside:
+    """Move it to `set-aside/` next to its folder; nothing is deleted. OSError if it cannot be moved."""
+    target = save.folder.parent / "set-aside"
+    target.mkdir(exist_ok=True)
+    original = save.folder / save.name
+    moved = target / f"{rfc3339(now).replace(':', '')}-{save.name.replace(os.sep, '-')}"
+    os.rename(original, moved)
+    return SetAside(save, original, moved)
+
+
+def anything_saved(checkpoints: Path, elsewhere: Path) -> bool:
+    """Whether there is something that `resume_command` can resume from.
+
+    In the checkpoint folder any file that is not empty is; `elsewhere` data and logs lie too, so a name must say it.
+    """
+    if any(seen.size for seen in files_below(checkpoints)):
+        return True
+    return any(seen.size and _is_save(seen.path) for seen in files_below(elsewhere))
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in NOT_GROWTH]
+        yield place, folders, names
+
+
+def _torn_files(folder: Path) -> Iterator[TornSave]:
+    for place, _, names in _walk(folder):
+        for name in names:
+            reason = _file_reason(os.path.join(place, name))
+            if reason:
+                path = Path(place, name).relative_to(folder)
+                unit = _unit(path)
+                yield TornSave(folder, str(unit), reason if unit == path else f"{path.relative_to(unit)} {reason}")
+
+
+def _unit(path: Path) -> Path:
+    """The outermost checkpoint folder that holds `path`, or the file itself: half a checkpoint is worse than none."""
+    parts = path.parts
+    depth = next((i for i, part in enumerate(parts[:-1], 1) if _CHECKPOINT_FOLDER.fullmatch(part)), len(parts))
+    return Path(*parts[:depth])
+
+
+def _is_save(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in _SAVE_SUFFIXES
+
+
+def _file_reason(path: str) -> str:
+    """Why the file is surely incomplete, or ""."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return ""
+        if status.st_size == 0:
+            return "is empty" if _is_save(path) else ""
+        head = os.pread(descriptor, 64, 0)
+        if head.startswith(_ZIP):
+            return "" if _has_zip_end(descriptor, status.st_size) else "is a zip file without its end"
+        if head.startswith(_HDF5):
+            return "is an HDF5 file without its end" if _hdf5_bytes(head) > status.st_size else ""
+        if path.lower().endswith(".safetensors"):
+            size = _safetensors_bytes(descriptor, head)
+            return "is a safetensors file without its end" if size > status.st_size else ""
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+    return ""
+
+
+def _has_zip_end(descriptor: int, size: int) -> bool:
+    tail = min(size, _ZIP_END_BYTES_MAX)
+    return _ZIP_END in os.pread(descriptor, tail, size - tail)
+
+
+def _hdf5_bytes(head: bytes) -> int:
+    """The length that the superblock names; 0 if it cannot be read.
+
+    Source: HDF5 File Format Specification, "Disk Format: Level 0A - Format Signature and Superblock".
+    """
+    version = head[8] if len(head) > 8 else 255
+    width_at, addresses_at = (13, 24 + 4 * (version == 1)) if version < 2 else (9, 12)
+    width = head[width_at] if len(head) > width_at else 0
+    end_at = addresses_at + 2 * width  # base address, another address, end-of-file address
+    if version > 3 or width not in (2, 4, 8) or len(head) < end_at + width:
+        return 0
+    end = int.from_bytes(head[end_at : end_at + width], "little")
+    return 0 if end == (1 << 8 * width) - 1 else end  # all ones: not defined
+
+
+def _safetensors_bytes(descriptor: int, head: bytes) -> int:
+    """The length that the header names; 0 if it cannot be read. Source: safetensors' README, "Format"."""
+    length = int.from_bytes(head[:8].ljust(8, b"\0"), "little")
+    if length > _SAFETENSORS_HEADER_BYTES_MAX:
+        return 0
+    text = os.pread(descriptor, length, 8)
+    if len(text) < length:
+        return 8 + length
+    try:
+        tensors = [tensor for name, tensor in json.loads(text).items() if name != "__metadata__"]
+        return 8 + length + max((int(tensor["data_offsets"][1]) for tensor in tensors), default=0)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError):
+        return 0
+
+
+# ------------------------------------------------------------------------------------------------------------- folders
+def _torn_folders(folder: Path) -> Iterator[TornSave]:
+    """Checkpoint folders that are empty, or lack names which each older sibling has."""
+    for place, folders, _ in _walk(folder):
+        families: dict[str, list[str]] = {}
+        for name in folders:
+            if _CHECKPOINT_FOLDER.fullmatch(name) and not os.path.islink(os.path.join(place, name)):
+                families.setdefault(_masked(name), []).append(name)
+        for family in families.values():
+            family.sort(key=lambda name: [int(digits) for digits in _DIGITS.findall(name)])
+            names = {name: _names_below(Path(place, name)) for name in family}
+            for name in family:
+                reason = "" if names[name] else "is an empty folder"
+                older = [other for other in family[:-1] if names[other]]
+                if name == family[-1] and names[name] and older:  # one before it was whole when the next was begun
+                    missing = frozenset.intersection(*(names[other] for other in older)) - names[name]
+                    reason = f"lacks {min(missing)}, which {older[-1]} has" if missing else ""
+                if reason:
+                    yield TornSave(folder, str(Path(place, name).relative_to(folder)), reason)
+
+
+def _names_below(folder: Path) -> frozenset[str]:
+    return frozenset(_masked(seen.path) for seen in files_below(folder))
+
+
+def _masked(name: str) -> str:
+    """Digits are steps and ranks: `rng_state_0.pth` of one checkpoint is `rng_state_1.pth` of another."""
+    return _DIGITS.sub("0", name)
