@@ -2,10 +2,11 @@
 
 Events (fields beside time, event, id, instance, zone, term): `boot` (instance_type, launched, root_gib), `price`
 (dollars_per_hour, since, lifecycle), `predecessor` (predecessor, heard, last_step), `volume` (volume, moved_from,
-device, size_gib, type; of a copy initialization_rate), `trainer-started` (attempt, resumed_step), `trainer-ended`
-(attempt, kind, exit_code, signal, last_step, saved_step, reason), `notice` (action, deadline, ends), `rebalance`,
-`snapshot` (snapshot, used_gib), `handover` (snapshot, saved_step, seconds, used_gib), `deleted` (volumes, snapshots),
-`read-back` (of copied checkpoints: copy, saved_step), `end` (phase, reason), `leaving`.
+device, size_gib, type; of a copy initialization_rate), `trainer-started` (attempt, resumed_step), `trainer-resumed` (the
+same, if the step was not known at the start), `trainer-ended` (attempt, kind, exit_code, signal, last_step, saved_step,
+reason), `notice` (action, deadline, ends), `rebalance`, `snapshot` (snapshot, used_gib), `handover` (snapshot,
+saved_step, seconds, used_gib), `deleted` (volumes, snapshots), `read-back` (of copied checkpoints: copy, saved_step),
+`end` (phase, reason), `leaving`.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def steps_redone(events: Iterable[Mapping[str, Any]]) -> int:
     """Steps that were done again after a resume: for each start, how far the run had been beyond where it began."""
     furthest, redone = 0, 0
     for event in events:
-        if event["event"] == "trainer-started" and isinstance(event.get("resumed_step"), int):
+        if event["event"] in ("trainer-started", "trainer-resumed") and isinstance(event.get("resumed_step"), int):
             redone += max(0, furthest - event["resumed_step"])
         if event["event"] in ("trainer-ended", "predecessor") and isinstance(event.get("last_step"), int):
             furthest = max(furthest, event["last_step"])

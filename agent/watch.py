@@ -165,9 +165,12 @@ class Watch:
             self._of.warn_of_empty_checkpoints()
 
     def tell_started(self, resumed_step: int | None = None) -> None:
+        """Once without a step if the trainer is silent for long, and once more when its first report names the step."""
         if not self._started_told:
-            self._started_told = True
             self._of.event("trainer-started", attempt=self._of.attempt, resumed_step=resumed_step)
+        elif resumed_step is not None:
+            self._of.event("trainer-resumed", attempt=self._of.attempt, resumed_step=resumed_step)
+        self._started_told = True
 
     def _pause(self) -> float:
         usual = self._timing.poll_seconds if self.reported else self._timing.first_poll_seconds
@@ -179,8 +182,9 @@ class Watch:
 def _resumed_step(first: Progress) -> int:
     """The step an attempt began at, from its first progress document.
 
-    A trainer may say it (`resumed_step`); else it is the checkpoint that was the newest then. A trainer that saves
-    again before it is first looked at seems to have resumed later than it has.
+    A trainer may name it (`resumed_step`); else it is the checkpoint that was the newest then; without one (`saved` is
+    null until the first save of each start in many scripts) it is the step of that document, which the contract asks
+    for before the first step. 0 would be false: the receipt would count the whole run as done again.
     """
-    said = first.extra.get("resumed_step")
-    return int(said) if said is not None else first.saved.step if first.saved else 0
+    named = first.extra.get("resumed_step")
+    return int(named) if named is not None else first.saved.step if first.saved else first.step

@@ -30,13 +30,13 @@ _PROGRESS_FILES_MAX = 200  # of the newest instances
 
 @dataclass(frozen=True)
 class Resume:
-    """A start of the trainer after the first. `again`: steps beyond it that had been done already."""
+    """A start of the trainer after the first. `again`: steps beyond it that had been done already, None if unknown."""
 
     time: datetime
     instance: str
     attempt: int | None
     step: int | None
-    again: int
+    again: int | None
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def make(material: Material, now: datetime, banner: str = "") -> Report:
     samples = [one for name, text in material.progress.items() for one in samples_of(name, text)]
     samples.sort(key=lambda one: (one.time, one.step))
     resumes = tuple(_resumes(history.events, samples))
-    redone = max(found.steps.redone, sum(one.again for one in resumes))
+    redone = max(found.steps.redone, sum(resume.again or 0 for resume in resumes))
     found = replace(found, steps=replace(found.steps, redone=redone))
     return Report(
         job=seen.job,
@@ -236,7 +236,7 @@ def _resumes(events: Sequence[Event], samples: Sequence[Sample]) -> list[Resume]
                 furthest = max(furthest, samples[seen].step)
                 seen += 1
             if started or step:
-                again = 0 if step is None else max(0, furthest - step)
+                again = None if step is None else max(0, furthest - step)
                 found.append(Resume(moment, name, attempt if is_whole(attempt) else None, step, again))
             started = True
         elif event["event"] in ("trainer-ended", "predecessor") and is_whole(event.get("last_step")):

@@ -314,16 +314,20 @@ def _steps(report: Report) -> str:
         + cell("When (UTC)", f"{one.time:%b %d %H:%M:%S}")
         + cell("Instance", one.instance)
         + cell("Went on at step", "–" if one.step is None else number(one.step), number=True)
-        + cell("Steps done again", number(one.again), number=True)
+        + cell("Steps done again", "–" if one.again is None else number(one.again), number=True)
         + "</tr>"
         for one in report.resumes[:_INSTANCES_SHOWN]
     )
     lost, free = report.receipt.steps.lost, report.receipt.free_seconds
-    what = f"{number(report.receipt.steps.redone)} steps were done again in all"
-    what += f"; {number(lost)} done and not saved when the run stopped" if lost else ""
-    what += f"; {duration(free)} of machines were free" if free else ""
+    redone = report.receipt.steps.redone
+    words = [
+        f"{number(redone)} steps were done again in all" if redone or report.knows_every_resume else "",
+        "" if report.knows_every_resume else "the trainer does not report at which step each start began",
+        f"{number(lost)} done and not saved when the run stopped" if lost else "",
+        f"{duration(free)} of machines were free" if free else "",
+    ]
     heads = ("When (UTC)", "Instance", "Went on at step", "Steps done again")
-    return card("Interruptions and what they cost", f"{what}.", stacked(heads, rows, 2))
+    return card("Interruptions and what they cost", "; ".join(filter(None, words)) + ".", stacked(heads, rows, 2))
 
 
 def _instances(report: Report) -> str:

@@ -237,19 +237,19 @@ def _progress(seen: Seen, now: datetime, ended: bool) -> dict[str, Any] | None:
 
 def _last_saved(seen: Seen) -> int | None:
     """By the ledger: saved at the end of an attempt, or gone on from at a start, whichever was noted last."""
-    keys = {"trainer-ended": "saved_step", "trainer-started": "resumed_step"}
+    keys = {"trainer-ended": "saved_step", "trainer-started": "resumed_step", "trainer-resumed": "resumed_step"}
     steps = [event.get(keys[event["event"]]) for event in seen.events if event["event"] in keys]
     return next((step for step in reversed(steps) if isinstance(step, int)), None)
 
 
 def _steps_per_second(seen: Seen, step: Any) -> float | None:
-    """Since the trainer's last start: what it did before, and the time between, is not in it."""
-    starts = [e for e in seen.events if e["event"] == "trainer-started"]
+    """Since the trainer's last start, of which the step must be known: taken as 0 it promised an end in seconds."""
+    starts = [e for e in seen.events if e["event"] in ("trainer-started", "trainer-resumed")]
     if not starts or not isinstance(step, int):
         return None
-    began, first = _moment(starts[-1].get("time")), starts[-1].get("resumed_step") or 0
+    began, first = _moment(starts[-1].get("time")), starts[-1].get("resumed_step")
     heard = _moment(seen.status.get("heartbeat"))
-    if began is None or heard is None or step <= first:
+    if began is None or heard is None or not isinstance(first, int) or step <= first:
         return None
     seconds = (heard - began).total_seconds()
     return (step - first) / seconds if seconds >= _RATE_SECONDS_MIN else None

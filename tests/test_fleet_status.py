@@ -60,6 +60,14 @@ def test_a_new_machine_shows_the_step_that_the_last_one_saved_until_its_trainer_
     assert summarise(seen(status={**healing, "phase": "failed"}, events=ends), NOW)["progress"] is None
 
 
+def test_a_rate_needs_the_step_that_the_trainer_began_at() -> None:
+    """operator.md 6: 20 steps a second and 9 s left, of a trainer that did 2.5."""
+    started = {"event": "trainer-started", "resumed_step": None, "time": "2026-11-21T11:55:00Z"}
+    assert summarise(seen(events=(started,)), NOW)["progress"]["steps_per_second"] is None
+    resumed = {**started, "event": "trainer-resumed", "resumed_step": 90}
+    assert summarise(seen(events=(started, resumed)), NOW)["progress"]["steps_per_second"] is not None
+
+
 def test_a_silent_holder_is_said_to_be_silent() -> None:
     quiet = seen(status={"phase": "training", "heartbeat": "2026-11-21T11:50:00Z"})
     assert summarise(quiet, NOW)["silent"] is True

@@ -54,3 +54,4 @@ def test_steps_redone_are_those_between_the_resume_and_how_far_the_run_had_been(
 
     events = [started(0), ended(100), started(100), ended(180), started(150), ended(None), started(150), ended(300)]
     assert 60 == steps_redone(events)
+    assert 20 == steps_redone([started(0), ended(100), started(None), {"event": "trainer-resumed", "resumed_step": 80}])

@@ -233,6 +233,8 @@ def test_a_start_that_was_told_late_is_counted_by_its_first_sample() -> None:
     assert 3 == len(report.resumes) and report.resumes[-1].again > 200 and report.receipt.steps.redone > 200
     blind = make(replace(late, progress={}), now)
     assert not blind.knows_every_resume and "no step was lost" not in page(blind)
+    assert {None} == {resume.again for resume in blind.resumes}, "operator.md 10: 0 is a claim that nobody can make"
+    assert "0 steps were done again" not in page(blind)
 
 
 def test_a_machine_that_aws_took_without_notice_counts_as_lost() -> None:

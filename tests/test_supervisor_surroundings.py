@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -281,20 +282,46 @@ def broken_checkpoint(bench: Bench) -> None:
         os.utime(folder / "model.bin", (number, number))
 
 
-def test_after_two_restarts_without_a_step_the_reason_names_the_newest_file(bench: Bench) -> None:
+def test_after_two_restarts_without_a_step_the_reason_names_the_incomplete_save(bench: Bench) -> None:
+    broken_checkpoint(bench)
+    ended = bench.trainer("crashes_on_broken_checkpoint", job={"set_aside_broken": False}).run()
+    assert ended.kind == "failed"
+    assert "; incomplete: checkpoint-200 (model.bin is empty)" in ended.reason
+
+
+def test_an_incomplete_save_is_set_aside_whole(bench: Bench) -> None:
     broken_checkpoint(bench)
     ended = bench.trainer("crashes_on_broken_checkpoint").run()
-    assert ended.kind == "failed"
-    assert "checkpoint-200/model.bin (0 bytes, written 1970-01-01T00:03:20Z)" in ended.reason
-
-
-def test_a_broken_newest_checkpoint_is_set_aside_whole_where_that_is_wanted(bench: Bench) -> None:
-    broken_checkpoint(bench)
-    ended = bench.trainer("crashes_on_broken_checkpoint", job={"set_aside_broken": True}).run()
     assert (ended.kind, ended.attempts, bench.lines[-1]) == ("done", 3, "loaded checkpoint-100")
     assert [path.name for path in bench.folders.checkpoints.iterdir()] == ["checkpoint-100"]
     aside = list((bench.folders.checkpoints.parent / "set-aside").iterdir())
     assert [path.name.split("-", 3)[-1] for path in aside] == ["checkpoint-200"]
+
+
+def test_a_save_that_is_not_the_cause_lies_where_it_lay_again(bench: Bench) -> None:
+    broken_checkpoint(bench)
+    ended = bench.supervisor("python", "-c", "raise SystemExit('no such data set')").run()
+    assert (ended.kind, ended.attempts) == ("failed", 3)
+    assert [path.name for path in sorted(bench.folders.checkpoints.iterdir())] == ["checkpoint-100", "checkpoint-200"]
+    assert bench.named("put-back") == [{"file": "checkpoint-200"}]
+
+
+def test_a_torn_file_in_a_kept_folder_is_set_aside(bench: Bench) -> None:
+    """foreign.md F7: five of seven public repositories save below `keep`."""
+    bench.folders.make(None)
+    (bench.folders.keep / "out").mkdir()
+    torn = bench.folders.keep / "out" / "checkpoint.pth.tar"
+    torn.write_bytes(b"PK\x03\x04 half a save")
+    code = f"import os; raise SystemExit(os.path.exists({str(torn)!r}))"
+    assert bench.supervisor("python", "-c", code).run().kind == "done"
+
+
+def test_resume_command_waits_for_something_to_resume_from(bench: Bench) -> None:
+    """foreign.md F5: a run that is interrupted before its first save failed three times in its resume_command."""
+    job = {"resume_command": ["python", "-c", "raise SystemExit('no checkpoint found')"]}
+    assert bench.supervisor("python", "-c", "", job=job, first_attempt=2).run().kind == "done"
+    (bench.folders.checkpoints / "last.pt").write_bytes(b"state")
+    assert bench.supervisor("python", "-c", "", job=job, first_attempt=3).run().kind == "failed"
 
 
 METRICS = (
@@ -339,6 +366,26 @@ def test_start_and_end_of_each_attempt_are_told_with_the_step_resumed_from(bench
         ("trainer-started", 2, 1, None),
         ("trainer-ended", 2, None, 2),
     ]  # fmt: skip
+
+
+REPORTS = (
+    "import os, time; time.sleep({}); open(os.environ['SPOTHEAL_PROGRESS_FILE'], 'w').write({!r}); time.sleep(0.3)"
+)
+
+
+def test_a_first_report_without_a_save_is_the_step_that_the_start_began_at(bench: Bench) -> None:
+    """operator.md 6: 'went on at step 0', so the whole run was counted as done again."""
+    code = REPORTS.format(0, '{"step": 94, "saved": null}')
+    bench.supervisor("python", "-c", code, first_attempt=2).run()
+    assert bench.named("trainer-started") == [{"attempt": 2, "resumed_step": 94}]
+
+
+def test_a_start_that_was_told_without_a_step_names_it_later(bench: Bench) -> None:
+    slow = replace(QUICK, silent_seconds=0.0)
+    code = REPORTS.format(0.5, '{"step": 94, "saved": {"step": 90}}')
+    bench.supervisor("python", "-c", code, timing=slow).run()
+    assert bench.named("trainer-started") == [{"attempt": 1, "resumed_step": None}]
+    assert bench.named("trainer-resumed") == [{"attempt": 1, "resumed_step": 90}]
 
 
 def test_a_progress_file_that_is_a_pipe_holds_nobody_up(bench: Bench) -> None:
