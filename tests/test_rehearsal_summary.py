@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,16 @@ def test_a_trainer_without_weight_files_can_pass_and_is_told_that_nothing_was_co
     told.print(report(summary))
     assert "nothing to compare" in told.file.getvalue()  # type: ignore[attr-defined]
     assert not summarise(replace(GOOD, reference_made=False, reference_sha256=None)).compares_nothing
+
+
+def test_generators_that_differ_are_named_and_are_no_fault_of_equal_weights() -> None:
+    summary = summarise(replace(GOOD, generators_apart=("numpy", "python")))
+    assert summary.passed and summary.to_document()["generators_apart"] == ["numpy", "python"]
+    told = Console(file=io.StringIO(), width=200)
+    told.print(report(summary))
+    assert "numpy, python not as in an uninterrupted run" in told.file.getvalue()  # type: ignore[attr-defined]
+    (line,) = summarise(replace(summary.story, final_sha256="bb")).broken
+    assert "the final weights differ" in line and "these random generators differ too: numpy, python" in line
 
 
 def test_a_trainer_without_progress_has_null_steps_and_can_pass() -> None:
@@ -192,6 +203,72 @@ def test_weights_are_compared_by_tensors_and_not_by_what_else_a_file_says(tmp_pa
     assert digests[0] == digests[1] != digests[2]
 
 
+def test_a_sessions_generators_are_no_weights_and_are_compared_by_name(tmp_path: Path) -> None:
+    """Every integration failed its rehearsal: `random` had another state, and the weights were equal."""
+    torch = pytest.importorskip("torch")
+    from spotheal.training.session import Session, resume
+
+    def left(name: str, *seeds: int, weight: float = 1.0) -> dict[str, Any]:
+        random.seed(seeds[0])
+        numpy.random.seed(seeds[1])
+        if seeds[2:]:
+            numpy.random.rand(seeds[2])  # the same key at another position
+        torch.manual_seed(7)
+        model = torch.nn.Linear(2, 1)
+        model.weight.data.fill_(weight)
+        resume(Session(tmp_path / name / "checkpoints", imds=False, environment={}), model=model).finish()
+        return weights.digest(tmp_path / name)
+
+    numpy = pytest.importorskip("numpy")
+    one = left("one", 1, 1)
+    assert sorted(one["generators"]) == ["numpy", "python", "torch"]
+    for other, named in ((left("same", 1, 1), ()), (left("python", 2, 1), ("python",)),
+                         (left("drawn", 1, 1, 3), ("numpy",)), (left("both", 2, 2), ("numpy", "python"))):  # fmt: skip
+        assert other["sha256"] == one["sha256"]
+        assert weights.apart(one["generators"], other["generators"]) == named
+    assert left("other weights", 1, 1, weight=2.0)["sha256"] != one["sha256"]
+    results = tmp_path / "one" / "results"
+    results.mkdir()
+    torch.save({"w": torch.ones(1)}, results / "model.pt")
+    assert weights.digest(tmp_path / "one")["generators"] == one["generators"], "those of the checkpoint still count"
+
+
+def test_generators_in_a_checkpoint_of_ones_own_are_no_weights(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    for number in range(2):
+        (tmp_path / str(number) / "results").mkdir(parents=True)
+        rng = torch.Generator().manual_seed(number).get_state()
+        for name, saved in {"last.pt": {"model": torch.ones(2), "rng_state": rng}, "rng_state.pth": rng}.items():
+            torch.save(saved, tmp_path / str(number) / "results" / name)
+    one, other = (weights.digest(tmp_path / str(number)) for number in range(2))
+    assert one["sha256"] == other["sha256"]
+    assert weights.apart(one["generators"], other["generators"]) == ("last.pt/rng_state", "rng_state")
+
+
+def test_a_weight_file_is_known_by_its_content_whatever_its_name(tmp_path: Path) -> None:
+    """`checkpoint.pth.tar`, as the ImageNet example calls it, was none for the rehearsal, and nothing was compared."""
+    torch, numpy = pytest.importorskip("torch"), pytest.importorskip("numpy")
+    import pickle
+
+    def left(name: str, value: float) -> dict[str, Any]:
+        folder = tmp_path / name / "results"
+        folder.mkdir(parents=True)
+        model = {"state_dict": {"w": torch.tensor([value])}, "epoch": 3}
+        torch.save(model, folder / "checkpoint.pth.tar")
+        torch.save(model, folder / "model_best")
+        torch.save(model, folder / "old.tar", _use_new_zipfile_serialization=False)
+        with open(folder / "arrays", "wb") as file:
+            numpy.savez(file, w=[value])
+        (folder / "trees").write_bytes(pickle.dumps([value]))
+        (folder / "report.txt").write_text(name)
+        (folder / "cut.short").write_bytes((folder / "model_best").read_bytes()[:80])
+        return weights.digest(tmp_path / name)
+
+    one = left("a", 1.0)
+    assert {item["file"] for item in one["files"]} == {"checkpoint.pth.tar", "model_best", "old.tar", "arrays", "trees"}
+    assert left("b", 1.0)["sha256"] == one["sha256"] != left("c", 2.0)["sha256"]
+
+
 def test_without_results_the_newest_checkpoint_counts_and_without_both_nothing_does(tmp_path: Path) -> None:
     assert weights.digest(tmp_path)["sha256"] is None
     folder = tmp_path / "checkpoints" / "step-5"
@@ -209,7 +286,8 @@ def test_a_hostile_checkpoint_is_compared_by_its_bytes_and_never_executed(tmp_pa
             return Path.touch, (tmp_path / "executed",)
 
     (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "model.pt").write_bytes(pickle.dumps(Hostile()))
+    for name in ("model.pt", "model.pth.tar", "model"):
+        (tmp_path / "results" / name).write_bytes(pickle.dumps(Hostile()))
     assert weights.digest(tmp_path)["sha256"] is not None
     assert not (tmp_path / "executed").exists()
 

@@ -82,6 +82,7 @@ def _figures(summary: Summary) -> Iterable[tuple[str, str]]:
         ("API", f"{end.api_calls} calls, {story.throttled_calls} of them throttled"),
         ("steps", _all_steps(summary)),
         ("weights", _weights(summary)),
+        *([("generators", _generators(story))] if story.generators_apart else []),
         ("fleet", fleet(end)),
         ("left", f"{_counted(end.volumes_left, 'volume')}, {_counted(end.snapshots_left, 'snapshot')}"),
         ("seconds", f"{end.seconds:.0f}"),
@@ -127,6 +128,12 @@ def _weights(summary: Summary) -> str:
     if summary.exact:
         return f"{(story.final_sha256 or '')[:12]}, bit for bit those of an uninterrupted run"
     return f"{(story.final_sha256 or '')[:12]}, not the {(story.reference_sha256 or '')[:12]} of an uninterrupted run"
+
+
+def _generators(story: Story) -> str:
+    """No fault in itself: a script that never seeds `random` leaves another state of it in every process."""
+    names = ", ".join(story.generators_apart)
+    return f"{names} not as in an uninterrupted run: seed at the start what the training draws from"
 
 
 def verdict(broken: Sequence[str]) -> RenderableType:

@@ -24,6 +24,7 @@ from spotheal.fleet.rehearsal.programs import GPUS
 from spotheal.fleet.rehearsal.progress import Display, Silent
 from spotheal.fleet.rehearsal.scenario import Event, Scenario, due, scenario
 from spotheal.fleet.rehearsal.summary import Outcome, Story, Summary, summarise
+from spotheal.fleet.rehearsal.weights import apart
 
 if TYPE_CHECKING:
     from spotheal.fleet.gather import Ready
@@ -244,8 +245,9 @@ class _Rehearsal:
     def _story(
         self, cloud: Cloud, watch: Watch, ready: Ready, reference: Reference | None, reference_fault: str
     ) -> Story:
-        volume = watch.final_volume()
         stories = watch.stories()
+        final = _digest(watch.final_volume())
+        compared = _digest(reference.volume) if reference and not reference_fault else {}
         return Story(
             job=ready.plan.job,
             run=ready.plan.run,
@@ -260,8 +262,9 @@ class _Rehearsal:
             zone_moves=watch.zone_moves(),
             zone_moves_planned=self._scenario.zone_moves,
             steps_total=watch.steps_total(),
-            final_sha256=_weights(volume),
-            reference_sha256=_weights(reference.volume) if reference and not reference_fault else None,
+            final_sha256=final.get("sha256"),
+            reference_sha256=compared.get("sha256"),
+            generators_apart=apart(final["generators"], compared["generators"]) if final and compared else (),
             reference_made=reference is not None,
             reference_fault=reference_fault,
             throttles_planned=self._scenario.throttles,
@@ -269,19 +272,19 @@ class _Rehearsal:
         )
 
 
-def _weights(volume: Path | None) -> str | None:
-    """The digest, made by a process of its own: what reads strange files must not be this one."""
+def _digest(volume: Path | None) -> dict[str, Any]:
+    """As `weights.digest`, made by a process of its own: what reads strange files must not be this one."""
     import json
     import subprocess
 
     if volume is None:
-        return None
+        return {}
     done = subprocess.run(
         [sys.executable, "-m", "spotheal.fleet.rehearsal.weights", str(volume)],
         capture_output=True,
         text=True,
         check=False,
     )
-    with suppress(ValueError, KeyError):
-        return json.loads(done.stdout)["sha256"]  # type: ignore[no-any-return]
-    return None
+    with suppress(ValueError):
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
+    return {}

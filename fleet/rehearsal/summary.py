@@ -124,6 +124,7 @@ class Story:
     reference_fault: str = ""
     throttles_planned: int = 0
     throttled_calls: int = 0
+    generators_apart: tuple[str, ...] = ()  # random generators whose last states differ from the uninterrupted run's
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,7 @@ class Summary:
             "final_sha256": story.final_sha256,
             "reference_sha256": story.reference_sha256,
             "exact": self.exact,
+            "generators_apart": list(story.generators_apart),
             "throttled_calls": story.throttled_calls,
             "timeline": [_rounded(asdict(instance)) for instance in story.instances],
         }
@@ -252,9 +254,11 @@ def _weight_faults(story: Story, exact: bool | None) -> Iterator[str]:
     elif exact is None:
         return  # a trainer without weight files: `Summary.compares_nothing`
     elif not exact:
+        apart = f"; these random generators differ too: {', '.join(story.generators_apart)}"
         yield (
             "the final weights differ from those of a run that was never interrupted (is the trainer deterministic,"
             " and does it restore everything: optimizer, data order, random state?)"
+            f"{apart if story.generators_apart else ''}"
         )
 
 
