@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,24 @@ def test_without_gpus_plain_ubuntu_and_types_of_as_many_vcpus(cloud_desk: CloudD
     assert "the image is plain Ubuntu, without torch" in "\n".join(said["notes"])
     Path("requirements.txt").write_text("torch\n")
     assert "plain Ubuntu" not in "\n".join(cloud_desk.good(*COMMAND, "--gpus", "0", "--force")["notes"])
+
+
+@pytest.mark.parametrize(
+    ("command", "operator"),
+    [("torchrun train.py && echo done", "&&"), ("python train.py | tee log", "|"), ("python train.py > log", ">"),
+     ("python a.py; python b.py", ";"), ("python train.py --seed $(date +%s)", "("), ("python train.py `nproc`", "`"),
+     ("OMP_NUM_THREADS=1 python a.py", "OMP")],
+)  # fmt: skip
+def test_what_only_a_shell_understands_is_refused_with_the_form_that_works(
+    cloud_desk: CloudDesk, command: str, operator: str
+) -> None:
+    """operator.md 12: `&&`, `echo` and `done` became arguments of the trainer."""
+    result = cloud_desk.run("init", "--command", command)
+    assert result.exit_code == ExitCode.USAGE and f"`{operator}" in result.stderr
+    (form,) = re.findall(r"--command (.*)", result.stderr.split("next: ", 1)[1].replace("\n", " "))
+    (words,) = shlex.split(form)
+    assert cloud_desk.run("init", "--command", words).exit_code == 0
+    assert tomllib.loads(Path("job.toml").read_text())["job"]["command"] == ["sh", "-c", command]
 
 
 def test_a_quota_of_nothing_is_exit_5_and_prints_the_command_that_raises_it(cloud_desk: CloudDesk) -> None:

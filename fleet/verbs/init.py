@@ -104,14 +104,27 @@ def init(
 
 
 def _words(command: str) -> tuple[str, ...]:
+    """The argv list of `--command`. ConfigError for what only a shell understands: the trainer would get it as a word."""
+    import re
     import shlex
 
     try:
         words = tuple(shlex.split(command))
+        tokens = list(shlex.shlex(command, posix=True, punctuation_chars=True))
     except ValueError as fault:
         raise ConfigError(f"--command {command!r}: {fault}", next_step='write --command "python train.py"') from None
     if not words:
         raise ConfigError("--command is empty", next_step='write --command "python train.py"')
+    operators = [token for token in tokens if re.fullmatch(r"[();<>|&]+", token)]
+    assignments = words[:1] if re.match(r"[A-Za-z_]\w*=", words[0]) else ()
+    backticks = ["`" for word in words if "`" in word and not re.search(r"\s", word)]  # a quoted one is a script
+    shell = [*operators, *assignments, *backticks]
+    if shell:
+        script = f"sh -c {shlex.quote(command)}"
+        raise ConfigError(
+            f"--command has `{shell[0]}`, which only a shell understands, and no shell runs the command",
+            next_step=f"let a shell run it: --command {shlex.quote(script)}",
+        )
     return words
 
 
