@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from moto.ec2.models import ec2_backends
 from moto.iam.models import SERVICE_NAME_CONVERSION, AWSManagedPolicy, iam_backends
 
 from spotheal.fleet.account import service_roles
@@ -68,6 +69,15 @@ class Account:
         for name in (FLEET_POLICY, *BATCH_POLICIES):
             policy = AWSManagedPolicy.from_data(name, self.world.account, "us-east-1", data)
             self._iam.managed_policies[policy.arn] = policy
+
+        self._open_default_group()
+
+    def _open_default_group(self) -> None:
+        """AWS's default security group lets its own members in (VPC User Guide, "Default security groups"); moto's is
+        closed."""
+        ec2 = ec2_backends[self.world.account][self.world.region]
+        group = next(one for groups in ec2.groups.values() for one in groups.values() if one.name == "default")
+        ec2.authorize_security_group_ingress(group.id, "-1", "", "", [], source_groups=[{"GroupId": group.id}])
 
     @property
     def _iam(self) -> Any:
