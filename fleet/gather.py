@@ -116,11 +116,9 @@ def make_plan(
     *,
     allow_paths: bool = False,
     offline: bool = False,
-    account: bool = True,
     sweep: plan.WriteSweep | None = None,
 ) -> Ready:
-    """The plan of a request. `offline`: no call is made, and what only AWS knows is left out and noted. Without
-    `account` roles, groups and keys are taken to be there."""
+    """The plan of a request. `offline`: no call is made, and what only AWS knows is left out and noted."""
     job = wanted.job
     run, generation, requested_at, previous = _identity(session, way, root, job.job.name, clock)
     source = repository.resolve(
@@ -139,7 +137,7 @@ def make_plan(
         notes.append("no key of the repository's host is in known_hosts here: instances take the first they see")
     described = () if offline else _described_templates(session, wanted.fleet)
     found = Found((), wanted.fleet)
-    if account and not offline:
+    if not offline:
         found = look(session, wanted.fleet, job, root, sweep=sweep is not None)
         if shared is not None:
             found = replace(found, steps=(*found.steps, *look_between(session, found.fleet, described)))

@@ -104,7 +104,7 @@ def test_a_strangers_ranks_are_started_killed_and_started_again_on_the_next_mach
     job.git(checkout, "commit", "--quiet", "--message", "Ranks")
     text = '[job]\nname = "ranks"\nrepository = "."\ncommand = ["python", "train.py"]\nnproc_per_node = "gpu"\n'
     (checkout / "job.toml").write_text(text + "[volume]\nsize_gib = 1\n")
-    (checkout / "spot_fleet_config.json").write_text(json.dumps(job._EXAMPLE_FLEET))
+    (checkout / "spot_fleet_config.json").write_text(json.dumps(job.example_fleet("ranks")))
     kept = tmp_path / "kept"
     options = Options(checkout / "spot_fleet_config.json", scenario="kill", keep=kept, reference=False, seconds_max=400)
     summary = rehearse(options)

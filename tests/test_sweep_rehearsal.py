@@ -61,6 +61,7 @@ def test_a_sweep_whose_runs_are_each_done_once_has_passed() -> None:
          "where the run of i-2 went on is not known"),
         ({"fleet_state": "active"}, "the fleet was not cancelled: its state is active"),
         ({"fleet_cancelled_by": "operator"}, "the fleet was cancelled by operator, not by the agent"),
+        ({"refused": ("ec2:CreateTags of arn:1",)}, "the role of the instances does not allow ec2:CreateTags of arn:1"),
         ({"volumes_left": 1}, "1 volumes and 0 snapshots are left, not none"),
     ],
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 The operator's repository and command stay what they are. Changed are: the interpreter where the file names none (or
 one of a machine image), the trainer's user, and what exists only in an account (key pairs, groups, subnets, templates,
-snapshots, placeholders). Each change is said.
+snapshots, placeholders). Each change is said. Roles stay as named: the rehearsal makes them as `fleetctl request` does.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ from typing import Any
 
 from spotheal.agent.config import JobConfig
 from spotheal.agent.errors import ConfigError, NotFound
+from spotheal.agent.secret_reference import SecretReference
+from spotheal.fleet import secrets
+from spotheal.fleet.account import network, roles
 from spotheal.fleet.config import FleetConfig, job_file_beside, parse_fleet, read_job
 
 REGION = "us-west-2"
 STAND_IN_SECRET = "rehearsal"
 _ACCOUNT = "123456789012"
+_IMAGE = "ami-0027dfad6168539c7"
 _STAND_INS = {"ACCOUNT_NUMBER": _ACCOUNT, "KEYPAIR_NAME": "rehearsal", "SECURITY_GROUP_ID": "sg-0123456789abcdef0"}
 _PLACEHOLDER = re.compile(r"<([A-Za-z_][A-Za-z0-9_ -]*)>")
 
@@ -40,10 +44,11 @@ EXAMPLE_RANKS_COMMAND = (
     "--batch-size", "64", "--threads", "1", "--step-seconds", "0.12", "--device", "cpu", "--scale-lr", "linear",
 )  # fmt: skip
 EXAMPLE_RANKS = 2
+_EXAMPLE_NAME = "digits"
 _EXAMPLE_JOB = """\
 # The job that `make rehearse` trains. docs/job-toml.md lists every key.
 [job]
-name = "digits"
+name = "{name}"
 repository = {repository}
 command = {command}
 {more}
@@ -53,20 +58,6 @@ OMP_NUM_THREADS = "1"
 [volume]
 size_gib = 1
 """
-_EXAMPLE_FLEET: dict[str, Any] = {
-    "TargetCapacity": 1,
-    "AllocationStrategy": "priceCapacityOptimized",
-    "IamFleetRole": f"arn:aws:iam::{_ACCOUNT}:role/DL-Training-Spot-Fleet-Role",
-    "LaunchSpecifications": [
-        {
-            "ImageId": "ami-0027dfad6168539c7",
-            "InstanceType": kind,
-            "Placement": {"AvailabilityZone": "us-west-2a, us-west-2b"},
-            "IamInstanceProfile": {"Arn": f"arn:aws:iam::{_ACCOUNT}:instance-profile/DL-Training"},
-        }
-        for kind in ("g5.xlarge", "g4dn.xlarge")
-    ],
-}
 
 
 @dataclass(frozen=True)
@@ -99,9 +90,25 @@ def example(
     job_file, fleet_file = folder / "job.toml", folder / "spot_fleet_config.json"
     words = json.dumps(list(command or (EXAMPLE_RANKS_COMMAND if ranks else EXAMPLE_COMMAND)))
     more = 'nproc_per_node = "gpu"\n' if ranks else ""
-    job_file.write_text(_EXAMPLE_JOB.format(repository=json.dumps(str(repository)), command=words, more=more))
-    fleet_file.write_text(json.dumps(_EXAMPLE_FLEET, indent=2) + "\n")
+    text = _EXAMPLE_JOB.format(name=_EXAMPLE_NAME, repository=json.dumps(str(repository)), command=words, more=more)
+    job_file.write_text(text)
+    fleet_file.write_text(json.dumps(example_fleet(_EXAMPLE_NAME), indent=2) + "\n")
     return users(fleet_file, job_file)
+
+
+def example_fleet(name: str) -> dict[str, Any]:
+    """The example's SpotFleetRequestConfig for the job `name`, with the roles that `fleetctl init` writes."""
+    profile = {"Arn": f"arn:aws:iam::{_ACCOUNT}:instance-profile/{roles.job_role(name)}"}
+    place = {"AvailabilityZone": "us-west-2a, us-west-2b"}
+    return {
+        "TargetCapacity": 1,
+        "AllocationStrategy": "priceCapacityOptimized",
+        "IamFleetRole": f"arn:aws:iam::{_ACCOUNT}:role/{roles.FLEET_ROLE}",
+        "LaunchSpecifications": [
+            {"ImageId": _IMAGE, "InstanceType": kind, "Placement": place, "IamInstanceProfile": profile}
+            for kind in ("g5.xlarge", "g4dn.xlarge")
+        ],
+    }
 
 
 def users(fleet_file: Path, job_file: Path | None = None) -> Rehearsed:
@@ -150,20 +157,27 @@ def _job(job: JobConfig, job_file: Path, notes: list[str]) -> JobConfig:
     if table.repository_secret:
         notes.append("[job] repository_secret: yours is not fetched; git clones with what this machine has")
         table = replace(table, repository_secret="")
-    if job.cage.trainer_policy:
-        notes.append("[cage] trainer_policy: the role exists only in your account; the trainer has none here")
-    cage = replace(job.cage, user=_user(), trainer_policy="")
     job = _without_secrets(job, notes)
-    return replace(job, job=table, volume=volume, cage=cage)
+    return replace(job, job=table, volume=volume, cage=replace(job.cage, user=_user()))
 
 
 def _without_secrets(job: JobConfig, notes: list[str]) -> JobConfig:
-    """Real ones have no business in a rehearsal."""
+    """Real secrets have no business in a rehearsal. Stand-ins lie where `fleetctl secret put` puts them, and the agent
+    fetches them; for a secret elsewhere, which the job's own role cannot read, the trainer gets a stand-in."""
     if not job.secrets:
         return job
     notes.append(f"[secrets] {', '.join(job.secrets)}: yours are not fetched; here each is {STAND_IN_SECRET!r}")
-    stand_ins = dict.fromkeys(job.secrets, STAND_IN_SECRET)
-    return replace(job, environment={**job.environment, **stand_ins}, secrets={})
+    elsewhere = [name for name, text in job.secrets.items() if not is_own_secret(job.job.name, text)]
+    kept = {name: text for name, text in job.secrets.items() if name not in elsewhere}
+    stand_ins = dict.fromkeys(elsewhere, STAND_IN_SECRET)
+    return replace(job, environment={**job.environment, **stand_ins}, secrets=kept)
+
+
+def is_own_secret(job: str, text: str) -> bool:
+    """Whether the reference `text` is one that `fleetctl secret put` writes for the job."""
+    found = SecretReference.parse(text)
+    own = secrets.reference(job, "NAME", found.service).id.removesuffix("NAME")
+    return found.id.startswith(own) and not found.field
 
 
 def _user() -> str:
@@ -221,6 +235,9 @@ def localise(fleet: FleetConfig, subnets: dict[str, str], template: str) -> tupl
     for spec in document.get("LaunchSpecifications", []):
         _replace_subnets(spec, given)
         spec.pop("KeyName", None)
+        groups = [group for group in spec.pop("SecurityGroups", []) if group.get("GroupName") == network.SSH_GROUP]
+        if groups:  # the one that `request` makes
+            spec["SecurityGroups"] = groups
     if document.get("LaunchTemplateConfigs"):
         notes.append("launch templates exist only in your account; the rehearsal uses one of its own in their place")
     for config in document.get("LaunchTemplateConfigs", []):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.clock import SystemClock
 from spotheal.agent.errors import ConfigError
+from spotheal.fleet.account import roles
 from spotheal.fleet.rehearsal import job as jobs
 from spotheal.fleet.rehearsal import stage
 from spotheal.fleet.rehearsal.programs import GPUS
@@ -191,7 +192,11 @@ class _Rehearsal:
         subnets = {s["AvailabilityZone"]: s["SubnetId"] for s in ec2.describe_subnets()["Subnets"]}
         name = "rehearsal-in-place-of-yours"
         if fleet.template_configs:
-            profile = {"Arn": "arn:aws:iam::123456789012:instance-profile/rehearsal"}
+            role = roles.job_role(self._rehearsed.job.job.name)
+            missing = roles.missing_instance_role(session, role, session.store_root(self._rehearsed.job.store.url))
+            assert missing is not None  # the account is empty
+            roles.create_instance_role(session, missing)
+            profile = {"Arn": roles.profile_arn(session, role)}
             data = {"ImageId": "ami-0027dfad6168539c7", "InstanceType": "g5.xlarge", "IamInstanceProfile": profile}
             ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
         return jobs.localise(fleet, subnets, name)

@@ -18,9 +18,11 @@ from urllib.parse import urlsplit
 
 from spotheal.agent.clock import SystemClock
 from spotheal.agent.errors import Fatal, WaitTimedOut
-from spotheal.fleet.rehearsal.job import REGION
+from spotheal.agent.secret_reference import SecretReference
+from spotheal.fleet.rehearsal.job import REGION, STAND_IN_SECRET
 
 if TYPE_CHECKING:
+    from spotheal.agent.names import StoreUrl
     from spotheal.fleet.gather import Ready
     from spotheal.fleet.plan import WriteSweep
     from spotheal.fleet.rehearsal.cloud import Cloud
@@ -65,6 +67,7 @@ def set_up(
 
     all_zones = tuple(sorted({*(f"{region}{letter}" for letter in "abcd"), *zones}))
     cloud = stack.enter_context(Cloud(folder, region, all_zones, seed, passed_on() | (environment or {})))
+    cloud.endpoint.account.strict = True  # a role that nobody has made does not exist
     stack.enter_context(local_aws(cloud.url, region))
     return cloud
 
@@ -113,7 +116,8 @@ def request(
 ) -> tuple[Ready, dict[str, Any]]:
     """Exactly what `fleetctl request` (or `sweep run`) does, after the same questions; what it made, too.
 
-    `planned` is called between the plan and the first call that makes something.
+    `planned` is called between the plan and the first call that makes something of the run. The account's part (roles,
+    groups, stand-ins for secrets) is made before, and the plan then finds nothing missing.
     """
     from spotheal.fleet import gather, plan, submit, wheelhouse
 
@@ -121,11 +125,30 @@ def request(
     wanted = gather.Wanted(rehearsed.fleet, job, rehearsed.job_file, rehearsed.fleet_file)
     gather.settle_region(session, wanted)
     root = session.store_root(job.store.url)
+    usable_at = make_account(session, rehearsed, root, is_sweep=sweep is not None)
     ready = gather.make_plan(
-        session, wanted, plan.Begin(), root, wheelhouse.build(), clock, allow_paths=True, account=False, sweep=sweep
+        session, wanted, plan.Begin(), root, wheelhouse.build(), clock, allow_paths=True, sweep=sweep
     )
+    time.sleep(max(0.0, usable_at - time.monotonic()))
     planned()
     return ready, submit.carry_out(session, ready, clock, lambda _: None)
+
+
+def make_account(session: Session, rehearsed: Rehearsed, root: StoreUrl, *, is_sweep: bool) -> float:
+    """Carry out the steps of a request that are the account's, not the run's, and put the stand-ins for secrets.
+
+    Returns the monotonic time from which IAM's part of it can be used.
+    """
+    from spotheal.fleet import secrets
+    from spotheal.fleet.account import prerequisites
+    from spotheal.fleet.rehearsal import account
+
+    for text in set(rehearsed.job.secrets.values()):
+        secrets.put(session, SecretReference.parse(text), STAND_IN_SECRET)
+    found = prerequisites.look(session, rehearsed.fleet, rehearsed.job, root, sweep=is_sweep)
+    for step in found.steps:
+        prerequisites.make(session, step)
+    return time.monotonic() + account.IAM_SECONDS
 
 
 # ----------------------------------------------------------------------------------------------------- while it runs

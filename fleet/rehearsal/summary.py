@@ -64,6 +64,7 @@ class End:
     volumes_left: int
     snapshots_left: int
     api_calls: int = 0
+    refused: tuple[str, ...] = ()  # calls of agents that the instances' role does not allow: action and resource
 
     def faults(self, what: str = "the job") -> Iterator[str]:
         """Where `what` is not done, or its fleet was not cancelled by an agent."""
@@ -75,9 +76,11 @@ class End:
             yield f"the fleet was not cancelled: its state is {self.fleet_state or 'unknown'}"
         if by is None or not by.startswith("i-"):
             yield f"the fleet was cancelled by {by or 'nobody'}, not by the agent"
+        if self.refused:
+            yield f"the role of the instances does not allow {self.refused[0]}"
 
     def to_document(self) -> dict[str, Any]:
-        return {**asdict(self), "seconds": round(self.seconds, 1)}
+        return {**asdict(self), "seconds": round(self.seconds, 1), "refused": list(self.refused)}
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class Watch:
     """Look at everything again with `look`; all else answers from what was seen. `began`: monotonic."""
 
     def __init__(self, cloud: Cloud, store: Store, mount: str, began: float, *, reports: bool = False) -> None:
-        self._cloud, self._store, self._mount, self.began = cloud, store, mount, began
+        self._cloud, self.store, self._mount, self.began = cloud, store, mount, began
         self.reports = reports  # whether the trainer is known to write progress
         self._machines: dict[str, _Seen] = {}
         self._store_looked = float("-inf")
@@ -90,8 +90,8 @@ class Watch:
 
     def _look_into_store(self) -> None:
         try:
-            self.status = self._store.read_status() or self.status
-            self.events = read_events((self._store.get_bytes(LAYOUT.ledger) or b"").decode())
+            self.status = self.store.read_status() or self.status
+            self.events = read_events((self.store.get_bytes(LAYOUT.ledger) or b"").decode())
         except SpothealError:
             return
         instance = self.status.get("instance")
@@ -166,7 +166,13 @@ class Watch:
             volumes_left=sum(volume.state not in ("deleting", "deleted") for volume in rules.volumes()),
             snapshots_left=len(rules.snapshots()),
             api_calls=len(rules.calls),
+            refused=self._refused(),
         )
+
+    def _refused(self) -> tuple[str, ...]:
+        """Calls of instances, not of sessions that a trainer has of its own role: what those may is the operator's."""
+        refused = self._cloud.endpoint.authorization.refused
+        return tuple(f"{action} of {resource}" for caller, action, resource in refused if caller.startswith("i-"))
 
     def stories(self) -> tuple[InstanceStory, ...]:
         return tuple(self._story(machine) for machine in self._cloud.machines.all())
