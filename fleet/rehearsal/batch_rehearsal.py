@@ -8,7 +8,6 @@ containers was told once; and nothing is left at Batch.
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import time
 from collections import Counter
@@ -32,6 +31,8 @@ from spotheal.fleet.batch.tail import Line
 from spotheal.fleet.rehearsal import job as examples
 from spotheal.fleet.rehearsal import stage
 from spotheal.fleet.rehearsal.batch_containers import ProcessContainer
+from spotheal.fleet.rehearsal.first_word import FirstWord
+from spotheal.fleet.rehearsal.keep import copy
 from spotheal.fleet.rehearsal.progress import Display
 from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, Scenario
 from spotheal.fleet.rehearsal.summary import Outcome
@@ -213,8 +214,10 @@ class _Array:
         for follower in followers:
             follower.daemon = True
             follower.start()
+        first_word = FirstWord(self._cloud, [self._entry(index) for index in range(len(ENTRIES))])
         while any(follower.is_alive() for follower in followers):
             stage.check_time(time.monotonic() - self._began, seconds_max)
+            first_word.check()
             self._strike()
             time.sleep(_LOOK_SECONDS)
         self._note_end()
@@ -257,7 +260,7 @@ class _Array:
                 return
 
     def _is_in_the_middle(self, index: int, kind: str) -> bool:
-        store = Store(self._store.client, self._store.url.below(LAYOUT.entry(index)))
+        store = self._entry(index)
         container = self._cloud.batch.jobs.containers.get(f"{self._array}:{index}")
         if not isinstance(container, ProcessContainer):
             return False
@@ -268,6 +271,10 @@ class _Array:
             return kind == "notice" or any(key.endswith(".json") for key in store.keys(LAYOUT.checkpoints))
         except SpothealError:
             return False
+
+    def _entry(self, index: int) -> Store:
+        """The part of the store that is the child's."""
+        return Store(self._store.client, self._store.url.below(LAYOUT.entry(index)))
 
     def _host(self, index: int) -> str:
         with self._cloud.rules.inside():
@@ -316,7 +323,7 @@ class _Array:
 
     def _child(self, index: int) -> ChildStory:
         job = self._described[f"{self._array}:{index}"]
-        store = Store(self._store.client, self._store.url.below(LAYOUT.entry(index)))
+        store = self._entry(index)
         events = read_events((store.get_bytes(LAYOUT.ledger) or b"").decode(errors="replace"))
         started = [one.get("resumed_step") for one in events if one["event"] == "trainer-started"]
         # On a machine so busy that a trainer's first progress takes half a minute, its start is told without a step.
@@ -346,9 +353,8 @@ class _Array:
     def keep(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for place in sorted((self._cloud.folder / "containers").glob("*")):
-            shutil.copytree(place / "root/var/log/spotheal", folder / "instances" / place.name / "logs",
-                            dirs_exist_ok=True)  # fmt: skip
-            shutil.copy(place / "console.log", folder / "instances" / place.name / "console.log")
+            copy(place / "root/var/log/spotheal", folder / "instances" / place.name / "logs")
+            copy(place / "console.log", folder / "instances" / place.name / "console.log")
 
     def _say(self, text: str) -> None:
         self._show.event(time.monotonic() - self._began, text)

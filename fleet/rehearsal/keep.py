@@ -29,16 +29,16 @@ def keep(folder: Path, cloud: Cloud, store: Store, watch: Watch, reference: Refe
     folder.mkdir(parents=True, exist_ok=True)
     volume = watch.final_volume()
     if volume is not None:
-        _copy(volume, folder / "volume")
+        copy(volume, folder / "volume")
     for machine in cloud.machines.all():
         target = folder / "instances" / machine.launch.instance
         target.mkdir(parents=True, exist_ok=True)
         for name in ("user-data.sh", "console.log"):
-            _copy(machine.folder / name, target / name)
-        _copy(machine.root / "var/log/spotheal", target / "logs")
+            copy(machine.folder / name, target / name)
+        copy(machine.root / "var/log/spotheal", target / "logs")
     if reference is not None:
-        _copy(reference.volume, folder / "reference" / "volume")
-        _copy(reference.console, folder / "reference" / "console.log")
+        copy(reference.volume, folder / "reference" / "volume")
+        copy(reference.console, folder / "reference" / "console.log")
     with (folder / "calls.jsonl").open("w", encoding="utf-8") as file:
         for call in list(cloud.rules.calls):
             line = {"time": rfc3339(call.time), "caller": call.caller, "operation": call.operation}
@@ -56,7 +56,8 @@ def _copy_store(store: Store, target: Path) -> None:
         (target.parent / "store-incomplete.txt").write_text(f"{error}\n")
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy(source: Path, target: Path) -> None:
+    """A file or a folder; what is not there is left out."""
     if source.is_dir():
         shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=_no_files)
     elif source.is_file():

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from spotheal.agent.clock import SystemClock
 from spotheal.agent.errors import Fatal, WaitTimedOut
 from spotheal.agent.secret_reference import SecretReference
+from spotheal.fleet.rehearsal.first_word import FirstWord
 from spotheal.fleet.rehearsal.job import REGION, STAND_IN_SECRET
 
 if TYPE_CHECKING:
@@ -153,9 +154,14 @@ def make_account(session: Session, rehearsed: Rehearsed, root: StoreUrl, *, is_s
 
 # ----------------------------------------------------------------------------------------------------- while it runs
 def until_over(cloud: Cloud, watch: Watch, look: Callable[[], None], seconds_max: float) -> None:
-    """Look, and call `look`, until the fleet is cancelled and no machine is left. WaitTimedOut after `seconds_max`."""
+    """Look, and call `look`, until the fleet is cancelled and no machine is left.
+
+    WaitTimedOut after `seconds_max`, JobFailed if no agent ever says who it is.
+    """
+    first_word = FirstWord(cloud, [watch.store])
     while not watch.is_over():
         check_time(watch.seconds, seconds_max)
+        first_word.check()
         watch.look()
         look()
         time.sleep(LOOK_SECONDS)
