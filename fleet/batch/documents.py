@@ -99,13 +99,14 @@ def queue(names: Names, environments: list[str]) -> Document:
 def retry(attempts: int) -> Document:
     """Ends of hosts are tried again, ends of the job are not; what no rule fits would be, so the last one fits all.
 
-    A container that has saved because its host goes away exits with 75.
+    A container that has saved because its host goes away exits with 75. Actions are in lower case, as AWS describes
+    them: written otherwise, every `batch create` would find a difference and register the definition again.
     """
     rules = [
-        {"onStatusReason": "Host EC2*", "action": "RETRY"},
-        {"onExitCode": str(EXIT_SAVED_AND_STOPPED), "action": "RETRY"},
-        {"onReason": "DockerTimeoutError*", "action": "RETRY"},
-        {"onReason": "*", "action": "EXIT"},
+        {"onStatusReason": "Host EC2*", "action": "retry"},
+        {"onExitCode": str(EXIT_SAVED_AND_STOPPED), "action": "retry"},
+        {"onReason": "DockerTimeoutError*", "action": "retry"},
+        {"onReason": "*", "action": "exit"},
     ]
     return {"attempts": attempts, "evaluateOnExit": rules}
 

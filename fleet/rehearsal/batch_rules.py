@@ -186,8 +186,17 @@ def register_definition(batch: Batch, params: Params) -> dict[str, Any]:
         raise refused("attemptDurationSeconds must be at least 60")
     revision = 1 + max((one.revision for one in batch.definitions if one.name == name), default=0)
     arn = f"{batch.arn('job-definition')}/{name}:{revision}"
-    batch.definitions.append(Definition(name, revision, arn, dict(params)))
+    batch.definitions.append(Definition(name, revision, arn, _echoed(params)))
     return {"jobDefinitionName": name, "jobDefinitionArn": arn, "revision": revision}
+
+
+def _echoed(params: Params) -> dict[str, Any]:
+    """As AWS describes it: actions of `evaluateOnExit` come back in lower case (terraform-provider-aws issue 19624)."""
+    strategy = params.get("retryStrategy") or {}
+    if not strategy.get("evaluateOnExit"):
+        return dict(params)
+    rules = [{**rule, "action": str(rule["action"]).lower()} for rule in strategy["evaluateOnExit"]]
+    return {**params, "retryStrategy": {**strategy, "evaluateOnExit": rules}}
 
 
 def check_container(properties: Params, *, whole: bool) -> None:
@@ -220,6 +229,8 @@ def check_retry(strategy: Params) -> None:
     if len(rules) > 5:
         raise refused("evaluateOnExit can have at most 5 entries")
     for rule in rules:
+        if str(rule.get("action", "")).lower() not in ("retry", "exit"):
+            raise refused("The action of an evaluateOnExit entry must be RETRY or EXIT")
         for key, pattern in _PATTERN.items():
             if key in rule and (len(rule[key]) > 512 or not re.fullmatch(pattern, rule[key])):
                 raise refused(f"{key} {rule[key]!r} does not match the allowed pattern")
