@@ -104,7 +104,7 @@ def init(
 
 
 def _words(command: str) -> tuple[str, ...]:
-    """The argv list of `--command`. ConfigError for what only a shell understands: it would be a word for the trainer."""
+    """The argv list of `--command`. ConfigError for what only a shell understands: the trainer would get it."""
     import re
     import shlex
 
