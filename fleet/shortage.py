@@ -1,7 +1,8 @@
 """Why a fleet has no instance, from its own history: no capacity, a price too low, a quota, an image, a role. Pure.
 
-Event names are those of the EC2 User Guide, "Monitor fleet events using Amazon EventBridge": one event can stand for
-several causes (a spec is set aside for want of capacity as for an image that is gone), so its words are read first.
+Event names are those of the EC2 User Guide, "Monitor fleet events using Amazon EventBridge"; their words are in
+tests/data/aws_facts.toml. One event can stand for several causes (a specification is set aside for want of capacity as
+for an image that is gone), so its words are read first. Two kinds of events name no cause and never hide one that does.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from spotheal.fleet.account import quotas
@@ -18,7 +19,12 @@ from spotheal.fleet.table import duration
 
 _ZONE = re.compile(r"\b[a-z]{2}(?:-[a-z]+)+-\d[a-z]\b")
 _TYPE = re.compile(r"\b[a-z][a-z0-9-]*\d[a-z0-9-]*\.(?:\d*x?large|metal|medium|small|micro|nano)[a-z0-9-]*\b")
+_QUOTA = re.compile(r"spot max instance count|max spot instance count|maxspotinstancecount|vcpu ?limit|quota")
+_ERROR = re.compile(r"Error message:\s*")
 _ZONES_NAMED = 4
+_NO_MARKET = "price $-1.0000"  # the "price" of a zone that has no such type; AWS says so at healthy starts, too
+_SAME_TIME = timedelta(minutes=30)  # covers two rounds: AWS sets a specification aside for 13 minutes or more
+_UNSPECIFIC = "unspecific"
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Shortage:
     since: datetime
     zones: tuple[str, ...]
     types: tuple[str, ...]
-    said: str  # AWS's words
+    said: str  # AWS's words, without what every refusal has
     next_step: str
 
     def says(self, now: datetime) -> str:
@@ -70,16 +76,26 @@ def shortage(
     `types` and `zones` are the request's, for refusals that name none.
     """
     launched = max((at for at, event in enumerate(events) if event.what == "launched"), default=-1)
-    refused = [event for event in events[launched + 1 :] if _cause(event)]
-    if not refused:
+    refusals = [(event, cause) for event in events[launched + 1 :] if (cause := _cause(event))]
+    if not refusals:
         return None
-    last = refused[-1]
-    cause = _cause(last)
-    same = [event for event in refused if _cause(event) == cause]
+    cause = _decisive(refusals)
+    same = [event for event, named in refusals if named == cause]
+    cause = "configuration" if cause == _UNSPECIFIC else cause
     words = " ".join(event.description for event in same)
     kinds = types_in(words) or tuple(types)
     places = zones_in(words) or tuple(zones)
-    return Shortage(cause, same[0].time, places, kinds, last.description or last.what, _next_step(cause, kinds))
+    said = _ERROR.split(same[-1].description)[-1] or same[-1].what
+    return Shortage(cause, same[0].time, places, kinds, said, _next_step(cause, kinds))
+
+
+def _decisive(refusals: Sequence[tuple[FleetEvent, str]]) -> str:
+    """The last cause that is named. A quota outweighs the others of its time: they are its consequences."""
+    latest = refusals[-1][0].time
+    recent = [cause for event, cause in refusals if latest - event.time <= _SAME_TIME and cause != _UNSPECIFIC]
+    if not recent:
+        return _UNSPECIFIC
+    return "quota" if "quota" in recent else recent[-1]
 
 
 def types_in(text: str) -> tuple[str, ...]:
@@ -92,18 +108,20 @@ def zones_in(text: str) -> tuple[str, ...]:
 
 def _cause(event: FleetEvent) -> str:
     """"" for an event that refuses nothing."""
-    if event.kind not in ("error", "information"):
-        return ""
     said, what = event.description.lower(), event.what.replace("-", "").lower()
+    if event.kind not in ("error", "information") or _NO_MARKET in said:
+        return ""
+    if "countlimitexceeded" in what or _QUOTA.search(said):
+        return "quota"
     if "capacity" in said and ("no spot" in said or "insufficient" in said or "sufficient" in said):
         return "capacity"
     if "bid price" in said or "less than spot market price" in said or "price" in what:
         return "price"
-    if "countlimitexceeded" in what or "max spot instance count" in said or "vcpulimit" in said or "quota" in said:
-        return "quota"
     if "roleinvalid" in what or "not authorized" in said or "unauthorized" in said:
         return "permission"
-    if "blacklisted" in what or "invalid" in what or "unusable" in what or "halted" in what:
+    if what.startswith("alllaunchspecs") or what == "fleetprogresshalted":
+        return _UNSPECIFIC
+    if "blacklisted" in what or "invalid" in what or "unusable" in what:
         return "configuration"
     return "configuration" if event.kind == "error" else ""
 

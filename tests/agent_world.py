@@ -32,7 +32,7 @@ RUN = "01TESTRUN0000000000000000"
 BUCKET = "spotheal-test"
 QUICK = Latencies(
     create_volume=0, attach=0, device_node=0, detach=0, delete_volume=0, snapshot=(0,), snapshot_interval=0, running=0,
-    shutdown=0, launch=0, replacement=3600, capacity_retry=0, fleet_terminate=0,
+    shutdown=0, launch=0, replacement=3600, set_aside=0, fleet_terminate=0,
 )  # fmt: skip
 
 

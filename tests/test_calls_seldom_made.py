@@ -31,7 +31,7 @@ from spotheal.fleet.session import Session
 
 __all__ = ["desk", "moto_clients", "wheels"]  # fixtures
 LOG = structlog.get_logger()
-QUICK = Latencies(running=0, shutdown=0, launch=0, replacement=0, capacity_retry=0, fleet_terminate=0)
+QUICK = Latencies(running=0, shutdown=0, launch=0, replacement=0, set_aside=0, fleet_terminate=0)
 PLACE = {"AvailabilityZone": "us-west-2a"}
 LAUNCH = {"ImageId": "ami-00000000000000001", "InstanceType": "g5.xlarge", "Placement": PLACE}
 

@@ -20,15 +20,20 @@ from spotheal.fleet.verbs import status as verb
 
 __all__ = ["desk", "moto_clients", "wheels"]
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=timezone.utc)
-NO_CAPACITY = (
-    "Several attempts to launch instances have failed. Either the request could not be satisfied or the configuration"
-    " is not valid: g5.xlarge, g4dn.xlarge in us-west-2a, us-west-2b, us-west-2c: There is no Spot capacity available"
-    " that matches your request."
-)
 
 
 def event(minutes: float, kind: str, what: str, description: str = "") -> FleetEvent:
     return FleetEvent(NOW - timedelta(minutes=minutes), kind, what, description, "")
+
+
+def refused(minutes: float) -> tuple[FleetEvent, ...]:
+    """For want of capacity, as AWS writes it: one event a pool, then one that names nothing."""
+    pools = [(kind, f"us-west-2{zone}") for kind in ("g5.xlarge", "g4dn.xlarge") for zone in "abc"]
+    said, aside = "Error message: There is no Spot capacity available.", "launchSpecTemporarilyBlacklisted"
+    return (
+        *(event(minutes, "information", aside, f"{kind}, ami-1, Linux/UNIX, {zone}: {said}") for kind, zone in pools),
+        event(minutes, "error", "allLaunchSpecsTemporarilyBlacklisted", "Several attempts have failed."),
+    )  # fmt: skip
 
 
 def why(*events: FleetEvent, **request: Any) -> Shortage:
@@ -41,8 +46,8 @@ def why(*events: FleetEvent, **request: Any) -> Shortage:
 def test_no_capacity_is_said_with_its_age_zones_and_what_to_try() -> None:
     found = why(
         event(30, "instanceChange", "launched"),
-        event(12, "error", "allLaunchSpecsTemporarilyBlacklisted", NO_CAPACITY),
-        event(1, "error", "allLaunchSpecsTemporarilyBlacklisted", NO_CAPACITY),
+        *refused(12),
+        *refused(1),
     )
     assert "no spot capacity since 12 min in 3 zones (us-west-2a, us-west-2b, us-west-2c)" == found.says(NOW)
     assert "--replace" in found.next_step
@@ -50,8 +55,7 @@ def test_no_capacity_is_said_with_its_age_zones_and_what_to_try() -> None:
 
 
 def test_a_launch_ends_a_shortage() -> None:
-    refused = event(12, "error", "allLaunchSpecsTemporarilyBlacklisted", NO_CAPACITY)
-    assert None is shortage((refused, event(1, "instanceChange", "launched")))
+    assert None is shortage((*refused(12), event(1, "instanceChange", "launched")))
     assert None is shortage(())
 
 
@@ -60,7 +64,7 @@ def test_a_launch_ends_a_shortage() -> None:
     [
         ("information", "launchSpecUnusable",
          "g5.xlarge at 0.1, Linux/UNIX: Spot bid price is less than Spot market price", "price", "SpotPrice"),
-        ("error", "spotInstanceCountLimitExceeded", "Max spot instance count exceeded", "quota", "L-3819A6DF"),
+        ("error", "spotInstanceCountLimitExceeded", "", "quota", "L-3819A6DF"),
         ("service-error", "spot-instance-count-limit-exceeded", "", "quota", "quota"),
         ("error", "iamFleetRoleInvalid", "The role cannot be assumed", "permission", "IamFleetRole"),
         ("information", "launchSpecTemporarilyBlacklisted",
@@ -130,7 +134,7 @@ def test_a_machine_that_is_gone_is_said_with_the_one_that_takes_over() -> None:
 
 
 def test_a_line_without_capacity_says_the_cause_in_the_place_of_an_instance() -> None:
-    short = why(event(12, "error", "x", NO_CAPACITY)).to_document(NOW)
+    short = why(*refused(12)).to_document(NOW)
     said = line(document(phase="interrupted", no_capacity=short, progress=None, cost=None))
     assert said.startswith("interrupted, no spot capacity since 12 min in 3 zones")
     assert "try: wait, or add instance types" in said
@@ -154,7 +158,7 @@ def test_a_line_is_said_where_something_changes_and_every_half_minute() -> None:
 # ----------------------------------------------------------------------------------------------------------- the screen
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_no_row_of_the_screen_is_wider_than_the_terminal(width: int) -> None:
-    short = why(event(12, "error", "x", NO_CAPACITY)).to_document(NOW)
+    short = why(*refused(12)).to_document(NOW)
     text = screen.render(document(no_capacity=short), NOW, width=width)
     assert max(map(len, text.splitlines())) <= width
     assert all(part in text for part in ("vol-0123456789abcdef0", "i-00000000000000000", "123456", "2 h 01 min"))

@@ -25,7 +25,7 @@ from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
 ZONE = "us-west-2a"
 QUICK = Latencies(
     create_volume=0, attach=0, device_node=0, detach=0, delete_volume=0, snapshot=(0,), snapshot_interval=0, running=0,
-    shutdown=0, launch=0, replacement=0, capacity_retry=0, fleet_terminate=0,
+    shutdown=0, launch=0, replacement=0, set_aside=0, fleet_terminate=0,
 )  # fmt: skip
 REFUSED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException")
 _tokens = itertools.count()

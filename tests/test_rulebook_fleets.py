@@ -202,8 +202,20 @@ def test_without_capacity_nothing_is_launched_and_the_history_says_so(region: Re
     records = region.ec2.describe_spot_fleet_request_history(
         SpotFleetRequestId=fleet, StartTime=BEGIN, EventType="error"
     )["HistoryRecords"]
-    assert "no Spot capacity" in records[0]["EventInformation"]["EventDescription"]
-    region.after(150)
+    assert ["allLaunchSpecsTemporarilyBlacklisted"] == [one["EventInformation"]["EventSubType"] for one in records]
+    assert "Error message: There is no Spot capacity" in told_of(region, fleet)[0]
+    region.after(300)
+    assert [] == region.running(fleet)  # capacity has come back, and every pool is still set aside
+    region.after(13 * 60)
+    assert 1 == len(region.running(fleet))
+
+
+def test_an_on_demand_instance_does_not_wait_until_spot_pools_are_tried_again(region: Region) -> None:
+    region.rules.no_capacity([A, B], 3600)
+    fleet = region.a_fleet()
+    region.after(60)
+    region.ec2.modify_spot_fleet_request(SpotFleetRequestId=fleet, OnDemandTargetCapacity=1)
+    region.after(60)
     assert 1 == len(region.running(fleet))
 
 
@@ -236,9 +248,9 @@ def test_a_quota_is_kept_and_named(region: Region) -> None:
     fleet = region.a_fleet(TargetCapacity=2)
     region.after(60)
     assert 1 == len(region.running(fleet))
-    assert "Max spot instance count exceeded" in told_of(region, fleet)
+    assert "Error message: Spot Max Instance Count Exceeded" in told_of(region, fleet)[1]
     region.rules.limit_instances(None)
-    region.after(60)
+    region.after(14 * 60)
     assert 2 == len(region.running(fleet))
 
 

@@ -1,13 +1,20 @@
-"""Where a fleet's next instance goes, or why it goes nowhere: capacity, price, quota, and images that do not exist."""
+"""Where a fleet's next instance goes, or why it goes nowhere: capacity, price, quota, and images that do not exist.
+
+The history's words are AWS's (tests/data/aws_facts.toml): the event of a pool names the cause behind "Error message:",
+the one that all are set aside names none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from spotheal.fleet.rehearsal.spotmarket import spot_price
 from spotheal.fleet.rehearsal.world import Fleet, World
+
+_NO_CAPACITY = "There is no Spot capacity available that matches your request."
+_NO_QUOTA = "Spot Max Instance Count Exceeded"
 
 
 @dataclass(frozen=True)
@@ -17,12 +24,27 @@ class Place:
 
 
 @dataclass(frozen=True)
-class NoPlace:
-    """As the fleet's history says it."""
+class Refusal:
+    """An event of the fleet's history."""
 
     type: str
     sub_type: str
     description: str
+
+
+_ALL_SET_ASIDE = Refusal(
+    "error",
+    "allLaunchSpecsTemporarilyBlacklisted",
+    "Several attempts to launch instances have failed. Either the request could not be satisfied or the configuration"
+    " is not valid. We will retry the request again later. For more information, see the description of the event.",
+)
+
+
+@dataclass(frozen=True)
+class NoPlace:
+    """As the fleet's history says it, in this order."""
+
+    refusals: tuple[Refusal, ...]
 
 
 def has_no_capacity(world: World, zone: str) -> bool:
@@ -31,35 +53,45 @@ def has_no_capacity(world: World, zone: str) -> bool:
 
 def place(world: World, fleet: Fleet, spot: bool) -> Place | NoPlace:
     """The pinned zone where the fleet may use it, else one that is drawn."""
+    pools = [Place(way, zone) for way in fleet.specs for zone in way["zones"]]
     if world.instances_max is not None and _running(world) >= world.instances_max:
-        return NoPlace("error", "spotInstanceCountLimitExceeded", "Max spot instance count exceeded")
-    usable = [way for way in fleet.specs if _fault(world, way) is None]
+        exceeded = Refusal("error", "spotInstanceCountLimitExceeded", "")
+        return NoPlace((exceeded, *_set_aside((pool, _NO_QUOTA) for pool in pools)))
+    usable = [pool for pool in pools if _fault(world, pool.way) is None]
     if not usable:
-        way = fleet.specs[0]
-        kind, image = way["spec"].get("InstanceType", ""), way["spec"].get("ImageId", "")
-        return NoPlace(
-            "error", "launchSpecTemporarilyBlacklisted", f"{kind}, {image}, Linux/UNIX: {_fault(world, way)}"
-        )
-    paid = [Place(way, zone) for way in usable for zone in way["zones"] if not spot or _pays(way, zone)]
+        return NoPlace(_set_aside((pool, str(_fault(world, pool.way))) for pool in pools))
+    paid = [pool for pool in usable if not spot or _pays(pool)]
     if not paid:
-        named = ", ".join(sorted({f"{way['spec'].get('InstanceType', '')} at {way['price']}" for way in usable}))
-        return NoPlace(
-            "information", "launchSpecUnusable", f"{named}, Linux/UNIX: Spot bid price is less than Spot market price"
-        )
-    free = [one for one in paid if not spot or not has_no_capacity(world, one.zone)]
+        unusable = (Refusal("information", "launchSpecUnusable", _too_dear(pool)) for pool in usable)
+        return NoPlace((*unusable, Refusal("information", "fleetProgressHalted", "")))
+    free = [pool for pool in paid if not spot or not has_no_capacity(world, pool.zone)]
     if not free:
-        kinds = ", ".join(sorted({str(one.way["spec"].get("InstanceType", "")) for one in paid}))
-        zones = ", ".join(sorted({one.zone for one in paid}))
-        return NoPlace("error", "allLaunchSpecsTemporarilyBlacklisted",
-                       "Several attempts to launch instances have failed. Either the request could not be satisfied or"
-                       f" the configuration is not valid: {kinds} in {zones}: There is no Spot capacity available that"
-                       " matches your request.")  # fmt: skip
+        return NoPlace(_set_aside((pool, _NO_CAPACITY) for pool in paid))
     if world.next_zones:
-        pinned = [one for one in free if one.zone == world.next_zones[0]]
+        pinned = [pool for pool in free if pool.zone == world.next_zones[0]]
         if pinned:
             world.next_zones.pop(0)
             return pinned[0]
     return world.random.choice(free)
+
+
+def _set_aside(refused: Iterable[tuple[Place, str]]) -> tuple[Refusal, ...]:
+    """Every pool of the fleet, with AWS's error for each."""
+    events = [
+        Refusal(
+            "information",
+            "launchSpecTemporarilyBlacklisted",
+            f"{_named(pool)}: Several attempts to launch instances have failed. It will not be retried for at least"
+            f" 13 minutes. Error message: {error}",
+        )
+        for pool, error in refused
+    ]
+    return (*events, _ALL_SET_ASIDE)
+
+
+def _named(pool: Place) -> str:
+    spec = pool.way["spec"]
+    return f"{spec.get('InstanceType', '')}, {spec.get('ImageId', '')}, Linux/UNIX, {pool.zone}"
 
 
 def _running(world: World) -> int:
@@ -73,6 +105,14 @@ def _fault(world: World, way: Mapping[str, Any]) -> str | None:
     return next((world.unusable[name] for name in named if name in world.unusable), world.launch_fault(way["spec"]))
 
 
-def _pays(way: Mapping[str, Any], zone: str) -> bool:
-    price = way.get("price")
-    return not price or float(price) >= float(spot_price(str(way["spec"].get("InstanceType", "")), zone))
+def _market_price(pool: Place) -> float:
+    return float(spot_price(str(pool.way["spec"].get("InstanceType", "")), pool.zone))
+
+
+def _pays(pool: Place) -> bool:
+    price = pool.way.get("price")
+    return not price or float(price) >= _market_price(pool)
+
+
+def _too_dear(pool: Place) -> str:
+    return f"{_named(pool)}, Spot bid price is less than Spot market price ${_market_price(pool):.4f}"

@@ -28,10 +28,11 @@ from spotheal.fleet.rehearsal.volumes import Volumes
 from spotheal.fleet.rehearsal.world import Instance
 
 ACCOUNT = "123456789012"
-# A tenth of AWS's times and less: enough that every state is passed through and seen.
+# A tenth of AWS's times and less: enough that every state is passed through and seen. `set_aside` is shortened most,
+# from 13 minutes: after a shortage a rehearsal goes on much sooner than a real fleet, as docs/rehearsal.md says.
 LATENCIES = Latencies(
     create_volume=0.5, attach=0.4, device_node=0.3, detach=0.4, delete_volume=0.3, snapshot=(1.0, 2.0),
-    snapshot_interval=0.5, running=1.0, shutdown=5.0, launch=0.5, replacement=1.0, capacity_retry=2.0,
+    snapshot_interval=0.5, running=1.0, shutdown=5.0, launch=0.5, replacement=1.0, set_aside=2.0,
     fleet_terminate=0.5,
 )  # fmt: skip
 EFS_SECONDS = Seconds(file_system=0.5, mount_target=2.0, delete=1.0)

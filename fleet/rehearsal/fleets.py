@@ -152,9 +152,10 @@ def _launch(world: World, fleet_id: str) -> None:
 
 
 def _try_later(world: World, fleet: Fleet, why: NoPlace) -> None:
-    record(world, fleet.id, why.type, why.sub_type, why.description)
+    for one in why.refusals:
+        record(world, fleet.id, one.type, one.sub_type, one.description)
     world.launching[fleet.id] = world.launching.get(fleet.id, 0) + 1
-    world.later(world.latencies.capacity_retry, lambda: _launch(world, fleet.id))
+    world.later(world.latencies.set_aside, lambda: _launch(world, fleet.id))
     _set_activity(world, fleet.id)
 
 
@@ -281,6 +282,7 @@ def set_targets(world: World, fleet: Fleet, target: int | None, on_demand: int |
         if policy.lower() == "default" and excess >= one.weight:
             excess -= one.weight
             _end_later(world, one.id)
+    world.launching[fleet.id] = 0  # what is set aside does not keep another kind of instance waiting
     balance(world, fleet.id)
 
 

@@ -108,7 +108,7 @@ class Latencies:
     shutdown: float = 20.0  # from `shutting-down` to `terminated`: what the operating system gets
     launch: float = 10.0  # of a fleet's first instances
     replacement: float = 60.0
-    capacity_retry: float = 30.0
+    set_aside: float = 13 * 60.0  # at least, in the words of a fleet's history, from a refused launch to the next try
     fleet_terminate: float = 2.0  # from cancelling a fleet to the end of its instances
     notice: float = 120.0
     cancelled_visible: float = 48 * 3600.0
