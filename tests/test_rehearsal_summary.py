@@ -14,11 +14,13 @@ from rich.console import Console
 
 from spotheal.agent.contract import Progress, Saved
 from spotheal.agent.errors import ConfigError
-from spotheal.fleet.rehearsal import scenario, weights
+from spotheal.agent.folders import Folders
+from spotheal.fleet.rehearsal import scenario, survival, weights
 from spotheal.fleet.rehearsal.progress import Lines, MachineView, View
 from spotheal.fleet.rehearsal.report import report
 from spotheal.fleet.rehearsal.scenario import Event, Interrupt, Kill, Seen, due
 from spotheal.fleet.rehearsal.summary import End, InstanceStory, Story, summarise
+from spotheal.fleet.rehearsal.survival import Lost, Survival
 from spotheal.fleet.rehearsal.watch import in_words
 
 ONE = InstanceStory("i-1", "eu-west-1a", "m5.large", 0.0, 2.0, 8.0, 20.0, "interrupted", 0, 10, 10)
@@ -104,6 +106,30 @@ def test_a_trainer_without_progress_has_null_steps_and_can_pass() -> None:
     assert (summary.steps_redone, summary.steps_lost_with_notice) == (None, None)
 
 
+def test_a_start_from_nothing_after_steps_were_gained_fails() -> None:
+    again = replace(TWO, resumed_step=0)
+    (line,) = summarise(changed(instances=(ONE, again, THREE), notices=0, events_planned=2)).broken[:1]
+    assert line.startswith("i-2 began at step 0, although i-1 had come to 10; load the newest checkpoint")
+    unsaved = replace(ONE, saved_step=None)
+    assert "save more often" in summarise(changed(instances=(unsaved, again, THREE))).broken[0]
+
+
+def test_files_that_the_next_machine_had_not_fail_with_the_line_to_write() -> None:
+    lost = Lost("i-1", "i-2", ("clone/checkpoints/last.pt", "clone/model.pt", "clone/z.csv", "home/x.pt"))
+    (line,) = summarise(changed(files_lost=(lost,))).broken
+    assert "clone/checkpoints/last.pt, clone/model.pt, clone/z.csv and 1 more: written on i-1, missing" in line
+    (line,) = summarise(changed(files_lost=(replace(lost, files=lost.files[:1]),))).broken
+    assert line.endswith('or add `keep = ["checkpoints"]` to [job] in job.toml')
+
+
+def test_a_users_script_that_ends_early_is_not_blamed_for_the_scenario() -> None:
+    """operator.md 13: `the volume moved to another zone 1 times, not 2` said nothing about the script."""
+    early = changed(example=False, events_planned=3, events_taken=2, zone_moves_planned=2)
+    assert summarise(early).passed and "2 of the scenario's 3 events" in summarise(early).notes[0]
+    untouched = summarise(changed(example=False, events_planned=3, events_taken=0))
+    assert "ended before it could be interrupted" in untouched.broken[0] and not untouched.notes
+
+
 def test_a_machine_that_ended_before_its_first_step_lost_none() -> None:
     early = replace(TWO, resumed_step=None, last_step=None)
     assert summarise(replace(GOOD, instances=(ONE, early, replace(THREE, resumed_step=10)))).steps_redone == 0
@@ -149,7 +175,7 @@ EVENTS = (Event(0.5, (Interrupt(),)), Event(0.6, (Kill(),)))
 
 
 def test_an_event_waits_for_its_fraction_and_for_a_step_on_that_machine() -> None:
-    seen = Seen("i-1", False, 5.0, True, first_step=0, step=49, steps_total=100)
+    seen = Seen("i-1", False, 5.0, True, first_step=0, step=49, steps_total=100, saved=True)
     assert due(EVENTS, 0, seen) is None
     assert due(EVENTS, 0, replace(seen, step=50)) == EVENTS[0]
     assert due(EVENTS, 1, replace(seen, first_step=70, step=70)) is None
@@ -162,12 +188,25 @@ def test_a_machine_that_is_ending_already_gets_no_further_event() -> None:
     assert due(EVENTS, 1, None) is None
 
 
-def test_a_trainer_without_progress_and_a_long_run_are_waited_for_by_the_clock() -> None:
-    assert due(EVENTS, 0, Seen("i-1", False, 14.0)) is None
-    assert due(EVENTS, 0, Seen("i-1", False, 16.0)) == EVENTS[0]
-    assert due(EVENTS, 0, Seen("i-1", False, 16.0, reports=True)) is None  # it is slow to start
+def test_a_fault_comes_when_the_script_has_something_to_lose() -> None:
+    """foreign.md F10: a machine that was killed before its first save proved nothing about the resume."""
+    silent = Seen("i-1", False, 20.0)
+    assert due(EVENTS, 0, silent) is None
+    assert due(EVENTS, 0, replace(silent, saved=True)) == EVENTS[0]
+    assert due(EVENTS, 0, replace(silent, training_seconds=61.0)) == EVENTS[0], "it saves at its end alone"
+    assert due(EVENTS, 0, replace(silent, saved=True, reports=True)) is None  # it is slow to start
+    early = (Event(0.15, (Kill(),)),)
+    unsaved = Seen("i-1", False, 5.0, True, first_step=0, step=20, steps_total=100)
+    assert due(early, 0, unsaved) is None
+    assert due(early, 0, replace(unsaved, saved=True)) == early[0]
+    assert due(early, 0, replace(unsaved, step=50)) == early[0]
+
+
+def test_a_long_run_is_waited_for_by_the_clock() -> None:
     long = Seen("i-1", False, 61.0, True, first_step=0, step=5, steps_total=10**6)
-    assert due(EVENTS, 0, long) == EVENTS[0]
+    assert due(EVENTS, 0, replace(long, saved=True)) == EVENTS[0]
+    assert due(EVENTS, 0, long) is None
+    assert due(EVENTS, 0, replace(long, training_seconds=301.0)) == EVENTS[0]
 
 
 def test_the_standard_scenario_takes_four_machines_two_zones_and_throttles() -> None:
@@ -309,3 +348,52 @@ def test_plain_lines_come_for_events_at_once_and_for_progress_every_few_seconds(
 def test_a_kill_waits_until_the_last_save_is_done(step: int, saved: int | None, is_so: bool) -> None:
     done = None if saved is None else Saved(saved, "x", "")
     assert scenario.is_saved(Progress(step, saved=done), 10) is is_so
+
+
+# ------------------------------------------------------------------------------------------------------ what survives
+class Machines:
+    """Two machines below a temporary folder, looked at as often as a test likes."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(survival, "LIST_SECONDS", 0.0)
+        monkeypatch.setattr(survival, "SETTLE_SECONDS", 0.0)
+        self.root, self.seen = root, Survival()
+
+    def write(self, machine: str, name: str, size: int = 2000) -> None:
+        path = self.root / machine / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * size)
+
+    def look(self, machine: str, times: int = 2) -> None:
+        (self.root / machine).mkdir(exist_ok=True)
+        (self.root / machine / "agent.log").write_text("10:00 starting the trainer attempt=1\n")
+        for _ in range(times):
+            self.seen.look(machine, Folders.at(self.root / machine, "/v"), self.root / machine / "agent.log")
+
+
+CLONE = "var/lib/spotheal/src/"
+
+
+def test_what_lay_next_to_the_code_and_is_gone_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = Machines(tmp_path, monkeypatch)
+    machines.write("i-1", f"{CLONE}train.py")
+    machines.look("i-1")
+    assert not machines.seen.has_saved("i-1")
+    for name in ("checkpoints/step-10.pt", "wandb/run.pt", "train.log", "model.pt.tmp", ".cache/x.bin", "tmp/x.bin"):
+        machines.write("i-1", CLONE + name)
+    machines.write("i-1", "v/checkpoints/step-10.pt")
+    machines.look("i-1")
+    assert machines.seen.has_saved("i-1")
+    machines.write("i-2", f"{CLONE}train.py")
+    machines.write("i-2", "v/checkpoints/step-20.pt")
+    machines.look("i-2", 1)
+    assert machines.seen.lost() == [Lost("i-1", "i-2", ("clone/checkpoints/step-10.pt",))]
+
+
+def test_a_file_of_a_moment_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = Machines(tmp_path, monkeypatch)
+    machines.look("i-1")
+    machines.write("i-1", f"{CLONE}half")
+    machines.look("i-1", 1)
+    machines.look("i-2")
+    assert machines.seen.lost() == []

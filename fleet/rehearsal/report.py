@@ -17,7 +17,8 @@ _NO_STEPS = "unknown: the trainer writes no progress file (docs/contract.md)"
 
 
 def report(summary: Summary) -> RenderableType:
-    return Group(timeline(summary), figures(_figures(summary)), verdict(summary.broken))
+    notes = (Text(f"note: {note}") for note in summary.notes)
+    return Group(timeline(summary), figures(_figures(summary)), verdict(summary.broken), *notes)
 
 
 def timeline(summary: Summary) -> RenderableType:

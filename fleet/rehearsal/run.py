@@ -274,6 +274,8 @@ class _Rehearsal:
             reference_fault=reference_fault,
             throttles_planned=self._scenario.throttles,
             throttled_calls=cloud.throttled_calls(),
+            files_lost=tuple(watch.survival.lost()),
+            example=self._options.fleet_file is None,
         )
 
 

@@ -1,8 +1,9 @@
 """Which faults a rehearsal makes, and when: named lists of events, driven by how far training is seen to be. Pure.
 
-An event waits until a trainer runs on a machine that no earlier event has touched, has gained a step there and is past
-`fraction` of the run. For trainers that write no progress, and for runs too long to wait for a fraction, it waits
-`seconds` of training on that machine. A run that ends before its events took place has proved less than it says.
+An event waits until a trainer runs on a machine that no earlier event has touched, has something to lose there and is
+past `fraction` of the run. Without a save it waits for half of the run; for trainers that write no progress, and for
+runs too long to wait for a fraction, the machine's clock decides. A run that ends before its events took place has
+proved less than it says.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from spotheal.agent.errors import ConfigError
 # machine needs, and the hand-over the 40 s that it has at AWS.
 LEAD_SECONDS = 65.0
 PATIENCE_SECONDS = 60.0
-SILENT_SECONDS = 15.0  # of a trainer that writes no progress, before something happens to it
+# A fault before the first save proves nothing about the resume: machine 2 begins at 0 as machine 1 did.
+UNSAVED_FRACTION = 0.5  # of the run, after which a fault comes all the same
+UNSAVED_SECONDS = 60.0  # the same for a trainer that writes no progress: its import of torch is in it
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class Seen:
     """What a scenario may look at: the trainer that runs now. Steps are None where it writes no progress.
 
     `touched`: an earlier event ended (or is ending) this machine. `reports`: this trainer is known to write progress.
+    `saved`: it has written something on this machine that can be a save.
     """
 
     instance: str
@@ -118,6 +122,7 @@ class Seen:
     first_step: int | None = None
     step: int | None = None
     steps_total: int | None = None
+    saved: bool = False
 
 
 def due(events: tuple[Event, ...], taken: int, seen: Seen | None) -> Event | None:
@@ -126,12 +131,13 @@ def due(events: tuple[Event, ...], taken: int, seen: Seen | None) -> Event | Non
         return None
     event = events[taken]
     if seen.step is None or seen.first_step is None:
-        return event if not seen.reports and seen.training_seconds >= min(event.seconds, SILENT_SECONDS) else None
+        return event if not seen.reports and (seen.saved or seen.training_seconds >= UNSAVED_SECONDS) else None
     if seen.step <= seen.first_step:
         return None
-    if seen.steps_total and seen.step >= event.fraction * seen.steps_total:
+    fraction = event.fraction if seen.saved else max(event.fraction, UNSAVED_FRACTION)
+    if seen.steps_total and seen.step >= fraction * seen.steps_total:
         return event
-    return event if seen.training_seconds >= event.seconds else None
+    return event if seen.training_seconds >= event.seconds * (1 if seen.saved else 5) else None
 
 
 def is_saved(progress: Progress, interval: int) -> bool:

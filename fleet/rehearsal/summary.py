@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.names import SNAPSHOTS_KEPT, Phase
+from spotheal.fleet.rehearsal.survival import Lost, cure
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -127,6 +128,8 @@ class Story:
     reference_fault: str = ""
     throttles_planned: int = 0
     throttled_calls: int = 0
+    files_lost: tuple[Lost, ...] = ()
+    example: bool = True  # the job is ours, so an event that did not take place is a fault of the scenario
     generators_apart: tuple[str, ...] = ()  # random generators whose last states differ from the uninterrupted run's
 
 
@@ -151,6 +154,14 @@ class Summary:
     def passed(self) -> bool:
         return not self.broken
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the rehearsal could not try, because the user's script had ended by then."""
+        taken, planned = self.story.events_taken, self.story.events_planned
+        if self.story.example or not 0 < taken < planned:
+            return ()
+        return (f"the training ended after {taken} of the scenario's {planned} events: more epochs would try them all",)
+
     def to_document(self) -> dict[str, Any]:
         """The JSON object of `--output json`; figures that cannot be known are null."""
         story = self.story
@@ -162,6 +173,7 @@ class Summary:
             "seed": story.seed,
             "outcome": "ok" if self.passed else "failed",
             "broken": list(self.broken),
+            "notes": list(self.notes),
             **story.end.to_document(),
             "instances": len(story.instances),
             "zones": len({instance.zone for instance in story.instances}),
@@ -179,6 +191,7 @@ class Summary:
             "exact": self.exact,
             "generators_apart": list(story.generators_apart),
             "throttled_calls": story.throttled_calls,
+            "files_lost": sorted({name for lost in story.files_lost for name in lost.files}),
             "timeline": [_rounded(asdict(instance)) for instance in story.instances],
         }
 
@@ -219,6 +232,7 @@ def _broken(story: Story, lost_with_notice: int | None, exact: bool | None) -> l
     return [
         *story.end.faults(),
         *_leftovers(story.end),
+        *_work_lost(story),
         *_scenario_faults(story, lost_with_notice),
         *_weight_faults(story, exact),
     ]
@@ -231,8 +245,34 @@ def _leftovers(end: End) -> Iterator[str]:
         yield f"{end.snapshots_left} snapshots are left, more than the {SNAPSHOTS_KEPT} that are kept"
 
 
+def _work_lost(story: Story) -> Iterator[str]:
+    """A script of which nothing survives trains to its end as well as any other, so its end proves nothing."""
+    stepped = [instance for instance in story.instances if instance.has_trained and instance.last_step]
+    for before, after in pairwise(stepped):
+        if after.resumed_step == 0:
+            why = (
+                "it had saved nothing by then: save more often, and at SIGTERM"
+                if before.saved_step is None
+                else "load the newest checkpoint at the start, or name a `resume_command`"
+            )
+            yield f"{after.instance} began at step 0, although {before.instance} had come to {before.last_step}; {why}"
+    for lost in story.files_lost:
+        more = f" and {len(lost.files) - 3} more" if len(lost.files) > 3 else ""
+        yield (
+            f"{', '.join(lost.files[:3])}{more}: written on {lost.instance}, missing when the trainer started on"
+            f" {lost.successor}; {cure(lost.files)}"
+        )
+
+
 def _scenario_faults(story: Story, lost_with_notice: int | None) -> Iterator[str]:
-    if story.events_taken < story.events_planned:
+    if not story.example and story.events_planned and not story.events_taken:
+        yield (
+            "the training ended before it could be interrupted, so nothing is known of its resume; give it more to do"
+            " for a rehearsal (more epochs), or save earlier"
+        )
+    elif not story.example and story.events_taken < story.events_planned:
+        return  # `Summary.notes`: the verdict is about the script, not about the scenario
+    elif story.events_taken < story.events_planned:
         yield (
             f"only {story.events_taken} of {story.events_planned} events of the scenario took place before the end;"
             " a longer job, or --scenario notice, leaves time for all"

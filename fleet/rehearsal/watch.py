@@ -12,6 +12,7 @@ from spotheal.agent.errors import SpothealError
 from spotheal.agent.folders import Folders
 from spotheal.agent.ledger import read_events
 from spotheal.agent.names import LAYOUT, TAG_STATE, TAG_TERM, Phase, VolumeState
+from spotheal.agent.paths import Paths
 from spotheal.agent.store import Store
 from spotheal.agent.trainer_files import progress_of
 from spotheal.fleet.rehearsal.cloud import Cloud
@@ -19,6 +20,7 @@ from spotheal.fleet.rehearsal.machines import Machine
 from spotheal.fleet.rehearsal.progress import MachineView, View
 from spotheal.fleet.rehearsal.scenario import Seen
 from spotheal.fleet.rehearsal.summary import End, InstanceStory
+from spotheal.fleet.rehearsal.survival import Survival
 
 _STORE_SECONDS = 1.0
 _CANCELLED_BY = ("CancelSpotFleetRequests", "DeleteFleets")
@@ -54,6 +56,8 @@ class Watch:
     def __init__(self, cloud: Cloud, store: Store, mount: str, began: float, *, reports: bool = False) -> None:
         self._cloud, self.store, self._mount, self.began = cloud, store, mount, began
         self.reports = reports  # whether the trainer is known to write progress
+        self._saves_at_notice = reports  # the example's trainers always have something to lose
+        self.survival = Survival()
         self._machines: dict[str, _Seen] = {}
         self._store_looked = float("-inf")
         self.status: dict[str, Any] = {}
@@ -79,6 +83,9 @@ class Watch:
 
     def _look_at(self, machine: Machine) -> None:
         seen = self._machines.setdefault(machine.launch.instance, _Seen())
+        if machine.running:
+            log = Paths(machine.root).logs / "agent.log"
+            self.survival.look(machine.launch.instance, self.folders(machine), log)
         found = progress_of(self.folders(machine).progress_file)  # as the agent reads it: a pipe would hold us up
         progress = None if found is None else found[0]
         if progress is None:
@@ -120,6 +127,9 @@ class Watch:
                     first_step=seen.first.step if seen.first else None,
                     step=seen.last.step if seen.last else None,
                     steps_total=seen.last.steps_total if seen.last else None,
+                    saved=self._saves_at_notice
+                    or self.survival.has_saved(instance)
+                    or bool(seen.last and seen.last.saved),
                 )
         return None
 
