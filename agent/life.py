@@ -354,6 +354,8 @@ class Life:
         if found.moved_from is not None and disk.initialization_rate and not self._context.memory.lazy:
             asked["initialization_rate"] = disk.initialization_rate  # AWS charges for each GiB of the snapshot
         self._ledger.note("volume", volume=found.volume, moved_from=found.moved_from, device=found.device, **asked)
+        # Minutes of setup follow: a machine that is killed in them would have told nothing of itself.
+        self._beside("ledger", self._ledger.flush)
 
     def _healing(self) -> Context:
         job = self._config.job
@@ -552,6 +554,8 @@ class Life:
             end = record(work, end, missing)
             self._over = True
             self._launch.note(outcome="ended", reason="" if end.phase is Phase.DONE else end.reason)
+        else:
+            self._ledger.add("leaving")
         self._log.info("the run is over", phase=end.phase.value, reason=end.reason)
         if self._money.messenger.is_there:
             self._tell(self._money.end_message(end, self._status.document()), SECONDS_MAX)

@@ -42,6 +42,21 @@ def test_a_volume_that_cannot_be_is_refused(region: Region, params: dict[str, An
     assert code == refused(region.ec2.create_volume, **params)
 
 
+def test_a_copy_under_a_term_is_a_move_and_the_operators_first_volume_is_none(region: Region) -> None:
+    def made(term: str, token: str, **more: Any) -> None:
+        tags = [{"ResourceType": "volume", "Tags": [{"Key": "spotheal:term", "Value": term}]}]
+        region.a_volume(ClientToken=token, TagSpecifications=tags, **more)
+
+    snapshot = region.ec2.create_snapshot(VolumeId=region.a_volume())["SnapshotId"]
+    region.after(3600.0)
+    made("0", "the operator's", SnapshotId=snapshot)
+    made("1", "blank, in another zone")
+    assert 0 == region.rules.zone_moves()
+    made("2", "a copy", SnapshotId=snapshot)
+    made("2", "again, for the first came to nothing", SnapshotId=snapshot)
+    assert 1 == region.rules.zone_moves()
+
+
 def test_the_same_token_makes_one_volume(region: Region) -> None:
     first = region.a_volume(ClientToken="t")
     assert first == region.ec2.create_volume(AvailabilityZone=A, Size=10, VolumeType="gp3", ClientToken="t")["VolumeId"]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from spotheal.agent.names import TAG_TERM
 from spotheal.fleet.rehearsal.filters import (
     Field,
     Item,
@@ -84,6 +85,13 @@ def _known(world: World, token: str, zone: str, params: Params) -> Volume | None
     if found is not None:
         return found
     return world.deleted_volumes[stored[1]]
+
+
+def terms_of_copies(world: World) -> set[str]:
+    """`spotheal:term` of every request for a volume from a snapshot that was met; "0" is the operator's."""
+    requests = [json.loads(value[0]) for key, value in world.tokens.items() if key[0] == "CreateVolume"]
+    found = {tags_for(request, "volume").get(TAG_TERM, "0") for request in requests if request.get("SnapshotId")}
+    return found - {"0"}
 
 
 def _without_zone(params: Params) -> str:

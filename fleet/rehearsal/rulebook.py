@@ -288,6 +288,12 @@ class Rulebook:
             held = [(one.id, one.attachment) for one in ebs.attached_to(world, instance)]
             return [(volume, one.device, one.state) for volume, one in held if one is not None]
 
+    def zone_moves(self) -> int:
+        """Terms under which an instance made its volume from a snapshot. The ledger is no witness of it: a machine that
+        is killed may not have written there."""
+        with self.inside() as world:
+            return len(ebs.terms_of_copies(world))
+
     def counts(self) -> dict[str, int]:
         """Calls by operation."""
         return dict(Counter(call.operation for call in list(self.calls)))

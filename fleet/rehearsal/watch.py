@@ -229,11 +229,9 @@ class Watch:
             return "powered off"
         return "cancelled" if self.is_over() else "ended"
 
-    def zone_moves(self) -> int | None:
-        """How often the ledger says that the volume came from another zone; None where there is no ledger."""
-        if not self.events:
-            return None
-        return sum(1 for event in self.events if event["event"] == "volume" and event.get("moved_from"))
+    def zone_moves(self) -> int:
+        """How often the volume was copied into another zone."""
+        return self._cloud.rules.zone_moves()
 
     def cancelled_by(self) -> str | None:
         """Who cancelled the fleet, of those whose call succeeded: the last."""

@@ -35,6 +35,19 @@ def test_a_rate_that_ec2_refuses_ends_no_run(rate):
         assert [None if rate == 50 else 100] == filled
 
 
+def test_a_machine_that_is_killed_during_its_setup_stands_in_the_ledger():
+    with LifeRegion(ending=("done", 3)) as region:
+        region.setup_seconds = 50.0
+        volume = region.request(A, launch_in=[A, A])
+        assert region.time.run(HOUR, lambda: "setup" in [call for _, call in region.calls])
+        region.time.run(region.time.seconds + 5.0)
+        (first,) = region.machines.values()
+        region.kill(first)
+        assert {"boot", "volume"} <= {one["event"] for one in region.ledger() if one["instance"] == first.id}
+        assert region.time.run(2 * HOUR, region.is_over)
+        assert {volume} == {one["volume"] for one in region.ledger() if one["event"] == "volume"}
+
+
 # ------------------------------------------------------------------------------------------------- ends that take long
 def test_a_volume_that_is_gone_parks_the_run_and_cancels_its_fleet():
     """Its fleet and no other; no sooner than 15 minutes of describes without the volume prove it."""
