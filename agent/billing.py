@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import ROUND_HALF_UP, Decimal
 
-from spotheal.agent.history import Disk, Event, History, ended_at, moment_of, seconds_between, whole
+from spotheal.agent.history import Disk, Event, History, moment_of, seconds_between, whole
 from spotheal.agent.stays import Stay, launch_times, stays
 
 # List prices of us-east-1, us-east-2 and us-west-2, November 2026 (aws.amazon.com/ebs/pricing, /vpc/pricing); other
@@ -98,8 +98,7 @@ def about(dollars: Decimal | float) -> str:
 
 def bill(history: History, since: datetime | None = None) -> Bill:
     """The bill of a run; with `since` of what began after it (the fleets before a --resume are left out)."""
-    ended = ended_at(history.events)
-    until = min(ended or history.now, history.now)
+    until = min(history.ended or history.now, history.now)
     found = [stay for stay in stays(history) if since is None or stay.end > since]
     volumes, snapshots = _volumes(history, until), _snapshots(history, until)
     if since is not None:
@@ -122,7 +121,8 @@ def bill(history: History, since: datetime | None = None) -> Bill:
 
 # ---------------------------------------------------------------------------------------------- volumes and snapshots
 def _volumes(history: History, until: datetime) -> tuple[Held, ...]:
-    """Each from the launch of the instance that made it (the first: from the request) to its deletion, or `until`."""
+    """Each from the launch of the instance that made it (the first: from the request) to its deletion, or `until`. One
+    that AWS no longer shows, and whose deletion nobody noted, ends with the last sign of the machines that had it."""
     gone = _deleted(history.events)
     launched = launch_times(history)
     found: dict[str, tuple[datetime, Event]] = {}
@@ -137,10 +137,21 @@ def _volumes(history: History, until: datetime) -> tuple[Held, ...]:
     for name, (start, event) in found.items():
         shown = (history.volumes or {}).get(name)
         disk, zone = shown or _noted(event) or history.disk, str(event.get("zone", ""))
-        end = gone.get(name) or until
+        is_newest = name == next(reversed(found))
+        is_missing = history.volumes is not None and shown is None and not (is_newest and history.ended)
+        end = gone.get(name) or (min(until, _last_sign(history, name)) if is_missing else until)
         exists = name not in gone and (shown is not None or history.volumes is None)
         held.append(_held(name, zone, start, end, disk.size_gib, disk_month(disk), exists))
     return tuple(held)
+
+
+def _last_sign(history: History, volume: str) -> datetime:
+    """When a machine that had `volume` was last heard of."""
+    holders = {str(one.get("instance")) for one in history.events if one.get("volume") == volume}
+    times = [one.get("time") for one in history.events if one.get("instance") in holders]
+    times += [one.get("heard") for one in history.events if one.get("predecessor") in holders]
+    beats = [moment for name, moment in history.heard.items() if name in holders]
+    return max((*beats, *(moment for moment in map(moment_of, times) if moment)), default=history.now)
 
 
 def _filling(history: History, since: datetime | None) -> Decimal:

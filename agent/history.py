@@ -55,6 +55,12 @@ class History:
     volumes: Mapping[str, Disk] | None = None
     disk: Disk = Disk(0, "gp3")  # what job.toml asks for, for volumes that AWS does not show
     heard: Mapping[str, datetime] = field(default_factory=dict)  # last heartbeats, beside the ledger's
+    recorded_end: datetime | None = None  # by status.json; a ledger can lack it
+
+    @property
+    def ended(self) -> datetime | None:
+        """When the run ended, None while it goes on."""
+        return ended_at(self.events) or self.recorded_end
 
 
 def ended_at(events: Sequence[Event]) -> datetime | None:

@@ -283,7 +283,7 @@ SILENT_CONFIRM_SECONDS = 3 * HEARTBEAT_SECONDS
 SNAPSHOTS_KEPT = 2
 
 # status.json, every key (absent figures are null; times RFC 3339 UTC):
-#   schema_version, job, run, phase, reason, heartbeat, term, fleet,
+#   schema_version, job, run, phase, reason, ended (when; of an end alone), heartbeat, term, fleet,
 #   instance, instance_type, zone, attempt (of the trainer on this run), launches,
 #   volume, revision,
 #   progress: {step, steps_total, epoch, loss, samples_per_second, metrics: {...}, saved: {step, path, time}} or null,

@@ -63,7 +63,7 @@ class Status:
         Raises SpothealError where the store cannot be reached: an end that nobody can read is no end.
         """
         with self._lock:
-            self._fields |= {"phase": phase.value, "reason": reason}
+            self._fields |= {"phase": phase.value, "reason": reason, "ended": rfc3339(self._clock.now())}
             stands = self._store.publish_status(self.document())
             if stands is not None:
                 self._fields |= {"phase": stands["phase"], "reason": stands.get("reason", "")}

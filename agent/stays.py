@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from spotheal.agent.history import Event, History, Known, dollars, ended_at, moment_of, seconds_between, whole
+from spotheal.agent.history import Event, History, Known, dollars, moment_of, seconds_between, whole
 
 SECONDS_MIN = 60
 FREE_SECONDS = 3600
@@ -159,7 +159,7 @@ def _end(part: _Part, history: History, following: datetime | None) -> tuple[dat
     alive_until = max(signs) + timedelta(seconds=HEARD_SECONDS)
     if part.last and known.alive is None and following is None and alive_until >= now:
         return now, ""
-    if following is None and known.alive is None and ended_at(history.events) is None and not part.interrupted:
+    if following is None and known.alive is None and history.ended is None and not part.interrupted:
         return now, ""  # silent, and nothing has taken its place: charged for as long as nobody knows better
     # Without a heartbeat after it only the next launch tells that it was gone.
     until = alive_until if heard or part.instance in history.heard else max(alive_until, following or alive_until)

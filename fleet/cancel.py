@@ -63,8 +63,11 @@ def carry_out(session: Session, run: runs.Run, plan: CancelPlan, clock: Clock) -
     if status:
         # An end, which the agent does not write over while its instance goes down (it saves and hands over all the
         # same), and which does not go over one that is recorded. `request --resume` takes it back.
-        reason = f"cancelled by fleetctl at {rfc3339(clock.now())}"
-        run.store.publish_status({**status, "phase": Phase.CANCELLED.value, "reason": reason})
+        now = rfc3339(clock.now())
+        end = {"phase": Phase.CANCELLED.value, "reason": f"cancelled by fleetctl at {now}"}
+        if run.store.publish_status({**status, **end, "ended": now}) is None:
+            saved = ((status.get("progress") or {}).get("saved") or {}).get("step")
+            run.note(clock, "end", **end, saved_step=saved)
 
 
 @dataclass(frozen=True)

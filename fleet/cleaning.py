@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotheal.agent.aws import translated
+from spotheal.agent.clock import Clock
 from spotheal.agent.errors import NotFound, SpothealError
 from spotheal.agent.history import Disk
 from spotheal.agent.names import JOB_NAME, LAYOUT, TAG_JOB, TAG_RUN, StoreUrl
@@ -22,7 +23,6 @@ from spotheal.fleet.clean import CleanPlan, RunSeen, Thing, Verdict, decide
 from spotheal.fleet.session import Session
 
 _NAMED = 12  # jobs, in a message
-_RUN_LETTERS, _ENTRY_FIGURES = 26, 5  # a run of a sweep is named as the sweep, and its entry
 _ALIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
 Say = Callable[[str], None]
 
@@ -72,11 +72,9 @@ def look(session: Session, root: StoreUrl, job: str, run: str, *, alive: Iterabl
     """How the run stands; `alive` names runs with instances, None asks AWS. One of a sweep has the sweep's fleet."""
     if not JOB_NAME.fullmatch(job) or not run.isalnum():
         return RunSeen(job, run, known=False)
-    whole, entry = run[:_RUN_LETTERS], run[_RUN_LETTERS:]
-    of_sweep = len(entry) == _ENTRY_FIGURES and entry.isdigit()
-    store = Store(session.client("s3"), root.below(job, run))
-    if of_sweep:
-        store = Store(session.client("s3"), root.below(job, whole, LAYOUT.entry(int(entry))))
+    store = runs.run_of(session.client("s3"), root, job, run).store
+    whole, entry = runs.entry_in(run)
+    of_sweep = bool(entry)
     fleets = Store(session.client("s3"), root.below(job, whole)) if of_sweep else store
     try:
         status, document = store.read_status(), fleets.get_json(LAYOUT.fleet_document)
@@ -159,12 +157,16 @@ def _tags(item: dict[str, Any]) -> dict[str, str]:
 
 # -------------------------------------------------------------------------------------------------------------- deletes
 def carry_out(
-    session: Session, asked: Asked, plan: CleanPlan, say: Say
+    session: Session, asked: Asked, plan: CleanPlan, clock: Clock, say: Say
 ) -> tuple[list[Thing], list[tuple[Thing, SpothealError]]]:
-    """What was deleted, and what could not be. Volumes before their snapshots, the store last."""
+    """What was deleted, and what could not be. Volumes before their snapshots, the store last.
+
+    The ledgers say what was deleted, for the cost of a run stands still by them.
+    """
     order = ("launch template", "volume", "snapshot", "store")
     gone: list[Thing] = []
     failed: list[tuple[Thing, SpothealError]] = []
+    emptied = {thing.owner for thing in plan.deletes if thing.kind == "store"}
     again = {owner: look(session, asked.root, *owner) for owner in sorted({thing.owner for thing in plan.deletes})}
     for thing in sorted(plan.deletes, key=lambda thing: (order.index(thing.kind), thing.id)):
         now = again[thing.owner]
@@ -175,6 +177,9 @@ def carry_out(
             _delete(session, asked, thing)
             gone.append(thing)
             say(f"deleted {thing.kind} {thing.id}")
+            if thing.kind in ("volume", "snapshot") and thing.owner not in emptied:
+                run = runs.run_of(session.client("s3"), asked.root, *thing.owner)
+                run.note(clock, "deleted", **{f"{thing.kind}s": [thing.id]})
         except SpothealError as error:
             failed.append((thing, error))
             say(f"{thing.kind} {thing.id} is still there: {error.message}")

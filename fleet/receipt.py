@@ -15,6 +15,7 @@ from spotheal.agent.billing import PRICES_AS_OF, PRICES_REGIONS, Bill, about, bi
 from spotheal.agent.clock import rfc3339
 from spotheal.agent.history import Disk, Event, History, Known, Listed, moment_of
 from spotheal.agent.ledger import steps_redone
+from spotheal.agent.names import Phase
 from spotheal.agent.stays import Stay
 
 if TYPE_CHECKING:
@@ -291,7 +292,14 @@ def history_of(seen: Seen, now: datetime) -> History:
         known=_known(seen, heard, now),
         volumes=None if seen.volumes is None else {one.id: _disk(one) for one in seen.volumes},
         heard=heard,
+        recorded_end=_recorded_end(seen.status),
     )
+
+
+def _recorded_end(status: Mapping[str, Any]) -> datetime | None:
+    """None while the run goes on; the documents of older versions have the last heartbeat alone."""
+    ended = str(status.get("phase") or "") in {phase.value for phase in Phase if phase.is_end}
+    return (moment_of(status.get("ended")) or moment_of(status.get("heartbeat"))) if ended else None
 
 
 def _times(events: Sequence[Event]) -> list[datetime | None]:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotheal.agent.aws import translated
+from spotheal.agent.clock import Clock
 from spotheal.agent.errors import ConfigError, NotFound
+from spotheal.agent.ledger import Ledger
 from spotheal.agent.names import JOB_NAME, LAYOUT, StoreUrl
 from spotheal.agent.store import Store
 from spotheal.fleet import engine
@@ -15,6 +17,7 @@ from spotheal.fleet import engine
 LIVE_FLEET_STATES = engine.LIVE_STATES
 REPLACED = "replaced by fleetctl request --replace"  # how the reason of an end begins that is none
 REPLACE_SECONDS = 1200.0  # the old instance may take 15 minutes to be gone, then comes the request
+_RUN_LETTERS, _ENTRY_FIGURES = 26, 5
 _RUN_ID = re.compile(r"[0-9A-Z]{26}")
 
 
@@ -26,6 +29,10 @@ class Run:
 
     def fleet_document(self) -> dict[str, Any]:
         return self.store.get_json(LAYOUT.fleet_document) or {}
+
+    def note(self, clock: Clock, event: str, **fields: Any) -> None:
+        """Write into the ledger what an operator did; without it the run's cost would never stand still."""
+        Ledger(self.store, clock, "fleetctl", "").add(event, **fields)
 
 
 def check_job_name(name: str) -> str:
@@ -58,6 +65,18 @@ def run_ids(s3: Any, root: StoreUrl, job: str) -> list[str]:
 
 def open_run(s3: Any, root: StoreUrl, job: str, run: str) -> Run:
     return Run(job, run, Store(s3, root.below(job, run)))
+
+
+def run_of(s3: Any, root: StoreUrl, job: str, run: str) -> Run:
+    """The run that a tag names; one of a sweep is named as the sweep and its entry, and lies below the sweep."""
+    whole, entry = entry_in(run)
+    return Run(job, run, Store(s3, root.below(job, whole, LAYOUT.entry(int(entry)) if entry else "")))
+
+
+def entry_in(run: str) -> tuple[str, str]:
+    """The sweep and the entry that a run's name is made of; the whole and "" where it is of none."""
+    whole, entry = run[:_RUN_LETTERS], run[_RUN_LETTERS:]
+    return (whole, entry) if len(entry) == _ENTRY_FIGURES and entry.isdigit() else (run, "")
 
 
 def newest(s3: Any, root: StoreUrl, job: str) -> Run | None:

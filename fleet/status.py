@@ -112,6 +112,7 @@ def summarise(seen: Seen, now: datetime) -> dict[str, Any]:
         "phase": phase,
         "reason": str(status.get("reason") or ""),
         "ended": ended,
+        "ended_at": status.get("ended") if ended else None,
         "store": seen.store,
         "revision": status.get("revision"),
         "fleet": {"id": seen.fleet.get("fleet_id"), "state": seen.fleet_state or None, "live": live},

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.billing import GIB_MONTH
 from spotheal.agent.ec2 import Volume, VolumeSpec
-from spotheal.agent.errors import ConfigError, Conflict, NotFound
+from spotheal.agent.errors import ConfigError, Conflict, NotFound, SpothealError
 from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, TAG_STATE, VolumeState, volume_token
 from spotheal.fleet import runs
 
 if TYPE_CHECKING:
+    from spotheal.agent.clock import Clock
     from spotheal.agent.config import JobConfig
     from spotheal.agent.names import StoreUrl
     from spotheal.fleet.session import Session
@@ -80,6 +82,16 @@ def refuse_in_use(session: Session, volume: Volume, root: StoreUrl) -> None:
         fleet = str(runs.open_run(session.client("s3"), root, job, run).fleet_document().get("fleet_id") or "")
         if fleet and runs.fleet_state(session.client("ec2"), fleet) in runs.LIVE_FLEET_STATES:
             raise Conflict(f"{fleet} works on {volume.id} for job {job!r}", next_step=f"`fleetctl cancel {job}` first")
+
+
+def delete(session: Session, volume: Volume, root: StoreUrl, clock: Clock) -> None:
+    """With a note in the ledger of its run, where this store has that run: the run's cost stands still by it."""
+    session.ec2.delete_volume(volume.id)
+    job, run = volume.tags.get(TAG_JOB, ""), volume.tags.get(TAG_RUN, "")
+    with suppress(SpothealError):  # it is deleted, whatever the store says
+        found = runs.run_of(session.client("s3"), root, job, run)
+        if job and run and found.store.read_status() is not None:
+            found.note(clock, "deleted", volumes=[volume.id])
 
 
 def blank(job: JobConfig, zone: str, size_gib: int, kind: str, token: str) -> VolumeSpec:

@@ -157,9 +157,6 @@ class NodeLife(Life):
 
     def _leave_machine(self, work: Finishing, end: End) -> None:
         self._meeting.leave()
-        if not self._ended_by_us:
-            self._ledger.add("leaving")
-            self._ledger.flush()
         if not self._ended_by_us and self._clock.sleep(FOLLOW_SECONDS, until=self._world.asked_to_stop):
             return
         super()._leave_machine(work, end)

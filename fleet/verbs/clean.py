@@ -44,6 +44,7 @@ def clean(
     Volumes, snapshots and launch templates, with dollars a month; of a run that is done only when its results are in
     the store. A job at work is never touched, nor what this store does not know. Says what remains.
     """
+    from spotheal.agent.clock import SystemClock
     from spotheal.fleet import cleaning, leftovers, runs, show
     from spotheal.fleet.target import find_root
 
@@ -66,7 +67,7 @@ def clean(
     if doing:
         count = len(plan.deletes) + len(extra)
         ask(f"Delete these {count}? It cannot be undone." if count > 1 else "Delete it? It cannot be undone.", yes)
-        gone, failed = cleaning.carry_out(session, asked, plan, say)
+        gone, failed = cleaning.carry_out(session, asked, plan, SystemClock(), say)
         leftovers.delete(session, extra, say)
     if as_json:
         print(show.as_json(cleaning.document(plan, gone, failed) | {"also": [one.id for one in extra]}))

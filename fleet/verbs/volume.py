@@ -177,6 +177,7 @@ def rm(
     output: Output = "",
 ) -> None:  # fmt: skip
     """Delete a volume, with the checkpoints on it."""
+    from spotheal.agent.clock import SystemClock
     from spotheal.fleet import show, volumes
 
     as_json = is_json(output)
@@ -187,7 +188,7 @@ def rm(
     whose = f"job {row['job']}, run {row['run']}, {row['role']}" if row["job"] else "of no job"
     say(f"delete {found.id}: {found.size_gib} GiB in {found.zone}, {whose}; its files are gone then")
     ask("Go ahead?", yes)
-    session.ec2.delete_volume(found.id)
+    volumes.delete(session, found, root, SystemClock())
     print(show.as_json({"schema_version": 1, "deleted": found.id}) if as_json else found.id)
 
 
