@@ -7,6 +7,7 @@ elements: Condition operators".
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +69,12 @@ def _holds(operator: str, key: str, wanted: list[str], context: Context) -> bool
 
 
 def _like(value: str, pattern: str) -> bool:
-    return re.fullmatch("".join(_WILD.get(c, re.escape(c)) for c in pattern), value, re.DOTALL) is not None
+    return _compiled(pattern).fullmatch(value) is not None
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile("".join(_WILD.get(c, re.escape(c)) for c in pattern), re.DOTALL)
 
 
 _WILD = {"*": ".*", "?": "."}

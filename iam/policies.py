@@ -221,7 +221,8 @@ def operator(scope: Scope) -> Document:
                    [scope.role(name) for name in (scope.instance_role, f"{JOB_ROLE}*", scope.fleet_role)],
                    {"StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com", "spotfleet.amazonaws.com"]}}),
         _statement("AwsOwnRoles", ["iam:GetRole", *_actions(Who.OPERATOR, On.AWS_ROLES)],
-                   scope.role("aws-service-role/*/AWSServiceRoleForEC2*")),
+                   # Of a role that does not exist IAM knows no path.
+                   [scope.role("aws-service-role/*/AWSServiceRoleForEC2*"), scope.role("AWSServiceRoleForEC2*")]),
     ])  # fmt: skip
 
 

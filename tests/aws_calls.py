@@ -132,7 +132,7 @@ def _wrap_questions(authorization: Any) -> None:
     def noted(self: Any, asking: str, questions: Iterable[Any]) -> Any:
         def each() -> Iterator[Any]:
             for question in questions:
-                if getattr(_request, "is_ours", False):
+                if getattr(_request, "is_ours", False) and not asking.startswith("user/"):
                     notes.add(("instance", question.action))
                 yield question
 

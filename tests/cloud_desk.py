@@ -10,16 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
+from botocore.config import Config
 from typer.testing import CliRunner, Result
 
 from spotheal.fleet.account import prerequisites
 from spotheal.fleet.cli import app
 from spotheal.fleet.rehearsal import account
+from spotheal.fleet.rehearsal.authorization import OWNER
 from spotheal.fleet.rehearsal.cloud import Cloud
 from spotheal.fleet.rehearsal.serve import environment, serving
 
 REGION = "us-west-2"
+
+
+def owner(service: str) -> Any:
+    """A client of the account's owner, who may do everything; the environment's is an operator and administrator."""
+    maker: Any = boto3.session.Session(OWNER, "rehearsal", region_name=REGION)
+    return maker.client(service, config=Config(s3={"addressing_style": "path"}))
 
 
 @dataclass

@@ -151,7 +151,7 @@ def test_a_bucket_for_results_must_be_there_and_gets_the_runs_folder_and_the_per
     assert key == f"models/cifar/{run}/"
     iam = desk.account._others["iam"]
     names = iam.list_role_policies(RoleName="spotheal-instance")["PolicyNames"]
-    (added,) = [name for name in names if "-results-" in name]
+    (added,) = [name for name in names if "+results-" in name]
     policy = iam.get_role_policy(RoleName="spotheal-instance", PolicyName=added)["PolicyDocument"]
     assert policy["Statement"][0]["Resource"] == "arn:aws:s3:::spotheal-elsewhere/models/*"
 

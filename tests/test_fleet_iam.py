@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import boto3
 import pytest
-from cloud_desk import CloudDesk, cloud_desk, served
+from cloud_desk import CloudDesk, cloud_desk, owner, served
 
 from spotheal.agent.errors import ExitCode
 
@@ -61,7 +60,7 @@ def test_trainers_of_any_job_may_do_what_the_administrators_policy_says(cloud_de
     Path("data.json").write_text(json.dumps(READS_DATA))
     made = cloud_desk.good("iam", "create", "--yes", "--trainer-policy", "data.json")["made"]
     assert any("role spotheal-trainer" in step for step in made)
-    iam = boto3.client("iam", region_name="us-west-2")
+    iam = owner("iam")
     (name,) = iam.list_role_policies(RoleName="spotheal-trainer")["PolicyNames"]
     assert iam.get_role_policy(RoleName="spotheal-trainer", PolicyName=name)["PolicyDocument"] == READS_DATA
     assert cloud_desk.good("iam", "create", "--yes", "--trainer-policy", "data.json")["made"] == []
@@ -77,7 +76,7 @@ def test_a_jobs_own_role_is_made_shown_and_taken_away_alone(cloud_desk: CloudDes
     assert stored["Resource"].endswith("/cifar/*")
     gone = cloud_desk.good("iam", "delete", "--yes", "--job", "cifar")["deleted"]
     assert gone == ["instance profile spotheal-job-cifar", "role spotheal-job-cifar"]
-    iam = boto3.client("iam", region_name="us-west-2")
+    iam = owner("iam")
     iam.create_role(RoleName="spotheal-rescue-cifar", AssumeRolePolicyDocument="{}")
     gone = cloud_desk.good("iam", "delete", "--yes", "--job", "cifar")["deleted"]
     assert gone == ["role spotheal-rescue-cifar"], "its on-demand rescue's"
@@ -98,7 +97,7 @@ def test_a_trainers_policy_that_is_none_is_refused_before_anything_is_made(
 
 
 def test_a_fleet_role_that_fleetctl_did_not_make_is_left(cloud_desk: CloudDesk) -> None:
-    iam = boto3.client("iam", region_name="us-west-2")
+    iam = owner("iam")
     nobody = json.dumps({"Version": "2012-10-17", "Statement": []})
     iam.create_role(RoleName=FLEET_ROLE, AssumeRolePolicyDocument=nobody)
     try:

@@ -10,9 +10,10 @@ from typing import Any
 import botocore.session
 import pytest
 
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.names import StoreUrl, partition_of
 from spotheal.fleet.account.roles import INLINE_CHARACTERS_MAX
 from spotheal.iam import policies
+from spotheal.iam.calls import Who
 from spotheal.iam.evaluation import Question, is_allowed
 
 ACCOUNT, REGION = "123456789012", "us-west-2"
@@ -104,7 +105,7 @@ def scopes(region: str) -> Iterable[policies.Scope]:
         yield policies.Scope(ACCOUNT, region, store)
         yield policies.Scope(
             ACCOUNT, region, store, instance_role="r" * 64, fleet_role="f" * 64,
-            kms_key=f"arn:{policies.partition_of(region)}:kms:{region}:{ACCOUNT}:key/mrk-{'0' * 32}",
+            kms_key=f"arn:{partition_of(region)}:kms:{region}:{ACCOUNT}:key/mrk-{'0' * 32}",
         )  # fmt: skip
 
 
@@ -117,13 +118,13 @@ def size(document: dict[str, Any]) -> int:
 def test_what_one_job_can_need_fits_the_inline_policies_of_a_role(region: str) -> None:
     for scope in scopes(region):
         of_job = replace(scope, job=JOB, store=scope.store.below(JOB), results=StoreUrl("r" * 63, "results"))
-        every = [make(of_job) for make in policies.DOCUMENTS[policies.Who.INSTANCE]]
+        every = [make(of_job) for make in policies.DOCUMENTS[Who.INSTANCE]]
         assert sum(map(size, every)) <= INLINE_CHARACTERS_MAX
 
 
 @pytest.mark.parametrize("region", longest_regions())
 def test_every_policy_of_people_fits_a_managed_policy_in_every_partition(region: str) -> None:
-    of_people = (policies.Who.OPERATOR, policies.Who.ADMINISTRATOR)
+    of_people = (Who.OPERATOR, Who.ADMINISTRATOR)
     documents = [make for who in of_people for make in policies.DOCUMENTS[who]]
     assert len(documents) <= POLICIES_OF_AN_IDENTITY
     for scope in scopes(region):

@@ -9,10 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-import boto3
 import pytest
 from botocore.exceptions import ClientError
-from cloud_desk import CloudDesk, cloud_desk, served
+from cloud_desk import CloudDesk, cloud_desk, owner, served
 
 from spotheal.agent.errors import ExitCode
 from spotheal.fleet.rehearsal import serve
@@ -65,7 +64,7 @@ def test_orders_reach_the_cloud(cloud_desk: CloudDesk) -> None:
 
 
 def test_a_role_made_a_moment_ago_cannot_be_used_yet(cloud_desk: CloudDesk, monkeypatch: pytest.MonkeyPatch) -> None:
-    ec2 = boto3.client("ec2", region_name="us-west-2")
+    ec2 = owner("ec2")
     launch = {"ImageId": "ami-12c6146b", "InstanceType": "c7i.large", "MinCount": 1, "MaxCount": 1,
               "IamInstanceProfile": {"Name": "spotheal-instance"}}  # fmt: skip
     monkeypatch.setattr("spotheal.fleet.rehearsal.account.IAM_SECONDS", 3600.0)

@@ -11,7 +11,7 @@ import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
-from cloud_desk import CloudDesk, cloud_desk, served
+from cloud_desk import CloudDesk, cloud_desk, owner, served
 from fleet_desk import HandClock
 
 from spotheal.agent.clock import Clock, SystemClock, never
@@ -51,7 +51,7 @@ def account(cloud_desk: CloudDesk) -> Any:
     """Roles as `iam create` makes them: trainers may read two buckets; the store has an object, too."""
     (cloud_desk.folder / "policy.json").write_text(json.dumps(reads("data", "more")))
     cloud_desk.good("iam", "create", "--yes", "--trainer-policy", "policy.json")
-    s3 = boto3.client("s3", region_name="us-west-2", config=Config(s3={"addressing_style": "path"}))
+    s3 = owner("s3")
     for bucket in ("data", "more", "store"):
         s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
         s3.put_object(Bucket=bucket, Key="x", Body=bucket.encode())
@@ -107,7 +107,7 @@ def test_a_trainer_has_from_the_relay_what_its_role_and_its_jobs_policy_both_all
 
 
 def test_a_machine_with_another_role_cannot_take_it(account: CloudDesk) -> None:
-    iam = boto3.client("iam", region_name="us-west-2")
+    iam = owner("iam")
     everything = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
     trust = json.dumps({"Version": "2012-10-17", "Statement": []})
     iam.create_role(RoleName="theirs", AssumeRolePolicyDocument=trust)
@@ -119,7 +119,7 @@ def test_a_machine_with_another_role_cannot_take_it(account: CloudDesk) -> None:
 
 
 def test_a_role_that_is_not_there_fails_the_set_up_with_the_way_to_it(account: CloudDesk) -> None:
-    roles.delete_role(Session("us-west-2"), "spotheal-trainer")
+    roles.delete_role(Session("us-west-2"), "spotheal-trainer", has_profile=False)
     with pytest.raises(SetupFailed) as caught:
         role_of(account, instance_with(account, "spotheal-instance"), reads("data"), HandClock()).check(never())
     assert "iam create" in caught.value.next_step

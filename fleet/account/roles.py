@@ -314,10 +314,15 @@ def _once(what: str, call: Callable[[], Any], also: str = "") -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- take away
-def delete_role(session: Session, name: str) -> list[str]:
-    """Take away role and profile of that name; what was there, in words. Gone already is gone."""
+def delete_role(session: Session, name: str, *, has_profile: bool = True) -> list[str]:
+    """Take away role and profile of that name; what was there, in words. Gone already is gone.
+
+    Without `has_profile` no profile is looked for: an administrator's policy names those of instances' roles alone.
+    """
     iam, gone = session.client("iam"), []
-    profile = _found(f"look for instance profile {name}", lambda: iam.get_instance_profile(InstanceProfileName=name))
+    profile = has_profile and _found(
+        f"look for instance profile {name}", lambda: iam.get_instance_profile(InstanceProfileName=name)
+    )
     if profile:
         for role in profile["InstanceProfile"]["Roles"]:
             with _gone():

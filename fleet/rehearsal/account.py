@@ -17,10 +17,12 @@ from moto.ec2.models import ec2_backends
 from moto.iam.models import SERVICE_NAME_CONVERSION, AWSManagedPolicy, iam_backends
 
 from spotheal.fleet.account import service_roles
+from spotheal.fleet.account.roles import INLINE_CHARACTERS_MAX
 from spotheal.fleet.rehearsal.spotmarket import on_demand_price
 from spotheal.fleet.rehearsal.world import World
 
 JsonAnswer = tuple[int, dict[str, Any]]
+MANAGED_CHARACTERS_MAX = 6_144  # of a managed policy
 IAM_SECONDS = 3.0  # 10 and more at AWS
 FLEET_POLICY = "AmazonEC2SpotFleetTaggingRole"
 BATCH_POLICIES = ("AmazonEC2ContainerServiceforEC2Role", "AmazonECSTaskExecutionRolePolicy")
@@ -179,6 +181,22 @@ class Account:
         kind = {"CreateRole": "role", "AddRoleToInstanceProfile": "profile"}.get(action)
         if kind and re.fullmatch(r"[\w+=,.@-]+", name):
             self._seen[f"{kind} {name}"] = self.world.moment()
+
+    def size_fault(self, action: str, form: Mapping[str, str]) -> str:
+        """Why IAM refuses a policy: longer than it takes, white space not counted. moto takes any size. Source: IAM
+        user guide, "IAM and AWS STS quotas"."""
+        size = len(re.sub(r"\s", "", form.get("PolicyDocument", "")))
+        if action == "CreatePolicy" and size > MANAGED_CHARACTERS_MAX:
+            return f"Cannot exceed quota for PolicySize: {MANAGED_CHARACTERS_MAX}"
+        if action == "PutRolePolicy":
+            role = next((one for one in self._iam.roles.values() if one.name == form.get("RoleName")), None)
+            there = dict(role.policies) if role else {}
+            there.pop(form.get("PolicyName", ""), None)
+            texts = [text if isinstance(text, str) else json.dumps(text) for text in there.values()]
+            if size + sum(len(re.sub(r"\s", "", text)) for text in texts) > INLINE_CHARACTERS_MAX:
+                name = form.get("RoleName", "")
+                return f"Maximum policy size of {INLINE_CHARACTERS_MAX} bytes exceeded for role {name}"
+        return ""
 
     def check_launch(self, spec: Mapping[str, Any]) -> str | None:
         return self.profile_fault(spec.get("IamInstanceProfile") or {})

@@ -1,6 +1,7 @@
 """The rehearsal's AWS_ENDPOINT_URL: the rule book for what it owns of EC2, moto in this process for everything else.
 
-Who calls is told by the access key id of the signature (signatures are not checked). One moto, and so one set of
+Who calls is told by the access key id of the signature (signatures are not checked): an instance, a role's session, one
+of the people of `authorization`, else the account's owner. One moto, and so one set of
 buckets and roles, exists in a process: a new endpoint empties it.
 """
 
@@ -15,8 +16,10 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
+from xml.sax.saxutils import escape
 
+from botocore.model import OperationNotFoundError
 from moto.backends import list_of_moto_modules
 from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
@@ -28,7 +31,7 @@ from spotheal.agent.clock import rfc3339
 from spotheal.agent.names import StoreUrl
 from spotheal.fleet.rehearsal import sessions, tags, wire
 from spotheal.fleet.rehearsal.account import Account
-from spotheal.fleet.rehearsal.authorization import Authorization, of_request
+from spotheal.fleet.rehearsal.authorization import PEOPLE, Authorization
 from spotheal.fleet.rehearsal.batch import Batch
 from spotheal.fleet.rehearsal.efs import FileSystems
 from spotheal.fleet.rehearsal.faults import Faults
@@ -43,8 +46,8 @@ _KNOWN_SERVICES = frozenset(list_of_moto_modules())
 _ACCESS_DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 _ROLES = "/_role/"  # credentials of containers, as ECS's agent hands them out
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]*)/([^/]+)/aws4_request")
-_REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 412: "Precondition Failed", 500: "Internal Server Error",
-            503: "Service Unavailable"}  # fmt: skip
+_REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 409: "Conflict", 412: "Precondition Failed",
+            500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
 
 
 class _Quiet(MotoRequestHandler):
@@ -68,7 +71,7 @@ class Endpoint:
         self.control: Callable[[str, dict[str, str]], dict[str, Any]] | None = None  # orders below /_cloud/
         self.schedules = Schedules(rulebook)
         self.batch: Batch | None = None  # with CloudWatch Logs; the cloud's, which runs containers
-        self.keys: dict[str, str] = {}  # access key ids of roles that are no instance's -> "role/NAME"
+        self.keys: dict[str, str] = dict(PEOPLE)  # access key ids of people and of roles that are no instance's
         self.efs = FileSystems(rulebook)
         self.authorization = Authorization(rulebook.world, self._policies)
         rulebook.authorize = self.authorization.ec2
@@ -78,6 +81,7 @@ class Endpoint:
         self._metadata_lock = threading.Lock()
         moto_api_backend.reset()
         rulebook.world.zone_of_subnet = self._zone_of_subnet
+        rulebook.world.tags_of_file_system = self.efs.tags_of
         self.account = Account(rulebook.world)
         rulebook.world.launch_fault = self.account.check_launch
         rulebook.world.role_fault = self.account.role_fault
@@ -124,20 +128,22 @@ class Endpoint:
             return self._ordered(environ, start_response)
         if environ.get("PATH_INFO", "").startswith(_ROLES):
             return self._role_credentials(environ, start_response)
-        match = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", ""))
+        signed = environ.get("HTTP_AUTHORIZATION") or unquote(environ.get("QUERY_STRING", ""))
+        match = _CREDENTIAL.search(signed)
         key, service = (match.group(1), match.group(3)) if match else ("", "")
         form = _form(environ)
         action = form.get("Action", "")
         if service == "ec2" or (not service and self.rulebook.owns(action)):
             if self.rulebook.owns(action) and not _of_others(action, form):
                 return self._ec2(environ, start_response, action, form, key)
+            if (caller := self._caller(key)) and (body := self._refused_by_ec2(caller, action, form)):
+                return _send(start_response, 403, body)
         elif service == "s3":
             return self._s3(environ, start_response, key)
         elif service == "sts" and action == "AssumeRole" and (caller := self._caller(key)):
             return self._assume_role(environ, start_response, form, caller, key)
-        elif (caller := self._caller(key)) and not self._may(caller, service, action, environ):
-            body = b'{"__type": "AccessDeniedException", "message": "The role of this instance does not allow this."}'
-            return _send(start_response, 403, body)
+        elif (caller := self._caller(key)) and (refused := self._refusal(caller, service, action, environ)):
+            return _send(start_response, 403, _denied(service, refused))
         elif action == "GetCallerIdentity" and (caller := self.rulebook.caller_of(key)):
             return _send(start_response, 200, self._identity(caller))
         target = environ.get("HTTP_X_AMZ_TARGET", "")
@@ -160,6 +166,8 @@ class Endpoint:
             asked = environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")
             status, document = self.efs.answer(*asked, body)
             return _send(start_response, status, b"" if status == 204 else json.dumps(document).encode())
+        if service == "iam" and (full := self.account.size_fault(action, form)):
+            return _send(start_response, 409, _iam_error("LimitExceeded", full))
         if service == "iam":
             self.account.note_iam(action, form.get("RoleName" if action == "CreateRole" else "InstanceProfileName", ""))
         if service and service not in _KNOWN_SERVICES:  # moto would print and raise
@@ -208,8 +216,10 @@ class Endpoint:
         try:
             params = _parameters(action, form)
             who = self.keys.get(key)  # a role's; an instance's are the rule book's to ask for
-            if who and not self.authorization.ec2(action, params, who):
-                raise ApiError("UnauthorizedOperation", "You are not authorized to perform this operation.", 403)
+            with self.rulebook.inside():
+                refused = self.authorization.ec2(action, params, who)
+            if refused:
+                raise ApiError("UnauthorizedOperation", refused, 403)
             result = self.rulebook.call(action, params, self.rulebook.caller_of(key))
             return _send(start_response, 200, wire.answer(action, result, request_id), request_id)
         except ApiError as error:
@@ -226,14 +236,20 @@ class Endpoint:
         self.sessions.note(form, answer)
         return [answer]
 
-    def _may(self, caller: str, service: str, action: str, environ: Environ) -> bool:
-        """Whether the role of an instance allows this call of a service that moto answers."""
+    def _refusal(self, caller: str, service: str, action: str, environ: Environ) -> str:
+        """What is said to a caller whose policies do not allow this call of a service besides EC2 and S3."""
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         environ["wsgi.input"] = io.BytesIO(body)
         operation = action or environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2] or environ["REQUEST_METHOD"]
-        world = self.rulebook.world
-        asked = of_request(service, operation, body, environ.get("PATH_INFO", ""), world.region, world.account)
-        return asked is None or self.authorization.service(caller, asked.action, asked.resource, asked.context)
+        return self.authorization.request(caller, service, operation, body, environ.get("PATH_INFO", ""))
+
+    def _refused_by_ec2(self, caller: str, action: str, form: dict[str, str]) -> bytes:
+        """The answer to a caller whose policies do not allow this call of EC2's that moto answers."""
+        try:
+            refused = self.authorization.ec2(action, wire.parameters(action, form), caller)
+        except (KeyError, ValueError, OperationNotFoundError):
+            return b""  # moto says what is wrong with it
+        return wire.error("UnauthorizedOperation", refused, str(uuid.uuid4())) if refused else b""
 
     def _policies(self, role: str) -> list[Mapping[str, Any]]:
         """Of the role as it stands in the account; one that `fleetctl request` has not made may do what that one may,
@@ -255,7 +271,7 @@ class Endpoint:
             body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
             return _send(start_response, 503, body)
         asked = environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")
-        if not self.authorization.s3(self._caller(key), *asked):
+        if self.authorization.s3(self._caller(key), *asked):
             return _send(start_response, 403, _ACCESS_DENIED)
         operation = f"s3:{environ['REQUEST_METHOD']} {environ.get('PATH_INFO', '')}"
         if environ["REQUEST_METHOD"] == "PUT" and ({"HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH"} & environ.keys()):
@@ -303,7 +319,7 @@ class Endpoint:
         return _send(start_response, 200, json.dumps(found).encode())
 
     def _caller(self, key: str) -> str | None:
-        """An instance, or `role/NAME` for who has a role's keys from elsewhere; None for the operator."""
+        """An instance, `role/NAME` for a role's keys from elsewhere, one of the people; None for the owner."""
         return self.keys.get(key) or self.rulebook.caller_of(key)
 
     def _identity(self, caller: str) -> bytes:
@@ -320,6 +336,17 @@ class Endpoint:
     def _zone_of_subnet(self, subnet: str) -> str | None:
         zones: dict[str, dict[str, Any]] = ec2_backends[self.rulebook.account][self.rulebook.region].subnets
         return next((zone for zone, subnets in zones.items() if subnet in subnets), None)
+
+
+def _denied(service: str, said: str) -> bytes:
+    if service in ("iam", "sts", "sns"):
+        return _iam_error("AuthorizationError" if service == "sns" else "AccessDenied", said)
+    return json.dumps({"__type": "AccessDeniedException", "message": said}).encode()
+
+
+def _iam_error(code: str, said: str) -> bytes:
+    error = f"<Error><Type>Sender</Type><Code>{code}</Code><Message>{escape(said)}</Message></Error>"
+    return f"<ErrorResponse>{error}<RequestId>{uuid.uuid4()}</RequestId></ErrorResponse>".encode()
 
 
 def _parameters(action: str, form: dict[str, str]) -> dict[str, Any]:

@@ -73,6 +73,12 @@ class FileSystems:
         self._targets: dict[str, MountTarget] = {}
         self._count = 0
 
+    def tags_of(self, name: str) -> dict[str, str]:
+        """Of a file system, or of the one that a mount target belongs to."""
+        target = self._targets.get(name)
+        found = self._systems.get(target.file_system if target else name)
+        return {tag["Key"]: tag["Value"] for tag in (found.asked.get("Tags") or [] if found else [])}
+
     # ------------------------------------------------------------------------------------------------------ the calls
     def create_file_system(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         token = str(asked.get("CreationToken") or "")

@@ -79,8 +79,8 @@ class Rulebook:
         self.world.page_size = page_size
         self.world.after_each = lambda: fleets.settle(self.world)
         self.calls: list[Call] = []
-        # (operation, parameters, caller) -> whether IAM allows it; None allows everything.
-        self.authorize: Callable[[str, Mapping[str, Any], str | None], bool] | None = None
+        # (operation, parameters, caller) -> what AWS says to a caller who may not, "" to one who may.
+        self.authorize: Callable[[str, Mapping[str, Any], str | None], str] = lambda operation, params, caller: ""
         self.consoles: dict[str, Callable[[], str]] = {}  # instance -> its console's text, for GetConsoleOutput
         self._lock = threading.RLock()
         self._telling = threading.RLock()
@@ -129,8 +129,8 @@ class Rulebook:
             raise ApiError("InvalidAction", f"The action {operation} is not valid for this web service.")
         if faults.throttled(operation):
             raise ApiError("RequestLimitExceeded", "Request limit exceeded.", 503)
-        if self.authorize is not None and not self.authorize(operation, params, caller):
-            raise ApiError("UnauthorizedOperation", "You are not authorized to perform this operation.", 403)
+        if refused := self.authorize(operation, params, caller):
+            raise ApiError("UnauthorizedOperation", refused, 403)
         if planned := faults.planned_for(operation, after_effect=False):
             raise ApiError(planned.code, planned.message, planned.status)
         if params.get("DryRun"):

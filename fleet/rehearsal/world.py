@@ -285,6 +285,7 @@ class World:
         self.hooks = Hooks()
         self.page_size = 1000
         self.zone_of_subnet: Callable[[str], str | None] = lambda subnet: None
+        self.tags_of_file_system: Callable[[str], Mapping[str, str]] = lambda name: {}  # or of its mount target
         # Why a launch with this specification, or a fleet with this role, cannot be yet; None where it can.
         self.launch_fault: Callable[[Mapping[str, Any]], str | None] = lambda spec: None
         self.role_fault: Callable[[str], str | None] = lambda arn: None

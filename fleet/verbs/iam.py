@@ -192,7 +192,8 @@ def delete(
     as_json = is_json(output)
     session = open_session(region, profile)
     session.settle_region()
-    names = [_role(instance_role, job), *([f"{RESCUE_ROLE}{job}"] if job else [])]
+    of_instances = _role(instance_role, job)
+    names = [of_instances, *([f"{RESCUE_ROLE}{job}"] if job else [])]
     for role in () if job else (fleet_role, TRAINER_ROLE):
         if roles.is_made_by_us(session, role):
             names.append(role)
@@ -200,7 +201,7 @@ def delete(
             say(f"role {role} is not there, or not made by fleetctl, and is left alone")
     say(f"delete {', '.join(names)}, with their policies")
     ask("Go ahead?", yes)
-    gone = [what for name in names for what in roles.delete_role(session, name)]
+    gone = [what for name in names for what in roles.delete_role(session, name, has_profile=name == of_instances)]
     if as_json:
         print(shown.as_json({"schema_version": 1, "deleted": gone}))
     else:

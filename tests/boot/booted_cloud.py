@@ -101,7 +101,7 @@ def request(cloud: Cloud, folder: Path, seconds: float, filesystem: str) -> Job:
     fleetctl(cloud, folder, "secret", "put", "TOKEN", given=SECRET)
     said = fleetctl(cloud, folder, "request", "spot_fleet_config.json", "--yes", "--output", "json")
     document = json.loads(said)
-    session = boto3.session.Session("AKIAREHEARSAL0000000", "rehearsal", region_name=REGION)
+    session = boto3.session.Session("AKIAOWNER00000000000", "rehearsal", region_name=REGION)
     store = Store(session.client("s3", endpoint_url=cloud.url), StoreUrl.parse(document["store"]))
     return Job(cloud, folder, store, document["volume_id"])
 
