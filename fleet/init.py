@@ -20,10 +20,12 @@ from spotheal.agent.names import JOB_NAME
 from spotheal.fleet.account import images, network, quotas, roles, types
 from spotheal.fleet.account.images import Image
 from spotheal.fleet.account.types import InstanceType, Need
+from spotheal.fleet.environments import NOTHING, Environment
 
 if TYPE_CHECKING:
     from spotheal.agent.clock import Clock
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.environments import Environment
+from spotheal.fleet.session import Session
 
 HOURS = 24.0
 KEY_NAME = "spotheal"
@@ -45,7 +47,7 @@ class Wishes:
     types: tuple[str, ...] = ()
     vpc: str = ""
     ssh_from: str | None = None  # None: this machine's address
-    setup: tuple[tuple[str, ...], ...] = ()
+    environment: Environment = NOTHING  # that the checkout asks for
 
 
 @dataclass(frozen=True)
@@ -98,10 +100,10 @@ def survey(session: Session, wishes: Wishes, clock: Clock, say: Say) -> Choice:
     chosen, more = _choose(session, found, net, need, clock)
     notes += more
     ssh_from, ssh_note = _ssh_from(wishes)
-    notes += [ssh_note] if ssh_note else []
+    notes += [note for note in (ssh_note, wishes.environment.note) if note]
     if not net.public:
         notes.append(f"subnets of {net.vpc} give no public address: instances need a NAT or endpoints to reach AWS")
-    if not need.gpus and not wishes.image and not wishes.setup:
+    if not need.gpus and not wishes.image and not wishes.environment.setup:
         notes.append("the image is plain Ubuntu, without torch: name packages in requirements.txt or [job] setup")
     key = network.public_key()
     return Choice(
@@ -240,7 +242,8 @@ def offline(wishes: Wishes, region: str) -> Choice:
         ssh_from=network.cidr(wishes.ssh_from) if wishes.ssh_from else "", key_file=_at_home(key) if key else "",
         dollars=wishes.dollars or 0.0,
         notes=("without credentials nothing was read from AWS: <…> marks what is left to fill in, and the types are "
-               "not checked; the same command with credentials and --force fills in all",),
+               "not checked; the same command with credentials and --force fills in all",
+               *filter(None, (wishes.environment.note,))),
     )  # fmt: skip
 
 
@@ -262,10 +265,3 @@ def is_checkout(folder: Path) -> bool:
     except OSError:
         return False
     return done.stdout.strip() == "true"
-
-
-def guess_setup(repository: str, folder: Path) -> tuple[tuple[str, ...], ...]:
-    """pip with the checkout's own list of packages, where it has one."""
-    if repository == "." and (folder / "requirements.txt").is_file():
-        return (("python", "-m", "pip", "install", "-r", "requirements.txt"),)
-    return ()

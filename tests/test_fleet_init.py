@@ -141,6 +141,36 @@ def test_without_gpus_plain_ubuntu_and_types_of_as_many_vcpus(cloud_desk: CloudD
     assert "plain Ubuntu" not in "\n".join(cloud_desk.good(*COMMAND, "--gpus", "0", "--force")["notes"])
 
 
+UV = ["python", "-m", "pip", "install", "uv"]
+
+
+@pytest.mark.parametrize(
+    ("files", "setup"),
+    [
+        ({"uv.lock": "", "requirements.txt": ""}, [UV, ["uv", "sync", "--frozen", "--inexact", "--active"]]),
+        ({"requirements.txt": "six"}, [[*UV[:4], "-r", "requirements.txt"]]),
+        ({"pyproject.toml": '[build-system]\nrequires = ["hatchling"]'}, [[*UV[:4], "-e", "."]]),
+        ({"setup.py": ""}, [[*UV[:4], "-e", "."]]),
+        (
+            {"pyproject.toml": '[project]\nname = "a"\ndependencies = ["six"]'},
+            [UV, ["uv", "pip", "install", "--python", "python", "-r", "pyproject.toml"]],
+        ),
+        ({"pyproject.toml": "[tool.ruff]\nline-length = 100"}, []),
+        ({"pyproject.toml": "not [ toml"}, []),
+        ({"environment.yml": "name: a"}, []),
+    ],
+)
+def test_init_proposes_the_setup_of_the_checkouts_own_files(
+    cloud_desk: CloudDesk, files: dict[str, str], setup: list[list[str]]
+) -> None:
+    for name, text in files.items():
+        Path(name).write_text(text)
+    result = cloud_desk.run("init", "--offline", "--command", "python train.py", "--dir", ".")
+    assert result.exit_code == 0, result.stderr
+    assert tomllib.loads(Path("job.toml").read_text())["job"].get("setup", []) == setup
+    assert ("environment.yml is not read" in result.stderr) == ("environment.yml" in files)
+
+
 @pytest.mark.parametrize(
     ("command", "operator"),
     [("torchrun train.py && echo done", "&&"), ("python train.py | tee log", "|"), ("python train.py > log", ">"),

@@ -61,8 +61,8 @@ def init(
     makes what is missing. Without credentials placeholders are left, which `fleetctl validate` names.
     """
     from spotheal.agent.clock import SystemClock
+    from spotheal.fleet import environments, init_files, show
     from spotheal.fleet import init as choosing
-    from spotheal.fleet import init_files, show
     from spotheal.fleet.account.types import Need
 
     as_json = is_json(output)
@@ -70,7 +70,7 @@ def init(
         name=name or choosing.guess_name(repo, directory), repository=repo, command=_words(command),
         need=Need(gpus, gpu_memory, max_price, vcpus), hours=hours, dollars=dollars, volume_gib=volume,
         image=image, types=tuple(dict.fromkeys(types or ())), vpc=vpc, ssh_from=ssh_from,
-        setup=choosing.guess_setup(repo, directory),
+        environment=environments.propose(directory) if repo == "." else environments.NOTHING,
     )  # fmt: skip
     fleet_file, job_file = directory / "spot_fleet_config.json", directory / "job.toml"
     _refuse_existing([fleet_file, job_file], force)
