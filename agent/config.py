@@ -14,7 +14,7 @@ from typing import Any
 from spotheal.agent.errors import ConfigError
 from spotheal.agent.job_keys import FREE_TABLES, KEYS, REQUIRED, Key
 from spotheal.agent.job_values import machines, reference
-from spotheal.agent.names import EfsUrl, StoreUrl, parse_results
+from spotheal.agent.names import EfsUrl, StoreUrl, default_volume, parse_results
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -194,6 +194,7 @@ def parse_job(document: Mapping[str, Any], *, source: str = "job.toml") -> JobCo
             "\n".join(f"{source}: {fault}" for fault in faults),
             next_step=f"correct {source}; docs/job-toml.md lists every key",
         )
+    values["volume"]["name"] = values["volume"]["name"] or default_volume(values["job"]["name"])
     tables: dict[str, Any] = {
         name: cls(**{key: _frozen(value) for key, value in values[name].items()}) for name, cls in _TABLES.items()
     }

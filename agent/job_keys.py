@@ -122,7 +122,7 @@ KEYS: tuple[Key, ...] = (
     Key("job", "nodes", "1", machine_range,
         'machines that train together, "2", or at least and at most, "2:4"; needs EFS'),
     Key("job", "nodes_wait", "15m", duration, "how long fewer machines than the least wait for others; then it parks"),
-    Key("volume", "name", "DL-datasets-checkpoints", text, "Name tag of the volume"),
+    Key("volume", "name", "", text, "Name tag of the volume; default: spotheal- and the job's name"),
     Key("volume", "size_gib", 100, integer(1, 65536), "size in GiB"),
     Key("volume", "type", "gp3", volume_type, "EBS volume type: gp3, gp2, st1 or sc1"),
     Key("volume", "mount", "/dltraining", mount, "mount point; datasets/ checkpoints/ results/ logs/ lie below it"),

@@ -57,6 +57,12 @@ def default_bucket(account: str, region: str) -> str:
     return f"spotheal-{account}-{region}"
 
 
+def default_volume(job: str) -> str:
+    """The Name tag of a job's volume if job.toml gives none. Each job has its own: a shared one let a request take data
+    that was uploaded for another job (finding operator.md 7)."""
+    return f"spotheal-{job}"
+
+
 def volume_token(run: str, term: int, zone: str, snapshot: str, attempt: int) -> str:
     """ClientToken of CreateVolume: 60 hex digits, so that a retry of the same decision cannot make a second volume."""
     return hashlib.sha256("\0".join((run, str(term), zone, snapshot, str(attempt))).encode()).hexdigest()[:60]

@@ -175,7 +175,7 @@ def read_job(path: Path) -> JobConfig:
     except FileNotFoundError:
         raise NotFound(
             f"there is no {path}, which says what to run; the least it can hold:\n\n{MINIMAL_JOB}",
-            next_step=f"write {path}, or name another with --job FILE",
+            next_step=f"write {path} (`fleetctl init` does), or name another with --job FILE",
         ) from None
     except tomllib.TOMLDecodeError as fault:
         raise ConfigError(

@@ -13,7 +13,7 @@ from spotheal.agent.errors import ConfigError, Conflict, NotFound, PermissionDen
 from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.job_values import seconds
 from spotheal.agent.names import LAYOUT, StoreUrl, default_bucket, new_run_id
-from spotheal.fleet import known_hosts, plan, repository, request, runs, template, userdata
+from spotheal.fleet import known_hosts, plan, repository, request, runs, template, userdata, volumes
 from spotheal.fleet.account.prerequisites import Found, look, look_between
 from spotheal.fleet.config import FleetConfig
 from spotheal.fleet.places import region_of
@@ -173,6 +173,8 @@ def make_plan(
             notes.append(
                 f"{volume.volume.id} keeps its {volume.volume.size_gib} GiB; job.toml says {job.volume.size_gib}"
             )
+        if isinstance(volume, plan.CreateVolume):
+            notes += volumes.article_notes(session, job)
         missing = not bucket_exists(session, store.bucket)
         steps = [*found.steps, *_steps(store, wheels, source, volume, built, job, bucket_missing=missing)]
     whole = plan.Plan(

@@ -5,6 +5,7 @@ The same list is shown, asked about, printed by `--dry-run` and carried out by `
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,8 +184,14 @@ class CreateVolume:
 class AdoptVolume:
     volume: Volume
     tags: dict[str, str]
+    is_own: bool = False  # made for this job by `fleetctl volume`; any other is only found by its name
 
     def says(self) -> str:
+        if self.is_own:
+            return (
+                f"use {self.volume.id}: {self.volume.size_gib} GiB {self.volume.type} in {self.volume.zone}, "
+                "made for this job, with its files"
+            )
         return (
             f"adopt {self.volume.id}: {self.volume.size_gib} GiB {self.volume.type} in {self.volume.zone}, "
             f"named {self.volume.tags.get(TAG_NAME, '')}; its files stay, and from now on the run writes to it"
@@ -298,7 +305,8 @@ def decide_volume(
         return KeepVolume(max(held, key=_rank))
     if resumed:
         raise Conflict(f"run {run} has no volume any more", next_step="--new-run begins another run with a new volume")
-    free = [volume for volume in named if TAG_RUN not in volume.tags and TAG_JOB not in volume.tags and _exists(volume)]
+    own, unclaimed = free_volumes(job.job.name, named)
+    free = own or unclaimed
     if len(free) > 1:
         ids = ", ".join(f"{volume.id} ({volume.zone})" for volume in free)
         raise Conflict(
@@ -319,8 +327,15 @@ def decide_volume(
         # Blank ones, of `fleetctl volume create`, stay new: nothing else is ever formatted.
         is_new = volume.tags.get(TAG_STATE) == VolumeState.NEW.value and not volume.snapshot
         state = VolumeState.NEW if is_new else VolumeState.CURRENT
-        return AdoptVolume(volume, {**tags, TAG_STATE: state.value})
+        return AdoptVolume(volume, {**tags, TAG_STATE: state.value}, is_own=bool(own))
     return CreateVolume(first_volume(job, run, zone))
+
+
+def free_volumes(job: str, named: Iterable[Volume]) -> tuple[list[Volume], list[Volume]]:
+    """Of volumes with the job's volume name those that no run has: made for this job, and without any job's tag."""
+    free = [volume for volume in named if TAG_RUN not in volume.tags and _exists(volume)]
+    own = [volume for volume in free if volume.tags.get(TAG_JOB) == job]
+    return own, [volume for volume in free if TAG_JOB not in volume.tags]
 
 
 def _rank(volume: Volume) -> tuple[bool, int]:

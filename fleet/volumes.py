@@ -1,17 +1,18 @@
-"""Volumes as an operator sees them: those of jobs, and free ones that a request would take by their name."""
+"""Volumes as an operator sees them: those of jobs, and free ones that carry a job's volume name."""
 
 from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.billing import GIB_MONTH
-from spotheal.agent.ec2 import Volume, VolumeSpec
+from spotheal.agent.ec2 import TokenUsed, Volume, VolumeSpec
 from spotheal.agent.errors import ConfigError, Conflict, NotFound, SpothealError
 from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, TAG_STATE, VolumeState, volume_token
 from spotheal.fleet import runs
+from spotheal.fleet.plan import free_volumes
 
 if TYPE_CHECKING:
     from spotheal.agent.clock import Clock
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from spotheal.fleet.session import Session
 
 GONE = ("deleting", "deleted", "error")
+ARTICLE_NAME = "DL-datasets-checkpoints"  # what the AWS article's script looks for
+_MADE_A_DAY_MAX = 20
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,10 @@ class Row:
 
 
 def listed(session: Session, name: str) -> list[Row]:
-    """Every volume of a job, and the free ones of that name; two calls, however many there are."""
-    found = {one.id: one for one in (*session.ec2.volumes_tagged(TAG_JOB, "*"), *session.ec2.volumes_named(name))}
+    """Every volume of a job, and those with this Name tag or the article's; three calls, however many there are."""
+    ec2 = session.ec2
+    found = {one.id: one for one in (*ec2.volumes_tagged(TAG_JOB, "*"), *ec2.volumes_named(name),
+                                     *ec2.volumes_named(ARTICLE_NAME))}  # fmt: skip
     kept = [one for one in found.values() if one.state not in GONE]
     return [Row(one, month(one.type, one.size_gib)) for one in sorted(kept, key=lambda one: (_owner(one), one.id))]
 
@@ -66,14 +71,47 @@ def known(session: Session, volume: str) -> Volume:
     return found
 
 
-def free_named(session: Session, name: str) -> list[Volume]:
-    """Volumes of that name that belong to no run."""
-    found = session.ec2.volumes_named(name)
-    return [one for one in found if TAG_RUN not in one.tags and TAG_JOB not in one.tags and one.state not in GONE]
+def free_of(session: Session, job: JobConfig) -> list[Volume]:
+    """The free volumes that were made for this job; Conflict if there is none, but one with its name and no job."""
+    own, unclaimed = free_volumes(job.job.name, session.ec2.volumes_named(job.volume.name))
+    if unclaimed and not own:
+        raise not_claimed(unclaimed[0])
+    return own
+
+
+def not_claimed(volume: Volume) -> Conflict:
+    """A Name tag is no proof: the volume may hold anybody's data. So taking it is a command of its own."""
+    return Conflict(
+        f'{volume.id} is named "{volume.tags.get(TAG_NAME, "")}", but no tag says that it is this job\'s',
+        next_step=f"`fleetctl volume adopt {volume.id}` gives it to this job, with its files; or set another [volume]"
+        " name in job.toml for a new one",
+    )
+
+
+def refuse_other_job(volume: Volume, job: JobConfig) -> None:
+    """Conflict if the volume was made for another job, or holds its runs."""
+    owner = volume.tags.get(TAG_JOB, "")
+    if owner and owner != job.job.name:
+        raise Conflict(
+            f"{volume.id} belongs to job {owner!r}, and this is {job.job.name!r}",
+            next_step="name that job's file with --job, or another volume; `fleetctl volume ls` lists them",
+        )
+
+
+def article_notes(session: Session, job: JobConfig) -> list[str]:
+    """What a plan that makes a new volume says of volumes with the article's name, each job's default until 2026."""
+    if job.volume.name == ARTICLE_NAME:
+        return []
+    _, unclaimed = free_volumes(job.job.name, session.ec2.volumes_named(ARTICLE_NAME))
+    return [
+        f'{one.id} in {one.zone} is named "{ARTICLE_NAME}" and belongs to no job: if its files are this job\'s, '
+        f"`fleetctl volume adopt {one.id}` before this request"
+        for one in unclaimed
+    ]
 
 
 def refuse_in_use(session: Session, volume: Volume, root: StoreUrl) -> None:
-    """Conflict where an instance has the volume, or a fleet works on its run."""
+    """Conflict if an instance has the volume, or a fleet works on its run."""
     if volume.attachments or volume.state == "in-use":
         holder = volume.attachments[0].instance if volume.attachments else "something"
         raise Conflict(f"{volume.id} is attached to {holder}", next_step="wait for its end, or cancel its job first")
@@ -94,11 +132,32 @@ def delete(session: Session, volume: Volume, root: StoreUrl, clock: Clock) -> No
             found.note(clock, "deleted", volumes=[volume.id])
 
 
-def blank(job: JobConfig, zone: str, size_gib: int, kind: str, token: str) -> VolumeSpec:
-    """A new one that the next request of the job will take by its name; `new`, so that it is formatted then."""
-    tags = {TAG_NAME: job.volume.name, TAG_STATE: VolumeState.NEW.value}
-    return VolumeSpec(zone=zone, size_gib=size_gib, type=kind, tags=tags, encrypted=True,
-                      token=volume_token(f"{job.volume.name} {token}", 0, zone, "", 1))  # fmt: skip
+def blank(job: JobConfig, zone: str, size_gib: int, kind: str) -> VolumeSpec:
+    """A new volume of the job, which its next request uses; `new`, so that it is formatted then."""
+    tags = {TAG_NAME: job.volume.name, TAG_JOB: job.job.name, TAG_STATE: VolumeState.NEW.value}
+    return VolumeSpec(zone=zone, size_gib=size_gib, type=kind, tags=tags, encrypted=True, token="")
+
+
+def make(session: Session, spec: VolumeSpec, day: str) -> Volume:
+    """The volume that `spec` describes. The same command on the same day makes one, however often its answer is lost.
+
+    CreateVolume answers a known token with the volume that it made, whoever has it by now: one that a run has, or that
+    is in use, is not ours to fill, and the next token is tried.
+    """
+    job = spec.tags[TAG_JOB]
+    what = f"{job}/{spec.tags[TAG_NAME]}/{spec.size_gib}/{spec.type}/{day}"
+    for attempt in range(1, _MADE_A_DAY_MAX + 1):
+        try:
+            made = session.ec2.create_volume(replace(spec, token=volume_token(what, 0, spec.zone, "", attempt)))
+        except TokenUsed:
+            continue
+        seen = session.ec2.volume(made.id) or made  # the answer's tags are those of the first call
+        if free_volumes(job, [seen])[0] and not seen.attachments:
+            return seen
+    raise Conflict(
+        f"{_MADE_A_DAY_MAX} volumes like this were made for job {job!r} today, and all are in use",
+        next_step="`fleetctl volume ls` lists them",
+    )
 
 
 def as_key(name: str) -> str:

@@ -40,7 +40,7 @@ def test_a_request_makes_everything_that_an_instance_needs(desk: Desk) -> None:
         "spotheal:run": done["run"],
         "spotheal:state": "new",
         "spotheal:term": "0",
-        "Name": "DL-datasets-checkpoints",
+        "Name": "spotheal-cifar",
     }
     block = desk.s3.get_public_access_block(Bucket=BUCKET)["PublicAccessBlockConfiguration"]
     assert set(block.values()) == {True}
@@ -120,17 +120,22 @@ def test_a_new_run_beside_a_live_fleet_is_refused(desk: Desk) -> None:
 
 
 def article_volume(desk: Desk) -> str:
+    """One that job.toml names, and no job's tag."""
+    job = desk.folder / "job.toml"
+    if "[volume]" not in job.read_text():
+        job.write_text(f'{job.read_text()}[volume]\nname = "DL-datasets-checkpoints"\n')
     tags = [{"ResourceType": "volume", "Tags": [{"Key": "Name", "Value": "DL-datasets-checkpoints"}]}]
     made = desk.account.create_volume(AvailabilityZone="us-west-2b", Size=50, TagSpecifications=tags)
     desk.pass_time(30)
     return str(made["VolumeId"])
 
 
-def test_the_articles_volume_is_shown_and_adopted_as_it_is(desk: Desk) -> None:
+def test_the_articles_volume_is_shown_and_after_adopt_used_as_it_is(desk: Desk) -> None:
     volume = article_volume(desk)
     dry = desk.good("request", "--dry-run")
     assert dry["volume"] == {"action": "adopt", "id": volume, "zone": "us-west-2b", "size_gib": 50}
     assert any(volume in step for step in dry["steps"])
+    desk.good("volume", "adopt", volume, "--yes")
     done = desk.request()
     assert done["volume_id"] == volume
     assert desk.volumes()[0].tags["spotheal:state"] == "current"  # never `new`: only that may be formatted

@@ -126,7 +126,7 @@ def test_a_volume_is_adopted_by_its_name_and_never_a_runs(cloud_desk: CloudDesk)
     taken = rules.call("CreateVolume", {"AvailabilityZone": "us-west-2a", "Size": 1, "VolumeType": "gp3",
                                         "TagSpecifications": tags("spotheal:run")})["VolumeId"]  # fmt: skip
     assert cloud_desk.good("volume", "adopt", free, "--yes")["name"] == "bert-data"
-    assert (rules.volume(free) or pytest.fail("gone")).tags["Name"] == "bert-data"
+    assert (rules.volume(free) or pytest.fail("gone")).tags == {"Name": "bert-data", "spotheal:job": "bert"}
     refused = cloud_desk.run("volume", "adopt", taken, "--yes")
     assert refused.exit_code == ExitCode.CONFLICT and "belongs to run x" in refused.stderr
     for volume in (free, taken):
@@ -141,6 +141,7 @@ def test_a_volume_is_adopted_by_its_name_and_never_a_runs(cloud_desk: CloudDesk)
      (("rm", "vol-0123456789abcdef0"), ExitCode.NOT_FOUND), (("create",), ExitCode.USAGE)],
 )  # fmt: skip
 def test_exit_codes(cloud_desk: CloudDesk, arguments: tuple[str, ...], code: ExitCode) -> None:
+    (cloud_desk.folder / "job.toml").write_text('[job]\nname = "digits"\nrepository = "."\ncommand = ["true"]\n')
     result = cloud_desk.run("volume", *arguments)
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.output

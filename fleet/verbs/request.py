@@ -15,7 +15,7 @@ from spotheal.fleet.verbs.status import follow, show_status
 
 if TYPE_CHECKING:
     from spotheal.agent.names import StoreUrl
-    from spotheal.fleet.plan import Resume
+    from spotheal.fleet.plan import Plan, Resume
     from spotheal.fleet.runs import Run
     from spotheal.fleet.session import Session
 
@@ -98,6 +98,7 @@ def request(
         if replaces and isinstance(way, plan.Resume):
             say(_first(way))
         say(show.plan_text(ready.plan))
+        _ask_for_adoption(ready.plan, yes)
         ask("Go ahead?", yes)
         if replaces:
             way = _end_first(session, root_url, name, ready.plan.run)
@@ -109,6 +110,17 @@ def request(
         run = runs.open_run(session.client("s3"), root_url, name, ready.plan.run)
     if wait:
         _wait(session, run, seconds_max)
+
+
+def _ask_for_adoption(planned: Plan, yes: bool) -> None:
+    """A volume found by its Name tag alone may hold anybody's data: --yes is no answer for it."""
+    from spotheal.fleet import plan, volumes
+
+    for step in planned.steps:
+        if isinstance(step, plan.AdoptVolume) and not step.is_own:
+            if yes:
+                raise volumes.not_claimed(step.volume)
+            ask(f"{step.volume.id} carries no job's tag. Is it this job's, with all its files?", yes)
 
 
 def _first(way: Resume) -> str:

@@ -29,37 +29,41 @@ InstanceType = Annotated[str, typer.Option("--instance-type", metavar="TYPE", he
 Zone = Annotated[str, typer.Option("--zone", metavar="NAME", help="For a new volume; else where spot is cheapest.")]
 Spot = Annotated[bool, typer.Option("--spot", help="On spot: cheaper, may be interrupted and begun again.")]
 Image = Annotated[str, typer.Option("--image", metavar="AMI", help="Else that of the fleet's file, or AWS's newest.")]
-Which = Annotated[str, typer.Option("--volume", metavar="ID", help="Which; else the free one of the job's name.")]
+Which = Annotated[str, typer.Option("--volume", metavar="ID", help="Which; else the free one of the job.")]
 JOB_FILE = Path("job.toml")
 
 
-def _job(file: Path) -> JobConfig:
-    """job.toml where there is one, else its defaults."""
+def _opened(file: Path, region: str, profile: str) -> tuple[Session, JobConfig, StoreUrl]:
+    """For verbs that make or fill a volume, which is a job's; NotFound without a job's file."""
+    from spotheal.fleet import config
+
+    job, session = config.read_job(file), open_session(region, profile)
+    session.settle_region(job.job.region, config.region_beside(file))
+    return session, job, session.store_root(job.store.url)
+
+
+def _looked(file: Path, region: str, profile: str) -> tuple[Session, JobConfig, StoreUrl]:
+    """For verbs that need no job's file: without job.toml with its defaults."""
     from spotheal.agent.config import parse_job
     from spotheal.fleet import config
 
     if file.exists() or file != JOB_FILE:
-        return config.read_job(file)
-    return parse_job({"job": {"name": "volume", "repository": ".", "command": ["true"]}})
-
-
-def _opened(file: Path, region: str, profile: str) -> tuple[Session, JobConfig, StoreUrl]:
-    from spotheal.fleet import config
-
-    job, session = _job(file), open_session(region, profile)
-    session.settle_region(job.job.region, config.region_beside(file))
-    return session, job, session.store_root(job.store.url)
+        return _opened(file, region, profile)
+    job = parse_job({"job": {"name": "volume", "repository": ".", "command": ["true"]}})
+    session = open_session(region, profile)
+    session.settle_region(config.region_beside(file))
+    return session, job, session.store_root("")
 
 
 @app.command("ls", epilog="Example: fleetctl volume ls")
 @verb
 def ls(job: Job = JOB_FILE, region: Region = "", profile: Profile = "", output: Output = "") -> None:
-    """List the volumes of all jobs, and free ones of this job's name."""
+    """List the volumes of all jobs, and free ones with the name of this job's or the article's."""
     from spotheal.fleet import show, volumes
     from spotheal.fleet.table import table
 
     as_json = is_json(output)
-    session, described, _ = _opened(job, region, profile)
+    session, described, _ = _looked(job, region, profile)
     rows = volumes.listed(session, described.volume.name)
     if as_json:
         print(show.as_json({"schema_version": 1, "volumes": [row.to_document() for row in rows]}))
@@ -90,7 +94,7 @@ def create(
     profile: Profile = "",
     output: Output = "",
 ) -> None:
-    """Create an empty volume, which the job's next request takes by its name.
+    """Create an empty volume for the job, which its next request uses.
 
     Not needed before `fleetctl request`, which makes one itself.
     """
@@ -99,27 +103,26 @@ def create(
 
     as_json = is_json(output)
     session, described, _ = _opened(job, region, profile)
-    if there := volumes.free_named(session, described.volume.name):
+    if there := volumes.free_of(session, described):
         raise Conflict(
-            f'{there[0].id} in {there[0].zone} is named "{described.volume.name}" already, and free',
+            f"{there[0].id} in {there[0].zone} was made for job {described.job.name!r} already, and is free",
             next_step="use that one, or set another [volume] name in job.toml",
         )
     table = described.volume
     zone = zone or _best_zone(session, job)
-    spec = volumes.blank(described, zone, size or table.size_gib, kind or table.type, _day())
+    spec = volumes.blank(described, zone, size or table.size_gib, kind or table.type)
     if fault := volume_type(spec.type):
         raise ConfigError(f"--type {fault}", next_step="--type gp3")
     month = volumes.month(spec.type, spec.size_gib)
     say(f'create a volume "{table.name}": {spec.size_gib} GiB {spec.type} in {spec.zone}, ${month:.2f} a month')
     ask("Go ahead?", yes)
-    made = session.ec2.create_volume(spec)
+    made = volumes.make(session, spec, _day())
     document = {"schema_version": 1, **volumes.Row(made, month).to_document()}
     print(show.as_json(document) if as_json else made.id)
     say("next: fleetctl volume upload DIR, fleetctl volume prepare -- COMMAND, or fleetctl request")
 
 
 def _day() -> str:
-    """The same command on the same day makes one volume, however often its answer is lost."""
     from datetime import datetime, timezone
 
     return datetime.now(timezone.utc).date().isoformat()
@@ -147,25 +150,28 @@ def adopt(
     volume: VolumeId, job: Job = JOB_FILE, yes: Yes = False, region: Region = "", profile: Profile = "",
     output: Output = "",
 ) -> None:  # fmt: skip
-    """Make a volume that is there the job's: its next request takes it, with all its files."""
-    from spotheal.agent.names import TAG_NAME, TAG_RUN
+    """Give an existing volume to the job: its next request uses it, with all its files."""
+    from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN
     from spotheal.fleet import show, volumes
+    from spotheal.fleet.plan import free_volumes
 
     as_json = is_json(output)
     session, described, root = _opened(job, region, profile)
     found = volumes.known(session, volume)
-    name = described.volume.name
+    owner, name = described.job.name, described.volume.name
+    volumes.refuse_other_job(found, described)
     if TAG_RUN in found.tags:
         raise Conflict(
             f"{found.id} belongs to run {found.tags[TAG_RUN]} already",
             next_step="`fleetctl request --resume` goes on with it, `--new-run` begins with another volume",
         )
     volumes.refuse_in_use(session, found, root)
-    if others := [one.id for one in volumes.free_named(session, name) if one.id != found.id]:
+    others = [one.id for part in free_volumes(owner, session.ec2.volumes_named(name)) for one in part]
+    if others := [one for one in others if one != found.id]:
         raise Conflict(f'{", ".join(others)} is named "{name}" too', next_step="set another [volume] name in job.toml")
-    say(f'name {found.id} ({found.size_gib} GiB in {found.zone}) "{name}": the next request of this job takes it')
+    say(f'give {found.id} ({found.size_gib} GiB in {found.zone}) to job {owner} as "{name}": its next request uses it')
     ask("Go ahead?", yes)
-    session.ec2.tag([found.id], {TAG_NAME: name})
+    session.ec2.tag([found.id], {TAG_NAME: name, TAG_JOB: owner})
     print(show.as_json({"schema_version": 1, "id": found.id, "name": name}) if as_json else found.id)
     say("next: fleetctl request")
 
@@ -181,7 +187,7 @@ def rm(
     from spotheal.fleet import show, volumes
 
     as_json = is_json(output)
-    session, _, root = _opened(job, region, profile)
+    session, _, root = _looked(job, region, profile)
     found = volumes.known(session, volume)
     volumes.refuse_in_use(session, found, root)
     row = volumes.Row(found, volumes.month(found.type, found.size_gib)).to_document()
@@ -310,7 +316,7 @@ def _ready(
     role = roles.missing_instance_role(session, roles.INSTANCE_ROLE, root)
     roles.check_room(session, [role])
     filling = Filling(volume, job, image, instance_type, subnets[volume.zone], roles.profile_arn(session))
-    return _Ready(filling, spec, role, volume.id or volumes.as_key(job.volume.name))
+    return _Ready(filling, spec, role, volume.id or volumes.as_key(f"{job.job.name} {job.volume.name}"))
 
 
 def _which(
@@ -319,14 +325,15 @@ def _which(
     from spotheal.agent.ec2 import Volume
     from spotheal.fleet import filling, volumes
 
-    free = [volumes.known(session, named)] if named else volumes.free_named(session, job.volume.name)
+    free = [volumes.known(session, named)] if named else volumes.free_of(session, job)
     if len(free) > 1:
         ids = ", ".join(one.id for one in free)
         raise Conflict(f'several free volumes are named "{job.volume.name}": {ids}', next_step="--volume ID")
     if not free:
         table = job.volume
-        spec = volumes.blank(job, zone or _best_zone(session, job_file), table.size_gib, table.type, _day())
+        spec = volumes.blank(job, zone or _best_zone(session, job_file), table.size_gib, table.type)
         return Volume("", spec.zone, "", spec.size_gib, spec.type, tags=spec.tags), spec
+    volumes.refuse_other_job(free[0], job)
     if filling.under_way(session, free[0].id) is None:
         volumes.refuse_in_use(session, free[0], root)
     if zone and zone != free[0].zone:
@@ -361,15 +368,18 @@ def _begin(session: Session, root: StoreUrl, ready: _Ready, filling: Filling) ->
     from dataclasses import replace
 
     from spotheal.agent.clock import SystemClock
+    from spotheal.agent.names import TAG_JOB
     from spotheal.fleet import filling as work
-    from spotheal.fleet import submit
+    from spotheal.fleet import submit, volumes
     from spotheal.fleet.account import prerequisites
 
     submit.ensure_bucket(session, root.bucket)
     if ready.role is not None:
         prerequisites.make(session, ready.role)
     if ready.spec is not None:
-        filling = replace(filling, volume=session.ec2.create_volume(ready.spec))
+        filling = replace(filling, volume=volumes.make(session, ready.spec, _day()))
+    elif TAG_JOB not in filling.volume.tags:  # named with --volume; from now on it holds this job's data
+        session.ec2.tag([filling.volume.id], {TAG_JOB: filling.job.job.name})
     return work.launch(session, root, filling, SystemClock())
 
 
@@ -395,4 +405,4 @@ def _follow(session: Session, followed: Followed, filling: Filling, as_json: boo
     document = {"schema_version": 1, "volume": followed.volume, "instance": followed.instance,
                 "exit_code": status["exit_code"], "free_bytes": status.get("free_bytes")}  # fmt: skip
     print(show.as_json(document) if as_json else f"{followed.volume}  filled")
-    say("next: fleetctl request, which takes it by its name")
+    say("next: fleetctl request, which uses it")
