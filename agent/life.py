@@ -9,6 +9,7 @@ import functools
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -66,7 +67,7 @@ from spotheal.agent.store import Store
 from spotheal.agent.systemd_notify import Notifier
 from spotheal.agent.trainer_stage import Instruments, TrainerStage
 from spotheal.agent.volume.context import Context
-from spotheal.agent.volume.heal import Held, heal
+from spotheal.agent.volume.heal import Held, heal, left_behind
 from spotheal.agent.volume.observe import checkpoint_names
 from spotheal.agent.volume.release import create_base, create_handover, detach, leave
 from spotheal.agent.volume.seen import Desired
@@ -460,7 +461,7 @@ class Life:
         interruption = self._watcher.interruption
         if interruption is None:
             raise Interrupted("stopped without an interruption")
-        held = self._held
+        held = self._held or self._left_behind()
         steps = Steps(
             end_trainer=lambda until: self._confinement.end_processes(),  # the trainer has ended; so does what hid
             leave_volume=self._world.logs.leave_volume,
@@ -486,6 +487,18 @@ class Life:
         self._held = None
         self._stop.clear()
         self._watcher.begin_again()
+
+    def _left_behind(self) -> Held | None:
+        """The volume of an earlier life of this agent that was killed before its handover was done; else a successor
+        would wait for this machine's end."""
+        held = left_behind(self._context)
+        if held is not None:
+            self._log.info("handing over what an earlier agent held", volume=held.volume, term=held.term)
+            with suppress(SpothealError):
+                for event in self._ledger.events():
+                    if event["event"] == "trainer-ended" and event["term"] == held.term:
+                        self._saved_step = event.get("saved_step")
+        return held
 
     def _report_handover(self, result: HandoverResult) -> None:
         took = round(self._clock.monotonic() - self._handed_over_at, 1)

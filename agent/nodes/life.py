@@ -138,6 +138,9 @@ class NodeLife(Life):
         self._confinement.end_processes()
         self._meeting.leave()
 
+    def _left_behind(self) -> None:
+        """These machines have no volume."""
+
     def _report_handover(self, result: HandoverResult) -> None:
         self._meeting.leave()
         super()._report_handover(result)

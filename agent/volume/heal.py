@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spotheal.agent.errors import (
@@ -16,10 +17,11 @@ from spotheal.agent.errors import (
 )
 from spotheal.agent.finish import End
 from spotheal.agent.patience import Patience
+from spotheal.agent.store import Claim
 from spotheal.agent.volume.act import act
 from spotheal.agent.volume.actions import POLL_SECONDS, Action, GiveUp, Ready, Wait
 from spotheal.agent.volume.context import Context
-from spotheal.agent.volume.observe import advance, observe
+from spotheal.agent.volume.observe import advance, observe, terms
 from spotheal.agent.volume.plan import decide
 from spotheal.agent.volume.release import leave
 from spotheal.agent.volume.seen import Observed
@@ -40,6 +42,24 @@ class Held:
     device: str
     mountpoint: str
     moved_from: str | None = None
+
+
+def left_behind(ctx: Context) -> Held | None:
+    """What an earlier life of this agent wrote to, if it ended before its handover did: nobody else has claimed a term
+    since, so it is ours to hand over. None also if the store does not answer."""
+    try:
+        claim, holds, _, _ = terms(ctx)
+    except SpothealError as error:
+        ctx.log.warning("what an earlier agent left here cannot be known", error=error.message)
+        return None
+    if claim is None or not _is_of_an_earlier_life(ctx, claim, holds):
+        return None
+    return Held(holds[claim.number], claim.number, "", ctx.desired.mountpoint)
+
+
+def _is_of_an_earlier_life(ctx: Context, claim: Claim | None, holds: Mapping[int, str]) -> bool:
+    ours = claim is not None and claim.instance == ctx.desired.instance
+    return ours and claim is not None and claim.number in holds and claim.number != ctx.memory.took_over
 
 
 @dataclass
@@ -104,10 +124,13 @@ def heal(ctx: Context) -> Held | End:
     patience = _Patience(ctx)
     told: int | None = None
     known: Observed | None = None  # what our own last action has made of the last look
+    seen: Observed | None = None
     while True:
         ctx.on_round()
         if ctx.stop.is_set():
-            leave(ctx)
+            # What an earlier life wrote to is handed over, with a snapshot, and not only let go.
+            if seen is not None and not _is_of_an_earlier_life(ctx, seen.claim, seen.holds):
+                leave(ctx)
             raise Interrupted("healing was stopped; what was begun is let go")
         try:
             seen, known = known or observe(ctx), None

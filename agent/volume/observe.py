@@ -36,7 +36,7 @@ DESCRIBE_LAG_SECONDS = 60.0  # how long something we asked for may be missing fr
 
 def observe(ctx: Context) -> Observed:
     """What there is now."""
-    claim, holds, released, formatting = _terms(ctx)
+    claim, holds, released, formatting = terms(ctx)
     volumes = _volumes(ctx)
     source = source_of(holds, volumes)
     mine = claim is not None and claim.instance == ctx.desired.instance
@@ -132,7 +132,7 @@ def checkpoint_names(mountpoint: str) -> tuple[str, ...]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- store
-def _terms(ctx: Context) -> tuple[Claim | None, dict[int, str], frozenset[int], frozenset[str]]:
+def terms(ctx: Context) -> tuple[Claim | None, dict[int, str], frozenset[int], frozenset[str]]:
     """The last claim, what each term wrote to and released, and which volumes were to be formatted: one list, strongly
     consistent."""
     numbers, holds, released, formatting = set(), {}, set(), set()

@@ -17,7 +17,7 @@ from spotheal.agent.handover import HandoverResult, Steps, hand_over
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.store import Store
 from spotheal.agent.volume.context import Context
-from spotheal.agent.volume.heal import Held, heal
+from spotheal.agent.volume.heal import Held, heal, left_behind
 from spotheal.agent.volume.release import create_base, create_handover, detach, leave
 from spotheal.agent.volume.retention import clean_up
 from spotheal.agent.volume.seen import Desired
@@ -138,14 +138,14 @@ class Life:
 
     def _hand_over(self) -> bool:
         """Whether the agent goes on."""
-        world, machine, held, context = self.world, self.machine, self.held, self.context
+        world, machine, context = self.world, self.machine, self.context
         assert context is not None
         if self.fenced:
             leave(context)
             return self._again()
         if machine.interruption is None:
             return self._again()
-        saved = self.saved
+        saved, held = self.saved, self.held or left_behind(context)
         steps = Steps(
             end_trainer=lambda until: world.time.sleep(0.2) and None,
             leave_volume=lambda: None,

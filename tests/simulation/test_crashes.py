@@ -10,7 +10,8 @@ import os
 import zlib
 
 import pytest
-from crashes import KINDS, STORIES, fault_of, singles, some_pairs, tell
+from crashes import KINDS, STORIES, fault_of, singles, some_pairs, tell, tell_in
+from simulated_life import LifeRegion
 
 SHARE = int(os.environ.get("SPOTHEAL_CRASHES", "16"))
 PAIRS = int(os.environ.get("SPOTHEAL_PAIRS", "4"))  # of each story and kind
@@ -37,6 +38,31 @@ def test_a_volume_whose_first_mkfs_was_cut_short_is_formatted_again(story, kind)
     calls = tell(story)
     again = tell(story, kind, {calls.index("mkfs"): "after"})
     assert (calls.count("mkfs"), again.count("mkfs"), again.count("mkfs ends")) == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "fate"),
+    [
+        ("umount", "before"),
+        ("umount", "after"),
+        ("create_snapshot", "before"),
+        ("create_snapshot", "after"),
+        ("detach_volume", "before"),
+    ],
+)
+def test_an_agent_that_is_killed_within_its_handover_finishes_it(call, fate):
+    """The volume is free before AWS ends the machine, and there is one handover of the term."""
+    story = "notice, same zone"
+    calls = tell(story)
+    region = tell_in(LifeRegion, story, "agent", {calls.index(call): fate})
+    first = next(iter(region.machines))
+    mine = [name for machine, name in region.calls[calls.index(call) :] if machine == first]
+    asked = {("create_snapshot", "before"): 2, ("detach_volume", "before"): 0}  # one of the two never reached EC2
+    assert mine.count("create_snapshot") == asked.get((call, fate), 1), mine
+    assert "detach_volume" in mine
+    assert sum(f"{first} handed over" in line and "'detached': True" in line for line in region.story) == 1
+    handovers = [one for one in region.ledger() if one["event"] == "handover" and one["instance"] == first]
+    assert handovers[-1]["saved_step"] == 4
 
 
 def test_a_story_is_the_same_each_time():
