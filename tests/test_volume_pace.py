@@ -10,41 +10,12 @@ from rulebook_world import BEGIN, VirtualClock
 
 from spotheal.agent.ec2 import Snapshot, Volume
 from spotheal.agent.volume.act import act
-from spotheal.agent.volume.actions import Wait
+from spotheal.agent.volume.actions import POLL_SECONDS, Wait
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.observe import _snapshots
-from spotheal.agent.volume.pace import POLL_SECONDS, Pace
 from spotheal.agent.volume.seen import Desired, Source
 
 
-@pytest.mark.parametrize("whole", [20.0, 91.0, 333.3, 600.0, 10800.0])
-@pytest.mark.parametrize("first", [0.4, 2.0, 7.0])
-def test_even_progress_is_met_within_two_seconds_of_its_end_and_never_looked_at_too_often(whole, first):
-    pace, elapsed, gaps = Pace(), first, []
-    while elapsed < whole:
-        pace.seen(elapsed, int(100 * elapsed / whole))
-        gaps.append(pace.seconds_to_next(elapsed))
-        elapsed += gaps[-1]
-    assert min(gaps) >= POLL_SECONDS
-    assert max(gaps) < 2 * POLL_SECONDS
-    assert elapsed - whole <= (2.5 if 60 < whole < 3600 else POLL_SECONDS)
-
-
-@pytest.mark.parametrize("percents", [(0, 0, 0, 99, 99), (50, 50, 50, 50, 50), (10, 90, 20, 0, 100), (-3, 400, 7, 7)])
-def test_uneven_progress_is_polled_every_five_seconds(percents):
-    pace = Pace()
-    for number, percent in enumerate(percents, start=1):
-        pace.seen(40.0 * number, percent)
-    assert POLL_SECONDS <= pace.seconds_to_next(200.0) < 2 * POLL_SECONDS
-
-
-def test_a_clock_that_goes_backwards_foretells_nothing():
-    pace = Pace()
-    pace.seen(-5.0, 40)
-    assert POLL_SECONDS == pace.seconds_to_next(-5.0)
-
-
-# -------------------------------------------------------------------------------------------- the wait for a snapshot
 class Polled:
     """An EC2 with one snapshot that completes at `done_at`; describes of the run's snapshots are stale."""
 
@@ -53,8 +24,7 @@ class Polled:
 
     def _snapshot(self, seconds: float) -> Snapshot:
         done = seconds >= self.done_at
-        progress = 100 if done else int(100 * seconds / self.done_at)
-        return Snapshot("snap-1", "vol-1", "completed" if done else "pending", progress, BEGIN, 1, {})
+        return Snapshot("snap-1", "vol-1", "completed" if done else "pending", 100 if done else 0, BEGIN, 1, {})
 
     def snapshot(self, snapshot: str) -> Snapshot:
         self.asked.append(self.clock.seconds)

@@ -41,7 +41,6 @@ from spotheal.agent.volume.actions import (
     Wait,
 )
 from spotheal.agent.volume.context import Context
-from spotheal.agent.volume.pace import Pace
 from spotheal.agent.volume.seen import REJECTED
 
 DEVICE_NAMES = tuple(f"/dev/sd{letter}" for letter in "fghijklmnop")
@@ -141,11 +140,9 @@ def _wait(action: Wait, ctx: Context) -> None:
 def _await_snapshot(snapshot: str, until: float, ctx: Context) -> None:
     """Until it is pending no more, or a whole look is due. One call a look, and the beat is kept over whole looks: what
     the calls themselves take would add up over the hours of a large snapshot."""
-    pace = ctx.memory.paces.setdefault(snapshot, Pace())
     beat = ctx.memory.asked.setdefault(("look", snapshot), ctx.clock.monotonic())
-    seconds = POLL_SECONDS
     while True:
-        beat += seconds
+        beat += POLL_SECONDS
         while beat <= ctx.clock.monotonic():
             beat += POLL_SECONDS
         if ctx.clock.sleep(beat - ctx.clock.monotonic(), until=ctx.stop):
@@ -157,10 +154,6 @@ def _await_snapshot(snapshot: str, until: float, ctx: Context) -> None:
         if found is not None and found.state != "pending":
             ctx.memory.completed |= {snapshot} if found.state == "completed" else set()
             return
-        if found is not None:
-            elapsed = (ctx.clock.now() - found.started).total_seconds()
-            pace.seen(elapsed, found.progress)
-            seconds = pace.seconds_to_next(elapsed)
 
 
 def _claim(number: int, ctx: Context) -> None:

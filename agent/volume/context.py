@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from spotheal.agent.clock import Clock, Stop
 from spotheal.agent.ec2 import Ec2, Snapshot
 from spotheal.agent.store import Claim, Store
-from spotheal.agent.volume.pace import Pace
 from spotheal.agent.volume.seen import Desired
 
 
@@ -74,7 +73,6 @@ class Memory:
     failed: dict[str, Snapshot] = field(default_factory=dict)  # they count also when they are deleted
     deleted: set[str] = field(default_factory=set)  # volumes, by ourselves
     completed: set[str] = field(default_factory=set)  # snapshots that a describe has shown as completed
-    paces: dict[str, Pace] = field(default_factory=dict)  # by snapshot
     saved: dict[int, int] = field(default_factory=dict)  # term -> the last step its writer said it had saved
     attempt: int = 0
     device_letter: int = 0
