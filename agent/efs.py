@@ -27,7 +27,7 @@ from spotheal.agent.aws import translated
 from spotheal.agent.clock import Clock, Stop
 from spotheal.agent.errors import Fatal, Interrupted, NotFound, Retryable, SpothealError
 from spotheal.agent.host import Host
-from spotheal.agent.names import EfsUrl
+from spotheal.agent.names import EfsUrl, dns_suffix
 
 OPTIONS = "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport,nosuid,nodev"
 MOUNT_POINT = "var/lib/spotheal/shared/efs"  # its parent decides who may pass
@@ -84,8 +84,7 @@ class Efs:
     ) -> None:
         self.place, self.mount_point = place, root / MOUNT_POINT
         self._parent_mode = 0o755 if for_trainer else 0o700
-        domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
-        self._name = f"{place.file_system}.efs.{region}.{domain}"
+        self._name = f"{place.file_system}.efs.{region}.{dns_suffix(region)}"
         self._zone, self._host, self._client = zone, host, client
         self._clock, self._stop, self._log = clock, stop, log
         self._said = ""

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from spotheal.agent.config import JobConfig, parse_job
 from spotheal.agent.errors import ConfigError
 from spotheal.agent.job_values import integer
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.names import REGION, StoreUrl
 
 INSTANCE_SCHEMA_VERSION = 1
 ENTRIES_MAX = 10_000  # of a sweep
 _RUN_PATTERNS = {
     "id": r"[0-9A-Za-z]{1,40}",
-    "region": r"[a-z]{2}(-[a-z]+)+-\d",
+    "region": REGION,
     "store": r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[A-Za-z0-9!_.*'()/-]+",
     "revision": r"[0-9a-f]{40}([0-9a-f]{24})?",
     "requested_at": r"[0-9TZ:+.-]*",

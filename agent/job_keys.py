@@ -34,7 +34,7 @@ from spotheal.agent.job_values import (
     text,
     volume_type,
 )
-from spotheal.agent.names import JOB_NAME
+from spotheal.agent.names import JOB_NAME, REGION
 
 REQUIRED: Any = object()
 
@@ -90,7 +90,7 @@ KEYS: tuple[Key, ...] = (
         "job",
         "region",
         "",
-        matching(r"[a-z]{2}(-[a-z]+)+-\d|", "a region such as us-west-2"),
+        matching(f"{REGION}|", "a region such as us-west-2"),
         "written by init, so that tomorrow's shell finds the job",
     ),
     Key("job", "python", "", text, "what `python` means; default: the machine image's environment with torch"),

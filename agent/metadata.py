@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from spotheal.agent.clock import Clock, SystemClock, parse_rfc3339, rfc3339
 from spotheal.agent.errors import ConfigError, PermissionDenied, Retryable, SpothealError
+from spotheal.agent.names import REGION
 
 if TYPE_CHECKING:
     import requests
@@ -243,7 +244,7 @@ def default_endpoint() -> str:
 _IDENTITY_FIELDS = {
     "instance": ("instanceId", r"i-[0-9a-z]{1,40}"),
     "zone": ("availabilityZone", r"[a-z]{2}[a-z0-9-]{3,40}"),
-    "region": ("region", r"[a-z]{2}(-[a-z]+)+-\d+"),
+    "region": ("region", REGION),
     "instance_type": ("instanceType", r"[a-z0-9.-]{2,40}"),
     "account": ("accountId", r"\d{12}"),
     "image": ("imageId", r"ami-[0-9a-z]{1,40}"),

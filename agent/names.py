@@ -252,9 +252,23 @@ def parse_results(url: str) -> StoreUrl | EfsUrl:
 TRAINER_ROLE = "spotheal-trainer"  # what a caged trainer with a `cage.trainer_policy` acts as
 
 
+REGION = r"[a-z]{2,4}(?:-[a-z]+)+-\d+"  # four letters: eusc-de-east-1, of the European Sovereign Cloud
+_PARTITIONS = {"cn-": ("aws-cn", "amazonaws.com.cn"), "us-gov-": ("aws-us-gov", "amazonaws.com"),
+               "eusc-": ("aws-eusc", "amazonaws.eu")}  # fmt: skip
+
+
 def partition_of(region: str) -> str:
     """The first word of a region's ARNs after `arn:`."""
-    return "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
+    return _partition(region)[0]
+
+
+def dns_suffix(region: str) -> str:
+    """How the host names of AWS's services in this region end."""
+    return _partition(region)[1]
+
+
+def _partition(region: str) -> tuple[str, str]:
+    return next((found for start, found in _PARTITIONS.items() if region.startswith(start)), ("aws", "amazonaws.com"))
 
 
 # --------------------------------------------------------------------------------------------------------------- ends

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-ZONE = re.compile(r"([a-z]{2}(?:-[a-z]+)+-\d)[a-z]|([a-z]{2}(?:-[a-z]+)+-\d)-[a-z]+-\d[a-z]")  # the second: local zones
+from spotheal.agent.names import REGION
+
+ZONE = re.compile(rf"({REGION})[a-z]|({REGION})-[a-z]+-\d[a-z]")  # the second: local zones
 
 
 def split_list(text: str) -> list[str]:

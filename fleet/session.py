@@ -9,9 +9,8 @@ from typing import Any
 
 from spotheal.agent.ec2 import Ec2
 from spotheal.agent.errors import ConfigError, PermissionDenied, SpothealError
-from spotheal.agent.names import StoreUrl, default_bucket
+from spotheal.agent.names import REGION, StoreUrl, default_bucket
 
-_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 PLACEHOLDER_ACCOUNT = "000000000000"  # what a dry run without credentials writes where the account's number goes
 
 
@@ -37,7 +36,7 @@ class Session:
             raise ConfigError(
                 "no region is set", next_step="--region REGION, AWS_REGION, `region` in job.toml or in the AWS profile"
             )
-        if not _REGION.fullmatch(self._region):
+        if not re.fullmatch(REGION, self._region):
             raise ConfigError(f"{self._region!r} is no AWS region", next_step="write one such as us-west-2")
         return self._region
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from spotheal.agent.names import REGION
 from spotheal.fleet.account import quotas
 from spotheal.fleet.engine import FleetEvent
 from spotheal.fleet.table import duration
 
-_ZONE = re.compile(r"\b[a-z]{2}(?:-[a-z]+)+-\d[a-z]\b")
+_ZONE = re.compile(rf"\b{REGION}[a-z]\b")
 _TYPE = re.compile(r"\b[a-z][a-z0-9-]*\d[a-z0-9-]*\.(?:\d*x?large|metal|medium|small|micro|nano)[a-z0-9-]*\b")
 _QUOTA = re.compile(r"spot max instance count|max spot instance count|maxspotinstancecount|vcpu ?limit|quota")
 _ERROR = re.compile(r"Error message:\s*")

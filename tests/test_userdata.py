@@ -575,6 +575,7 @@ def bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ("us-west-2", BUCKET, f"https://{BUCKET}.s3.us-west-2.amazonaws.com/a%20b/c%2Bd/agent/manifest.json"),
         ("us-gov-west-1", "bucket", "https://bucket.s3.us-gov-west-1.amazonaws.com/a%20b/c%2Bd/agent/manifest.json"),
         ("cn-north-1", "bucket", "https://bucket.s3.cn-north-1.amazonaws.com.cn/a%20b/c%2Bd/agent/manifest.json"),
+        ("eusc-de-east-1", "bucket", "https://bucket.s3.eusc-de-east-1.amazonaws.eu/a%20b/c%2Bd/agent/manifest.json"),
         ("us-west-2", "dots.in.it", "https://s3.us-west-2.amazonaws.com/dots.in.it/a%20b/c%2Bd/agent/manifest.json"),
     ],
 )

@@ -206,7 +206,7 @@ class Aws:
     def __init__(self, region: str, store: str, metadata: Metadata) -> None:
         self.region, self.metadata = region, metadata
         self.bucket, _, self.prefix = store[len("s3://") :].partition("/")
-        self.suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+        self.suffix = "amazonaws." + {"cn-": "com.cn", "eus": "eu"}.get(region[:3], "com")
 
     def store(self, method: str, key: str = "", body: bytes = b"", query: Iterable[tuple[str, str]] = ()) -> bytes:
         own = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")

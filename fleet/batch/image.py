@@ -15,6 +15,7 @@ from spotheal.agent.aws import translated
 from spotheal.agent.clock import Clock
 from spotheal.agent.config import JobConfig
 from spotheal.agent.errors import ConfigError, Fatal, NotFound, PermissionDenied, SpothealError
+from spotheal.agent.names import dns_suffix
 from spotheal.fleet import wheelhouse
 from spotheal.fleet.account import types
 from spotheal.fleet.batch.documents import GPU_FAMILIES, gpus_of
@@ -25,7 +26,7 @@ from spotheal.fleet.session import Session
 
 BASE = "pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime"  # on Docker Hub; CUDA inside, the driver is the host's
 _TYPES_PRICED = 6
-_ECR = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/([^:@]+)(?::([^:@]+))?")
+_ECR = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.(?:com|com\.cn|eu)/([^:@]+)(?::([^:@]+))?")
 DOCKERFILE = """\
 # Made by `fleetctl batch image push`: PyTorch, git, and spotheal's agent in an environment of its own.
 FROM {base}
@@ -68,9 +69,8 @@ def named(session: Session, job: JobConfig) -> str:
 
 
 def default_name(session: Session) -> str:
-    end = ".cn" if session.region.startswith("cn-") else ""
     tag = wheelhouse.build().sha256[:12]
-    return f"{session.account}.dkr.ecr.{session.region}.amazonaws.com{end}/{IMAGES}:{tag}"
+    return f"{session.account}.dkr.ecr.{session.region}.{dns_suffix(session.region)}/{IMAGES}:{tag}"
 
 
 def described(session: Session, base: str) -> Image:
