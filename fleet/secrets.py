@@ -65,6 +65,14 @@ def put(session: Session, where: SecretReference, value: str, key: str = "") -> 
             manager.create_secret(Name=where.id, SecretString=value, **({"KmsKeyId": key} if key else {}))
         return
     except (Fatal, Conflict) as error:
+        if error.code == "InvalidRequestException" and "deletion" in error.message:
+            name = where.id.rpartition("/")[2]
+            raise Conflict(
+                error.message,
+                next_step=f"`aws secretsmanager restore-secret --secret-id {where.id}` brings it back,"
+                f" `fleetctl secret rm {name} --store secretsmanager` deletes it for good; then put it again",
+                code=error.code,
+            ) from error
         if error.code != "ResourceExistsException":
             raise
     with translated(f"put the secret {where.id}"):
@@ -93,15 +101,23 @@ def _kept(service: str, name: str, changed: Any) -> Kept:
 
 
 def remove(session: Session, where: SecretReference) -> None:
-    """NotFound where there is none."""
-    missing = ("ParameterNotFound", "ResourceNotFoundException")
+    """NotFound if there is none."""
     try:
         with translated(f"delete {where}"):
             if where.service == "ssm":
                 session.client("ssm").delete_parameter(Name=where.id)
             else:
-                session.client("secretsmanager").delete_secret(SecretId=where.id, ForceDeleteWithoutRecovery=True)
+                _delete_for_good(session.client("secretsmanager"), where.id)
+    except NotFound as error:
+        raise NotFound(f"there is no secret {where}", next_step="`fleetctl secret ls` lists them") from error
+
+
+def _delete_for_good(manager: Any, name: str) -> None:
+    """First with a recovery window: AWS answers a forced deletion of an unknown secret with success (DeleteSecret)."""
+    try:
+        with translated(f"delete {name}"):
+            manager.delete_secret(SecretId=name)
     except Fatal as error:
-        if error.code in missing:
-            raise NotFound(f"there is no secret {where}", next_step="`fleetctl secret ls` lists them") from error
-        raise
+        if error.code != "InvalidRequestException":  # it is scheduled for deletion already
+            raise
+    manager.delete_secret(SecretId=name, ForceDeleteWithoutRecovery=True)

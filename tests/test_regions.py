@@ -1,4 +1,4 @@
-"""Every region that the SDK knows, but for those of secret partitions, is one for us: names, zones, ARNs, host names."""
+"""Every region that the SDK knows, but for secret partitions, is one for us: names, zones, ARNs and host names."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from spotheal.agent import git_access
 from spotheal.agent.clock import Stop, SystemClock, never
 from spotheal.agent.config import parse_job
-from spotheal.agent.errors import ConfigError, Fatal, Interrupted, NoCredentials, Retryable, SetupFailed
+from spotheal.agent.errors import ConfigError, ExitCode, Fatal, Interrupted, NoCredentials, Retryable, SetupFailed
 from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.redaction import SECRETS
@@ -34,6 +34,9 @@ from spotheal.agent.secrets import Vault
 from spotheal.agent.trainer_role import TrainerRole
 from spotheal.fleet.cli import app
 from spotheal.fleet.config import read_job
+from spotheal.fleet.rehearsal import serve
+from spotheal.fleet.rehearsal.api import Endpoint
+from spotheal.fleet.rehearsal.rulebook import Rulebook
 
 LOG = structlog.get_logger()
 
@@ -264,6 +267,43 @@ def test_secrets_are_listed_without_values_and_deleted(desk: CliRunner) -> None:
     assert desk.invoke(app, ["secret", "rm", "HF_TOKEN", "--yes"]).exit_code == 4
     left = json.loads(desk.invoke(app, ["secret", "ls", "--output", "json"]).stdout)["secrets"]
     assert [row["name"] for row in left] == ["OLD"]
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint(Rulebook(SystemClock())) as served:
+        yield served
+
+
+@pytest.fixture
+def cloud_desk(endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    """As `desk`, with the local cloud, which answers as AWS where moto does not."""
+    for name, value in serve.environment(endpoint.url, "us-west-2").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.toml").write_text('[job]\nname = "cifar"\nrepository = "."\ncommand = ["python"]\n')
+    return CliRunner()
+
+
+def test_a_secret_that_is_scheduled_for_deletion_is_named_with_both_ways_out(cloud_desk: CliRunner) -> None:
+    put = ["secret", "put", "KEY", "--store", "secretsmanager"]
+    assert cloud_desk.invoke(app, put, input="one").exit_code == 0
+    client("secretsmanager").delete_secret(SecretId="spotheal/cifar/KEY")
+    refused = cloud_desk.invoke(app, put, input="two")
+    assert refused.exit_code == ExitCode.CONFLICT
+    assert "scheduled for deletion" in refused.output
+    assert "aws secretsmanager restore-secret --secret-id spotheal/cifar/KEY" in refused.output
+    assert "fleetctl secret rm KEY --store secretsmanager" in refused.output
+    assert cloud_desk.invoke(app, ["secret", "rm", *put[2:], "--yes"]).exit_code == 0
+    assert cloud_desk.invoke(app, put, input="two").exit_code == 0
+
+
+@pytest.mark.parametrize("store", ["ssm", "secretsmanager"])
+def test_a_mistyped_secret_is_not_said_to_be_deleted(cloud_desk: CliRunner, store: str) -> None:
+    """Secrets Manager takes a forced deletion of what was never there for done."""
+    refused = cloud_desk.invoke(app, ["secret", "rm", "KYE", "--store", store, "--yes"])
+    assert refused.exit_code == ExitCode.NOT_FOUND and "there is no secret" in refused.output
+    assert "`fleetctl secret ls`" in refused.output
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 
 from moto.ec2.models import ec2_backends
 from moto.iam.models import SERVICE_NAME_CONVERSION, AWSManagedPolicy, iam_backends
+from moto.secretsmanager.models import secretsmanager_backends
 
 from spotheal.fleet.account import service_roles
 from spotheal.fleet.account.roles import INLINE_CHARACTERS_MAX
@@ -96,6 +97,10 @@ class Account:
             "AWSPriceListService.GetProducts": self._products,
             "AmazonSSM.GetParameter": self._parameter,
             "AmazonSSM.GetParametersByPath": self._parameters,
+            "secretsmanager.CreateSecret": self._create_secret,
+            "secretsmanager.PutSecretValue": self._secret,
+            "secretsmanager.GetSecretValue": self._secret,
+            "secretsmanager.DeleteSecret": self._secret,
         }
         handler = handlers.get(target)
         if handler is None:
@@ -153,6 +158,32 @@ class Account:
     def _image(self, name: str) -> dict[str, Any]:
         value = f"ami-0{zlib.crc32(name.encode()):08x}{zlib.crc32(name[::-1].encode()):08x}"
         return {"Name": name, "Type": "String", "Value": value, "Version": 1, "DataType": "text"}
+
+    def _create_secret(self, params: Mapping[str, Any]) -> JsonAnswer | None:
+        """moto takes one that is scheduled for deletion for one that is there."""
+        secret = self._secrets.get(params.get("Name", ""))
+        if secret is None or not secret.is_deleted():
+            return None
+        why = "You can't create this secret because a secret with this name is already scheduled for deletion."
+        return 400, {"__type": "InvalidRequestException", "message": why}
+
+    def _secret(self, params: Mapping[str, Any]) -> JsonAnswer | None:
+        """moto says 404 of an unknown one, and changes and deletes one that is scheduled for deletion."""
+        secret = self._secrets.get(params.get("SecretId", ""))
+        if params.get("ForceDeleteWithoutRecovery"):
+            return None
+        if secret is None:
+            unknown = "Secrets Manager can't find the specified secret."
+            return 400, {"__type": "ResourceNotFoundException", "message": unknown}
+        if secret.is_deleted():
+            marked = "You can't perform this operation on the secret because it was marked for deletion."
+            return 400, {"__type": "InvalidRequestException", "message": marked}
+        return None
+
+    @property
+    def _secrets(self) -> Any:
+        """moto's, found by name or ARN."""
+        return secretsmanager_backends[self.world.account][self.world.region].secrets
 
     # ------------------------------------------------------------------------------------------------------------- IAM
     def profile_fault(self, profile: Mapping[str, Any]) -> str | None:
