@@ -93,3 +93,22 @@ def test_a_throttled_call_loses_nothing_and_is_known(watched: Watched) -> None:
     first = [line.text for line in watched.tail.read()]
     assert watched.tail.is_throttled and watched.tail.is_behind
     assert sorted([*first, *watched.all_now()]) == ["of 0", "of 1", "of 2"]
+
+
+@pytest.mark.parametrize("moments", [(0, 0), (1000, 1000), (1000, 2000)])
+def test_a_stream_that_was_silent_for_longer_than_a_token_lives_loses_no_line(
+    watched: Watched, moments: tuple[int, int]
+) -> None:
+    """CloudWatch forgets a token after 24 hours and refuses it with InvalidParameterException."""
+    before, after = moments
+    watched.logs.write(GROUP, "stream-0", before, [f"before {number}" for number in range(150)])
+    watched.see(1)
+    assert len(watched.all_now()) == 150
+    for _ in range(2):
+        watched.logs.tokens += 1
+        assert watched.all_now() == []
+    watched.logs.tokens += 1
+    watched.logs.write(GROUP, "stream-0", after, ["after 1", "after 2"])
+    assert watched.all_now() == ["after 1", "after 2"]
+    watched.see(1, ended=True)
+    assert watched.all_now() == []

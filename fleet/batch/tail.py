@@ -3,18 +3,19 @@
 A stream is read from its first line on, page by page; the token of the last page is kept, and the same token again
 means that there is nothing new yet. An empty page does not: CloudWatch gives some on the way to the lines. A stream
 appears some seconds after its container has started, and lines come some seconds after they were written, so those of a
-job that has ended are looked for a while longer.
+job that has ended are looked for a while longer. A token is good for a day: a stream that was silent for longer is read
+again from the moment of its last event.
 Source: CloudWatch Logs API reference, GetLogEvents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from spotheal.agent.aws import translated
-from spotheal.agent.errors import NotFound, Retryable, SpothealError
+from spotheal.agent.errors import Fatal, NotFound, Retryable, SpothealError
 from spotheal.fleet.batch.jobs import Stream
 from spotheal.fleet.session import Session
 
@@ -29,10 +30,31 @@ class _Reading:
     token: str = ""
     ended: bool = False
     quiet: int = 0
+    moment: int = 0  # of the last event that was given, in milliseconds
+    given: int = 0  # events of that moment
+    again: int = 0  # of them come once more, since the token was forgotten
 
     @property
     def is_over(self) -> bool:
         return self.ended and self.quiet >= QUIET_ROUNDS
+
+    def place(self) -> dict[str, Any]:
+        """Where the next page begins."""
+        if self.token:
+            return {"nextToken": self.token}
+        return {"startTime": self.moment} if self.moment else {}
+
+    def start_again(self) -> None:
+        """Without its token, at the moment of the last event."""
+        self.token, self.again = "", self.given
+
+    def is_new(self, event: Mapping[str, Any]) -> bool:
+        if self.again and event["timestamp"] == self.moment:
+            self.again -= 1
+            return False
+        self.given = self.given + 1 if event["timestamp"] == self.moment else 1
+        self.moment = int(event["timestamp"])
+        return True
 
 
 @dataclass(frozen=True)
@@ -103,13 +125,17 @@ class Tail:
     def _page(self, reading: _Reading) -> tuple[list[Line], bool]:
         """The next page, and whether there is nothing behind it for now: only the same token again says so."""
         try:
-            more = {"nextToken": reading.token} if reading.token else {}
-            answer = self._get(reading.stream.name, startFromHead=True, **more)
+            answer = self._get(reading.stream.name, startFromHead=True, **reading.place())
         except NotFound:
             reading.quiet += 1
             return [], True
+        except Fatal as error:
+            if error.code != "InvalidParameterException" or not reading.token:
+                raise
+            reading.start_again()
+            return [], False
         before, reading.token = reading.token, str(answer["nextForwardToken"] or reading.token)
-        events, is_end = answer["events"], reading.token == before
+        events, is_end = [event for event in answer["events"] if reading.is_new(event)], reading.token == before
         reading.quiet = reading.quiet + 1 if is_end and not events else 0
         return [Line(reading.stream.label, str(event["message"])) for event in events], is_end
 

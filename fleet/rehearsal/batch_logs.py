@@ -16,6 +16,7 @@ from spotheal.fleet.rehearsal.world import ApiError
 
 JsonAnswer = tuple[int, dict[str, Any]]
 PAGE = 100  # events; 10,000 at AWS
+_LIMIT_MAX = 10_000
 _GROUP = re.compile(r"[.\-_/#A-Za-z0-9]{1,512}")
 
 
@@ -33,6 +34,7 @@ class CloudWatchLogs:
         self._arn, self._throttled = arn, throttled
         self.groups: dict[str, Group] = {}
         self.empty_pages = 0  # so many come before each page that is not
+        self.tokens = 1  # counted up, it makes CloudWatch forget the tokens that it has given, as it does after a day
         self._lock = threading.Lock()
 
     def write(self, group: str, stream: str, moment: int, lines: list[str]) -> None:
@@ -82,18 +84,24 @@ class CloudWatchLogs:
         if stream is None:
             raise ApiError("ResourceNotFoundException", "The specified log stream does not exist.")
         token = params.get("nextToken", "")
+        if token and token.split("/")[0][1:] != str(self.tokens):
+            raise ApiError("InvalidParameterException", "The specified nextToken is invalid.")
+        if int(params.get("limit") or 1) > _LIMIT_MAX:
+            raise ApiError("InvalidParameterException", f"limit must be at most {_LIMIT_MAX}")
         if not token and not params.get("startFromHead"):
             start = max(0, len(stream) - PAGE)
         else:
-            start = int(token.split("/")[1] or 0) if token else 0
+            since = int(params.get("startTime") or 0)
+            start = int(token.split("/")[1]) if token else sum(moment < since for moment, _ in stream)
         empty = int((token.split("/") + ["0"] * 3)[2])
         if self.empty_pages and empty < self.empty_pages:
-            return {"events": [], "nextForwardToken": f"f/{start}/{empty + 1}", "nextBackwardToken": f"b/{start}"}
+            return {"events": [], "nextForwardToken": f"f{self.tokens}/{start}/{empty + 1}",
+                    "nextBackwardToken": f"b{self.tokens}/{start}"}
         end = min(len(stream), start + min(int(params.get("limit") or PAGE), PAGE))
         return {"events": [{"timestamp": moment, "message": text, "ingestionTime": moment}
                            for moment, text in stream[start:end]],
-                "nextForwardToken": token if token and end == start else f"f/{end}",
-                "nextBackwardToken": f"b/{start}"}  # fmt: skip
+                "nextForwardToken": token if token and end == start else f"f{self.tokens}/{end}",
+                "nextBackwardToken": f"b{self.tokens}/{start}"}  # fmt: skip
 
     def _group(self, params: Mapping[str, Any]) -> Group:
         if params["logGroupName"] not in self.groups:
