@@ -34,7 +34,9 @@ from spotheal.fleet.session import Session
 from spotheal.iam.policies import Scope
 
 Say = Callable[[str], None]
-_TEMPLATE_TRIES = 4
+_TEMPLATE_SECONDS = 12.0  # until a new launch template is known everywhere
+_ROLE_SECONDS = 120.0  # and a new role: as long as Terraform's provider for AWS waits (from memory)
+_TRY_SECONDS = 2.0
 _YOUNG_ROLE = ("IamFleetRole is invalid", "Invalid IAM Instance Profile")
 _TURN_SECONDS = 120.0
 
@@ -83,7 +85,8 @@ def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[st
             case plan.SendFleet(arguments):
                 _await_roles(usable_at - clock.monotonic(), clock, say)
                 volume = done.get("volume_id", "")  # none of a sweep
-                done["fleet_id"] = _send(session, store, ready, filled(arguments, made), volume, clock)
+                until = max(usable_at + _ROLE_SECONDS if usable_at else 0.0, clock.monotonic() + _TEMPLATE_SECONDS)
+                done["fleet_id"] = _send(session, store, ready, filled(arguments, made), volume, clock, until)
     return done
 
 
@@ -239,10 +242,12 @@ def _create_template(session: Session, arguments: dict[str, Any]) -> None:
         ec2.create_launch_template(**fresh)
 
 
-def _send(session: Session, store: Store, ready: Ready, arguments: dict[str, Any], volume: str, clock: Clock) -> str:
+def _send(
+    session: Session, store: Store, ready: Ready, arguments: dict[str, Any], volume: str, clock: Clock, until: float
+) -> str:
     _write_fleet(store, ready, fleet="", request=arguments, volume=volume)
     try:
-        fleet = _request_fleet(session, arguments, clock)
+        fleet = _request_fleet(session, arguments, clock, until)
     except SpothealError as error:
         if not isinstance(error, Retryable):  # AWS said no: nothing is on its way, and a corrected one may follow
             _write_fleet(store, ready, fleet="", request=None, volume=volume)
@@ -255,17 +260,16 @@ def _send(session: Session, store: Store, ready: Ready, arguments: dict[str, Any
     return fleet
 
 
-def _request_fleet(session: Session, arguments: dict[str, Any], clock: Clock) -> str:
-    """A template or a role made a moment ago may not be visible everywhere yet."""
-    for attempt in range(1, _TEMPLATE_TRIES + 1):
+def _request_fleet(session: Session, arguments: dict[str, Any], clock: Clock, until: float) -> str:
+    """A template or a role made a moment ago may not be known everywhere yet: asked again until `until` (monotonic)."""
+    while True:
         try:
             return engine.send(session.client("ec2"), arguments)
         except SpothealError as error:
             young = error.code.startswith("InvalidLaunchTemplate") or any(sign in error.message for sign in _YOUNG_ROLE)
-            if not young or attempt == _TEMPLATE_TRIES:
+            if not young or clock.monotonic() + _TRY_SECONDS > until:
                 raise
-        clock.sleep(2.0 * attempt)
-    raise AssertionError("unreachable")
+        clock.sleep(_TRY_SECONDS)
 
 
 def _write_status(store: Store, ready: Ready, clock: Clock) -> None:

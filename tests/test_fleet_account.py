@@ -99,6 +99,26 @@ WHOLE: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize(("young_seconds", "code"), [(110.0, 0), (200.0, 1)])
+def test_a_new_role_is_waited_for_up_to_two_minutes(empty: Desk, young_seconds: float, code: int) -> None:
+    """AWS refuses the fleet with these words until IAM has told EC2 of the role."""
+    rules, clock = empty.account.rules, empty.account.clock
+    rules.world.role_fault = lambda arn: (
+        "Parameter: SpotFleetRequestConfig.IamFleetRole is invalid." if clock.seconds < young_seconds else None
+    )
+    assert empty.run("request", "--yes").exit_code == code
+    assert len(rules.fleets()) == 1 - code
+    assert clock.seconds < 150.0
+
+
+def test_a_role_that_nobody_has_just_made_is_refused_within_seconds(empty: Desk) -> None:
+    empty.request()
+    empty.account.rules.world.role_fault = lambda arn: "Parameter: SpotFleetRequestConfig.IamFleetRole is invalid."
+    before = empty.account.clock.seconds
+    assert empty.run("request", "--replace", "--yes").exit_code == 1
+    assert empty.account.clock.seconds - before < 30.0
+
+
 def test_an_empty_account_gets_all_it_needs_in_one_plan(empty: Desk, moto_clients: dict[str, Any]) -> None:
     document = empty.request()
     assert made(moto_clients) == WHOLE
