@@ -58,6 +58,7 @@ _NEXT_STEP = {
     Retryable: "AWS is busy for a moment: the same command again",
 }
 
+_NOT_AWS = "look whether a proxy (HTTPS_PROXY) or a VPC endpoint stands between here and AWS, and try again"
 _UNREACHED = "check the network, the region's name, AWS_ENDPOINT_URL and the proxy settings, and try again"
 
 
@@ -115,9 +116,17 @@ def from_client_error(what: str, error: Any) -> SpothealError:
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     request_id = str(error.response.get("ResponseMetadata", {}).get("RequestId", ""))
     kind = _kind(code, status)
-    return kind(
-        f"could not {what}: {said or code}", next_step=_NEXT_STEP.get(kind, ""), code=code, request_id=request_id
-    )
+    next_step = _NEXT_STEP.get(kind, "")
+    if _is_nameless(code):
+        said = f"{said or 'an answer that names no error'} (HTTP {status})"
+        next_step = _NOT_AWS if kind is Retryable else next_step
+    return kind(f"could not {what}: {said or code}", next_step=next_step, code=code, request_id=request_id)
+
+
+def _is_nameless(code: str) -> bool:
+    """Whether the answer names no error: a proxy's, a VPC endpoint's, or one to a HEAD, which has no body. botocore
+    gives the HTTP status as the code then, or none."""
+    return not code or code.isdigit() or code == "Unknown"
 
 
 def _kind(code: str, status: int) -> type[SpothealError]:
@@ -133,4 +142,5 @@ def _kind(code: str, status: int) -> type[SpothealError]:
         return Fatal
     if status == 404 or code == "404" or code.endswith(_NOT_FOUND) or code.startswith("NoSuch"):
         return NotFound
-    return Retryable if status >= 500 or status == 429 else Fatal
+    # What names no error may not be AWS's, and says nothing of the next answer: no run ends for it at once.
+    return Retryable if status >= 500 or status == 429 or _is_nameless(code) else Fatal

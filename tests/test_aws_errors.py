@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from botocore.exceptions import ClientError
+from botocore.parsers import create_parser
 
 from spotheal.agent import aws
 from spotheal.agent.errors import ExitCode, Fatal, NotFound, PermissionDenied, Retryable, SpothealError
@@ -55,4 +56,17 @@ def test_an_object_whose_key_is_gone_is_not_an_absent_object() -> None:
 
 
 def test_an_answer_without_a_known_code_is_judged_by_its_status() -> None:
-    assert [Retryable, Retryable, Fatal] == [type(error_of("", status)) for status in (500, 429, 400)]
+    assert [Retryable, Retryable, Fatal] == [type(error_of("Strange", status)) for status in (500, 429, 400)]
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>proxy</html>", b"<Response><Errors/></Response>", b"{}"])
+@pytest.mark.parametrize("status", [400, 405, 409, 502])
+def test_an_answer_that_names_no_error_is_asked_again_and_its_reason_says_the_status(body: bytes, status: int) -> None:
+    """What a proxy or a VPC endpoint answers, and every answer to a HEAD, as botocore reads them."""
+    parser = create_parser("rest-xml")
+    parsed = parser.parse({"status_code": status, "headers": {}, "body": body}, None)
+    parsed["ResponseMetadata"]["HTTPStatusCode"] = status
+    error = aws.from_client_error("claim", ClientError(parsed, "PutObject"))
+    assert type(error) is Retryable
+    assert f"(HTTP {status})" in error.message
+    assert "proxy" in error.next_step

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from botocore.exceptions import ClientError
 from crashes import tell
 from histories import leaves_nothing_behind
 from simulated_life import LifeRegion, asking
@@ -33,6 +34,25 @@ def test_a_rate_that_ec2_refuses_ends_no_run(rate):
         assert len(warned) == (rate == 50)
         filled = [one.get("initialization_rate") for one in region.ledger() if one.get("moved_from")]
         assert [None if rate == 50 else 100] == filled
+
+
+def test_an_answer_of_the_store_that_names_no_error_ends_no_run():
+    """A proxy or a VPC endpoint answers the claim of a term with a 4xx that S3 never sent."""
+    with LifeRegion(ending=("done", 3)) as region:
+        put, refused = region.s3.put_object, []
+
+        def answer(**request):
+            if request["Key"].endswith("terms/1") and not refused:
+                refused.append(request)
+                answer = {"Error": {"Code": "", "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": 409}}
+                raise ClientError(answer, "PutObject")
+            return put(**request)
+
+        region.request(A, launch_in=[A])
+        region.s3.put_object = answer
+        assert region.time.run(2 * HOUR, region.is_over)
+        assert (1, "done") == (len(refused), region.documents("status.json")[0]["phase"])
+        assert [line for line in region.story if "(HTTP 409)" in line]
 
 
 def test_a_machine_that_is_killed_during_its_setup_stands_in_the_ledger():
