@@ -79,6 +79,7 @@ class TrainerStage:
         self._acknowledged = self._stopping = False
         self._cleaned = float("-inf")
         self._over = threading.Event()
+        self._cleaning = threading.Lock()  # two at once delete the same things, and one of them is refused
         self._supervisor = Supervisor(
             config,
             folders,
@@ -245,7 +246,8 @@ class TrainerStage:
             return
         try:
             step = self.saved_step if self.saved_step is not None else 0
-            gone = clean_up(context, held, acknowledged_step=step, run_ends=run_ends)
+            with self._cleaning:
+                gone = clean_up(context, held, acknowledged_step=step, run_ends=run_ends)
             if gone.volumes or gone.snapshots:
                 self._log.info("deleted what is superseded", volumes=gone.volumes, snapshots=gone.snapshots)
                 names = {"volumes": list(gone.volumes), "snapshots": list(gone.snapshots)}

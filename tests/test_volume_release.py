@@ -6,6 +6,7 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+from test_status import HandClock
 from test_volume_ec2 import AT_ONCE, A, launch, spec
 
 from spotheal.agent.clock import SystemClock, never
@@ -58,6 +59,20 @@ def test_the_store_knows_that_the_term_has_ended_before_the_snapshot_is_asked_fo
         create_handover(world.ctx, world.held, 70)
     assert () == world.ec2.snapshots_of_run("r1")
     assert world.ctx.store.get_bytes(LAYOUT.released(3)) is not None
+
+
+def test_a_store_that_is_down_is_told_once_and_asked_until_it_has_the_mark(world):
+    lines, faults = [], ["down", "down", "down", "refused", "refused"]
+
+    def put(key, body):
+        if faults:
+            raise Retryable(faults.pop(0))
+
+    world.ctx.store.put_json = put
+    world.ctx.clock = HandClock()
+    world.ctx.log = SimpleNamespace(warning=lambda text, **fields: lines.append(fields["error"]))
+    create_handover(world.ctx, world.held, 70)
+    assert (["down", "refused"], []) == (lines, faults)
 
 
 def test_a_handover_whose_reply_was_lost_is_found_and_not_taken_twice(world):

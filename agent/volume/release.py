@@ -59,14 +59,17 @@ def create_handover(ctx: Context, held: Writer, saved_step: int | None) -> str:
 
 
 def _mark_released(ctx: Context, term: int) -> None:
-    """Tried until the store has it; this machine is about to end, and the thread with it."""
-    began = ctx.clock.monotonic()
+    """Tried until the store has it; this machine is about to end, and the thread with it. A fault is told once: the
+    try after it comes a second later."""
+    began, told = ctx.clock.monotonic(), ""
     while True:
         try:
             ctx.store.put_json(LAYOUT.released(term), {"instance": ctx.desired.instance})
             return
         except SpothealError as error:
-            ctx.log.warning("the store does not know yet that the term is released", term=term, error=error.message)
+            if error.message != told:
+                ctx.log.warning("the store does not know yet that the term is released", term=term, error=error.message)
+            told = error.message
         if ctx.clock.monotonic() - began > RELEASE_SECONDS_MAX:
             return
         ctx.clock.sleep(_LOOK_SECONDS)

@@ -75,7 +75,7 @@ def _superseded_by_us(ctx: Context, held: Writer, seen: tuple[Volume, ...]) -> l
     run that ends within that while has no later look. One that is attached is left to `_free_stranded`."""
     attached = {volume.id for volume in seen if volume.attachments}
     ours = [volume for volume, state in ctx.memory.states.items() if state == VolumeState.SUPERSEDED.value]
-    return [v for v in ours if v != held.volume and v not in attached | ctx.memory.deleted]
+    return [v for v in ours if v != held.volume and v not in attached]
 
 
 def clean_up(ctx: Context, held: Writer, *, acknowledged_step: int | None, run_ends: bool = False) -> Surplus:
@@ -93,7 +93,8 @@ def clean_up(ctx: Context, held: Writer, *, acknowledged_step: int | None, run_e
     unlisted = ctx.memory.snapshot if ctx.memory.snapshot not in {one.id for one in listed} else None
     found = surplus(held, seen, listed, kept=SNAPSHOTS_KEPT - (1 if unlisted else 0), run_ends=run_ends)
     volumes, snapshots = [], []
-    for volume in sorted({*found.volumes, *_superseded_by_us(ctx, held, seen)}):
+    # A volume that AWS deletes may be shown for a while, and a second call for it is refused.
+    for volume in sorted({*found.volumes, *_superseded_by_us(ctx, held, seen)} - ctx.memory.deleted):
         try:
             ctx.ec2.delete_volume(volume)
             ctx.memory.deleted.add(volume)
