@@ -21,11 +21,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "batch":
         return _run_in_container()
     try:
+        if options.command == "check":
+            return _check(InstanceConfig.from_json(_read(options.config)))
         config = InstanceConfig.from_json(_read(options.config), source=str(options.config))
     except ConfigError as error:
-        print(f"spotheal-agent: {error}", file=sys.stderr)
+        said = error.message.replace("\n", "; ") if options.command == "check" else f"spotheal-agent: {error}"
+        print(said, file=sys.stderr)
         return ExitCode.USAGE
     return _run(config)
+
+
+def _check(config: InstanceConfig) -> int:
+    """Imports and makes what every run needs first: an agent that cannot would be started again for ever."""
+    import spotheal.agent.nodes.life
+    import spotheal.agent.run
+    import spotheal.agent.sweep.worker  # noqa: F401
+    from spotheal.agent import aws
+    from spotheal.agent.life import World
+
+    if missing := aws.missing_services():
+        print(f"botocore has no models here of {', '.join(missing)}", file=sys.stderr)
+        return ExitCode.UNEXPECTED
+    World.real(config)
+    return ExitCode.OK
 
 
 def _run(config: InstanceConfig) -> int:
@@ -92,6 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run the job until it is over or this machine goes away")
     run.add_argument("--config", type=Path, required=True, metavar="FILE", help="the configuration, JSON")
+    check = commands.add_parser("check", help="try whether the agent can run here; the last line says why not")
+    check.add_argument("--config", type=Path, required=True, metavar="FILE", help="the configuration, JSON")
     commands.add_parser("batch", help="run the job in a container of AWS Batch, which `fleetctl batch submit` starts")
     return parser
 

@@ -22,6 +22,10 @@ from spotheal.agent.errors import (
     SpothealError,
 )
 
+# What the agent makes clients of. The wheels of an instance keep botocore's models of these and of no others
+# (fleet/wheelhouse.py), and no instance starts an agent that lacks one.
+SERVICES = ("ec2", "s3", "scheduler", "sns", "ssm", "secretsmanager", "sts", "efs")
+
 # Names are AWS's; sources: EC2 API reference "Error codes", S3 API reference "Error responses".
 _RETRYABLE = {
     "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException", "SlowDown",
@@ -79,6 +83,13 @@ def client(service: str, region: str, session: Any = None) -> Any:
         return maker.client(service, region_name=region, config=config)
     except ValueError as error:  # botocore's own word for an endpoint that is no URL
         raise ConfigError(str(error), next_step="correct AWS_ENDPOINT_URL, or unset it") from error
+
+
+def missing_services() -> list[str]:
+    """Those of `SERVICES` whose models are not installed here."""
+    import botocore.session
+
+    return sorted(set(SERVICES) - set(botocore.session.get_session().get_available_services()))
 
 
 def _has_own_endpoint() -> bool:

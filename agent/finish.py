@@ -79,13 +79,14 @@ def launches_without_progress(launches: Iterable[Mapping[str, Any]], saved_at: s
     Left out are interrupted ones, and those of instance types that cannot run the job, which `gpus` counts.
 
     `launches` are the run's launch documents by time, without the one that is asking and those that live. `saved_at`
-    (RFC 3339, UTC): when the run last acknowledged a checkpoint, which forgives what was launched before.
+    (RFC 3339, UTC): when the run last acknowledged a checkpoint, which forgives what was launched before. A bootstrap
+    whose boot has failed counts by the same rule (userdata/report.py).
     """
     count = 0
     for launch in launches:
-        if launch.get("acknowledged") or str(launch.get("time", "")) < saved_at:
+        if launch.get("acknowledged"):
             count = 0
-        elif launch.get("outcome") not in ("interrupted", BARRED):
+        elif str(launch.get("time", "")) >= saved_at and launch.get("outcome") not in ("interrupted", BARRED):
             count += 1
     return count
 

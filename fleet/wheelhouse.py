@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path, PurePosixPath
 
+from spotheal.agent.aws import SERVICES
 from spotheal.agent.errors import ConfigError
 
 ROOTS = ("boto3", "requests", "tenacity", "structlog")
 # structlog needs it on Python 3.10, which an instance may have though this machine has a newer one.
 EXTRA = ("typing-extensions",)
 OWN_PACKAGES = ("agent", "training", "userdata")
-AWS_SERVICES = ("ec2", "s3", "sts", "ssm", "secretsmanager", "sns")
 MANIFEST_NAME = "manifest.json"
 _KEPT = 4
 _FORMAT = 1  # part of the cache's key: another way of zipping is another wheelhouse
@@ -148,7 +148,7 @@ def _files_of(dist: metadata.Distribution) -> dict[str, Path]:
             continue
         if PurePosixPath(path).name in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "WHEEL"):
             continue
-        if (data := _BOTOCORE_DATA.match(path)) and data.group(2) not in AWS_SERVICES:
+        if (data := _BOTOCORE_DATA.match(path)) and data.group(2) not in SERVICES:
             continue
         kept[path] = Path(str(dist.locate_file(entry)))
     for path in compiled:
@@ -178,7 +178,7 @@ def _own_files() -> dict[str, Path]:
 def _digest(parts: Iterable[metadata.Distribution], own: dict[str, Path]) -> str:
     versions = sorted(f"{part.metadata['Name']}=={part.version}" for part in parts)
     contents = [f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for name, path in sorted(own.items())]
-    return hashlib.sha256("\n".join([str(_FORMAT), *AWS_SERVICES, *versions, *contents]).encode()).hexdigest()
+    return hashlib.sha256("\n".join([str(_FORMAT), *SERVICES, *versions, *contents]).encode()).hexdigest()
 
 
 # ----------------------------------------------------------------------------------------------------------- the wheels

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -44,6 +44,8 @@ class Cloud:
     refused_cancels: int = 0
     ec2_refuses: bool = False
     tagged_instances: int = 0  # of the run, with a reason
+    absent: int = 403  # what S3 answers for an absent key; AWS: 403 or 404, by whether the role may list it
+    states: dict[str, tuple[str, str]] = field(default_factory=dict)  # instance -> state and its reason's code
     times: dict[object, float] = field(default_factory=dict)  # monotonic, of the last request of a kind
 
     def document(self, key: str) -> dict[str, object]:
@@ -52,6 +54,29 @@ class Cloud:
 
     def environment(self) -> dict[str, str]:
         return {"AWS_ENDPOINT_URL": self.endpoint, "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.imds.endpoint}
+
+    def page(self, prefix: str, token: str) -> str:
+        """S3's list, by key, two objects a page. Objects stand in the dictionary in the order they were written."""
+        keys = sorted(key for key in self.objects if key.startswith(prefix))
+        written = {key: f"2026-11-21T10:00:{number:02}.000Z" for number, key in enumerate(self.objects)}
+        start = int(token or 0)
+        rows = "".join(
+            f"<Contents><Key>{PREFIX}/{key}</Key><LastModified>{written[key]}</LastModified></Contents>"
+            for key in keys[start : start + 2]
+        )
+        more = f"<NextContinuationToken>{start + 2}</NextContinuationToken>" if keys[start + 2 :] else ""
+        return f"<ListBucketResult>{more}{rows}</ListBucketResult>"
+
+    def described(self, instances: Iterable[str]) -> str:
+        """EC2's answer; an instance that has no state here is not shown."""
+        found = []
+        for name in instances:
+            if name in self.states:
+                state, reason = self.states[name]
+                why = f"<stateReason><code>{reason}</code><message/></stateReason>" if reason else ""
+                fields = f"<instanceId>{name}</instanceId><instanceState><name>{state}</name></instanceState>"
+                found.append(f"<item><instancesSet><item>{fields}{why}</item></instancesSet></item>")
+        return f"<DescribeInstancesResponse>{''.join(found)}</DescribeInstancesResponse>"
 
     def put_wheels(self, wheels: Mapping[str, bytes]) -> str:
         """Store `wheels` with their manifest; returns the manifest's sha256."""
@@ -129,24 +154,27 @@ def _handler(cloud: Cloud) -> type[BaseHTTPRequestHandler]:
             split = urlsplit(self.path)
             asked = "ListBucket" if split.query else {"PUT": "PutObject", "GET": "GetObject"}[self.command]
             aws_calls.notes.add(("instance", f"s3:{asked}"))
-            if split.query:
-                prefix = parse_qs(split.query)["prefix"][0]
-                keys = [f"{PREFIX}/{key}" for key in sorted(cloud.objects)]
-                rows = "".join(f"<Contents><Key>{key}</Key></Contents>" for key in keys if key.startswith(prefix))
-                return self._answer(200, f"<ListBucketResult>{rows}</ListBucketResult>".encode())
-            key = unquote(split.path).removeprefix(f"/{BUCKET}/{PREFIX}/")
-            cloud.asked.append((self.command, key))
-            cloud.times[self.command, key] = time.monotonic()
+            query = {name: values[0] for name, values in parse_qs(split.query).items()}
+            key = query.get("prefix", "").removeprefix(f"{PREFIX}/") or unquote(split.path).removeprefix(
+                f"/{BUCKET}/{PREFIX}/"
+            )
+            command = "LIST" if query else self.command
+            cloud.asked.append((command, key))
+            cloud.times[command, key] = time.monotonic()
             if cloud.faults.get(key):
                 status = cloud.faults[key].pop(0)
                 if status == 0:
                     return self.connection.close()
                 return self._answer(status, b"<Error><Code>SlowDown</Code></Error>" if status == 503 else b"")
+            if query:
+                return self._answer(200, cloud.page(key, query.get("continuation-token", "")).encode())
             if self.command == "PUT":
+                cloud.objects.pop(key, None)
                 cloud.objects[key] = body
                 return self._answer(200, b"")
             if key not in cloud.objects:
-                return self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+                code = "AccessDenied" if cloud.absent == 403 else "NoSuchKey"
+                return self._answer(cloud.absent, f"<Error><Code>{code}</Code></Error>".encode())
             self._answer(200, cloud.objects[key])
 
         def _ec2(self, form: dict[str, str]) -> None:
@@ -155,6 +183,9 @@ def _handler(cloud: Cloud) -> type[BaseHTTPRequestHandler]:
             cloud.times[form["Action"]] = time.monotonic()
             if cloud.ec2_refuses:
                 return self._answer(403, b"<Errors><Error><Code>UnauthorizedOperation</Code></Error></Errors>")
+            if form.get("Filter.1.Name") == "instance-id":
+                asked = (value for name, value in form.items() if name.startswith("Filter.1.Value."))
+                return self._answer(200, cloud.described(asked).encode())
             if "Filter.1.Name" in form:
                 found = "<item><instanceId>i-1</instanceId></item>" * cloud.tagged_instances
                 return self._answer(200, f"<DescribeInstancesResponse>{found}</DescribeInstancesResponse>".encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import subprocess
@@ -12,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from spotheal.agent.aws import SERVICES
 from spotheal.agent.errors import ConfigError
 from spotheal.fleet import wheelhouse
 from spotheal.fleet.wheelhouse import Wheelhouse
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +100,28 @@ def test_a_package_that_needs_compiled_code_is_refused() -> None:
 def test_a_missing_need_names_itself() -> None:
     with pytest.raises(ConfigError, match="no-such-distribution"):
         wheelhouse.needed(["no-such-distribution"])
+
+
+def test_the_wheels_hold_each_service_that_the_agent_makes_a_client_of(house: Wheelhouse) -> None:
+    """One that was missing let each machine of a run start its agent for ever: `[fleet] on_demand_after`."""
+    asked = {service for path in sorted((ROOT / "agent").rglob("*.py")) for service in clients_made(path.read_text())}
+    assert asked == set(SERVICES)
+    (botocore,) = [house.folder / wheel.name for wheel in house.wheels if wheel.name.startswith("botocore-")]
+    with zipfile.ZipFile(botocore) as archive:
+        models = {name.split("/")[2] for name in archive.namelist() if name.endswith("/service-2.json.gz")}
+    assert models == set(SERVICES)
+
+
+def clients_made(text: str) -> set[str]:
+    """The services of all calls of `client("...")` and `_client("...")`, of whatever object."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in ("client", "_client"):
+                found.add(str(node.args[0].value))
+    return found
+
+
+def test_a_client_is_found_however_it_is_asked_for() -> None:
+    assert clients_made('aws.client("a", region); self._client("b"); client("c"); given.client(name)') == set("abc")

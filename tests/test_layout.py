@@ -22,7 +22,8 @@ AGENT_THIRD_PARTY = {"boto3", "botocore", "requests", "tenacity", "structlog"}
 FLEET_THIRD_PARTY = {"yaml", "botocore", "boto3", "typer", "click", "rich", "requests", "tomli"}
 STDLIB_ONLY = ("agent/names.py", "agent/contract.py", "agent/clock.py", "agent/errors.py", "agent/volume/plan.py",
                "training/hyperparameters.py",
-               "userdata/bootstrap.py", "userdata/prepare.py", "userdata/__init__.py", "userdata/minified.py",
+               "userdata/__init__.py", "userdata/minified.py", "userdata/report.py", "userdata/bootstrap.py",
+               "userdata/start.py", "userdata/prepare.py",
                "iam/calls.py", "iam/policies.py", "iam/evaluation.py",
                "fleet/rehearsal/programs/init.py", "fleet/rehearsal/programs/stand_in.py")  # fmt: skip
 # Modules of ours that a package may import; a name covers what is below it.

@@ -19,7 +19,7 @@ from pythons_here import pythons
 from spotheal.userdata.minified import minified
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRAMS = ("bootstrap", "prepare")
+PROGRAMS = ("report", "bootstrap", "prepare")
 _MAKE = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -35,7 +35,8 @@ def made_by(version: str, program: str) -> str:
     """The Python program in the user data that the Python `version` makes."""
     argv = [pythons()[version], "-I", "-B", "-c", _MAKE, str(ROOT / ".ci/import_path"), program]
     text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    payload = re.search(r"^BOOTSTRAP='([^']+)'$", text, re.MULTILINE)
+    name = "REPORT" if program == "report" else "BOOTSTRAP"
+    payload = re.search(rf"^{name}='([^']+)'$", text, re.MULTILINE)
     assert payload
     return gzip.decompress(base64.b85decode(payload.group(1))).decode()
 

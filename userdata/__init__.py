@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from spotheal.userdata.minified import minified
 
-PAYLOADS = ("BOOTSTRAP", "CONFIG", "MANIFEST_SHA256")
+PAYLOADS = ("REPORT", "BOOTSTRAP", "CONFIG", "MANIFEST_SHA256")
 _COMMENT = re.compile(r"\s*#(?! spotheal:)")
 # The digits of base85: no quote, no backslash, no space, so that within single quotes no shell interprets them.
 _HARMLESS = re.compile(r"[A-Za-z0-9!#$%&()*+;<=>?@^_`{|}~-]+")
@@ -23,9 +23,10 @@ def stub() -> str:
 
 
 @cache
-def bootstrap() -> str:
-    """The Python program that the stub unpacks and runs: installs the agent from the store and starts it."""
-    return minified(_text("bootstrap.py"))
+def program(name: str) -> str:
+    """The Python programs that the stub unpacks: `bootstrap` installs the agent from the store and starts it, `report`,
+    which it imports, counts a boot that failed."""
+    return minified(_text(f"{name}.py")).replace("from spotheal.userdata.report import", "from report import")
 
 
 def unit() -> str:
@@ -56,13 +57,14 @@ def fill(payloads: Mapping[str, str]) -> str:
 
 def render(config: str, manifest_sha256: str) -> str:
     """The user data for an instance: `config` is InstanceConfig's JSON. Its size is the caller's to check."""
-    return fill({"BOOTSTRAP": packed(bootstrap()), "CONFIG": packed(config), "MANIFEST_SHA256": manifest_sha256})
+    programs = {"REPORT": packed(program("report")), "BOOTSTRAP": packed(program("bootstrap"))}
+    return fill({**programs, "CONFIG": packed(config), "MANIFEST_SHA256": manifest_sha256})
 
 
 def render_prepare(config: str) -> str:
     """The user data of a short-lived instance that fills a volume: `config` is what prepare.py reads (JSON)."""
-    program = packed(_text("prepare.py"))
-    return fill({"BOOTSTRAP": program, "CONFIG": packed(config), "MANIFEST_SHA256": "0" * 64})
+    programs = {"REPORT": packed(""), "BOOTSTRAP": packed(_text("prepare.py"))}
+    return fill({**programs, "CONFIG": packed(config), "MANIFEST_SHA256": "0" * 64})
 
 
 def _text(name: str) -> str:

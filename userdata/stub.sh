@@ -1,14 +1,16 @@
 #!/bin/sh
 # spotheal: user data of an instance. Fixed text: no value is ever written into this shell program.
 #
-# For the renderer: each of the three words between @ below stands once, in single quotes, and is replaced by digits of
+# For the renderer: each of the words between @ below stands once, in single quotes, and is replaced by digits of
 # base85 only, which no shell interprets there (userdata/__init__.py, fill; nothing else is replaced):
+#   REPORT           base85 of the gzipped report.py, which bootstrap.py imports
 #   BOOTSTRAP        base85 of the gzipped bootstrap.py
 #   CONFIG           base85 of the gzipped configuration (JSON)
 #   MANIFEST_SHA256  hex digest of agent/manifest.json in the run's store
 #
-# Finds a Python, unpacks the two files below $SPOTHEAL_ROOT/opt/spotheal and goes on in bootstrap.py. Running it
-# again is harmless.
+# Finds a Python, unpacks the files below $SPOTHEAL_ROOT/opt/spotheal and runs bootstrap.py. Running it again is
+# harmless.
+REPORT='@REPORT@'
 BOOTSTRAP='@BOOTSTRAP@'
 CONFIG='@CONFIG@'
 MANIFEST_SHA256='@MANIFEST_SHA256@'
@@ -27,8 +29,11 @@ say() {
     return 0
 }
 
+# What no program here can count. A machine that switched itself off would be replaced, and so on without end: this one
+# stays up, and `fleetctl status` shows these lines.
 fail() {
     say "this machine cannot start the job: $*"
+    say "it stays up, since nothing here can count that failure; next: fleetctl cancel"
     exit 1
 }
 
@@ -58,7 +63,8 @@ sys.stdout.buffer.write(gzip.decompress(base64.b85decode(sys.stdin.read())))' >"
 }
 
 put() {
-    mkdir -p "$1" && printf '%s' "$BOOTSTRAP" | unpack "$1/bootstrap.py" && printf '%s' "$CONFIG" | unpack "$1/config.json"
+    mkdir -p "$1" && printf '%s' "$REPORT" | unpack "$1/report.py" &&
+        printf '%s' "$BOOTSTRAP" | unpack "$1/bootstrap.py" && printf '%s' "$CONFIG" | unpack "$1/config.json"
 }
 
 umask 022
@@ -79,5 +85,13 @@ if ! put "$home"; then
     put "$place" || fail "$stuck"
 fi
 umask 022
-exec "$python" -I "$place/bootstrap.py" "$MANIFEST_SHA256" "$stuck"
-
+# In processes of their own, so that the end of each is seen: 3 is a failure that it has reported.
+"$python" -EsB "$place/bootstrap.py" "$MANIFEST_SHA256" "$stuck"
+case $? in
+    0) exit 0 ;;
+    3) exit 1 ;;
+esac
+why="bootstrap.py died in $python; its last lines on the console say why"
+"$python" -EsB "$place/report.py" "$why"
+[ $? -eq 3 ] || fail "$why"
+exit 1

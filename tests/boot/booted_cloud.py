@@ -29,13 +29,14 @@ TRAINER = Path(__file__).parent / "count_steps.py"
 FLEET: dict[str, Any] = {
     "TargetCapacity": 1,
     "AllocationStrategy": "priceCapacityOptimized",
-    "IamFleetRole": "arn:aws:iam::123456789012:role/spotheal-fleet",
+    "IamFleetRole": "arn:aws:iam::123456789012:role/aws-ec2-spot-fleet-tagging-role",
     "LaunchSpecifications": [
         {
             "ImageId": "ami-0027dfad6168539c7",
             "InstanceType": "g5.xlarge",
             "Placement": {"AvailabilityZone": "us-west-2a, us-west-2b"},
-            "IamInstanceProfile": {"Arn": "arn:aws:iam::123456789012:instance-profile/spotheal-instance"},
+            # The job's own role, as `init` writes it.
+            "IamInstanceProfile": {"Arn": "arn:aws:iam::123456789012:instance-profile/spotheal-job-counting"},
         }
     ],
 }

@@ -1,0 +1,232 @@
+"""Tries the agent that bootstrap.py has installed, and starts it. Standard library only; runs in the agent's Python.
+
+    python -m spotheal.userdata.start MANIFEST_SHA256        once: on standard output one line, what happened; exit code
+                                                             1 and why, if the agent cannot run here
+    python -m spotheal.userdata.start keep MANIFEST_SHA256   run the agent, again whenever it ends with anything but 0
+
+It comes with the wheels and not in the user data, which has no room for what is needed only after they are unpacked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = os.environ.get("SPOTHEAL_ROOT", "").rstrip("/")
+HOME = ROOT + "/opt/spotheal"
+LOG = ROOT + "/var/log/spotheal/user-data.log"
+AGENT = [HOME + "/agent/bin/python", "-I", "-m", "spotheal.agent"]
+RUN = [*AGENT, "run", "--config", HOME + "/config.json"]
+CHECK = [*AGENT, "check", "--config", HOME + "/config.json"]
+UNITS = "/etc/systemd/system/"
+NEEDRESTART = "/etc/needrestart/conf.d/"
+DEBIAN = "/etc/debian_version"
+# Passed on to the agent where systemd starts it.
+ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_EC2_METADATA_SERVICE_ENDPOINT", "AWS_CA_BUNDLE")
+PROXIES = ("http_proxy", "https_proxy", "no_proxy")
+RESTART_SECONDS_MAX = 10.0
+RUNNING_SECONDS = 30.0  # how long systemd is asked whether the agent runs, to say it here
+# An agent that ends this often within this time never gets to work, and is a boot that failed. More than the ten starts
+# after which an agent that does get to work parks the run itself (agent/finish.py).
+STARTS_MAX, STARTS_SECONDS = 15, 300.0
+CANNOT_STAY_UP = f"the agent ended {STARTS_MAX} times within {STARTS_SECONDS:.0f} s"
+# Counts that boot and switches the machine off. Where it cannot be counted, the agent is started again.
+FAILED_UNIT = """[Unit]
+Description=spotheal: counts an agent that cannot stay up as a boot that failed
+
+[Service]
+Type=oneshot
+EnvironmentFile=-/opt/spotheal/environment
+ExecStart=-/bin/sh -c 'exec {python} -EsB {home}/bootstrap.py {manifest} "{why}; it last said: \
+$$(journalctl _SYSTEMD_UNIT=spotheal-agent.service -n 1 -o cat)"'
+ExecStart=systemctl reset-failed spotheal-agent.service
+ExecStart=systemctl start --no-block spotheal-agent.service
+StandardOutput=journal+console
+StandardError=journal+console
+"""
+
+
+class CannotStart(Exception):
+    """The text says why in one line."""
+
+
+def say(text: str) -> None:
+    line = f"spotheal: {text}\n"
+    sys.stderr.write(line)
+    try:
+        with open(LOG, "a", encoding="utf-8") as file:
+            file.write(line)
+    except OSError:
+        pass
+
+
+def check() -> None:
+    """An agent that cannot be imported here, or refuses its configuration, would be started again for ever."""
+    done = subprocess.run(CHECK, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode != 0:
+        said = done.stderr.strip() or f"it ended with {done.returncode}"
+        raise CannotStart("the agent cannot run here: " + said.split("\n")[-1])
+
+
+def make_user(cage: dict[str, str]) -> None:
+    """The trainer's user: no login, no rights. Only where the whole machine is ours."""
+    if ROOT or os.getuid() != 0 or cage["mode"] == "off":
+        return
+    try:
+        pwd.getpwnam(cage["user"])
+    except KeyError:
+        argv = ["useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]
+        argv += ["--shell", "/usr/sbin/nologin", cage["user"]]
+        try:
+            subprocess.run(argv, check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            why = (getattr(error, "stderr", "") or str(error)).strip()
+            raise CannotStart(f"the trainer's user {cage['user']} cannot be made: {why}") from None
+
+
+# ------------------------------------------------------------------------------------------------------------- systemd
+def has_systemd() -> bool:
+    """Whether systemd runs here and the machine is ours."""
+    return not ROOT and os.getuid() == 0 and os.path.isdir("/run/systemd/system")
+
+
+def systemctl(*argv: str) -> str:
+    done = subprocess.run(["systemctl", *argv], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise CannotStart(f"systemctl {argv[0]} failed: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def mount_unit(path: str) -> str:
+    """systemd's name of the unit of what is mounted at `path` (systemd-escape --path --suffix=mount)."""
+    joined = "/".join(part for part in path.split("/") if part not in ("", "."))
+    plain = "".join(c if c.isalnum() or c in ":_./" else f"\\x{ord(c):02x}" for c in joined)
+    return ("\\x2e" + plain[1:] if plain.startswith(".") else plain).replace("/", "-") + ".mount"
+
+
+def write_units(config: dict[str, Any], manifest_sha256: str) -> None:
+    shutil.copyfile(Path(__file__).with_name("spotheal-agent.service"), UNITS + "spotheal-agent.service")
+    # At shutdown systemd unmounts all it sees mounted. Between two saves it would find the volume idle, and the last
+    # checkpoint would go to the folder below: the mount has to wait for the agent.
+    os.makedirs(UNITS + "spotheal-agent.service.d", exist_ok=True)
+    _write(UNITS + "spotheal-agent.service.d/volume.conf", f"[Unit]\nAfter={mount_unit(config['volume']['mount'])}\n")
+    failed = FAILED_UNIT.format(python=sys.executable, home=HOME, manifest=manifest_sha256, why=CANNOT_STAY_UP)
+    _write(UNITS + "spotheal-failed.service", failed)
+    lines = [f'{name}="{value}"\n' for name, value in os.environ.items() if _is_passed_on(name)]
+    _write(HOME + "/environment", "".join(lines))
+
+
+def _is_passed_on(name: str) -> bool:
+    return name.startswith("AWS_ENDPOINT_URL_") or name in ENDPOINTS or name.lower() in PROXIES
+
+
+def keep_from_needrestart() -> None:
+    """Ubuntu's needrestart restarts each service whose libraries were upgraded, unattended upgrades included: the
+    trainer would lose its machine's time for a handover, or its steps since the last save.
+
+    https://discourse.ubuntu.com/t/needrestart-changes-in-ubuntu-24-04-service-restarts/44671
+    """
+    if not os.path.isdir(os.path.dirname(NEEDRESTART.rstrip("/"))) and not os.path.exists(DEBIAN):
+        return
+    try:
+        os.makedirs(NEEDRESTART, exist_ok=True)
+        _write(NEEDRESTART + "spotheal.conf", "$nrconf{override_rc}{qr(^spotheal-)} = 0;\n")
+    except OSError as error:
+        say(f"an upgrade of this machine's packages may restart the agent: {error}")
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def start(config: dict[str, Any], manifest_sha256: str) -> str:
+    """Under systemd where it runs and the machine is ours, else as a process of its own that is started again.
+
+    Returns what came of it.
+    """
+    if not has_systemd():
+        argv = [sys.executable, "-I", "-m", "spotheal.userdata.start", "keep", manifest_sha256]
+        here = ROOT or "/"
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True, cwd=here)
+        return "the agent is started"
+    write_units(config, manifest_sha256)
+    keep_from_needrestart()
+    systemctl("daemon-reload")
+    systemctl("enable", "--now", "--no-block", "spotheal-agent.service")
+    limit, state = time.monotonic() + RUNNING_SECONDS, ""
+    while time.monotonic() < limit and state != "active":
+        time.sleep(0.05)
+        state = systemctl("show", "--property=ActiveState", "--value", "spotheal-agent.service")
+    if state == "active":
+        return "the agent runs"
+    return f"the agent is not up after {RUNNING_SECONDS:.0f} s ({state}): `systemctl status spotheal-agent`"
+
+
+# ------------------------------------------------------------------------------------------------------ without systemd
+def keep(manifest_sha256: str) -> int:
+    """Run the agent until it ends with 0 or we are asked to end; one keeper a machine."""
+    os.makedirs(ROOT + "/run/spotheal", exist_ok=True)
+    lock = open(ROOT + "/run/spotheal/keeper.lock", "w", encoding="ascii")  # noqa: SIM115 (held for life)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        say("the agent runs already")
+        return 0
+    agent: subprocess.Popen[bytes] | None = None
+    asked = False
+
+    def end(*_: object) -> None:
+        nonlocal asked
+        asked = True
+        if agent is None or agent.poll() is not None:
+            sys.exit(0)
+        agent.terminate()
+
+    signal.signal(signal.SIGTERM, end)
+    pause = 0.5
+    starts: list[float] = []
+    while True:
+        began = time.monotonic()
+        starts = [*starts[1 - STARTS_MAX :], began]
+        agent = subprocess.Popen(RUN, stdin=subprocess.DEVNULL)
+        if asked:
+            agent.terminate()
+        code = agent.wait()
+        if code == 0 or asked:
+            return 0
+        if len(starts) == STARTS_MAX and time.monotonic() - starts[0] < STARTS_SECONDS:
+            why = f"{CANNOT_STAY_UP}, the last time with {code}"
+            subprocess.run([sys.executable, "-EsB", HOME + "/bootstrap.py", manifest_sha256, why], cwd=ROOT or "/")
+            starts = []  # it could not be counted, else this machine would be off
+        pause = 1.0 if time.monotonic() - began > 60.0 else min(2 * pause, RESTART_SECONDS_MAX)
+        say(f"the agent ended with {code}; it is started again in {pause:.0f} s")
+        time.sleep(pause)
+
+
+def main() -> int:
+    if sys.argv[1] == "keep":
+        return keep(sys.argv[2])
+    with open(HOME + "/config.json", encoding="utf-8") as file:
+        config = json.load(file)
+    try:
+        check()
+        make_user(config["cage"])
+        print(start(config, sys.argv[1]))
+        return 0
+    except (CannotStart, OSError) as error:
+        print(error)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
