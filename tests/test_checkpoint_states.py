@@ -42,6 +42,21 @@ def test_frozen_sets_come_back_as_items_of_sets_and_as_keys(value: Any, tmp_path
     assert with_one.set_aside == []
 
 
+def test_a_generators_state_among_other_tensors_can_be_given_to_a_generator(tmp_path: Path) -> None:
+    """torch reads it from the start of the storage; StatefulDataLoader(shuffle=True) failed at every resume."""
+    store, generator = Store(tmp_path), torch.Generator().manual_seed(3)
+    flag = torch.ones(1, dtype=torch.uint8)
+    store.save_now(1, {"numbers": torch.arange(9.0), "flag": flag, "g": generator.get_state()})
+    expected = torch.rand(4, generator=generator)
+    loaded = store.load()
+    store.close()
+    assert loaded is not None
+    assert loaded.tree["g"].storage_offset() == 0
+    other = torch.Generator()
+    other.set_state(loaded.tree["g"])
+    assert torch.equal(torch.rand(4, generator=other), expected)
+
+
 @pytest.mark.parametrize(
     "value",
     [

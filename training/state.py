@@ -49,7 +49,20 @@ def pack(tree: Any) -> tuple[dict[str, torch.Tensor], Any]:
 
 def unpack(values: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """The tree again. ValueError, KeyError, TypeError or RecursionError where `values` was not made by `pack`."""
-    return _unpack(values, tensors, {}, 0)
+    return _unpack(values, {name: _at_its_own_start(tensor) for name, tensor in tensors.items()}, {}, 0)
+
+
+_GENERATOR_BYTES_MAX = 8192  # torch's on the CPU takes 5056
+
+
+def _at_its_own_start(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of what may be the state of a torch.Generator, which a part keeps; anything else as it is.
+
+    `Generator.set_state` reads from the start of the storage, whatever the tensor's offset (torch 2.13): there lie
+    other tensors of the file, and it ends with "Invalid mt19937 state" or a segmentation fault.
+    """
+    may_be = tensor.dtype is torch.uint8 and tensor.dim() == 1 and tensor.numel() <= _GENERATOR_BYTES_MAX
+    return tensor.clone() if may_be and tensor.storage_offset() else tensor
 
 
 def _unpack(values: Any, tensors: Mapping[str, torch.Tensor], arrays: dict[str, Any], depth: int) -> Any:
