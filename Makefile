@@ -29,7 +29,7 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	@echo "  torch and torchvision ..."
 	@$(PIP) install --constraint constraints.txt torch torchvision
 	@echo "  the rest ..."
-	@$(PIP) install --constraint constraints.txt --editable '.[rehearsal,training,integrations,test]'
+	@$(PIP) install --constraint constraints.txt --editable '.[rehearsal,training,integrations,streaming,test]'
 	@touch $@
 
 # Debian and Ubuntu ship Python without its venv.
@@ -81,6 +81,7 @@ soak: $(READY)
 	$(VENV)/bin/python bench/recovery.py
 	$(VENV)/bin/python tests/mutants/run.py
 	SPOTHEAL_THROTTLED=1000 $(VENV)/bin/python -m pytest -q tests/test_safety.py
+	SPOTHEAL_STOPS=1 $(VENV)/bin/python -m pytest -q tests/test_streaming_loaders.py
 	SPOTHEAL_EXAMPLES=10000 $(VENV)/bin/python -m pytest -q tests/test_userdata_hostile.py tests/test_redaction.py
 	$(VENV)/bin/python tests/simulation/histories.py $(HISTORIES)
 	SPOTHEAL_LIVES=0:300 $(VENV)/bin/python -m pytest -q tests/second_ec2

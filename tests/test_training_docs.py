@@ -32,7 +32,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_every_block_of_the_page_has_a_test() -> None:
     here = {"The store", "The store, copying behind the training", "The sampler", "The notice",
-            "A loop of your own: three lines", "Accelerate"}  # fmt: skip
+            "A loop of your own: three lines", "Streaming data", "Accelerate"}  # fmt: skip
     assert set(documented.blocks()) == here | {
         "Lightning", "Hugging Face Trainer", "Keras 3", "Sharded models: FSDP2"
     }  # fmt: skip
@@ -67,6 +67,15 @@ def test_the_loop_of_three_lines_alone_and_behind_the_samplers_block(pasted: lis
 
 def test_the_samplers_block_stands_behind_its_first_batch(names: dict[str, Any]) -> None:
     assert documented.run("The sampler", names)["position"]["position"] == 8
+
+
+def test_the_block_for_streaming_data(names: dict[str, Any]) -> None:
+    for library in ("torchdata", "datasets"):
+        pytest.importorskip(library, reason=f"needs {library}: pip install '.[streaming]'")
+    from test_streaming_loaders import hugging_face
+
+    documented.run("Streaming data", {**names, "stream": hugging_face()})
+    assert [step for step, _ in Store("checkpoints").slots.found()] == [12]
 
 
 def test_a_user_who_pastes_a_block_below_the_agent_saves_onto_the_volume(

@@ -19,7 +19,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from spotheal.training.files import refuse_unwritable
 from spotheal.training.notice import Watcher
 from spotheal.training.outcome import Outcome, SaveFailed
 from spotheal.training.pace import Every, Pace, interruption_seconds, too_slow
+from spotheal.training.places import Still, begin_without_draws, places, warn_of_another_epoch
 from spotheal.training.report import Metrics, Reporter
 from spotheal.training.sampler import ExactSampler
 
@@ -336,18 +337,60 @@ class Loop:
         if self.sampler is not None:
             session.check_sampler(self.sampler)
             session.next_ids = lambda: list(self.sampler.next_ids(DIGEST_SAMPLES))
+        self._places, self._still = places(self.parts), Still()
+        self._epochs_done: int | None = None  # None without `epochs`
         session.changed_in_forward = state.changed_in_forward(self.parts)
         if isinstance(model := self.parts.get("model"), torch.nn.Module):
             session.replicated = [one for one in model.parameters() if one.requires_grad]
         tree = session.load(self._gather)
         if tree is not None:
-            state.load_parts(self.parts, tree["parts"])
-            self.step = int(tree["step"])
+            saved = tree["parts"] | self._own_places(tree.get("places", ()))
+            state.load_parts(self.parts, saved)
+            self.step, self._epochs_done = int(tree["step"]), tree.get("epochs_done")
             session.restore_generators()
-            if self.sampler is None and session.ranks.rank == 0:
-                log.warning("resumed at step %d without a sampler: where in the data that was is not known, the loop's"
-                            " epochs begin anew; give resume(sampler=…) an ExactSampler", self.step)  # fmt: skip
+            for name, part in self._places.items():
+                begin_without_draws(part)
+                self._still.look(name, part, saved[name], self.step)
+            self._say_where()
         session.listen()
+
+    def _own_places(self, saved: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """This rank's states of the parts that hold the place in the data, if as many ranks have saved theirs."""
+        ranks = self.session.ranks
+        if len(saved) == ranks.size:
+            return saved[ranks.rank]
+        if self._places and ranks.rank == 0 and max(1, len(saved)) != ranks.size:
+            log.warning("%s: saved by %d ranks, resumed by %d, each where rank 0 was: samples are left out or come"
+                        " twice", ", ".join(self._places), max(1, len(saved)), ranks.size)  # fmt: skip
+        return {}
+
+    def _say_where(self) -> None:
+        """What has the place in the data of the step that is resumed."""
+        if self.session.ranks.rank != 0 or self.sampler is not None:
+            return
+        if self._places:
+            named = ", ".join(f"{name} ({type(part).__name__})" for name, part in self._places.items())
+            log.info("resumed at step %d; the data goes on where it was by the state of %s", self.step, named)
+            return
+        log.warning("resumed at step %d without a sampler: where in the data that was is not known, the loop's epochs"
+                    " begin anew; give resume(sampler=…) an ExactSampler, or resume(loader=…) a loader that has a"
+                    " state", self.step)  # fmt: skip
+
+    @property
+    def epoch(self) -> int:
+        """From 0: the sampler's, or the one of `epochs`."""
+        return int(self.sampler.epoch) if self.sampler is not None else self._epochs_done or 0
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left of `count`, the first of them in its midst after a resume."""
+        self._epochs_done = self.epoch
+        while self.epoch < count:
+            yield self.epoch
+            for name, part in self._places.items():
+                warn_of_another_epoch(name, part, self.epoch)
+            if self.sampler is not None:
+                self.sampler.next_epoch()
+            self._epochs_done += 1
 
     def after_step(self, samples: int = 0, **figures: Any) -> None:
         """One optimizer step is complete, with `samples` of this rank. See Session.after_step.
@@ -359,7 +402,8 @@ class Loop:
         self.step += 1
         if self.sampler is not None:
             self.sampler.advance(samples)
-            figures.setdefault("epoch", self.sampler.epoch)
+        if self.sampler is not None or self._epochs_done is not None:
+            figures.setdefault("epoch", self.epoch)
         self.session.after_step(self.step, self._gather, optimizer=self._optimizer, **figures)
 
     def _refuse_other_samples(self, samples: int) -> None:
@@ -376,7 +420,13 @@ class Loop:
         self.session.finish(self.step, self._gather)
 
     def _gather(self) -> Any:
-        return {"parts": {name: state.part_state(part) for name, part in self.parts.items()}, "step": self.step}
+        parts = {name: state.part_state(part) for name, part in self.parts.items()}
+        for name, part in self._places.items():
+            self._still.look(name, part, parts[name], self.step)
+        tree = {"parts": parts, "step": self.step, "epochs_done": self._epochs_done}
+        if self._places and self.session.ranks.size > 1:  # each rank's loader has a place of its own
+            tree["places"] = self.session.ranks.all({name: parts[name] for name in self._places})
+        return tree
 
 
 def resume(session: Session | str | os.PathLike[str] | None = None, **parts: Any) -> Loop:
