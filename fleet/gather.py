@@ -14,6 +14,7 @@ from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.job_values import seconds
 from spotheal.agent.names import LAYOUT, StoreUrl, default_bucket, new_run_id
 from spotheal.fleet import known_hosts, plan, repository, request, runs, template, userdata, volumes
+from spotheal.fleet.account import existing
 from spotheal.fleet.account.prerequisites import Found, look, look_between
 from spotheal.fleet.config import FleetConfig
 from spotheal.fleet.places import region_of
@@ -138,6 +139,7 @@ def make_plan(
     described = () if offline else _described_templates(session, wanted.fleet)
     found = Found((), wanted.fleet)
     if not offline:
+        notes += existing.check(session, wanted.fleet, described)
         found = look(session, wanted.fleet, job, root, sweep=sweep is not None)
         if shared is not None:
             found = replace(found, steps=(*found.steps, *look_between(session, found.fleet, described)))
@@ -294,29 +296,21 @@ def _identity(
 
 def zones_of(session: Session, fleet: FleetConfig) -> tuple[str, ...]:
     zones = list(fleet.zones)
-    client = session.client("ec2")
-    if fleet.subnets:
-        try:
-            with translated(f"describe {', '.join(fleet.subnets)}"):
-                answer = client.describe_subnets(SubnetIds=list(fleet.subnets))
-        except NotFound as error:
-            error.next_step = (
-                f"is this the account and region that {fleet.source} was written for ({session.account}, "
-                f"{session.region})? `fleetctl init --force` writes it anew"
-            )
-            raise
-        zones += [subnet["AvailabilityZone"] for subnet in answer["Subnets"]]
+    zones += [subnet["AvailabilityZone"] for subnet in existing.subnets(session, fleet)]
     if not zones:
+        ec2 = session.client("ec2")
         with translated("list the availability zones"):
-            answer = client.describe_availability_zones(Filters=[{"Name": "state", "Values": ["available"]}])
+            answer = ec2.describe_availability_zones(Filters=[{"Name": "state", "Values": ["available"]}])
         zones = sorted(zone["ZoneName"] for zone in answer["AvailabilityZones"])
     return tuple(dict.fromkeys(zones))
 
 
 def bucket_exists(session: Session, bucket: str) -> bool:
+    """ConfigError if it is in another region: fleetctl's own client follows S3 there, an instance's bootstrap does
+    not, and each boot would fail (finding recorded.md 3)."""
     try:
         with translated(f"look for bucket {bucket}"):
-            session.client("s3").head_bucket(Bucket=bucket)
+            region = session.client("s3").head_bucket(Bucket=bucket).get("BucketRegion", session.region)
     except NotFound:
         return False
     except PermissionDenied as error:
@@ -326,6 +320,12 @@ def bucket_exists(session: Session, bucket: str) -> bool:
             code=error.code,
             request_id=error.request_id,
         ) from error
+    if region != session.region:
+        raise ConfigError(
+            f"bucket {bucket} is in {region}, and the run's instances are in {session.region}",
+            next_step=f"name a bucket in {session.region} in [store] url of job.toml, or leave url out: request makes "
+            f"one; or --region {region} with a fleet there",
+        )
     return True
 
 
@@ -335,8 +335,12 @@ def _described_templates(session: Session, fleet: FleetConfig) -> list[dict[str,
         named = dict(entry["LaunchTemplateSpecification"])
         version = named.pop("Version", "$Default")
         label = named.get("LaunchTemplateId") or named.get("LaunchTemplateName")
-        with translated(f"read launch template {label}"):
-            answer = session.client("ec2").describe_launch_template_versions(**named, Versions=[version])
+        try:
+            with translated(f"read launch template {label}"):
+                answer = session.client("ec2").describe_launch_template_versions(**named, Versions=[version])
+        except NotFound as error:
+            error.next_step = existing.WRITTEN_FOR_ANOTHER
+            raise
         versions = answer.get("LaunchTemplateVersions", [])
         if not versions:
             raise NotFound(

@@ -77,6 +77,7 @@ class Account:
     def __init__(self, others: dict[str, Any]) -> None:
         self.clock = HandClock()
         self.rules = Rulebook(self.clock)
+        self.rules.world.images["ami-12c6146b"] = "of FLEET"
         self.die_at, self.calls, self.changed = 0, 0, 0
         self._own = InMemoryEc2(self.rules, validate=True)
         self.schedules = Schedules(self.rules)

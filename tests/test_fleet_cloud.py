@@ -193,11 +193,12 @@ def test_a_request_whose_answer_was_lost_is_sent_again_unchanged_though_the_file
 
 def test_subnets_and_the_operators_own_template_are_read_and_nothing_of_theirs_changed(desk: Desk) -> None:
     subnet = next(iter(desk.account.describe_subnets()["Subnets"]))
+    group = desk.account.describe_security_groups()["SecurityGroups"][0]["GroupId"]
     data = {
-        "ImageId": "ami-0123456789abcdef0",
+        "ImageId": "ami-12c6146b",
         "InstanceType": "g5.xlarge",
         "IamInstanceProfile": {"Name": "agent"},
-        "SecurityGroupIds": ["sg-0123456789abcdef0"],
+        "SecurityGroupIds": [group],
     }
     desk.account.create_launch_template(LaunchTemplateName="theirs", LaunchTemplateData=data)
     fleet = {key: value for key, value in FLEET.items() if key != "LaunchSpecifications"}
@@ -212,7 +213,7 @@ def test_subnets_and_the_operators_own_template_are_read_and_nothing_of_theirs_c
     done = desk.good("request", "--yes", "--region", "us-west-2")
     assert done["zones"] == [subnet["AvailabilityZone"]]
     (template,) = done["request"]["create_launch_template"]
-    assert template["LaunchTemplateData"]["SecurityGroupIds"] == ["sg-0123456789abcdef0"]
+    assert template["LaunchTemplateData"]["SecurityGroupIds"] == [group]
     assert template["LaunchTemplateData"]["MetadataOptions"]["HttpTokens"] == "required"
     versions = desk.account.describe_launch_template_versions(LaunchTemplateName="theirs")["LaunchTemplateVersions"]
     assert len(versions) == 1

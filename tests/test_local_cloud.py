@@ -65,7 +65,7 @@ def test_orders_reach_the_cloud(cloud_desk: CloudDesk) -> None:
 
 def test_a_role_made_a_moment_ago_cannot_be_used_yet(cloud_desk: CloudDesk, monkeypatch: pytest.MonkeyPatch) -> None:
     ec2 = owner("ec2")
-    launch = {"ImageId": "ami-12c6146b", "InstanceType": "c7i.large", "MinCount": 1, "MaxCount": 1,
+    launch = {"ImageId": "ami-0027dfad6168539c7", "InstanceType": "c7i.large", "MinCount": 1, "MaxCount": 1,
               "IamInstanceProfile": {"Name": "spotheal-instance"}}  # fmt: skip
     monkeypatch.setattr("spotheal.fleet.rehearsal.account.IAM_SECONDS", 3600.0)
     for name in ("nobody", "spotheal-instance"):

@@ -53,7 +53,8 @@ SERVICE_NAME_CONVERSION.update(
 
 @dataclass
 class Account:
-    """`quotas` by code, to be changed by a scenario. `strict`: roles, profiles and keys must exist to be used."""
+    """`quotas` by code, to be changed by a scenario. `strict`: roles, profiles, keys and images must be there to be
+    used."""
 
     world: World
     strict: bool = False
@@ -73,6 +74,7 @@ class Account:
             policy = AWSManagedPolicy.from_data(name, self.world.account, "us-east-1", data)
             self._iam.managed_policies[policy.arn] = policy
 
+        self.world.images |= {str(self._image(name)["Value"]): name for name in _IMAGES}
         self._open_default_group()
 
     def _open_default_group(self) -> None:
@@ -195,6 +197,12 @@ class Account:
         if found is None or not found.roles or self._is_young(f"profile {name}"):
             return f"Value ({name}) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name"
         return None
+
+    def image_fault(self, image: str) -> str:
+        """Why nothing is launched from `image`; "" if it is there. EC2 looks up `resolve:ssm:…` itself."""
+        if not self.strict or image in self.world.images or not image.startswith("ami-"):
+            return ""
+        return f"The image id '[{image}]' does not exist"
 
     def role_fault(self, arn: str) -> str | None:
         if not self.strict:

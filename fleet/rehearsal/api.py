@@ -84,6 +84,7 @@ class Endpoint:
         rulebook.world.tags_of_file_system = self.efs.tags_of
         self.account = Account(rulebook.world)
         rulebook.world.launch_fault = self.account.check_launch
+        rulebook.world.image_fault = self.account.image_fault
         rulebook.world.role_fault = self.account.role_fault
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self, threaded=True, request_handler=_Quiet)

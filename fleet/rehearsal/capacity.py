@@ -102,7 +102,8 @@ def _fault(world: World, way: Mapping[str, Any]) -> str | None:
     """Why this way can never launch: an image or an instance profile that the scenario has taken away."""
     profile = way["spec"].get("IamInstanceProfile") or {}
     named = (way["spec"].get("ImageId"), profile.get("Name"), profile.get("Arn"))
-    return next((world.unusable[name] for name in named if name in world.unusable), world.launch_fault(way["spec"]))
+    taken = next((world.unusable[name] for name in named if name in world.unusable), None)
+    return taken or world.image_fault(str(way["spec"].get("ImageId", ""))) or world.launch_fault(way["spec"])
 
 
 def _market_price(pool: Place) -> float:

@@ -32,6 +32,7 @@ _RESULT_KEYS = {
     "describe_launch_templates": "LaunchTemplates",
     "describe_launch_template_versions": "LaunchTemplateVersions",
     "describe_fleets": "Fleets",
+    "describe_images": "Images",
 }
 
 

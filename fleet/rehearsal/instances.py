@@ -110,6 +110,8 @@ def run_instances(world: World, params: Params, caller: str | None) -> Item:
         if not params.get(key):
             raise ApiError("MissingParameter", f"The request must contain the parameter {key}")
     user_data(params.get("UserData"))
+    if absent := world.image_fault(params["ImageId"]):
+        raise ApiError("InvalidAMIID.NotFound", absent)
     if fault := world.launch_fault(params):
         raise ApiError("InvalidParameterValue", fault)
     token = params.get("ClientToken", "")

@@ -25,12 +25,13 @@ from spotheal.agent.secret_reference import SecretReference
 from spotheal.fleet import secrets
 from spotheal.fleet.account import network, roles
 from spotheal.fleet.config import FleetConfig, job_file_beside, parse_fleet, read_job
+from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE
 
 REGION = "us-west-2"
 STAND_IN_SECRET = "rehearsal"
 _ACCOUNT = "123456789012"
-_IMAGE = "ami-0027dfad6168539c7"
 _STAND_INS = {"ACCOUNT_NUMBER": _ACCOUNT, "KEYPAIR_NAME": "rehearsal", "SECURITY_GROUP_ID": "sg-0123456789abcdef0"}
+_IAM_ARN = re.compile(r"(arn:aws[a-z-]*:iam::)\d{12}:")
 _PLACEHOLDER = re.compile(r"<([A-Za-z_][A-Za-z0-9_ -]*)>")
 
 # 480 steps of at least 50 ms: half a minute, so that there is a middle to be interrupted in.
@@ -105,7 +106,7 @@ def example_fleet(name: str) -> dict[str, Any]:
         "AllocationStrategy": "priceCapacityOptimized",
         "IamFleetRole": f"arn:aws:iam::{_ACCOUNT}:role/{roles.FLEET_ROLE}",
         "LaunchSpecifications": [
-            {"ImageId": _IMAGE, "InstanceType": kind, "Placement": place, "IamInstanceProfile": profile}
+            {"ImageId": EXAMPLE_IMAGE, "InstanceType": kind, "Placement": place, "IamInstanceProfile": profile}
             for kind in ("g5.xlarge", "g4dn.xlarge")
         ],
     }
@@ -225,7 +226,7 @@ def localise(fleet: FleetConfig, subnets: dict[str, str], template: str) -> tupl
     `subnets` are the rehearsal's, by zone; the operator's are given zones in turn. `template` is the name of a launch
     template of the rehearsal.
     """
-    document = json.loads(json.dumps(fleet.document))
+    document = json.loads(_IAM_ARN.sub(rf"\g<1>{_ACCOUNT}:", json.dumps(fleet.document)))
     notes: list[str] = []
     local = [subnets[zone] for zone in sorted(subnets)]
     theirs = list(dict.fromkeys(fleet.subnets))
@@ -235,6 +236,8 @@ def localise(fleet: FleetConfig, subnets: dict[str, str], template: str) -> tupl
     for spec in document.get("LaunchSpecifications", []):
         _replace_subnets(spec, given)
         spec.pop("KeyName", None)
+        if spec.get("ImageId"):
+            spec["ImageId"] = EXAMPLE_IMAGE
         groups = [group for group in spec.pop("SecurityGroups", []) if group.get("GroupName") == network.SSH_GROUP]
         if groups:  # the one that `request` makes
             spec["SecurityGroups"] = groups
@@ -244,6 +247,8 @@ def localise(fleet: FleetConfig, subnets: dict[str, str], template: str) -> tupl
         config["LaunchTemplateSpecification"] = {"LaunchTemplateName": template, "Version": "$Latest"}
         for override in config.get("Overrides", []):
             _replace_subnets(override, given)
+            if override.get("ImageId"):
+                override["ImageId"] = EXAMPLE_IMAGE
     return replace(fleet, document=document), notes
 
 

@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any
 
 from spotheal.agent.clock import Clock
-from spotheal.fleet.rehearsal import ebs, ec2fleets, fleets, instances, snapshots, spotmarket, tags, templates
+from spotheal.fleet.rehearsal import ebs, ec2fleets, fleets, images, instances, snapshots, spotmarket, tags, templates
 from spotheal.fleet.rehearsal.faults import Faults, ReplyLost
 from spotheal.fleet.rehearsal.world import (
     ApiError,
@@ -39,6 +39,7 @@ OPERATIONS: dict[str, Callable[[World, Mapping[str, Any], str | None], dict[str,
     **ebs.OPERATIONS,
     **snapshots.OPERATIONS,
     **spotmarket.OPERATIONS,
+    **images.OPERATIONS,
     **instances.OPERATIONS,
     **tags.OPERATIONS,
     **templates.OPERATIONS,

@@ -26,6 +26,7 @@ from spotheal.fleet.rehearsal.progress import Display, Silent
 from spotheal.fleet.rehearsal.scenario import Event, Scenario, due, scenario
 from spotheal.fleet.rehearsal.summary import Outcome, Story, Summary, summarise
 from spotheal.fleet.rehearsal.weights import apart
+from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE
 
 if TYPE_CHECKING:
     from spotheal.fleet.gather import Ready
@@ -197,7 +198,7 @@ class _Rehearsal:
             assert missing is not None  # the account is empty
             roles.create_instance_role(session, missing)
             profile = {"Arn": roles.profile_arn(session, role)}
-            data = {"ImageId": "ami-0027dfad6168539c7", "InstanceType": "g5.xlarge", "IamInstanceProfile": profile}
+            data = {"ImageId": EXAMPLE_IMAGE, "InstanceType": "g5.xlarge", "IamInstanceProfile": profile}
             ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
         return jobs.localise(fleet, subnets, name)
 

@@ -18,6 +18,7 @@ from spotheal.agent.clock import Clock
 from spotheal.fleet.rehearsal.faults import Faults
 
 _REMEMBERED_SECONDS = 120.0
+EXAMPLE_IMAGE = "ami-0027dfad6168539c7"  # what rehearsals launch
 
 
 class ApiError(Exception):
@@ -288,6 +289,8 @@ class World:
         self.tags_of_file_system: Callable[[str], Mapping[str, str]] = lambda name: {}  # or of its mount target
         # Why a launch with this specification, or a fleet with this role, cannot be yet; None where it can.
         self.launch_fault: Callable[[Mapping[str, Any]], str | None] = lambda spec: None
+        self.image_fault: Callable[[str], str] = lambda image: ""
+        self.images = {EXAMPLE_IMAGE: "example"}  # names by id
         self.role_fault: Callable[[str], str | None] = lambda arn: None
         self._inside: float | None = None
         self.lag = 0.0  # of the call that is being answered

@@ -1,0 +1,94 @@
+"""A file that was written for another account, region or day is refused before anything is made."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import boto3
+import pytest
+from fleet_desk import BUCKET, FLEET, Desk, desk, moto_clients, wheels
+
+from spotheal.agent.errors import ExitCode
+
+__all__ = ["desk", "moto_clients", "wheels"]  # fixtures
+SUBNET, GROUP, IMAGE = "subnet-0123456789abcdef0", "sg-0123456789abcdef0", "ami-0fedcba9876543210"
+Change = Callable[[dict[str, Any]], None]
+
+
+def write(desk: Desk, change: Change) -> None:
+    fleet = copy.deepcopy(FLEET)
+    change(fleet)
+    (desk.folder / "spot_fleet_config.json").write_text(json.dumps(fleet))
+
+
+def each(**values: Any) -> Change:
+    """Every launch specification with these fields."""
+
+    def change(fleet: dict[str, Any]) -> None:
+        for spec in fleet["LaunchSpecifications"]:
+            spec.update(values)
+
+    return change
+
+
+def in_a_subnet(fleet: dict[str, Any]) -> None:
+    for spec in fleet["LaunchSpecifications"]:
+        del spec["Placement"]
+        spec["SubnetId"] = SUBNET
+
+
+def of_another_account(fleet: dict[str, Any]) -> None:
+    fleet["IamFleetRole"] = "arn:aws:iam::999999999999:role/fleet"
+
+
+def with_a_template(fleet: dict[str, Any]) -> None:
+    del fleet["LaunchSpecifications"]
+    named = {"LaunchTemplateId": "lt-0123456789abcdef0", "Version": "1"}
+    fleet["LaunchTemplateConfigs"] = [{"LaunchTemplateSpecification": named}]
+
+
+@pytest.mark.parametrize(
+    ("change", "named", "code"),
+    [
+        (of_another_account, "is written for account 999999999999", ExitCode.USAGE),
+        (each(IamInstanceProfile={"Arn": "arn:aws:iam::999999999999:instance-profile/agent"}), "999999999999",
+         ExitCode.USAGE),
+        (in_a_subnet, f"subnet {SUBNET}", ExitCode.NOT_FOUND),
+        (each(ImageId=IMAGE), f"image {IMAGE}", ExitCode.NOT_FOUND),
+        (each(SecurityGroups=[{"GroupId": GROUP}]), f"security group {GROUP}", ExitCode.NOT_FOUND),
+        (with_a_template, "lt-0123456789abcdef0", ExitCode.NOT_FOUND),
+    ],
+    ids=["role of another account", "profile of another account", "subnet", "image", "group", "template"],
+)  # fmt: skip
+def test_what_the_account_does_not_have_is_refused_before_anything_is_made(
+    desk: Desk, change: Change, named: str, code: ExitCode
+) -> None:
+    write(desk, change)
+    changed = desk.account.changed
+    refused = desk.run("request", "--yes", "--region", "us-west-2")
+    assert refused.exit_code == code, refused.output
+    assert named in refused.stderr and "fleetctl init --force" in refused.stderr
+    assert desk.account.changed == changed and desk.live_fleets() == []
+
+
+def test_a_key_pair_that_is_gone_is_refused_before_anything_is_made(desk: Desk) -> None:
+    write(desk, each(KeyName="gone"))
+    changed = desk.account.changed
+    refused = desk.run("request", "--yes", "--region", "us-west-2")
+    assert refused.exit_code == ExitCode.NOT_FOUND and "public_key" in refused.stderr
+    assert desk.account.changed == changed
+
+
+@pytest.mark.parametrize("order", [("request", "--yes"), ("volume", "prepare", "--yes", "--", "true")])
+def test_a_bucket_in_another_region_is_refused_with_both_regions(desk: Desk, order: tuple[str, ...]) -> None:
+    """fleetctl's client follows S3's redirect, the bootstrap on an instance does not: no machine could boot."""
+    where = {"LocationConstraint": "eu-west-1"}
+    boto3.client("s3", region_name="eu-west-1").create_bucket(Bucket=BUCKET, CreateBucketConfiguration=where)
+    changed = desk.account.changed
+    refused = desk.run(*order)
+    assert refused.exit_code == ExitCode.USAGE, refused.output
+    assert f"bucket {BUCKET} is in eu-west-1" in refused.stderr and "us-west-2" in refused.stderr
+    assert desk.account.changed == changed and desk.account.rules.volumes() == []
