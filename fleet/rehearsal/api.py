@@ -29,7 +29,7 @@ from werkzeug.serving import make_server
 
 from spotheal.agent.clock import rfc3339
 from spotheal.agent.names import StoreUrl
-from spotheal.fleet.rehearsal import sessions, tags, wire
+from spotheal.fleet.rehearsal import refusals, sessions, tags, wire
 from spotheal.fleet.rehearsal.account import Account
 from spotheal.fleet.rehearsal.authorization import PEOPLE, Authorization
 from spotheal.fleet.rehearsal.batch import Batch
@@ -167,6 +167,9 @@ class Endpoint:
             asked = environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")
             status, document = self.efs.answer(*asked, body)
             return _send(start_response, status, b"" if status == 204 else json.dumps(document).encode())
+        refusal = refusals.of_iam(action, form, self.rulebook.account) if service == "iam" else None
+        if refusal or (service == "sts" and (refusal := refusals.of_sts(action, form))):
+            return _send(start_response, refusal.status, _iam_error(refusal.code, refusal.message))
         if service == "iam" and (full := self.account.size_fault(action, form)):
             return _send(start_response, 409, _iam_error("LimitExceeded", full))
         if service == "iam":
@@ -274,6 +277,8 @@ class Endpoint:
         asked = environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")
         if self.authorization.s3(self._caller(key), *asked):
             return _send(start_response, 403, _ACCESS_DENIED)
+        if refusal := refusals.of_s3(environ, self.rulebook.account):
+            return _send(start_response, refusal.status, _s3_error(refusal))
         operation = f"s3:{environ['REQUEST_METHOD']} {environ.get('PATH_INFO', '')}"
         if environ["REQUEST_METHOD"] == "PUT" and ({"HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH"} & environ.keys()):
             # moto looks and then writes: two claims of one moment would both win. The body is read before the lock.
@@ -375,6 +380,10 @@ def _of_others(action: str, form: dict[str, str]) -> bool:
     """Tags of what moto keeps: subnets, images, security groups."""
     resources = [value for name, value in form.items() if name.startswith("ResourceId.")]
     return action in ("CreateTags", "DeleteTags") and bool(resources) and not any(map(tags.owns, resources))
+
+
+def _s3_error(error: ApiError) -> bytes:
+    return f"<Error><Code>{error.code}</Code><Message>{error.message}</Message></Error>".encode()
 
 
 def _send(start_response: StartResponse, status: int, body: bytes, request_id: str = "") -> Iterable[bytes]:

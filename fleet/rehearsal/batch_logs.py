@@ -80,14 +80,14 @@ class CloudWatchLogs:
         return {"logGroups": [{"logGroupName": name, "arn": f"{self._arn}:{name}:*"} for name in found]}
 
     def _events(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        if int(params.get("limit") or 1) > _LIMIT_MAX:
+            raise ApiError("InvalidParameterException", f"limit must be at most {_LIMIT_MAX}")
         stream = self._group(params).streams.get(params["logStreamName"])
         if stream is None:
             raise ApiError("ResourceNotFoundException", "The specified log stream does not exist.")
         token = params.get("nextToken", "")
         if token and token.split("/")[0][1:] != str(self.tokens):
             raise ApiError("InvalidParameterException", "The specified nextToken is invalid.")
-        if int(params.get("limit") or 1) > _LIMIT_MAX:
-            raise ApiError("InvalidParameterException", f"limit must be at most {_LIMIT_MAX}")
         if not token and not params.get("startFromHead"):
             start = max(0, len(stream) - PAGE)
         else:

@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, unquote
 
 from moto.ec2.models import ec2_backends
 
+from spotheal.fleet.rehearsal.instances import security_groups
 from spotheal.fleet.rehearsal.rulebook import ApiError, Rulebook
 
 PORT = 2049
@@ -180,10 +181,7 @@ class FileSystems:
         return {"address": target.address, "open": is_open, "folder": str(self.folder / target.file_system)}
 
     def _groups_of(self, spec: Mapping[str, Any], vpc: str) -> set[str]:
-        named = [one.get("GroupId") for one in spec.get("SecurityGroups") or [] if isinstance(one, Mapping)]
-        cards = [group for card in spec.get("NetworkInterfaces") or [] for group in card.get("Groups") or []]
-        found = {str(one) for one in [*named, *cards, *(spec.get("SecurityGroupIds") or [])] if one}
-        return found or {self._default_group(vpc)}
+        return set(security_groups(spec)) or {self._default_group(vpc)}
 
     def _lets_in(self, group: str, members: set[str]) -> bool:
         for rule in getattr(self._group(group), "ingress_rules", []):

@@ -101,9 +101,18 @@ def named(items: list[Item], ids: list[str] | None, key: str, code: str) -> list
     found = {item[key]: item for item in items}
     absent = [one for one in ids if one not in found]
     if absent:
-        what = code.partition(".")[0].removeprefix("Invalid").removesuffix("ID").lower()
-        raise ApiError(code, f"The {what} ID{'s' if len(absent) > 1 else ''} '{', '.join(absent)}' do not exist")
+        raise ApiError(code, _absent(code, absent))
     return [found[one] for one in dict.fromkeys(ids)]
+
+
+def _absent(code: str, ids: list[str]) -> str:
+    """In AWS's words, as far as they were recorded."""
+    if code.startswith("InvalidLaunchTemplate"):
+        return "At least one of the launch templates specified in the request does not exist."
+    what = {"InvalidVolume.NotFound": "volume", "InvalidSnapshot.NotFound": "snapshot"}.get(code, "instance ID")
+    if len(ids) > 1:
+        return f"The {what}s '{', '.join(ids)}' do not exist"
+    return f"The {what} '{ids[0]}' does not exist{'' if what == 'instance ID' else '.'}"
 
 
 def page(params: Mapping[str, Any], items: list[Item], key: str, page_size: int, least: int = 1) -> Item:

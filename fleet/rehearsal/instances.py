@@ -302,6 +302,8 @@ def item(world: World, instance: Instance) -> Item:
         "BlockDeviceMappings": _devices(world, instance) if live else [],
         "AmiLaunchIndex": 0,
     }
+    if groups := security_groups(instance.spec):
+        shaped["SecurityGroups"] = [{"GroupId": group} for group in groups]
     if instance.tags:
         shaped["Tags"] = tag_list(instance.tags)
     if instance.is_spot:
@@ -318,6 +320,14 @@ def item(world: World, instance: Instance) -> Item:
         shaped["StateReason"] = {"Code": instance.reason[0], "Message": instance.reason[1]}
     shaped["StateTransitionReason"] = _transition(instance)
     return shaped
+
+
+def security_groups(spec: Mapping[str, Any]) -> list[str]:
+    """Their ids, which a specification may name in three places."""
+    named = [group.get("GroupId") for group in spec.get("SecurityGroups") or [] if isinstance(group, Mapping)]
+    cards = [group for card in spec.get("NetworkInterfaces") or [] for group in card.get("Groups") or []]
+    ids = [*named, *cards, *(spec.get("SecurityGroupIds") or [])]
+    return list(dict.fromkeys(str(group) for group in ids if group))
 
 
 def addresses(instance: Instance) -> tuple[str, str]:

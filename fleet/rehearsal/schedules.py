@@ -72,7 +72,10 @@ class Schedules:
             raise ApiError("ValidationException", f"Invalid Schedule Expression {asked['ScheduleExpression']}.", 400)
         at = datetime.fromisoformat(match.group(1)).replace(tzinfo=timezone.utc)
         kept = {key: value for key, value in asked.items() if key not in ("ClientToken", "Name", "GroupName")}
-        self._all[name] = {"State": "ENABLED", "ScheduleExpressionTimezone": "UTC", **kept}
+        now = self._world.now()
+        made = self._all.get(name, {}).get("CreationDate", now)
+        self._all[name] = {"State": "ENABLED", "ScheduleExpressionTimezone": "UTC", "ActionAfterCompletion": "NONE",
+                           **kept, "CreationDate": made, "LastModificationDate": now}  # fmt: skip
         left = (at - self._world.now()).total_seconds() + LATE_SECONDS
         entry = self._all[name]
         with self.rulebook.inside() as world:
@@ -114,7 +117,9 @@ class Schedules:
         if not match or method not in calls:
             return 400, {"__type": "UnknownOperationException", "message": "not rehearsed"}
         try:
-            return 200, calls[method](unquote(match.group(1)))
+            answer = calls[method](unquote(match.group(1)))
+            moments = {key: moment.timestamp() for key, moment in answer.items() if isinstance(moment, datetime)}
+            return 200, {**answer, **moments}
         except ApiError as error:
             return error.status, {"__type": error.code, "Message": error.message}
 

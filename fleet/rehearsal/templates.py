@@ -117,7 +117,7 @@ def version_of(template: Template, text: str) -> int:
     if not 1 <= number <= len(template.versions):
         raise ApiError(
             "InvalidLaunchTemplateId.VersionNotFound",
-            f"Could not find the specified version {text} for the launch template",
+            f"Could not find the specified version {text} for the launch template with ID {template.id}.",
         )
     return number
 

@@ -1,0 +1,45 @@
+"""What AWS refuses and moto takes, or refuses with another code. Sources: tests/data/aws_facts.toml."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+from moto.iam.models import iam_backends
+from moto.s3.models import s3_backends
+
+from spotheal.fleet.account import service_roles
+from spotheal.fleet.rehearsal.world import ApiError
+
+_SESSION_NAME = re.compile(r"[\w+=,.@-]{2,64}")
+
+
+def of_s3(environ: Mapping[str, Any], account: str) -> ApiError | None:
+    """S3 knows two conditions of a put, `If-None-Match: *` and `If-Match: ETAG`, one at a time."""
+    if environ["REQUEST_METHOD"] == "PUT":
+        absent, same = environ.get("HTTP_IF_NONE_MATCH", ""), environ.get("HTTP_IF_MATCH", "")
+        if absent not in ("", "*") or same == "*" or (absent and same):
+            said = "A header you provided implies functionality that is not implemented"
+            return ApiError("NotImplemented", said, 501)
+    upload = parse_qs(environ.get("QUERY_STRING", "")).get("uploadId", [""])[0]
+    if environ["REQUEST_METHOD"] == "POST" and upload:
+        bucket = s3_backends[account]["aws"].buckets.get(unquote(environ.get("PATH_INFO", "")).split("/")[1])
+        if bucket is not None and upload not in bucket.multiparts:
+            return ApiError("NoSuchUpload", "The specified upload does not exist.", 404)
+    return None
+
+
+def of_iam(action: str, form: Mapping[str, str], account: str) -> ApiError | None:
+    name = service_roles.ROLES.get(form.get("AWSServiceName", "")) if action == "CreateServiceLinkedRole" else None
+    if name is None or all(role.name != name for role in iam_backends[account]["aws"].roles.values()):
+        return None
+    taken = f"Service role name {name} has been taken in this account, please try a different suffix."
+    return ApiError("InvalidInput", taken, 400)
+
+
+def of_sts(action: str, form: Mapping[str, str]) -> ApiError | None:
+    if action != "AssumeRole" or _SESSION_NAME.fullmatch(form.get("RoleSessionName", "")):
+        return None
+    return ApiError("ValidationError", "1 validation error detected: roleSessionName does not match [\\w+=,.@-]*", 400)

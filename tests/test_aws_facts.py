@@ -1,0 +1,107 @@
+"""What AWS itself answered (tests/data/aws_facts.toml), held against the local cloud and against our parsers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from aws_facts import World, facts, holds, table
+from rulebook_world import BEGIN, A, B, Region
+
+from spotheal.agent import aws
+from spotheal.fleet import engine
+from spotheal.fleet.engine import FleetEvent
+from spotheal.fleet.shortage import shortage
+from spotheal.iam.calls import CALLS
+
+FACTS = facts()
+_SERVICES = {"efs": "elasticfilesystem", "service-quotas": "servicequotas"}  # as IAM names them
+
+
+def named(fact: dict[str, Any]) -> str:
+    return f"{fact['service']}: {fact['ask']}"
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    cloud = World()
+    yield cloud
+    cloud.close()
+
+
+@pytest.mark.parametrize("fact", [fact for fact in FACTS if "call" in fact], ids=named)
+def test_the_local_cloud_answers_as_aws_does(world: World, fact: dict[str, Any]) -> None:
+    status, code, said = world.ask(fact)
+    assert (fact["status"], fact.get("code", "")) == (status, code), said
+    assert fact.get("says", "") in said.get("Message", "")
+    assert [field for field in fact.get("fields", []) if not holds(said, field)] == []
+
+
+@pytest.mark.parametrize("fact", [fact for fact in FACTS if "code" in fact], ids=named)
+def test_an_error_code_has_the_class_that_its_situation_needs(fact: dict[str, Any]) -> None:
+    assert fact["kind"] == aws._kind(fact["code"], fact["status"]).__name__
+
+
+@pytest.mark.parametrize("history", table()["history"], ids=lambda history: history["ask"])
+def test_the_cause_of_a_recorded_history_is_right(history: dict[str, Any]) -> None:
+    events = [
+        FleetEvent(BEGIN + timedelta(seconds=second), kind, what, words, "")
+        for second, (kind, what, words) in enumerate(history["events"])
+    ]
+    found = shortage(events)
+    assert history["cause"] == (found.cause if found else "")
+
+
+@pytest.mark.parametrize("history", [one for one in table()["history"] if "order" in one], ids=lambda one: one["order"])
+def test_the_local_cloud_writes_the_history_that_aws_writes(history: dict[str, Any]) -> None:
+    region = Region()
+    if history["order"] == "quota":
+        region.rules.limit_instances(0)
+    else:
+        region.rules.no_capacity([A, B], 3600)
+    fleet = region.a_fleet()
+    region.after(60)
+    written = [event for event in engine.history(region.ec2, fleet, BEGIN) if event.kind in ("error", "information")]
+    kinds = list(dict.fromkeys((event.kind, event.what) for event in written))  # one event a pool
+    assert [(kind, what) for kind, what, _ in history["events"]] == kinds
+    for kind, what, words in history["events"]:
+        assert all(words in event.description for event in written if (event.kind, event.what) == (kind, what))
+
+
+def test_the_local_cloud_changes_what_aws_changes_in_its_echo(world: World) -> None:
+    echoes = {echo["operation"]: echo for echo in table()["echo"]}
+    batch, actions = world.client("batch"), echoes["RegisterJobDefinition"]
+    rules = [{"onReason": "*", "action": action} for action in actions["sent"]]
+    needs = [{"type": "VCPU", "value": "1"}, {"type": "MEMORY", "value": "512"}]
+    batch.register_job_definition(
+        jobDefinitionName="facts", type="container", retryStrategy={"attempts": 2, "evaluateOnExit": rules},
+        containerProperties={"image": "x", "resourceRequirements": needs},
+    )  # fmt: skip
+    (described,) = batch.describe_job_definitions(jobDefinitionName="facts")["jobDefinitions"]
+    assert actions["back"] == [rule["action"] for rule in described["retryStrategy"]["evaluateOnExit"]]
+    region = Region()
+    volume = region.a_volume()
+    snapshot = region.ec2.create_snapshot(VolumeId=volume)
+    seen = [snapshot["Progress"]]
+    for _ in range(2):
+        region.after(44)
+        seen.append(region.snapshot(snapshot["SnapshotId"])["Progress"])
+    assert echoes["CreateSnapshot"]["back"] == seen
+
+
+def test_every_call_of_ours_has_a_fact_or_is_named_as_one_without() -> None:
+    made = {name for call in CALLS for name in call.names}
+    known = {f"{_SERVICES.get(fact['service'], fact['service'])}:{fact['operation']}" for fact in FACTS}
+    known |= {f"{'ec2' if 'napshot' in echo['operation'] else 'batch'}:{echo['operation']}" for echo in table()["echo"]}
+    assert sorted(made - known) == sorted(table()["nothing_recorded"])
+    assert known <= made
+
+
+def test_every_fact_has_its_own_name_and_a_source_that_anybody_can_look_up() -> None:
+    assert [name for name, count in Counter(map(named, FACTS)).items() if count > 1] == []
+    everything = (*FACTS, *table()["history"], *table()["echo"])
+    assert {one["source"] for one in everything} <= set(table()["source"])
+    assert all(source["text"] and source["licence"] for source in table()["source"].values())
