@@ -28,7 +28,8 @@ from spotheal.fleet.rehearsal.stage import ended_by_sigterm, passed_on
 if TYPE_CHECKING:
     from spotheal.fleet.rehearsal.cloud import Cloud
 
-ORDERS = ("state", "interrupt", "kill", "rebalance", "no-capacity", "capacity", "throttle", "next-zone", "quota")
+ORDERS = ("state", "interrupt", "kill", "rebalance", "no-capacity", "capacity", "throttle", "next-zone", "quota",
+          "schedules")  # fmt: skip
 NOTICE_SECONDS = 60.0
 _PATH = "/_cloud/"
 _UNSET = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN")
@@ -107,6 +108,9 @@ def obey(cloud: Cloud, order: str, given: dict[str, str]) -> dict[str, Any]:
         most = given.get("instances", "")
         rules.limit_instances(int(most) if most else None)
         return {"said": f"at most {most} instances" if most else "no limit of instances"}
+    if order == "schedules":
+        count = cloud.endpoint.schedules.bring_forward()
+        return {"said": f"the time of {count} schedules has come" if count else "there is no schedule"}
     live = [one.id for one in rules.instances() if one.state in ("pending", "running") and not one.leaving]
     instance = given.get("instance") or (live[-1] if live else "")
     fault = _fault(order, given)
@@ -144,6 +148,7 @@ def state(cloud: Cloud) -> dict[str, Any]:
         "snapshots": [{"id": one.id, "state": one.state, "tags": dict(one.tags)} for one in rules.snapshots()],
         "fleets": [{"id": one.id, "state": one.state} for one in rules.fleets()],
         "templates": [one.name for one in rules.world.templates.all()],
+        "schedules": cloud.endpoint.schedules.names(),
         "calls": rules.counts(),
     }  # fmt: skip
 

@@ -25,7 +25,7 @@ def cloud(
         typer.Argument(
             metavar="ORDER",
             help="To a cloud that runs: state, interrupt, kill, rebalance, no-capacity, capacity, throttle, next-zone, "
-            "quota. Without: start one.",
+            "quota, schedules (their time has come). Without: start one.",
         ),
     ] = "",
     instance: Annotated[str, typer.Option("--instance", metavar="ID", help="Which one; else the newest.")] = "",
