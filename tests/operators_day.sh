@@ -60,17 +60,17 @@ until [ -f cloud.env ]; do sleep 0.2; kill -0 "$cloud" || die "the local cloud d
 say "init, validate, request --wait"
 "$fleetctl" init --command "python train.py" --gpus 0 --name day
 "$fleetctl" validate
-"$fleetctl" request --yes --wait > wait.out 2> wait.err & waiting=$!
+"$fleetctl" request --yes --wait --timeout 20m > wait.out 2> wait.err & waiting=$!
 until [ "$(ask status 2>/dev/null | get '(d["progress"] or {}).get("step") or 0' 2>/dev/null || echo 0)" -ge 20 ]; do
     kill -0 "$waiting" || die "the request ended: $(tail -5 wait.err)"; sleep 2
 done
 
 say "status, and a shell on the instance"
 "$fleetctl" status
-"$fleetctl" ssh day -- true || die "no shell on the instance"
+"$fleetctl" ssh day --wait --timeout 2m -- true || die "no shell on the instance"
 
 say "logs -f while the instance is taken away"
-"$fleetctl" logs -f --source trainer > steps.log 2> logs.err & following=$!
+"$fleetctl" logs --follow --source trainer > steps.log 2> logs.err & following=$!
 "$fleetctl" cloud interrupt --seconds 60
 wait "$waiting" || die "request --wait ended with $?: $(tail -5 wait.err)"
 tail -1 wait.err
@@ -87,8 +87,10 @@ say "receipt and results"
 grep -q "<svg" report.html || die "the report has no pictures"
 if grep -qE '(src|href)="https?:' report.html; then die "the report loads from elsewhere"; fi
 [ "$(ask report | get 'd["steps"]["lost"] if "lost" in d.get("steps", {}) else 0')" = 0 ] || die "steps were lost"
-"$fleetctl" results ls
-"$fleetctl" results get --to fetched
+"$fleetctl" logs day --store | grep -q "the run is over" || die "the store has no log of the agent"
+"$fleetctl" status --watch --timeout 5m
+"$fleetctl" results ls --only "model*"
+"$fleetctl" results get --to fetched --only model.txt
 [ "$(cat fetched/model.txt)" = 160 ] || die "the result is another"
 
 say "the end: nothing is at work, and what is left is deleted on one yes"

@@ -89,15 +89,20 @@ def test_the_whole_life_of_a_volume(
     (cloud_desk.folder / "job.toml").write_text(
         '[job]\nname = "cifar"\nrepository = "."\ncommand = ["true"]\n[volume]\nname = "cifar-data"\nsize_gib = 2\n'
     )
-    made = cloud_desk.good("volume", "create", "--yes", "--zone", "us-west-2b")
-    assert (made["name"], made["zone"], made["size_gib"], made["role"]) == ("cifar-data", "us-west-2b", 2, "new")
+    made = cloud_desk.good("volume", "create", "--yes", "--zone", "us-west-2b", "--size", "3", "--type", "gp2")
+    assert (made["name"], made["zone"], made["size_gib"], made["role"]) == ("cifar-data", "us-west-2b", 3, "new")
     twice = cloud_desk.run("volume", "create", "--yes")
     assert twice.exit_code == ExitCode.CONFLICT and made["id"] in twice.stderr
 
-    filled = cloud_desk.run("volume", "prepare", "--yes", "--", "sh", "-c", "echo downloading; echo one > one.txt")
+    where = ("--volume", made["id"], "--zone", "us-west-2b", "--instance-type", "c7i.large", "--image", "ami-12c6146b",
+             "--spot")  # fmt: skip
+    filled = cloud_desk.run("volume", "prepare", "--yes", "--hours", "2", *where, "--", "sh", "-c", "echo downloading; echo one > one.txt")
     assert filled.exit_code == 0, filled.output
     assert "downloading" in filled.stdout
-    assert cloud_desk.good("volume", "upload", str(folder), "--to", "more", "--yes")["volume"] == made["id"]
+    filler = cloud_desk.cloud.rules.instances()[-1]
+    assert (filler.type, filler.image, filler.is_spot) == ("c7i.large", "ami-12c6146b", True)
+    sent = cloud_desk.good("volume", "upload", str(folder), "--to", "more", *where, "--yes")
+    assert sent["volume"] == made["id"]
     files = cloud_desk.cloud.volumes.disk(made["id"]).files / "datasets"
     assert (files / "one.txt").read_text() == "one\n"
     assert (files / "more" / "a.bin").read_bytes() == (folder / "a.bin").read_bytes()
@@ -108,7 +113,7 @@ def test_the_whole_life_of_a_volume(
     assert "no space" in failed.stdout and "exit code 3" in failed.stderr
     assert [one for one in cloud_desk.cloud.rules.instances() if one.state == "running"] == []
     (row,) = [one for one in cloud_desk.good("volume", "ls")["volumes"] if one["id"] == made["id"]]
-    assert (row["state"], row["role"], row["dollars_per_month"]) == ("available", "current", 0.16)
+    assert (row["state"], row["role"], row["dollars_per_month"]) == ("available", "current", 0.3)
 
     assert cloud_desk.good("volume", "rm", made["id"], "--yes")["deleted"] == made["id"]
     assert made["id"] not in [one["id"] for one in cloud_desk.good("volume", "ls")["volumes"]]

@@ -40,6 +40,7 @@ from spotheal.fleet.rehearsal.summary import Outcome
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from spotheal.agent.config import JobConfig
     from spotheal.fleet.rehearsal.cloud import Cloud
     from spotheal.fleet.rehearsal.run import Options
     from spotheal.fleet.session import Session
@@ -185,15 +186,20 @@ def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, st
             work.keep(options.keep)
 
 
+def on_batch(job: JobConfig) -> JobConfig:
+    """The job in containers of one GPU, two hosts' worth at once."""
+    table = replace(job.batch, image="rehearsed/spotheal", vcpus=_VCPUS, memory_gib=1.0, gpus=1, attempts=5,
+                    max_vcpus=_HOSTS * _VCPUS, copy_every="10s", instance_types=("g4dn.xlarge",))  # fmt: skip
+    return replace(job, batch=table)
+
+
 class _Array:
     """The rehearsal as it goes on. The operator's side is `Followed`, in a thread, as `batch submit --wait` has it."""
 
     def __init__(self, cloud: Cloud, session: Session, rehearsed: examples.Rehearsed, show: Display) -> None:
         self._cloud, self._session, self._show = cloud, session, show
         self._clock, self._began = SystemClock(), time.monotonic()
-        table = replace(rehearsed.job.batch, image="rehearsed/spotheal", vcpus=_VCPUS, memory_gib=1.0,
-                        max_vcpus=_HOSTS * _VCPUS, copy_every="10s", instance_types=("c6i.xlarge",))  # fmt: skip
-        self._job, self._job_file = replace(rehearsed.job, batch=table), rehearsed.job_file
+        self._job, self._job_file = on_batch(rehearsed.job), rehearsed.job_file
         self._names = Names(self._job.job.name)
         self._root = session.store_root("")
         self._struck: dict[int, str] = {}

@@ -32,6 +32,7 @@ from spotheal.fleet.rehearsal.summary import End, Outcome
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from spotheal.agent.config import JobConfig
     from spotheal.agent.store import Store
     from spotheal.fleet.config import FleetConfig
     from spotheal.fleet.rehearsal.cloud import Cloud
@@ -175,11 +176,7 @@ def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, st
     session = Session(jobs.REGION)
     rehearsed = example(chosen.name, folder / "job")
     file_system = make_file_system(session, rehearsed.fleet)
-    job = replace(
-        rehearsed.job,
-        job=replace(rehearsed.job.job, nodes=f"{LEAST}:{MOST}"),
-        store=replace(rehearsed.job.store, results=f"efs://{file_system}/training"),
-    )
+    job = on_machines(rehearsed.job, file_system)
     ready, _ = stage.request(session, replace(rehearsed, job=job))
     run, store = ready.plan.run, Store(session.client("s3"), ready.plan.store)
     show.event(0.0, f"run {run} requested: {LEAST} to {MOST} machines, checkpoints on {job.store.results}")
@@ -200,6 +197,12 @@ def example(name: str, folder: Path) -> jobs.Rehearsed:
         return jobs.example(folder, command=COMMAND)
     trainer = resources.files("spotheal.training").joinpath("example_fsdp.py").read_text(encoding="utf-8")
     return jobs.example(folder, command=SHARDED_COMMAND, files={"train_fsdp.py": trainer})
+
+
+def on_machines(job: JobConfig, file_system: str) -> JobConfig:
+    """The job on two to three machines, its results on that file system."""
+    nodes = replace(job.job, nodes=f"{LEAST}:{MOST}", nodes_wait="10m")
+    return replace(job, job=nodes, store=replace(job.store, results=f"efs://{file_system}/training"))
 
 
 def make_file_system(session: Session, fleet: FleetConfig) -> str:

@@ -1,0 +1,303 @@
+"""Options of job.toml and of the verbs, each lived once by real machines of the local cloud: `make options`.
+
+A life begins in an empty account with `fleetctl init`, so its machines have the roles that `init` and `request` make.
+The job files are data (`jobs/`): tests/test_options_lived.py reads from them what is lived here.
+"""
+
+from __future__ import annotations
+
+import getpass
+import http.server
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from cloud_desk import CloudDesk, cloud_desk, served
+from moto.sns.models import sns_backends
+from typer.testing import CliRunner
+
+from spotheal.agent.errors import ExitCode
+from spotheal.agent.names import StoreUrl
+from spotheal.agent.store import Store
+from spotheal.fleet.cli import app
+from spotheal.fleet.rehearsal.job import git
+from spotheal.fleet.rehearsal.world import Instance
+
+__all__ = ["cloud_desk", "served"]  # fixtures
+pytestmark = pytest.mark.processes
+HERE = Path(__file__).resolve().parent
+POLICY = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:ListAllMyBuckets", "Resource": "*"}]}
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHV7CLFk6iNkNu8RbUFJzI1Nw5dDF8nGsCGH7bLvrJrP somebody"
+LIFE_SECONDS_MAX = 150.0  # three times what one takes on a quiet machine
+
+
+def until(fact: Callable[[], Any], what: Callable[[], str], seconds: float = LIFE_SECONDS_MAX) -> Any:
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        if found := fact():
+            return found
+        time.sleep(0.5)
+    raise AssertionError(f"not within {seconds:.0f} s: {what()}")
+
+
+class Life:
+    """One run of the job file `name` in a checkout of its own."""
+
+    def __init__(self, desk: CloudDesk, name: str, **words: str) -> None:
+        self.desk, self.name, self.cloud = desk, name, desk.cloud
+        desk.folder.joinpath("train.py").write_text((HERE / "train.py").read_text())
+        git(desk.folder, "add", "train.py")
+        git(desk.folder, "commit", "--quiet", "--message", "A trainer")
+        desk.good("init", "--command", "python train.py", "--gpus", "0", "--name", name, "--volume", "2")
+        text = (HERE / "jobs" / f"{name}.toml").read_text()
+        for word, value in {"PYTHON": sys.executable, **words}.items():
+            text = text.replace(f'"{word}', f'"{value}')
+        desk.folder.joinpath("job.toml").write_text(text)
+
+    def request(self, *options: str) -> dict[str, Any]:
+        self.desk.good("validate")
+        made = self.desk.good("request", "--yes", *options)
+        self.store = Store(boto3.client("s3", region_name="us-west-2"), StoreUrl.parse(made["store"]))
+        return made
+
+    def status(self) -> dict[str, Any]:
+        """Read from the store: `fleetctl status` in this process would take the local cloud's time."""
+        return self.store.read_status() or {}
+
+    def await_step(self, step: int) -> None:
+        def reached() -> bool:
+            return int((self.status().get("progress") or {}).get("step") or 0) >= step
+
+        until(reached, lambda: f"step {step}; {self.last_words()}")
+
+    def await_end(self, phase: str) -> dict[str, Any]:
+        def ended() -> dict[str, Any] | None:
+            found = self.status()
+            return found if found.get("phase") in ("done", "failed", "set-up failed", "parked", "limit") else None
+
+        found = until(ended, lambda: f"the end; {self.last_words()}")
+        assert phase == found["phase"], f"{found['reason']}\n{self.last_words()}"
+        until(lambda: not self.live(), lambda: "the machines are gone")
+        return found
+
+    def live(self) -> list[Instance]:
+        return [one for one in self.cloud.rules.instances() if one.state in ("pending", "running")]
+
+    def last_words(self) -> str:
+        consoles = sorted(self.cloud.folder.glob("instances/*/console.log"))
+        said = "\n".join(f"{one}\n" + "\n".join(one.read_text().splitlines()[-15:]) for one in consoles)
+        return f"{json.dumps(self.status())}\n{said}\n{self.agent_logs()[-5000:]}"
+
+    def agent_logs(self) -> str:
+        return "".join(one.read_text() for one in self.cloud.folder.glob("instances/*/root/var/log/spotheal/agent.log"))
+
+    def results(self, folder: Path) -> list[dict[str, Any]]:
+        """What the trainer was given at each of its starts."""
+        self.desk.good("results", "get", self.name, "--to", str(folder))
+        return [json.loads(path.read_text()) for path in sorted(folder.rglob("given-*.json"), key=_step)]
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.partition("-")[2])
+
+
+@contextmanager
+def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A server on this machine's address in its network (loopback is refused), and what was posted."""
+    posted: list[dict[str, Any]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route, http.server.ThreadingHTTPServer(
+        ("0.0.0.0", 0), Handler
+    ) as server:
+        route.connect(("198.51.100.1", 9))  # sends nothing: only asks the routes
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://{route.getsockname()[0]}:{server.server_port}/", posted
+        server.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(cloud_desk: CloudDesk) -> Iterator[None]:
+    """A life that failed leaves nothing at work for the next one."""
+    yield
+    cloud_desk.cloud.rules.no_capacity((), 0.0)
+    for fleet in cloud_desk.cloud.rules.fleets():
+        if not fleet.state.startswith(("cancelled", "deleted")):
+            for name in ("rescue", "everything", "failing"):
+                cloud_desk.run("cancel", name, "--yes")
+
+
+# ------------------------------------------------------------------------------------------------------------ the lives
+@pytest.mark.parametrize("engine", ["spot-fleet", "ec2-fleet"])
+def test_an_on_demand_machine_trains_on_where_spot_has_no_capacity(
+    cloud_desk: CloudDesk, tmp_path: Path, engine: str
+) -> None:
+    key = tmp_path / "key.pub"
+    key.write_text(KEY)
+    boto3.client("sns", region_name="us-west-2").create_topic(Name="spotheal-rescue")
+    topic = sns_backends["123456789012"]["us-west-2"].topics["arn:aws:sns:us-west-2:123456789012:spotheal-rescue"]
+    with webhook() as (address, posted):
+        life = Life(cloud_desk, "rescue", WEBHOOK=address, PUBLIC_KEY=str(key))
+        if engine == "ec2-fleet":
+            text = cloud_desk.folder.joinpath("job.toml").read_text()
+            cloud_desk.folder.joinpath("job.toml").write_text(text.replace("[fleet]", f'[fleet]\nengine = "{engine}"'))
+        done = life.request(*(["--new-run"] if engine == "ec2-fleet" else []))
+        life.await_step(20)
+        (spot,) = life.live()
+        assert spot.is_spot
+        assert len(cloud_desk.good("cloud", "state")["schedules"]) == 1
+        cloud_desk.good("cloud", "no-capacity", "--seconds", "600")
+        cloud_desk.good("cloud", "kill", "--instance", spot.id)
+        cloud_desk.good("cloud", "schedules")
+        rescuer = until(lambda: next((one for one in life.live() if not one.is_spot), None), lambda: "on-demand")
+        assert cloud_desk.good("cloud", "state")["schedules"] == []
+        life.await_end("done")
+    calls = {"spot-fleet": "modifySpotFleetRequest", "ec2-fleet": "modifyFleet"}
+    (*_, fired) = life.cloud.endpoint.schedules.fired
+    assert (calls[engine], "") == (fired[1], fired[3])
+    assert rescuer.role == "spotheal-job-rescue"
+    agent = life.cloud.machines.get(rescuer.id)
+    assert agent is not None
+    said = (agent.root / "var/log/spotheal/agent.log").read_text()
+    assert "the on-demand rescue has fired" in said and "could not be" not in said
+    assert life.results(tmp_path / engine)[-1]["words"][-1] == "150"
+    assert any("done" in one["text"] for one in posted), posted
+    assert topic.sent_notifications
+    groups = boto3.client("ec2", region_name="us-west-2").describe_security_groups(GroupNames=["spotheal-ssh"])
+    assert "203.0.113.7/32" in json.dumps(groups)
+    assert done["run"] == cloud_desk.good("status", "rescue", "--run", done["run"])["run"]
+
+
+def test_a_run_that_needs_no_rescue_deletes_its_schedule(cloud_desk: CloudDesk, tmp_path: Path) -> None:
+    key = tmp_path / "key.pub"
+    key.write_text(KEY)
+    boto3.client("sns", region_name="us-west-2").create_topic(Name="spotheal-rescue")
+    life = Life(cloud_desk, "rescue", WEBHOOK="", PUBLIC_KEY=str(key))
+    life.request("--new-run")
+    life.await_end("done")
+    assert cloud_desk.good("cloud", "state")["schedules"] == []
+
+
+def test_everything_at_once_and_then_its_data_for_one_that_fails(cloud_desk: CloudDesk, tmp_path: Path) -> None:
+    life = everything(cloud_desk, tmp_path)
+    volumes = [one for one in life.cloud.rules.volumes() if one.tags.get("Name") == "everything-data"]
+    snapshot = boto3.client("ec2", region_name="us-west-2").create_snapshot(VolumeId=volumes[-1].id)["SnapshotId"]
+    until(lambda: life.cloud.rules.snapshots()[-1].state == "completed", lambda: "the snapshot")
+    a_failure_stays_up_to_be_looked_at(cloud_desk, snapshot)
+
+
+def everything(cloud_desk: CloudDesk, tmp_path: Path) -> Life:
+    folder, part = cloud_desk.folder, tmp_path / "part"
+    part.mkdir()
+    (part / "in-the-part").touch()
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "A part"]):
+        git(part, *words)
+    git(folder, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(part), "part")
+    folder.joinpath("inner").mkdir()
+    folder.joinpath("inner", "README").touch()
+    folder.joinpath("trainer-policy.json").write_text(json.dumps(POLICY))
+    git(folder, "add", ".")
+    life = Life(cloud_desk, "everything")
+    git(folder, "branch", "trained")
+    folder.joinpath("train.py").write_text("raise SystemExit('the newest commit, which nobody asked for')")
+    git(folder, "add", "train.py")
+    git(folder, "commit", "--quiet", "--message", "Later")
+    s3 = boto3.client("s3", region_name="us-west-2")
+    s3.create_bucket(Bucket="everything-results", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    put(cloud_desk, "FROM_SSM", "a-secret-of-ssm", "ssm")
+    put(cloud_desk, "FROM_MANAGER", "a-secret-of-the-manager", "secretsmanager")
+    life.request()
+    life.await_step(30)
+    cloud_desk.good("cloud", "next-zone")
+    cloud_desk.good("cloud", "interrupt", "--seconds", "45")
+    life.await_end("done")
+    first, again = life.results(tmp_path / "results")
+    assert ("first", "again") == (first["words"][-1], again["words"][-1])
+    for given in (first, again):
+        environment = {"WORD": "from the environment", "FROM_SSM": "a-secret-of-ssm",
+                       "FROM_MANAGER": "a-secret-of-the-manager", "WORLD_SIZE": ""}  # fmt: skip
+        assert environment == given["environment"]
+        assert "inner" == given["folder"] and ["in-the-part"] == [x for x in given["submodule"] if x != ".git"]
+    assert "setup-was-here" in first["files"] and "setup-was-here" not in again["files"], "run once, kept on the volume"
+    assert 1 == len(first["starts"]) and 2 == len(again["starts"]), "what is kept outlives the machine"
+    keys = [one["Key"] for one in s3.list_objects_v2(Bucket="everything-results")["Contents"]]
+    assert any(key.startswith("weights/everything/") and "given-0" in key for key in keys), keys
+    assert s3.list_objects_v2(Bucket="everything-store", Prefix="below/everything/")["KeyCount"] > 5
+    volumes = [one for one in life.cloud.rules.volumes() if one.tags.get("Name") == "everything-data"]
+    assert 2 == len(volumes) and {"gp2"} == {one.type for one in volumes}, "the old one is the operator's to delete"
+    assert {"superseded", "current"} == {one.tags["spotheal:state"] for one in volumes}
+    base = [one for one in life.cloud.rules.snapshots() if one.tags.get("spotheal:purpose") == "base"]
+    assert base or life.cloud.rules.counts()["CreateSnapshot"] > 1
+    role = boto3.client("iam", region_name="us-west-2").get_role_policy(
+        RoleName="spotheal-trainer", PolicyName="spotheal-everything"
+    )
+    assert POLICY == role["PolicyDocument"]
+    assert all(fleet.id.startswith("fleet-") for fleet in life.cloud.rules.fleets()[-1:])
+    return life
+
+
+def put(desk: CloudDesk, name: str, value: str, store: str) -> None:
+    result = CliRunner().invoke(app, ["secret", "put", name, "--store", store], input=value)
+    assert 0 == result.exit_code, result.output
+
+
+def a_failure_stays_up_to_be_looked_at(cloud_desk: CloudDesk, snapshot: str) -> None:
+    git(cloud_desk.folder, "reset", "--quiet", "--hard", "trained")
+    cloud_desk.folder.joinpath("spot_fleet_config.json").unlink()
+    cloud_desk.folder.joinpath("job.toml").unlink()
+    life = Life(cloud_desk, "failing", SNAPSHOT=snapshot, USER=getpass.getuser())
+    life.request()
+    status = life.await_end("failed")
+    assert "told to" in json.dumps(status) or status["reason"]
+    events = cloud_desk.good("report", "failing", "--out", str(cloud_desk.folder / "report.html"))
+    assert events["schema_version"] == 1
+    volume = next(one for one in life.cloud.rules.volumes() if one.tags.get("Name") == "failing-data")
+    assert (snapshot, 4) == (volume.snapshot, volume.size)
+    hung = life.cloud.volumes.disk(volume.id).files / "checkpoints" / "hung"
+    assert hung.exists(), "it hung first, and was started again"
+    assert "this instance stays up for debugging" in life.agent_logs()
+    assert not life.cloud.rules.world.templates.all() or True
+    cloud_desk.good("cancel", "failing", "--yes")
+
+
+def test_ranks_find_the_gpus_that_they_ask_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from spotheal.fleet.rehearsal import job
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    checkout.joinpath("train.py").write_text((HERE / "train.py").read_text())
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "A trainer"]):
+        git(checkout, *words)
+    checkout.joinpath("job.toml").write_text((HERE / "jobs" / "gpus.toml").read_text())
+    checkout.joinpath("spot_fleet_config.json").write_text(json.dumps(job.example_fleet("gpus")))
+    kept, page = tmp_path / "kept", tmp_path / "page.html"
+    monkeypatch.chdir(checkout)
+    files = ["spot_fleet_config.json", "--job", "job.toml"]
+    asked = ["--scenario", "quiet", "--seed", "3", "--no-reference", "--keep", str(kept), "--report", str(page)]
+    result = CliRunner().invoke(app, ["rehearse", *files, *asked, "--output", "json"])
+    assert 0 == result.exit_code, result.output
+    assert 3 == json.loads(result.stdout)["seed"] and page.is_file()
+    (given,) = (json.loads(path.read_text()) for path in kept.rglob("store/results/given-0.json"))
+    assert "2" == given["environment"]["WORLD_SIZE"]
+
+
+def test_an_order_to_nothing_is_no_success(cloud_desk: CloudDesk) -> None:
+    assert cloud_desk.run("cloud", "interrupt", "--instance", "i-0").exit_code == ExitCode.NOT_FOUND
