@@ -5,10 +5,11 @@ VENV := .venv
 READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help venv rehearse test suite types boot-test boot-vm soak mutants bench lint clean day
+.PHONY: help venv rehearse test suite types boot-test boot-vm soak mutants bench lint clean day options
 help:
 	@echo "make rehearse   a whole job on this machine: local cloud, spot interruptions, real training (no AWS account)"
 	@echo "make day        an operator's whole day with fleetctl on the local cloud, two to four minutes"
+	@echo "make options    every option of job.toml lived once by real machines of the local cloud, about ten minutes"
 	@echo "make test       style, types and all tests"
 	@echo "make mutants    every safety line taken out in turn: which tests fall"
 	@echo "make boot-test  a fresh machine: Debian's cloud-init and systemd run the user data (root, Debian; a minute)"
@@ -47,6 +48,11 @@ rehearse: $(READY)
 # An operator's day with fleetctl alone, from an empty account of the local cloud to nothing left.
 day: $(READY)
 	@bash tests/operators_day.sh $(VENV)/bin/fleetctl
+
+# Where each option is lived: tests/options/lived.toml. The silent rehearsals of every kind, too.
+options: $(READY)
+	$(VENV)/bin/python -m pytest -q --durations=10 tests/options/live_options.py tests/options/live_verbs.py
+	SPOTHEAL_SILENT_SCENARIOS=quiet,sweep,elastic,batch $(VENV)/bin/python -m pytest -q tests/test_rehearsal_silence.py
 
 lint: $(READY) types
 	$(VENV)/bin/ruff check .

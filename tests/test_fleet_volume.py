@@ -89,14 +89,15 @@ def test_the_whole_life_of_a_volume(
     (cloud_desk.folder / "job.toml").write_text(
         '[job]\nname = "cifar"\nrepository = "."\ncommand = ["true"]\n[volume]\nname = "cifar-data"\nsize_gib = 2\n'
     )
-    made = cloud_desk.good("volume", "create", "--yes", "--zone", "us-west-2b", "--size", "3", "--type", "gp2")
-    assert (made["name"], made["zone"], made["size_gib"], made["role"]) == ("cifar-data", "us-west-2b", 3, "new")
+    made = cloud_desk.good("volume", "create", "--yes", "--zone", "us-west-2b", "--size", "4", "--type", "gp2")
+    assert (made["name"], made["zone"], made["size_gib"], made["role"]) == ("cifar-data", "us-west-2b", 4, "new")
     twice = cloud_desk.run("volume", "create", "--yes")
     assert twice.exit_code == ExitCode.CONFLICT and made["id"] in twice.stderr
 
     where = ("--volume", made["id"], "--zone", "us-west-2b", "--instance-type", "c7i.large", "--image", "ami-12c6146b",
              "--spot")  # fmt: skip
-    filled = cloud_desk.run("volume", "prepare", "--yes", "--hours", "2", *where, "--", "sh", "-c", "echo downloading; echo one > one.txt")
+    fill = ("--", "sh", "-c", "echo downloading; echo one > one.txt")
+    filled = cloud_desk.run("volume", "prepare", "--yes", "--hours", "2", *where, *fill)
     assert filled.exit_code == 0, filled.output
     assert "downloading" in filled.stdout
     filler = cloud_desk.cloud.rules.instances()[-1]
@@ -113,7 +114,7 @@ def test_the_whole_life_of_a_volume(
     assert "no space" in failed.stdout and "exit code 3" in failed.stderr
     assert [one for one in cloud_desk.cloud.rules.instances() if one.state == "running"] == []
     (row,) = [one for one in cloud_desk.good("volume", "ls")["volumes"] if one["id"] == made["id"]]
-    assert (row["state"], row["role"], row["dollars_per_month"]) == ("available", "current", 0.3)
+    assert (row["state"], row["role"], row["dollars_per_month"]) == ("available", "current", 0.4)
 
     assert cloud_desk.good("volume", "rm", made["id"], "--yes")["deleted"] == made["id"]
     assert made["id"] not in [one["id"] for one in cloud_desk.good("volume", "ls")["volumes"]]
