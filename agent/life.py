@@ -53,6 +53,7 @@ from spotheal.agent.liveness import (
 )
 from spotheal.agent.logs import Logs
 from spotheal.agent.look_back import LookBack, between_interruptions
+from spotheal.agent.memory import RunMemory
 from spotheal.agent.messages import interruption_message
 from spotheal.agent.metadata import Metadata
 from spotheal.agent.money import Money, used_gib
@@ -445,7 +446,8 @@ class Life:
         if self._held is None or not self._config.requested_at:
             return {}
         gone = (self._clock.now() - parse_rfc3339(self._config.requested_at)).total_seconds()
-        return {BETWEEN_INTERRUPTIONS: f"{between_interruptions(gone, self._held.term - 1):.0f}"}
+        saves = RunMemory.read(self._folders, self._config.run, self._config.requested_at).final_saves
+        return {BETWEEN_INTERRUPTIONS: f"{between_interruptions(gone, self._held.term - 1, saves):.0f}"}
 
     def _surroundings(self) -> dict[str, str]:
         """More of the trainer's environment."""

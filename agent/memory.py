@@ -24,6 +24,7 @@ class RunMemory:
     best_step: int | None = None
     saved_step: int | None = None
     failures: int = 0
+    final_saves: int = 0  # interruptions that cost no step
     requested_at: str = ""
 
     @classmethod

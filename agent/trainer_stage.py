@@ -115,6 +115,8 @@ class TrainerStage:
         self._ship_curves(waiting=ended.kind != "interrupted")
         self.saved_step = ended.saved_step
         known = {"attempt": ended.attempts, "best_step": self._supervisor.best_step, "failures": ended.failures}
+        if ended.kind == "interrupted" and ended.saved_step is not None and ended.saved_step == ended.last_step:
+            known["final_saves"] = self._memory.final_saves + 1
         self._remember(ended.kind != "interrupted", **known)
         self.look()
         if ended.kind == "done" or (self._acknowledged and ended.kind != "interrupted"):

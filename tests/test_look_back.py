@@ -162,3 +162,14 @@ def test_the_rate_of_interruptions_is_what_the_run_has_seen_and_a_guess(
     run_hours: float, lost: int, hours: float
 ) -> None:
     assert between_interruptions(run_hours * 3600, lost) == pytest.approx(hours * 3600)
+
+
+@pytest.mark.parametrize(
+    ("lost", "saved", "hours"),
+    [(9, 0, 1.0), (9, 8, 5.0), (9, 9, 10.0), (9, 30, 10.0), (99, 99, 2.0), (0, 5, 10.0)],
+)
+def test_a_machine_whose_trainer_saved_at_the_notice_cost_no_step_and_does_not_count(
+    lost: int, saved: int, hours: float
+) -> None:
+    """Of a run of eight hours, and the guess of two."""
+    assert between_interruptions(8 * 3600, lost, saved) == pytest.approx(hours * 3600)

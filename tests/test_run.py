@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -155,6 +156,8 @@ def test_a_notice_leaves_a_handover_and_keeps_the_fleet(tmp_path: Path) -> None:
     assert handover["detached"]
     assert "interrupted" == world.store.launches()[0]["outcome"]
     assert world.store.launches()[0]["acknowledged"]
+    (memory,) = world.disks.glob("**/run.json")
+    assert 1 == json.loads(memory.read_text())["final_saves"]  # it cost no step: saves need not come closer
 
 
 def test_a_notice_during_setup_ends_it_and_leaves_the_volume_to_another(tmp_path: Path) -> None:
