@@ -79,7 +79,8 @@ class TrainerStage:
         self._acknowledged = self._stopping = False
         self._cleaned = float("-inf")
         self._over = threading.Event()
-        self._cleaning = threading.Lock()  # two at once delete the same things, and one of them is refused
+        # Two clean-ups at once delete the same things, and one is refused; a base must not be taken after the last one.
+        self._turn = threading.Lock()
         self._supervisor = Supervisor(
             config,
             folders,
@@ -120,7 +121,8 @@ class TrainerStage:
         self._remember(ended.kind != "interrupted", **known)
         self.look()
         if ended.kind == "done" or (self._acknowledged and ended.kind != "interrupted"):
-            self._clean_up(run_ends=True)  # what the earlier looks missed would stay, and cost, for ever
+            # What the earlier looks missed would stay, and cost, for ever; a run that is done moves no more.
+            self._clean_up(run_ends=True, keep_bases=ended.kind != "done")
         self._log.info("training ended", kind=ended.kind, reason=ended.reason, saved_step=ended.saved_step)
         tail = "".join(f"\n  | {line}" for line in ended.tail) if ended.kind == "failed" else ""
         tail = (likely_cause(ended.tail) if ended.kind == "failed" else "") + tail
@@ -144,16 +146,17 @@ class TrainerStage:
                 return
         self.base_snapshot()
 
-    def base_snapshot(self) -> None:
+    def base_snapshot(self, first: bool = False) -> None:
         context, held = self._around.context, self._around.held
-        if self._over.is_set() or context is None or held is None:
+        if context is None or held is None:
             return
         try:
-            found = create_base(context, held, self.saved_step)
-            self._log.info("took a base snapshot", snapshot=found)
+            with self._turn:
+                found = "" if self._over.is_set() else create_base(context, held, self.saved_step, first=first)
             if found:
+                self._log.info("took a base snapshot", snapshot=found)
                 mounted = self._folders.checkpoints.parent
-                self._around.ledger.note("snapshot", snapshot=found, used_gib=used_gib(mounted))
+                self._around.ledger.add("snapshot", snapshot=found, used_gib=used_gib(mounted))
         except SpothealError as error:
             self._log.warning("no base snapshot", error=str(error))
 
@@ -241,19 +244,21 @@ class TrainerStage:
     def _on_acknowledged(self) -> None:
         self._around.launch.note(acknowledged=True, starts=0)
         self._clean_up()
+        # A first snapshot copies the whole volume, hours for a large one: not while the first move waits for it.
+        self.base_snapshot(first=True)
 
-    def _clean_up(self, run_ends: bool = False) -> None:
+    def _clean_up(self, run_ends: bool = False, keep_bases: bool = True) -> None:
         context, held = self._around.context, self._around.held
         if context is None or held is None or not self._config.job.volume.delete_superseded:
             return
         try:
             step = self.saved_step if self.saved_step is not None else 0
-            with self._cleaning:
-                gone = clean_up(context, held, acknowledged_step=step, run_ends=run_ends)
+            with self._turn:
+                gone = clean_up(context, held, acknowledged_step=step, run_ends=run_ends, keep_bases=keep_bases)
             if gone.volumes or gone.snapshots:
                 self._log.info("deleted what is superseded", volumes=gone.volumes, snapshots=gone.snapshots)
                 names = {"volumes": list(gone.volumes), "snapshots": list(gone.snapshots)}
-                self._around.ledger.note("deleted", **names)
+                self._around.ledger.add("deleted", **names)
         except SpothealError as error:
             self._log.warning("superseded volumes and snapshots are left", error=str(error))
 

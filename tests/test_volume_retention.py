@@ -53,6 +53,12 @@ def test_the_newest_two_snapshots_of_ours_are_kept_and_failed_ones_go():
     assert ("snap-01", "snap-02", "snap-05") == surplus(HELD, (), snapshots).snapshots
 
 
+def test_a_run_that_is_done_keeps_no_base_and_the_newest_two_others():
+    snapshots = (snapshot(1), snapshot(2), snapshot(3), snapshot(4, "base"), snapshot(5, "base", "pending"))
+    found = surplus(HELD, (), snapshots, run_ends=True, keep_bases=False)
+    assert ("snap-01", "snap-04", "snap-05") == found.snapshots
+
+
 def test_a_snapshot_that_is_pending_is_left_to_complete():
     assert () == surplus(HELD, (), (snapshot(1, state="pending"), snapshot(3), snapshot(4))).snapshots
 

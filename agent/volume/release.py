@@ -93,20 +93,25 @@ def _own_handover(ctx: Context, held: Writer) -> str | None:
     return min(found, default=None)
 
 
-def create_base(ctx: Context, held: Writer, saved_step: int | None) -> str:
-    """A snapshot beside a running trainer: it makes the next one small and is never adopted.
+def create_base(ctx: Context, held: Writer, saved_step: int | None, *, first: bool = False) -> str:
+    """A snapshot beside a running trainer: it makes the next one small and is never adopted. `first`: only if the run
+    has no snapshot yet; "" if it has one.
 
     Conflict where it might stand in the way of the handover: while EC2 works on as many snapshots of a volume as it
     allows (EBS quotas: five, of an HDD volume one) it refuses the next, for hours where the first copies a whole disk.
     """
     seen = ctx.ec2.snapshots_of_run(ctx.desired.run)
+    if first and any(snapshot.state != "error" for snapshot in seen):
+        return ""
     pending = [snapshot.id for snapshot in seen if snapshot.volume == held.volume and snapshot.state == "pending"]
     if pending:
         raise Conflict(f"{', '.join(pending)} of {held.volume} is not completed yet")
     volume = ctx.ec2.volume(held.volume)
     if volume is not None and volume.type in ONE_SNAPSHOT_TYPES:
         raise Conflict(f"of an {volume.type} volume EC2 takes one snapshot at a time, and a handover may be needed")
-    return ctx.ec2.create_snapshot(held.volume, snapshot_tags(ctx, Purpose.BASE, held.term, saved_step)).id
+    made = ctx.ec2.create_snapshot(held.volume, snapshot_tags(ctx, Purpose.BASE, held.term, saved_step)).id
+    ctx.memory.bases.add(made)
+    return made
 
 
 def detach(ctx: Context, held: Writer) -> None:

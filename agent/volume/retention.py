@@ -28,22 +28,26 @@ def surplus(
     snapshots: tuple[Snapshot, ...],
     kept: int = SNAPSHOTS_KEPT,
     run_ends: bool = False,
+    keep_bases: bool = True,
 ) -> Surplus:
     """What can go, seen by the holder of the last term. Pure. `kept`: less where a newer snapshot is known of.
 
     Volumes: superseded ones, and copies of earlier terms that were never finished; never one that is attached.
     Snapshots: ours by purpose, all but the newest two. A pending one is left to complete, unless the run ends: nobody
-    looks again then (AWS takes the deletion at once and carries it out when the snapshot has completed).
+    looks again then (AWS takes the deletion at once and carries it out when the snapshot has completed). Without
+    `keep_bases` every base goes: nothing is ever made from one.
     """
     old = [volume.id for volume in volumes if _is_superseded(volume, held) and not volume.attachments]
     purposes = tuple(purpose.value for purpose in Purpose)
     ours = [s for s in snapshots if s.tags.get(TAG_PURPOSE) in purposes and term_of(s) <= held.term]
     failed = [s for s in ours if s.state == "error"]
+    bases = [s for s in ours if not keep_bases and s.tags.get(TAG_PURPOSE) == Purpose.BASE.value]
     newest_first = sorted(
-        (s for s in ours if s.state != "error"), key=lambda s: (term_of(s), s.started, s.id), reverse=True
-    )
-    done = [s for s in newest_first[kept:] if run_ends or s.state == "completed"]
-    return Surplus(tuple(sorted(old)), tuple(sorted(s.id for s in (*failed, *done))))
+        (s for s in ours if s.state != "error" and s not in bases), key=lambda s: (term_of(s), s.started, s.id),
+        reverse=True,
+    )  # fmt: skip
+    done = [*bases, *(s for s in newest_first[kept:] if run_ends or s.state == "completed")]
+    return Surplus(tuple(sorted(old)), tuple(sorted({s.id for s in (*failed, *done)})))
 
 
 def _is_superseded(volume: Volume, held: Writer) -> bool:
@@ -78,7 +82,9 @@ def _superseded_by_us(ctx: Context, held: Writer, seen: tuple[Volume, ...]) -> l
     return [v for v in ours if v != held.volume and v not in attached]
 
 
-def clean_up(ctx: Context, held: Writer, *, acknowledged_step: int | None, run_ends: bool = False) -> Surplus:
+def clean_up(
+    ctx: Context, held: Writer, *, acknowledged_step: int | None, run_ends: bool = False, keep_bases: bool = True
+) -> Surplus:
     """Delete the surplus and return what was deleted; nothing where this term has acknowledged no checkpoint.
 
     Retryable as AWS is; what could not be deleted is found again by the next call.
@@ -91,7 +97,8 @@ def clean_up(ctx: Context, held: Writer, *, acknowledged_step: int | None, run_e
     seen = ctx.ec2.volumes_of_run(ctx.desired.run)
     listed = ctx.ec2.snapshots_of_run(ctx.desired.run)
     unlisted = ctx.memory.snapshot if ctx.memory.snapshot not in {one.id for one in listed} else None
-    found = surplus(held, seen, listed, kept=SNAPSHOTS_KEPT - (1 if unlisted else 0), run_ends=run_ends)
+    kept = SNAPSHOTS_KEPT - (1 if unlisted else 0)
+    found = surplus(held, seen, listed, kept=kept, run_ends=run_ends, keep_bases=keep_bases)
     volumes, snapshots = [], []
     # A volume that AWS deletes may be shown for a while, and a second call for it is refused.
     for volume in sorted({*found.volumes, *_superseded_by_us(ctx, held, seen)} - ctx.memory.deleted):
@@ -101,7 +108,7 @@ def clean_up(ctx: Context, held: Writer, *, acknowledged_step: int | None, run_e
             volumes.append(volume)
         except SpothealError as error:  # one that is locked, or an AMI's, keeps no other from going
             ctx.log.warning("a superseded volume is not deleted yet", volume=volume, error=error.message)
-    for snapshot in found.snapshots:
+    for snapshot in sorted({*found.snapshots, *(() if keep_bases else ctx.memory.bases)}):
         try:
             ctx.ec2.delete_snapshot(snapshot)
             snapshots.append(snapshot)

@@ -36,6 +36,34 @@ def test_a_rate_that_ec2_refuses_ends_no_run(rate):
         assert [None if rate == 50 else 100] == filled
 
 
+def test_a_run_takes_one_base_snapshot_after_its_first_checkpoint_and_is_done_without_it():
+    """So the first move waits for what has changed since, and not for a copy of the whole volume."""
+    with LifeRegion(ending=("done", 12)) as region:
+        for step in (3, 6):
+            region.at_step[step] = region.kill
+        region.request(A, launch_in=[A, A, B])
+        assert region.time.run(2 * HOUR, lambda: region.acknowledged >= 2)
+        assert ["base"] == [one.tags["spotheal:purpose"] for one in region.rules.world.snapshots.all()]
+        assert region.time.run(2 * HOUR, region.is_over)
+        taken = [one["snapshot"] for one in region.ledger() if one["event"] == "snapshot"]
+        assert 1 == len(taken)
+        deleted = [name for one in region.ledger() if one["event"] == "deleted" for name in one["snapshots"]]
+        assert taken == deleted
+        assert ["handover"] == [one.tags["spotheal:purpose"] for one in region.rules.world.snapshots.all()]
+
+
+@pytest.mark.parametrize("kind", ["st1", "sc1"])
+def test_a_base_never_stands_in_the_way_of_a_handover(kind):
+    """Of these types EC2 takes one snapshot at a time, and a first one of a large volume takes hours."""
+    with LifeRegion(ending=("done", 7)) as region:
+        region.at_step[3] = region.interrupt
+        volume = region.request(A, launch_in=[A, A])
+        world = region.rules.world
+        world.volumes.put(replace(world.volumes[volume], type=kind))
+        assert region.time.run(2 * HOUR, region.is_over)
+        assert ["handover"] == [one.tags["spotheal:purpose"] for one in world.snapshots.all()]
+
+
 def test_an_answer_of_the_store_that_names_no_error_ends_no_run():
     """A proxy or a VPC endpoint answers the claim of a term with a 4xx that S3 never sent."""
     with LifeRegion(ending=("done", 3)) as region:
