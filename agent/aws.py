@@ -63,6 +63,16 @@ _NEXT_STEP = {
 }
 
 _NOT_AWS = "look whether a proxy (HTTPS_PROXY) or a VPC endpoint stands between here and AWS, and try again"
+# Credentials that were good once: AWS's codes (RequestExpired is EC2's word for it), and botocore's errors, by name.
+MFA_WANTED = "MfaCodeWanted"  # ours
+_ENDED_SESSIONS = {
+    "SSOError", "UnauthorizedSSOTokenError", "SSOTokenLoadError", "TokenRetrievalError", "NoAuthTokenError",
+    "LoginError", "LoginTokenLoadError", "LoginRefreshRequired", "LoginAuthorizationCodeError",
+    "LoginInsufficientPermissions", "RefreshWithMFAUnsupportedError", "PendingAuthorizationExpiredError",
+}  # fmt: skip
+TO_BE_RENEWED = _ENDED_SESSIONS | {
+    "ExpiredToken", "ExpiredTokenException", "RequestExpired", "CredentialRetrievalError", MFA_WANTED,
+}  # fmt: skip
 _UNREACHED = "check the network, the region's name, AWS_ENDPOINT_URL and the proxy settings, and try again"
 
 
@@ -113,10 +123,18 @@ def translated(what: str) -> Iterator[None]:
             f"could not {what}: no AWS credentials were found",
             next_step="`aws configure`, or set AWS_PROFILE; on an instance, give it the instance profile",
         ) from error
+    except EOFError as error:  # botocore asks for an MFA code where a profile wants one
+        raise NoCredentials(f"could not {what}: the profile asks for an MFA code, and there is no terminal",
+                            code=MFA_WANTED) from error  # fmt: skip
     except UnicodeError as error:  # a file's name, which on Linux may be any bytes, as the key of an object
         said = f"could not {what}: {error}".encode("utf-8", "backslashreplace").decode()
         raise Fatal(said, next_step="rename the file") from error
     except BotoCoreError as error:  # connection, timeout, a reply that cannot be read
+        name = type(error).__name__
+        if name in _ENDED_SESSIONS:
+            raise NoCredentials(f"could not {what}: {error}", code=name) from error
+        if name == "CredentialRetrievalError":  # an instance's metadata service, too: asking again may help there
+            raise Retryable(f"could not {what}: {error}", next_step=_UNREACHED, code=name) from error
         raise Retryable(f"could not {what}: {error}", next_step=_UNREACHED) from error
 
 

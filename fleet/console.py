@@ -48,7 +48,8 @@ def verb(function: Verb) -> Verb:
             function(*args, **kwargs)
             sys.stdout.flush()
         except SpothealError as error:
-            fail(f"fleetctl: {error}", error.exit_code)
+            code = _exit_code(error, str(kwargs.get("profile") or GLOBALS.profile))
+            fail(f"fleetctl: {error}", code)
         except (KeyboardInterrupt, EOFError):
             goes_on = "; the same command goes on where it was" if function.__name__ in _GO_ON else ""
             fail(f"fleetctl: interrupted{goes_on}", ExitCode.INTERRUPTED)
@@ -64,6 +65,19 @@ def verb(function: Verb) -> Verb:
             _unexpected(error)
 
     return guarded  # type: ignore[return-value]
+
+
+def _exit_code(error: SpothealError, profile: str) -> ExitCode:
+    """The exit code; credentials that have ended get the command that renews them as their next step."""
+    if not error.code:
+        return error.exit_code
+    from spotheal.agent.aws import TO_BE_RENEWED
+    from spotheal.fleet.session import renewal
+
+    if error.code not in TO_BE_RENEWED:
+        return error.exit_code
+    error.next_step = renewal(profile)
+    return ExitCode.PERMISSION
 
 
 def open_session(region: str, profile: str) -> Session:

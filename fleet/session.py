@@ -52,13 +52,16 @@ class Session:
         """An address that may be GET or PUT without credentials, for so long (or as long as ours are good)."""
         from botocore.config import Config
 
+        from spotheal.agent.aws import translated
+
         if "signing" not in self._clients:
             own = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_S3")
             config = Config(signature_version="s3v4", s3={"addressing_style": "path" if own else "virtual"})
             self._clients["signing"] = self._boto.client("s3", region_name=self.region, config=config)
         operation = {"GET": "get_object", "PUT": "put_object"}[method]
         where = {"Bucket": url.bucket, "Key": url.prefix}
-        return str(self._clients["signing"].generate_presigned_url(operation, Params=where, ExpiresIn=seconds))
+        with translated(f"sign an address of {url}"):
+            return str(self._clients["signing"].generate_presigned_url(operation, Params=where, ExpiresIn=seconds))
 
     @property
     def ec2(self) -> Ec2:
@@ -102,3 +105,42 @@ class Session:
 
     def _profile_region(self) -> str:
         return str(self._boto.region_name or "")
+
+
+def renewal(profile: str) -> str:
+    """The command that makes credentials good again that have ended; by what the profile in use is."""
+    if not profile and os.environ.get("AWS_SESSION_TOKEN"):
+        return (
+            "the credentials in AWS_ACCESS_KEY_ID and AWS_SESSION_TOKEN have ended: export new ones from where you got "
+            "these, or unset both and name a profile with --profile"
+        )
+    name = profile or os.environ.get("AWS_PROFILE", "") or "default"
+    chosen = f" --profile {name}" if name != "default" else ""
+    settings = _settings(name)
+    source = _settings(settings.get("source_profile", ""))
+    if any(key in part for part in (settings, source) for key in ("sso_session", "sso_start_url")):
+        login = settings if "sso_session" in settings or "sso_start_url" in settings else source
+        chosen = chosen if login is settings else f" --profile {settings['source_profile']}"
+        return f"`aws sso login{chosen}`, then the same command"
+    if "login_session" in settings:
+        return f"`aws login{chosen}`, then the same command"
+    if "mfa_serial" in settings:
+        return "type the same command in a terminal: it asks for the code of your MFA device"
+    if "credential_process" in settings:
+        return f"profile {name} gets its credentials from `{settings['credential_process']}`: sign in there again"
+    return (
+        f"`aws sso login{chosen}` if you sign in by SSO; else get new temporary credentials where you got these; if "
+        "they are not temporary, look at this machine's clock"
+    )
+
+
+def _settings(profile: str) -> dict[str, str]:
+    """A profile's lines in the configuration files; {} if there is none, or they cannot be read."""
+    import botocore.session
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        found = botocore.session.Session().full_config.get("profiles", {}).get(profile, {})
+    except BotoCoreError:
+        return {}
+    return {key: str(value) for key, value in found.items()}
