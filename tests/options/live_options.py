@@ -197,7 +197,7 @@ def test_a_run_that_needs_no_rescue_deletes_its_schedule(cloud_desk: CloudDesk, 
 def test_everything_at_once_and_then_its_data_for_one_that_fails(cloud_desk: CloudDesk, tmp_path: Path) -> None:
     life = everything(cloud_desk, tmp_path)
     volumes = [one for one in life.cloud.rules.volumes() if one.tags.get("Name") == "everything-data"]
-    snapshot = boto3.client("ec2", region_name="us-west-2").create_snapshot(VolumeId=volumes[-1].id)["SnapshotId"]
+    snapshot = life.cloud.rules.call("CreateSnapshot", {"VolumeId": volumes[-1].id})["SnapshotId"]
     until(lambda: life.cloud.rules.snapshots()[-1].state == "completed", lambda: "the snapshot")
     a_failure_stays_up_to_be_looked_at(cloud_desk, snapshot)
 
@@ -241,7 +241,7 @@ def everything(cloud_desk: CloudDesk, tmp_path: Path) -> Life:
     assert s3.list_objects_v2(Bucket="everything-store", Prefix="below/everything/")["KeyCount"] > 5
     volumes = [one for one in life.cloud.rules.volumes() if one.tags.get("Name") == "everything-data"]
     assert 2 == len(volumes) and {"gp2"} == {one.type for one in volumes}, "the old one is the operator's to delete"
-    assert {"superseded", "current"} == {one.tags["spotheal:state"] for one in volumes}
+    assert {"superseded", "done"} == {one.tags["spotheal:state"] for one in volumes}
     base = [one for one in life.cloud.rules.snapshots() if one.tags.get("spotheal:purpose") == "base"]
     assert base or life.cloud.rules.counts()["CreateSnapshot"] > 1
     role = boto3.client("iam", region_name="us-west-2").get_role_policy(
