@@ -1,4 +1,8 @@
-"""The training repository at its pinned commit, fetched as the trainer's user: nothing of it runs here."""
+"""The training repository at its pinned commit, fetched as the trainer's user: nothing of it runs here.
+
+git reads no file that a trainer could have written (audit of 2026-11-22, S3: a filter in ~/.gitconfig printed the
+secret): each fetch has a new folder and an empty HOME, and the configuration of neither user nor system.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,11 @@ import json
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from spotheal.agent import programs
 from spotheal.agent.account import Account
 from spotheal.agent.clock import Clock, Stop, never
 from spotheal.agent.errors import NotFound, PermissionDenied, Retryable, SetupFailed
@@ -25,8 +30,9 @@ from spotheal.agent.trainer_environment import base_environment
 COMMAND_SECONDS_MAX = 1800.0
 NETWORK_SECONDS_MAX = 1800.0  # how long a network that is down is waited for
 _UNKNOWN_TRIES = 3
+_CONFIG_SECONDS = 20.0
 _MARKER_BYTES_MAX = 1 << 16
-_MARKER = "spotheal-checkout.json"  # in .git: this clone is complete, and of which boot
+_LFS = r"^filter\.lfs\."  # of the system's configuration: all that is taken from it
 _OPTIONS = (
     # No code of the repository or of the machine's templates runs, no remote helper, no background process.
     "-c", "core.hooksPath=/dev/null", "-c", "protocol.ext.allow=never", "-c", "protocol.fd.allow=never",
@@ -57,7 +63,8 @@ def checkout(
 ) -> Path:
     """Clone `config`'s repository at its commit into `target`, once a boot; what is right already is left alone.
 
-    `secret`: a token or `user:password` for https, a private key for ssh; it lies below `private` while git runs.
+    The folder that holds `target` is the agent's own: it has the mark of a complete clone and git's HOME. `secret`: a
+    token or `user:password` for https, a private key for ssh; it lies below `private` while git runs.
     Raises SetupFailed where trying again cannot help (access, no such repository or commit), Retryable where the
     network was down for `network_seconds_max`, Interrupted at `stop`.
     """
@@ -65,10 +72,11 @@ def checkout(
     why = refusal(job.repository) if job.repository != "." else ""
     if why:
         raise SetupFailed(f"the repository {redacted(job.repository)!r} {why}", next_step="correct it in job.toml")
-    where = Surroundings(account, clock, stop or never())
+    where = Surroundings(_confined(account, target), clock, stop or never())
     keys = private or target.parent / "private"
     with access(secret, job.repository, keys, account, job.known_hosts) as settings:
-        return _clone(config, target, where, log, store, network_seconds_max, settings)
+        alone = account is not None or bool(secret)
+        return _clone(config, target, where, log, store, network_seconds_max, settings, alone)
 
 
 def _clone(
@@ -79,20 +87,17 @@ def _clone(
     store: Download | None,
     network_seconds_max: float,
     settings: GitAccess,
+    alone: bool,
 ) -> Path:
-    job, account = config.job.job, where.account
-    git = _Git(where, target, job.repository, log, settings)
-    wanted = {
-        "revision": config.revision,
-        "repository": without_credentials(job.repository),
-        "submodules": job.submodules,
-        "boot": _boot(),
-    }
+    job = config.job.job
+    wanted = {**source_of(config), "boot": _boot()}
     if _is_complete(target, wanted):
         log.info("the clone is there already", revision=config.revision)
         return target
     log.info("cloning", repository=redacted(job.repository), revision=config.revision)
-    _make_empty(target, account)
+    for folder in (target, _home(target)):
+        _make_empty(folder, where.account)
+    git = _Git(where, target, job.repository, log, settings, alone)
     git.do("init", "--quiet", "--template=", ".")
     retry = _Retry(where, log, network_seconds_max, redacted(job.repository))
     if job.repository == ".":
@@ -103,9 +108,16 @@ def _clone(
         _fetch(git, config.revision, retry)
     _check_out(git, config, retry)
     git.forget_credentials()
-    publish(target / ".git" / _MARKER, json.dumps(wanted))
+    publish(_mark(target), json.dumps(wanted))
     log.info("cloned", revision=config.revision)
     return target
+
+
+def source_of(config: InstanceConfig) -> dict[str, Any]:
+    """What a clone is made of: equal where it would come out equal."""
+    job = config.job.job
+    repository = without_credentials(job.repository)
+    return {"revision": config.revision, "repository": repository, "submodules": job.submodules}
 
 
 # ------------------------------------------------------------------------------------------------------------- fetching
@@ -129,7 +141,7 @@ def _unbundle_from_store(
         raise SetupFailed(
             'repository = "." needs the run\'s store', next_step="start the agent with the store of the run"
         )
-    bundle = target / ".git" / "spotheal.bundle"
+    bundle = target.with_name(f"{target.name}.bundle")
     try:
         retry.until_fetched(lambda: store.download(LAYOUT.repository_bundle, bundle))
     except NotFound as error:
@@ -228,12 +240,16 @@ class _Retry:
 class _Git:
     """git in one clone, as the trainer's user: argv only, no prompts, English messages, no credentials in an argv."""
 
-    def __init__(self, where: Surroundings, target: Path, repository: str, log: Any, access: GitAccess) -> None:
+    def __init__(
+        self, where: Surroundings, target: Path, repository: str, log: Any, access: GitAccess, alone: bool
+    ) -> None:
+        """`alone`: with no configuration but ours. Else (a rehearsal) git clones with what the operator's can."""
         self._where, self._target, self._log, self._access = where, target, log, access
         self._repository = repository
         self.shown = redacted(repository)
         own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        self._environment = base_environment(own, where.account, target.parent / "home")
+        self._environment = base_environment(own, where.account, _home(target))
+        self._filters = _filters_of_system() if alone else ()
         local = ("://" not in repository and ":" not in repository.partition("/")[0]) or repository.startswith("file:")
         self._environment |= {
             "LC_ALL": "C",
@@ -245,11 +261,18 @@ class _Git:
             "GIT_ALLOW_PROTOCOL": "https:http:ssh:git" + (":file" if local else ""),
             "GIT_PROTOCOL_FROM_USER": "1",
         }
-
+        if alone:
+            self._environment = {name: value for name, value in self._environment.items() if name[:4] != "XDG_"}
+            self._environment |= {
+                "HOME": str(_home(target)),
+                "GIT_CONFIG_GLOBAL": os.devnull,
+                "GIT_CONFIG_NOSYSTEM": "1",
+                "GIT_ATTR_NOSYSTEM": "1",
+            }
         if local:
-            self._environment["GIT_CONFIG_GLOBAL"] = str(self._trusting_config())
+            self._environment["GIT_CONFIG_GLOBAL"] = str(self._trusting_config(alone))
 
-    def _trusting_config(self) -> Path:
+    def _trusting_config(self, alone: bool) -> Path:
         """A configuration that lets git read a local repository of another user: the operator has named it.
 
         git refuses otherwise ("dubious ownership"), in a container with a mounted checkout for instance, and takes
@@ -257,13 +280,13 @@ class _Git:
         """
         file = self._target.parent / "gitconfig"
         file.parent.mkdir(parents=True, exist_ok=True)
-        publish(file, "[include]\n\tpath = ~/.gitconfig\n[safe]\n\tdirectory = *\n")
+        publish(file, ("" if alone else "[include]\n\tpath = ~/.gitconfig\n") + "[safe]\n\tdirectory = *\n")
         return file
 
     def run(self, *arguments: str) -> Finished:
         try:
             return run_command(
-                ["git", *_OPTIONS, *self._access.options, *arguments],
+                ["git", *_OPTIONS, *self._filters, *self._access.options, *arguments],
                 self._where,
                 directory=self._target,
                 environment=self._environment,
@@ -292,36 +315,58 @@ class _Git:
             self._set_origin(without_credentials(self._repository))
 
     def _set_origin(self, url: str) -> None:
-        file = self._target / ".git" / "config"
-        text = re.sub(r'\[remote "origin"\]\n(\t.*\n)*', "", file.read_text())
-        file.chmod(0o600)
         quoted = url.replace("\\", "\\\\").replace('"', '\\"')
-        file.write_text(f'{text}[remote "origin"]\n\turl = "{quoted}"\n')
+        with open(os.open(self._target / ".git" / "config", os.O_RDWR | os.O_NOFOLLOW), "r+") as file:
+            os.fchmod(file.fileno(), 0o600)
+            text = re.sub(r'\[remote "origin"\]\n(\t.*\n)*', "", file.read())
+            file.seek(0)
+            file.truncate()
+            file.write(f'{text}[remote "origin"]\n\turl = "{quoted}"\n')
+
+
+def _filters_of_system() -> tuple[str, ...]:
+    """git-lfs as the machine image has set it up: without it large files would be pointers of 130 bytes."""
+    if not programs.exists("git"):
+        return ()
+    listed = programs.run(["git", "config", "--system", "--null", "--get-regexp", _LFS], seconds_max=_CONFIG_SECONDS)
+    settings = [entry.partition("\n")[::2] for entry in listed.out.split("\0") if entry]
+    return tuple(word for name, value in settings for word in ("-c", f"{name}={value}"))
 
 
 # ------------------------------------------------------------------------------------------------------------ the clone
+def _mark(target: Path) -> Path:
+    return target.with_name(f"{target.name}.json")
+
+
+def _home(target: Path) -> Path:
+    return target.with_name(f"{target.name}.home")
+
+
 def _is_complete(target: Path, wanted: dict[str, Any]) -> bool:
     try:
-        # The trainer's by now: a pipe in its place is not waited for.
-        marker = os.open(target / ".git" / _MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(marker, "rb") as file:
+        with open(os.open(_mark(target), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             return bool(json.loads(file.read(_MARKER_BYTES_MAX)) == wanted)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 
-def _make_empty(target: Path, account: Account | None) -> None:
-    """A new folder of the account's own; shutil.rmtree follows no links that a trainer may have left."""
-    if target.is_symlink():
-        target.unlink()
-    elif target.exists():
-        shutil.rmtree(target)
-    target.mkdir(parents=True)
-    home = target.parent / "home"
-    home.mkdir(exist_ok=True)
+def _make_empty(folder: Path, account: Account | None) -> None:
+    """A new folder of the account's own; shutil.rmtree follows no links."""
+    _mark(folder).unlink(missing_ok=True)
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
     if account is not None:
-        os.chown(target, account.uid, account.gid)
-        os.chown(home, account.uid, account.gid)
+        os.chown(folder, account.uid, account.gid)
+
+
+def _confined(account: Account | None, target: Path) -> Account | None:
+    """git may write its clone and its HOME, and nothing that a trainer reads or writes."""
+    if account is None or account.sandbox is None:
+        return account
+    return replace(account, sandbox=replace(account.sandbox, writable=(target, _home(target))))
 
 
 def _boot() -> str:

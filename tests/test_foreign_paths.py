@@ -111,7 +111,7 @@ def test_a_pipe_in_the_place_of_the_clones_mark_is_not_waited_for(tmp_path: Path
     config = InstanceConfig(job, "run", "us-west-2", StoreUrl("bucket", "j/run"), head)
     for _ in range(2):
         checkout(config, target, clock=SystemClock(), log=LOG)
-        mark = target / ".git/spotheal-checkout.json"
+        mark = tmp_path / "src.json"
         assert mark.is_file(), "made anew"
         mark.unlink()
         os.mkfifo(mark)

@@ -139,7 +139,7 @@ def test_a_dot_is_the_commit_carried_in_the_store(repository: Path, tmp_path: Pa
     revision = git(repository, "rev-parse", "HEAD")
     target = clone(configured(".", revision), tmp_path / "src", store=Bundles(tmp_path / "b", faults=2))
     assert git(target, "rev-parse", "HEAD") == revision
-    assert not (target / ".git/spotheal.bundle").exists()
+    assert not list(tmp_path.rglob("*.bundle"))
 
 
 def test_a_dot_without_a_bundle_in_the_store_is_a_setup_failure(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_right_clone_is_left_alone_and_a_broken_one_is_made_anew(repository: P
     target = clone(config, tmp_path / "src")
     (target / "output.txt").touch()
     assert (clone(config, target) / "output.txt").exists()
-    (target / ".git/spotheal-checkout.json").unlink()  # as if it had been cut short
+    (tmp_path / "src.json").unlink()  # as if it had been cut short
     assert not (clone(config, target) / "output.txt").exists()
 
 
@@ -240,6 +240,43 @@ def test_no_hook_of_the_machine_runs(repository: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv("HOME", str(tmp_path))
     clone(configured(repository, git(repository, "rev-parse", "HEAD")), tmp_path / "src")
     assert not (tmp_path / "trace").exists()
+
+
+SMUDGE = """
+[core]
+	attributesFile = {0}/attributes
+[filter "x"]
+	smudge = "touch {0}/trace; cat"
+"""
+
+
+def test_git_with_a_secret_reads_no_configuration_that_a_trainer_wrote(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A filter in ~/.gitconfig ran beside the secret and printed it (audit of 2026-11-22, S3)."""
+    homes = [tmp_path / "home", tmp_path / "src.home", tmp_path]
+    for home in homes:
+        (home / "git").mkdir(parents=True, exist_ok=True)
+        for name in (".gitconfig", "git/config"):
+            (home / name).write_text(SMUDGE.format(tmp_path))
+    (tmp_path / "attributes").write_text("* filter=x\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    clone(configured(repository, git(repository, "rev-parse", "HEAD")), tmp_path / "src", secret="ghp_0123456789")
+    assert not (tmp_path / "trace").exists()
+
+
+def test_a_new_clone_with_a_secret_uses_nothing_of_the_one_before(repository: Path, tmp_path: Path) -> None:
+    config = configured(repository, git(repository, "rev-parse", "HEAD"))
+    target = clone(config, tmp_path / "src", secret="ghp_0123456789")
+    (target / ".git/config").unlink()
+    (tmp_path / "of-root").write_text("root's own")
+    (target / ".git/config").symlink_to(tmp_path / "of-root")
+    (tmp_path / "src.home/.gitconfig").write_text(SMUDGE.format(tmp_path))
+    (tmp_path / "src.json").unlink()
+    clone(config, tmp_path / "src", secret="ghp_0123456789")
+    assert (tmp_path / "of-root").read_text() == "root's own"
+    assert list((tmp_path / "src.home").iterdir()) == []
 
 
 # --------------------------------------------------------------------------------------------------------- the network
