@@ -54,6 +54,24 @@ def never() -> Stop:
     return threading.Event()
 
 
+class AnyOf:
+    """A stop that is set when one of `stops` is."""
+
+    _LOOK_SECONDS = 0.2
+
+    def __init__(self, *stops: Stop) -> None:
+        self._stops = stops
+
+    def is_set(self) -> bool:
+        return any(stop.is_set() for stop in self._stops)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        until = float("inf") if timeout is None else time.monotonic() + timeout
+        while not self.is_set() and (left := until - time.monotonic()) > 0:
+            self._stops[0].wait(min(left, self._LOOK_SECONDS))
+        return self.is_set()
+
+
 def rfc3339(moment: datetime) -> str:
     """`2026-11-21T08:00:00Z`: UTC, whole seconds, as AWS writes it."""
     return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

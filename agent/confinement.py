@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from spotheal.agent.account import Account
 from spotheal.agent.cage import Cage, enclose
-from spotheal.agent.clock import Clock, Stop
+from spotheal.agent.clock import AnyOf, Clock, Stop
 from spotheal.agent.folders import Folders
 from spotheal.agent.foreign_command import Surroundings
 from spotheal.agent.instance_config import InstanceConfig
@@ -18,12 +18,13 @@ from spotheal.agent.paths import Paths
 from spotheal.agent.repo import Download, checkout
 from spotheal.agent.secrets import REPOSITORY, Vault
 from spotheal.agent.trainer_role import TrainerRole
+from spotheal.agent.working_copy import Fetched, files_of
 
 
 @dataclass
 class Confinement:
-    """`client(service)` gives a boto3 client. `enter`, then `fetch_code` in any thread; `leave` at the end, again is
-    harmless."""
+    """`client(service)` gives a boto3 client. `enter`, then `fetch_secrets` and `fetch_code` in any thread; `leave` at
+    the end, again is harmless."""
 
     config: InstanceConfig
     paths: Paths
@@ -36,6 +37,7 @@ class Confinement:
     client: Callable[[str], Any]
     _cage: Cage | None = None
     _secrets: dict[str, str] = field(default_factory=dict)
+    _enough: threading.Event = field(default_factory=threading.Event)  # the code need not be fetched
 
     def enter(self) -> None:
         """Make the cage. Raises SetupFailed where it cannot be had."""
@@ -77,24 +79,34 @@ class Confinement:
     def surroundings(self) -> Surroundings:
         return Surroundings(self.account, self.clock, self.stop, self.environment)
 
-    def fetch_code(self, store: Download) -> Path:
-        """The secrets, then the clone; faults as of `Vault.fetch` and `checkout`."""
+    def fetch_secrets(self) -> str:
+        """The trainer's, kept for `trainers`; returns the repository's. Faults as of `Vault.fetch`."""
         job = self.config.job
         wanted = dict(job.secrets) | ({REPOSITORY: job.job.repository_secret} if job.job.repository_secret else {})
         found = Vault(self.client, self.clock, self.stop, self.log).fetch(wanted)
         secret = found.pop(REPOSITORY, "")
         self._secrets = found
-        return checkout(
+        return secret
+
+    def fetch_code(self, store: Download, secret: str) -> Fetched:
+        """The code at its commit, on the machine's own disk. Faults as of `checkout`; Interrupted at `end_fetch`."""
+        self._enough.clear()
+        code = checkout(
             self.config,
-            self.folders.clone,
+            self.folders.fetched,
             clock=self.clock,
             log=self.log,
             store=store,
             account=self.account,
-            stop=self.stop,
+            stop=AnyOf(self.stop, self._enough),
             secret=secret,
             private=self.folders.run_dir,
         )
+        return Fetched(code, files_of(code) if self.folders.has_working_copy else {})
+
+    def end_fetch(self) -> None:
+        """What `fetch_code` would bring is there already."""
+        self._enough.set()
 
     def end_processes(self) -> None:
         """Before the volume is let go: nothing foreign is left."""

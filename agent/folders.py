@@ -15,8 +15,10 @@ PRIVATE = ".spotheal"  # the agent's own folder on the volume
 
 @dataclass(frozen=True)
 class Folders:
-    """`datasets` … `keep` and `environments` lie on the volume, the others on the machine.
+    """`datasets` … `keep`, `environments` and `clone` lie on the volume, the others on the machine.
 
+    `fetched` is where git clones to, `clone` the folder the trainer runs in: on a volume the working copy, which
+    outlives the machine; where there is none they are the same.
     `run_dir` belongs to the agent and only its subfolder `trainer` to the trainer: an agent that runs as root must
     never write by name in a folder in which the trainer could have put a link.
     """
@@ -26,6 +28,7 @@ class Folders:
     results: Path
     logs: Path
     clone: Path
+    fetched: Path
     run_dir: Path
     trainer_lib: Path
     keep: Path
@@ -45,13 +48,19 @@ class Folders:
             checkpoints=volume / "checkpoints",
             results=volume / "results",
             logs=volume / "logs",
-            clone=root / "var/lib/spotheal/src",
+            clone=volume / "working-copy",
+            fetched=root / "var/lib/spotheal/src",
             run_dir=root / "run/spotheal",
             trainer_lib=root / "opt/spotheal/trainer",
             keep=volume / "keep",
             environments=volume / PRIVATE,
             home=root / "var/lib/spotheal/home",
         )
+
+    @property
+    def has_working_copy(self) -> bool:
+        """Whether what the trainer writes next to its code outlives the machine."""
+        return self.clone != self.fetched
 
     @property
     def notice_file(self) -> Path:
@@ -83,13 +92,14 @@ class Folders:
         so there the folder alone does. `logs` is shared, as /tmp is: there root's files are safe from the trainer.
         SetupFailed where a link of another user's is in a folder's place.
         """
-        for folder in (self.environments, self.logs, self.checkpoints, self.results, self.keep, self.datasets):
+        ours = (self.environments, self.logs, self.checkpoints, self.results, self.keep, self.datasets, self.clone)
+        for folder in ours:
             _refuse_link(folder)
-        for folder in (self.run_dir, self.clone.parent, self.environments, self.logs):
+        for folder in (self.run_dir, self.fetched.parent, self.environments, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
         if account is not None:
             self.logs.chmod(0o1777)
-            for folder in (self.run_dir, self.clone.parent, self.environments):
+            for folder in (self.run_dir, self.fetched.parent, self.environments):
                 folder.chmod(0o755)  # whatever the agent's umask is, the trainer passes through them
         for folder in (self.checkpoints, self.results, self.keep):
             folder.mkdir(parents=True, exist_ok=True)

@@ -85,7 +85,7 @@ KEYS: tuple[Key, ...] = (
     ),
     Key("job", "known_hosts", "", host_keys,
         "keys of an ssh repository's host, lines of known_hosts; default: those that this machine knows"),
-    Key("job", "directory", "", inside, "folder of the clone in which everything runs"),
+    Key("job", "directory", "", inside, "folder of the repository in which everything runs"),
     Key(
         "job",
         "region",
@@ -94,7 +94,7 @@ KEYS: tuple[Key, ...] = (
         "written by init, so that tomorrow's shell finds the job",
     ),
     Key("job", "python", "", text, "what `python` means; default: the machine image's environment with torch"),
-    Key("job", "keep", [], insides, "paths of the clone that live on the volume"),
+    Key("job", "keep", [], insides, "paths of the working copy that later runs on the same volume find too"),
     Key("job", "submodules", False, boolean, "check out submodules too"),
     Key(
         "job",

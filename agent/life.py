@@ -5,6 +5,7 @@ Only wiring and order are here; each stage is a module of its own.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ from spotheal.agent.finish import (
     store_results,
 )
 from spotheal.agent.folders import Folders
+from spotheal.agent.foreign_command import Surroundings
 from spotheal.agent.gpu_check import GpuCheck
 from spotheal.agent.gpus import Bars, Found, Need, Unsuitable
 from spotheal.agent.handover import HandoverResult, Steps, hand_over
@@ -42,7 +44,6 @@ from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.interpreter import Interpreter, find_interpreter
 from spotheal.agent.interruption import Interruption, Watcher
 from spotheal.agent.job_values import seconds
-from spotheal.agent.keep import link_kept
 from spotheal.agent.launch import Launch
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.liveness import (
@@ -73,6 +74,7 @@ from spotheal.agent.volume.observe import checkpoint_names
 from spotheal.agent.volume.release import create_base, create_handover, detach, leave
 from spotheal.agent.volume.seen import Desired
 from spotheal.agent.warmup import Warmup
+from spotheal.agent.working_copy import Fetched, is_on_volume, link_kept, make_working_copy
 
 SHUTDOWN_SECONDS = 90.0  # what an operating system that goes down leaves us; the unit asks for 110
 _NOTICES, _HEARTBEAT = "the watch for notices", "the heartbeat"  # loops that prove the agent's life
@@ -194,6 +196,7 @@ class Life:
             self._cloud, self._launch, self._here, self._clock, self._stop, self._log,
         )  # fmt: skip
         self._gpu_look: Future[Found] = Future()
+        self._secrets: Future[str] = Future()
         self._gpus_are_good = False
         self.leaving = False
         self.exit_code = ExitCode.OK  # of a life that leaves
@@ -320,13 +323,14 @@ class Life:
     def _note_predecessor(self, status: Mapping[str, Any]) -> None:
         self._money.note_predecessor(status)
 
-    def start_clone(self) -> Future[Path]:
+    def start_clone(self) -> Future[Fetched]:
         """What needs no volume begins while it is healed: the clone, and reading what `import torch` will read, and the
         look at the GPUs, which a driver answers only after seconds."""
         self._gpu_look = self._pool.submit(self._gpus.look)
         self._warmup.libraries_of_torch(self._config.job.job.python)
         self._confinement.enter()
-        return self._pool.submit(self._confinement.fetch_code, self._sources)
+        secrets = self._secrets = self._pool.submit(self._confinement.fetch_secrets)
+        return self._pool.submit(lambda: self._confinement.fetch_code(self._sources, secrets.result()))
 
     def heal_volume(self) -> None:
         """The job's volume, mounted here under a term of ours."""
@@ -401,15 +405,34 @@ class Life:
             raise RunOver(unsuitable)
         self._gpus_are_good = True
 
-    def prepare(self, clone: Future[Path]) -> None:
-        """The code at its revision, its environment, and the paths it keeps on the volume."""
-        clone.result()
+    def prepare(self, clone: Future[Fetched]) -> None:
+        """The code at its revision with what the trainer wrote next to it, its environment, and the kept paths."""
+        self._secrets.result()
+        fetched = self._fetched(clone)  # first of all: nothing foreign runs while git has the repository's secret
         where = self._confinement.surroundings()
         self._folders.make(where.account)
-        link_kept(self._folders.clone, self._config.job.job.keep, self._folders.keep, where.account)
         interpreter = find_interpreter(self._config, self._folders, where, self._log)
-        self._interpreter = run_setup(self._config, self._folders, interpreter, where, self._log)
+        copy = self._make_clone(fetched, where, interpreter.path)
+        self._interpreter = run_setup(self._config, self._folders, interpreter, where, self._log, copy=copy)
         self._confinement.end_processes()  # what `setup` left running would read the trainer's secrets in /proc
+
+    def _fetched(self, clone: Future[Fetched]) -> Fetched | None:
+        """None: the volume has the working copy, so neither the network nor the repository is needed."""
+        if not (self._folders.has_working_copy and is_on_volume(self._config, self._folders)):
+            return clone.result()
+        self._confinement.end_fetch()
+        with contextlib.suppress(SpothealError):
+            clone.result()
+        return None
+
+    def _make_clone(self, fetched: Fetched | None, where: Surroundings, python: Path) -> str:
+        """Returns which copy it is: another one lacks what `setup` wrote into this."""
+        config, folders = self._config, self._folders
+        if folders.has_working_copy:
+            began = RunMemory.read(folders, config.run).attempt > 0
+            return make_working_copy(config, folders, where, python, self._log, fetched=fetched, began_earlier=began)
+        link_kept(config.job.job.keep, folders, where, python)
+        return ""
 
     def run_trainer(self) -> Trained:
         """The trainer, attempt by attempt, until it is done, has failed, or must go."""

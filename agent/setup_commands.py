@@ -51,10 +51,12 @@ def prepare(
     where: Surroundings,
     log: Any,
     *,
+    copy: str = "",
     network_seconds_max: float = NETWORK_SECONDS_MAX,
 ) -> Interpreter:
     """The interpreter the trainer runs with: `interpreter` itself where there is no `setup`, else the environment's.
 
+    `copy`: which working copy the commands run in; in a new one they run again, for it lacks what they wrote there.
     Raises SetupFailed with the last lines of a command that failed, Retryable where the network was down too long,
     Interrupted at the stop; a successor then makes the environment anew, as only a complete one is marked.
     """
@@ -62,7 +64,7 @@ def prepare(
     if not setup:
         return interpreter
     folders.make(where.account)
-    place = folders.environments / f"env-{key_of(config, interpreter)}"
+    place = folders.environments / f"env-{key_of(config, interpreter, copy)}"
     if (place / _COMPLETE).is_file():
         found = probe(place / "bin/python", folders, where)
         if found is not None:
@@ -92,9 +94,10 @@ def _sync(place: Path) -> None:
         raise Retryable(f"`sync -f {place}` failed: {found.said}")
 
 
-def key_of(config: InstanceConfig, interpreter: Interpreter) -> str:
-    """Equal where the environment would come out equal: commands, revision, folder, the image's Python and torch."""
-    said = [config.job.job.setup, config.revision, config.job.job.directory]
+def key_of(config: InstanceConfig, interpreter: Interpreter, copy: str = "") -> str:
+    """Equal where the environment would come out equal: commands, revision, folder, working copy, the image's Python
+    and torch."""
+    said = [config.job.job.setup, config.revision, config.job.job.directory, copy]
     image = [str(interpreter.path), interpreter.version, interpreter.torch]
     return hashlib.sha256(json.dumps([said, image]).encode()).hexdigest()[:16]
 

@@ -28,14 +28,15 @@ from spotheal.agent.foreign_command import Surroundings
 from spotheal.agent.git_faults import Cause, classify, redacted, without_credentials
 from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.interpreter import Interpreter, find_interpreter, probe
-from spotheal.agent.keep import link_kept
 from spotheal.agent.names import LAYOUT, StoreUrl
 from spotheal.agent.repo import checkout
 from spotheal.agent.setup_commands import key_of, prepare
+from spotheal.agent.working_copy import link_kept
 
 pytestmark = pytest.mark.processes
 LOG = structlog.get_logger()
 MISSING = "0123456789" * 4
+PYTHON = Path(sys.executable)
 
 
 class HurriedClock(SystemClock):
@@ -522,12 +523,12 @@ def test_the_first_python_that_can_import_torch_is_used(
 
 
 # ----------------------------------------------------------------------------------------------------------------- keep
-def test_a_kept_path_survives_a_new_clone(folders: Folders) -> None:
+def test_a_kept_path_survives_a_new_clone(folders: Folders, where: Surroundings) -> None:
     def new_clone() -> None:
         shutil.rmtree(folders.clone)
         (folders.clone / "runs").mkdir(parents=True)
         (folders.clone / "runs/settings.yaml").write_text("of the clone")
-        link_kept(folders.clone, ["runs", "deep/er/log.csv"], folders.keep, None)
+        link_kept(["runs", "deep/er/log.csv"], folders, where, PYTHON)
 
     new_clone()
     assert (folders.clone / "runs/settings.yaml").read_text() == "of the clone"
@@ -538,26 +539,30 @@ def test_a_kept_path_survives_a_new_clone(folders: Folders) -> None:
     assert (folders.clone / "runs/settings.yaml").read_text() == "of the trainer"
     assert (folders.clone / "runs/model.pt").read_text() == "weights"
     assert (folders.clone / "deep/er/log.csv").read_text() == "1,2"
-    link_kept(folders.clone, ["runs", "deep/er/log.csv"], folders.keep, None)
+    link_kept(["runs", "deep/er/log.csv"], folders, where, PYTHON)
 
 
-def test_a_kept_path_inside_another_needs_no_link_of_its_own(folders: Folders) -> None:
-    link_kept(folders.clone, ["a/b", "a"], folders.keep, None)
+def test_a_kept_path_inside_another_needs_no_link_of_its_own(folders: Folders, where: Surroundings) -> None:
+    link_kept(["a/b", "a"], folders, where, PYTHON)
     assert (folders.clone / "a").is_symlink()
 
 
-def test_a_kept_path_that_leads_out_of_the_clone_by_a_link_is_refused(folders: Folders, tmp_path: Path) -> None:
+def test_a_kept_path_that_leads_out_of_the_clone_by_a_link_is_refused(
+    folders: Folders, where: Surroundings, tmp_path: Path
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     (folders.clone / "out").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SetupFailed, match="leads out"):
-        link_kept(folders.clone, ["out/passwd"], folders.keep, None)
+        link_kept(["out/of/passwd"], folders, where, PYTHON)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_a_link_that_a_trainer_left_on_the_volume_is_never_followed(folders: Folders, tmp_path: Path) -> None:
+def test_a_link_that_a_trainer_left_on_the_volume_is_never_followed(
+    folders: Folders, where: Surroundings, tmp_path: Path
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     (folders.keep / "runs").symlink_to(tmp_path / "elsewhere")
     (folders.clone / "runs").mkdir()
     (folders.clone / "runs/planted").touch()
-    link_kept(folders.clone, ["runs"], folders.keep, None)
+    link_kept(["runs"], folders, where, PYTHON)
     assert list((tmp_path / "elsewhere").iterdir()) == []

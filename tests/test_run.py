@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -230,6 +231,34 @@ def test_a_sigterm_without_a_notice_hands_over_and_asks_to_be_started_again(tmp_
     handover = next(event for event in world.events() if event["event"] == "handover")
     assert handover["detached"]
     assert "active" == world.fleet_state()
+
+
+PLAIN = """
+import pathlib, time
+last = pathlib.Path("checkpoints/last.txt")
+print("setup wrote", pathlib.Path("data.txt").read_text())
+if last.exists():
+    print("resumed at", last.read_text())
+else:
+    last.parent.mkdir()
+    last.write_text("step 7")
+    time.sleep(60)
+"""
+
+
+def test_a_script_that_saves_next_to_its_code_resumes_on_a_machine_that_reaches_no_repository(tmp_path: Path) -> None:
+    """And `setup`, which writes there too, ran once (trainers of others, F1 and F8)."""
+    prepare = ["python", "-c", "open('data.txt', 'a').write('once')"]
+    world = AgentWorld(tmp_path, PLAIN, {"job": {"setup": [prepare]}})
+    after(lambda: any(world.disks.glob("*/working-copy/checkpoints/last.txt")), world.asked_to_stop.set)
+    assert ExitCode.INTERRUPTED == world.live()
+    shutil.rmtree(world.root)
+    shutil.rmtree(tmp_path / "repository")
+    world.asked_to_stop.clear()
+    assert ExitCode.OK == world.live()
+    assert "done" == world.status()["phase"], world.status()["reason"]
+    said = b"".join(world.store.get_bytes(key) or b"" for key in world.store.keys(f"logs/{world.instance}/trainer"))
+    assert b"setup wrote once\nresumed at step 7\n" in said
 
 
 def test_an_instance_launched_into_a_finished_run_only_cancels_its_fleet(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from spotheal.agent.account import trainer_account
 from spotheal.agent.clock import SystemClock, never
 from spotheal.agent.errors import SetupFailed
 from spotheal.agent.foreign_command import Finished, Surroundings, run_command
-from spotheal.agent.keep import link_kept
+from spotheal.agent.working_copy import link_kept
 
 pytestmark = pytest.mark.processes
 
@@ -153,7 +153,6 @@ def test_the_trainer_runs_as_its_own_user_and_owns_what_it_must_write(ignored: b
         script = root / "trainer.py"
         shutil.copy(TRAINERS / "tells_its_surroundings.py", script)
         script.chmod(0o644)
-        (root / "volume").mkdir(mode=0o755)
         for folder in ("volume", "var", "var/lib", "run"):
             (root / folder).mkdir(exist_ok=True)
             (root / folder).chmod(0o755)
@@ -267,7 +266,7 @@ def test_a_kept_folder_lets_a_trainer_that_writes_into_the_clone_resume(bench: B
         shutil.rmtree(bench.folders.clone)
         bench.folders.clone.mkdir()
         bench.folders.make(None)
-        link_kept(bench.folders.clone, ["runs"], bench.folders.keep, None)
+        link_kept(["runs"], bench.folders, Surroundings(None, SystemClock(), never()), Path(sys.executable))
         bench.trainer("writes_into_clone", job=job).run()
     assert bench.lines == ["fresh", "resumed"]
     assert bench.named("checkpoints-elsewhere") == []

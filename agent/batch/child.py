@@ -36,7 +36,6 @@ from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.interpreter import find_interpreter
 from spotheal.agent.interruption import Interruption, Watcher
 from spotheal.agent.job_values import seconds
-from spotheal.agent.keep import link_kept
 from spotheal.agent.launch import Launch
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.life import World
@@ -52,6 +51,7 @@ from spotheal.agent.store import Claim, Store
 from spotheal.agent.sweep.queue import Queue
 from spotheal.agent.sweep.worker import entry_of
 from spotheal.agent.trainer_stage import Instruments, TrainerStage
+from spotheal.agent.working_copy import link_kept
 
 SHUTDOWN_SECONDS = 30.0  # from SIGTERM to SIGKILL: ECS_CONTAINER_STOP_TIMEOUT's default
 _TRAINER_SHARE = 0.5  # of that; the rest is for the last copy
@@ -265,11 +265,11 @@ class Child:
             self._ledger.note("read-back", copy=copy.key, saved_step=copy.saved_step)
         self._go_on()
         self._confinement.enter()
-        self._confinement.fetch_code(self._list)
+        self._confinement.fetch_code(self._list, self._confinement.fetch_secrets())
         where = self._confinement.surroundings()
         self._folders.make(where.account)
-        link_kept(self._folders.clone, self._config.job.job.keep, self._folders.keep, where.account)
         found = find_interpreter(self._config, self._folders, where, self._log)
+        link_kept(self._config.job.job.keep, self._folders, where, found.path)
         interpreter = run_setup(self._config, self._folders, found, where, self._log)
         self._go_on()
         return decide_end(self._run_trainer(interpreter.path))

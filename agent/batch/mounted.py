@@ -47,8 +47,10 @@ def mounted(config: InstanceConfig, at: str, clock: Clock, log: Any) -> Efs | No
 
 
 def folders_of(config: InstanceConfig, paths: Paths, efs: Efs | None) -> Folders:
-    """As on an instance; on EFS checkpoints, kept paths, metrics and the run's memory, beside each other's runs."""
+    """As on an instance, but the trainer runs in the clone itself. On EFS lie checkpoints, kept paths, metrics and the
+    run's memory, beside each other's runs."""
     own = Folders.at(paths.root, config.job.volume.mount)
+    own = replace(own, clone=own.fetched)
     if efs is None:
         return own
     run = config.sources if config.index is not None and config.sources else config.store

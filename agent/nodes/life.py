@@ -70,6 +70,7 @@ class NodeLife(Life):
         logs = run / "logs"
         return replace(
             own,
+            clone=own.fetched,
             datasets=of_job / "datasets",
             checkpoints=run / "checkpoints",
             results=run / "working" / "results",

@@ -22,11 +22,11 @@ from spotheal.agent.folders import Folders
 from spotheal.agent.foreign_command import Surroundings
 from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.interpreter import find_interpreter
-from spotheal.agent.keep import link_kept
 from spotheal.agent.paths import Paths
 from spotheal.agent.repo import checkout
 from spotheal.agent.setup_commands import prepare
 from spotheal.agent.supervisor import Hooks, Supervisor
+from spotheal.agent.working_copy import Fetched, files_of, make_working_copy
 from spotheal.fleet.rehearsal.machines import Launch, Machine
 
 NAME = "reference"
@@ -86,10 +86,11 @@ def _train(config: InstanceConfig, folders: Folders, repository: str) -> int:
     clock, log = SystemClock(), _Lines()
     own = replace(config, job=replace(config.job, job=replace(config.job.job, repository=repository)))
     where = Surroundings(None, clock, never())
-    checkout(own, folders.clone, clock=clock, log=log)
+    code = checkout(own, folders.fetched, clock=clock, log=log)
     folders.make(None)
-    link_kept(folders.clone, own.job.job.keep, folders.keep, None)
-    interpreter = prepare(own, folders, find_interpreter(own, folders, where, log), where, log)
+    found = find_interpreter(own, folders, where, log)
+    copy = make_working_copy(own, folders, where, found.path, log, fetched=Fetched(code, files_of(code)))
+    interpreter = prepare(own, folders, found, where, log, copy=copy)
     ended = Supervisor(
         own,
         folders,

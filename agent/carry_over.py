@@ -1,0 +1,242 @@
+"""What is done inside a working copy, as the trainer's user: a trainer could have put a link anywhere in it.
+
+    carry_over.py carry {"old", "new", "record", "keep"}  what the trainer wrote in `old` is moved to `new`
+    carry_over.py link {"copy", "keep", "paths"}          `paths` of `copy` become links to the same paths below `keep`
+    carry_over.py link-kept {"copy", "keep"}              the same for what lies in `keep` and not in `copy`
+
+`record` is a JSON file whose "files" are those of the old commit. Prints a JSON line for each path that a person should
+know of, {"path", "what"}; {"refused"} and exit 3 where an order cannot be carried out. Everything is done by rename and
+may be done again after a kill. Standard library of Python 3.7, as the text of `python -I -S -c`: the trainer's
+interpreter runs it, and the trainer's user may not be able to read this file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+
+CHUNK_BYTES = 1 << 20
+EXIT_REFUSED = 3
+_MADE_AGAIN = {"__pycache__"}  # Python makes them again, of the new commit's files
+
+
+class Refused(Exception):
+    """An order that would leave its folders."""
+
+
+def main() -> None:
+    order = json.loads(sys.argv[2])
+    try:
+        if sys.argv[1] == "carry":
+            with open(order["record"], encoding="utf-8") as record:
+                files = json.load(record)["files"]
+            said = carry(order["old"], order["new"], files, order["keep"])
+        elif sys.argv[1] == "link":
+            said = link(order["copy"], order["keep"], order["paths"])
+        else:
+            said = link_kept(order["copy"], order["keep"])
+        for path, what in said:
+            print(json.dumps({"path": path, "what": what}), flush=True)
+    except Refused as refused:
+        print(json.dumps({"refused": str(refused)}), flush=True)
+        sys.exit(EXIT_REFUSED)
+
+
+# ------------------------------------------------------------------------------------------------------ what a file is
+def content_of(path: str, *, dir_fd: int | None = None) -> str:
+    """Equal for files of equal bytes, and for links to the same place; "" for a folder and for what cannot be read.
+
+    The right to execute does not count: a script that a `setup` command made executable is still the commit's.
+    """
+    try:
+        mode = os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode
+        if stat.S_ISLNK(mode):
+            return "link " + os.readlink(path, dir_fd=dir_fd)
+        if not stat.S_ISREG(mode):
+            return ""
+        total = hashlib.sha256()
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=dir_fd), "rb") as file:
+            for chunk in iter(lambda: file.read(CHUNK_BYTES), b""):
+                total.update(chunk)
+        return "file " + total.hexdigest()
+    except OSError:
+        return ""
+
+
+# ---------------------------------------------------------------------------------------------------------- carry over
+def carry(old: str, new: str, files: dict[str, str], keep: str) -> Iterator[tuple[str, str]]:
+    """Move to `new`, a copy of another commit, all of `old` that is not as its commit has it.
+
+    `files`: the content of each file of the old commit. What the trainer wrote stays in its place, also where the new
+    commit has a file there; where one has a folder and the other a file, the trainer's is moved beside the commit's.
+    """
+    parents = {os.path.dirname(path) for path in files}
+    while parents - {""} and not parents.issuperset({os.path.dirname(path) for path in parents}):
+        parents |= {os.path.dirname(path) for path in parents}
+    yield from _carry(old, new, "", files, parents | {""}, keep)
+
+
+def _carry(
+    old: str, new: str, below: str, files: dict[str, str], parents: set[str], keep: str
+) -> Iterator[tuple[str, str]]:
+    os.chmod(os.path.join(old, below), stat.S_IMODE(os.stat(os.path.join(old, below)).st_mode) | 0o700)
+    for name in sorted(os.listdir(os.path.join(old, below))):
+        path = os.path.join(below, name)
+        if path == ".git" or name in _MADE_AGAIN:
+            continue
+        source, target = os.path.join(old, path), os.path.join(new, path)
+        if os.path.isdir(source) and not os.path.islink(source):
+            if os.path.isdir(target) and not os.path.islink(target):
+                yield from _carry(old, new, path, files, parents, keep)
+            elif path not in parents:
+                yield from _move(source, target, path)  # all of it is the trainer's
+            elif _holds_more(source, path, files):
+                yield from _make_room(target, path)
+                os.mkdir(target)
+                yield from _carry(old, new, path, files, parents, keep)
+        elif _is_link_into(source, keep):
+            if not os.path.lexists(target):
+                os.rename(source, target)
+        elif path not in files or files[path] != content_of(source):
+            changed = path in files or (os.path.lexists(target) and not os.path.isdir(target))
+            yield from _move(source, target, path)
+            if changed:
+                yield path, "changed"
+
+
+def _move(source: str, target: str, path: str) -> Iterator[tuple[str, str]]:
+    """By rename, over a file and never over a folder."""
+    if os.path.isdir(target) and not os.path.islink(target):
+        target = _free(target)
+        yield path, "moved to " + os.path.basename(target)
+    elif os.path.isdir(source) and not os.path.islink(source):
+        yield from _make_room(target, path)
+    os.rename(source, target)
+
+
+def _make_room(target: str, path: str) -> Iterator[tuple[str, str]]:
+    """The new commit has a file where the trainer's folder is: the commit's gives way, for it can be had again."""
+    if os.path.lexists(target):
+        os.rename(target, _free(target))
+        yield path, "changed"
+
+
+def _free(path: str) -> str:
+    names = (path + ".spotheal" + (str(n) if n > 1 else "") for n in range(1, 10_000))
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def _holds_more(folder: str, below: str, files: dict[str, str]) -> bool:
+    """Whether anything in the folder is not as the old commit has it."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _MADE_AGAIN]
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        for name in names + links:
+            path = os.path.join(below, os.path.relpath(os.path.join(place, name), folder))
+            if path not in files or files[path] != content_of(os.path.join(place, name)):
+                return True
+    return False
+
+
+def _is_link_into(path: str, folder: str) -> bool:
+    return os.path.islink(path) and os.readlink(path).startswith(folder + "/")
+
+
+# -------------------------------------------------------------------------------------------------------------- `keep`
+def link(copy: str, keep: str, paths: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Make each of `paths` below `copy` a link to the same path below `keep`; again is harmless.
+
+    What the copy has there is moved the first time; later the content of `keep` wins, and files that only the copy has
+    are added. A path that neither has becomes a folder, or nothing yet where it has a suffix (`log.csv`) and no slash
+    at its end. Raises Refused where a link would lead out of either folder.
+    """
+    done: list[str] = []
+    for text in sorted(paths, key=lambda path: path.strip("/").count("/")):
+        path = os.path.normpath(text)
+        if any(path == other or path.startswith(other + "/") for other in done):
+            continue  # a kept folder keeps what is in it
+        for top in (copy, keep):
+            parent = os.path.dirname(os.path.join(top, path))
+            _refuse_outside(parent, top, text)
+            os.makedirs(parent, exist_ok=True)
+        as_file = bool(os.path.splitext(path)[1]) and not text.endswith("/")
+        _link(os.path.join(copy, path), os.path.join(keep, path), as_file)
+        done.append(path)
+    yield from ()
+
+
+def _refuse_outside(parent: str, top: str, text: str) -> None:
+    """Looked at before anything is made: a folder that a link led to was made outside (S7 of the same audit)."""
+    if os.path.commonpath([os.path.realpath(parent), os.path.realpath(top)]) != os.path.realpath(top):
+        raise Refused(f"`keep` names {text!r}, but {parent} leads out of {top} by a link")
+
+
+def link_kept(copy: str, keep: str) -> Iterator[tuple[str, str]]:
+    """Link what lies in `keep`, of an earlier version or a `keep` that job.toml no longer has, where `copy` has nothing
+    of that name."""
+    for place, folders, names in os.walk(keep):
+        below = os.path.relpath(place, keep)
+        for name in sorted(folders + names):
+            path = os.path.normpath(os.path.join(below, name))
+            target = os.path.join(copy, path)
+            if os.path.lexists(target):
+                continue
+            os.symlink(os.path.join(keep, path), target)
+            yield path, "linked"
+        folders[:] = [n for n in folders if _is_folder_of(copy, os.path.normpath(os.path.join(below, n)))]
+
+
+def _is_folder_of(copy: str, path: str) -> bool:
+    place = os.path.join(copy, path)
+    return os.path.isdir(place) and not os.path.islink(place)
+
+
+def _link(place: str, home: str, as_file: bool) -> None:
+    if os.path.islink(place) and os.readlink(place) == home and (os.path.exists(home) or as_file):
+        return
+    if os.path.islink(home):
+        os.unlink(home)  # nothing of ours is a link there
+    if os.path.lexists(place):
+        _add(place, home)
+        _remove(place)
+    elif not os.path.exists(home) and not as_file:
+        os.mkdir(home)
+    os.symlink(home, place)
+
+
+def _add(source: str, target: str) -> None:
+    """Copy `source` to `target`, leaving alone what is there; by rename, so that a file there is a whole one."""
+    mode = os.lstat(source).st_mode
+    if stat.S_ISDIR(mode):
+        if os.path.lexists(target) and (os.path.islink(target) or not os.path.isdir(target)):
+            return
+        os.makedirs(target, exist_ok=True)
+        for name in os.listdir(source):
+            _add(os.path.join(source, name), os.path.join(target, name))
+    elif not os.path.lexists(target):
+        beside = os.path.join(os.path.dirname(target), "." + os.path.basename(target) + ".spotheal")
+        if os.path.lexists(beside):
+            os.unlink(beside)
+        if stat.S_ISLNK(mode):
+            os.symlink(os.readlink(source), beside)
+        elif stat.S_ISREG(mode):
+            shutil.copy2(source, beside)
+        else:
+            return
+        os.rename(beside, target)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+if __name__ == "__main__":
+    main()

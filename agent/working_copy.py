@@ -1,0 +1,251 @@
+"""The working copy: the code at its commit, on the volume, with all that the trainer wrote next to it.
+
+    <volume>/working-copy/                the folder the trainer runs in; all of it is the trainer's user's
+    <volume>/.spotheal/working-copy.json  whose copy this is, of which commit, and the content of the commit's files
+    <volume>/.spotheal/incoming/          the copy of another commit, until it takes the place of the one before
+    <volume>/.spotheal/incoming.json      its record; it is there once `incoming` holds the whole commit, on disk
+    <volume>/.spotheal/outgoing/          the copy before, while the new one takes its place
+
+`.spotheal` is root's. A machine may be lost between any two steps: `incoming` without its record is dropped; with it,
+what the trainer wrote is moved over (again), the two change places and the record is written, last. Root makes and
+renames whole folders and opens nothing inside that a trainer could have made: that is `carry_over`'s, which runs as the
+trainer's user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from spotheal.agent import carry_over, programs
+from spotheal.agent.errors import Retryable, SetupFailed
+from spotheal.agent.folders import Folders, give, publish
+from spotheal.agent.foreign_command import Surroundings, run_command
+from spotheal.agent.instance_config import InstanceConfig
+from spotheal.agent.repo import source_of
+from spotheal.agent.trainer_environment import base_environment
+
+COPY_SECONDS_MAX = 1800.0
+SYNC_SECONDS_MAX = 300.0
+_SHOWN = 20  # paths that one line of the log names
+
+
+@dataclass(frozen=True)
+class Record:
+    """`made`: of the first copy of this run on the volume; another one lacks what `setup` wrote into this. `files`:
+    what `carry_over.content_of` said of each file of the commit."""
+
+    run: str
+    made: str
+    source: Mapping[str, Any]
+    files: Mapping[str, str]
+
+    @classmethod
+    def read(cls, path: Path) -> Record | None:
+        """None where there is none; the folder is ours, so one that is there is whole."""
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def write(self, path: Path) -> None:
+        publish(path, json.dumps(asdict(self)), durable=True)
+
+
+def files_of(code: Path) -> dict[str, str]:
+    """The content of each file of a clone, by its path; git's own files are left out."""
+    found = {}
+    for place, folders, names, here in os.fwalk(code):
+        below = os.path.relpath(place, code)
+        if below == ".":
+            folders[:] = [name for name in folders if name != ".git"]
+        for name in names + folders:
+            if content := carry_over.content_of(name, dir_fd=here):
+                found[os.path.normpath(os.path.join(below, name))] = content
+    return found
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A clone on the machine's own disk, and `files_of` it."""
+
+    code: Path
+    files: Mapping[str, str]
+
+
+def is_on_volume(config: InstanceConfig, folders: Folders) -> bool:
+    """Whether the volume has this run's working copy at its revision: then neither network nor repository is needed."""
+    record = Record.read(_place(folders, "incoming.json")) or _record_of_copy(folders)
+    return record is not None and record.run == config.run and record.source == source_of(config)
+
+
+def files_of_commit(folders: Folders) -> frozenset[str]:
+    """Paths below the working copy that its commit has."""
+    record = _record_of_copy(folders) if folders.has_working_copy else None
+    return frozenset() if record is None else frozenset(record.files)
+
+
+def make_working_copy(
+    config: InstanceConfig,
+    folders: Folders,
+    where: Surroundings,
+    python: Path,
+    log: Any,
+    *,
+    fetched: Fetched | None,
+    began_earlier: bool = False,
+) -> str:
+    """The folder `folders.clone` at the run's revision, with what the trainer wrote into it before; returns its `made`.
+
+    `fetched` None: `is_on_volume` has said that it is there. `began_earlier`: an agent that knew no working copy has
+    trained this run. `python` runs `carry_over`. SetupFailed where the volume is full, Retryable, Interrupted.
+    """
+    making = _Making(config, folders, where, python, log)
+    making.finish()
+    if fetched is None:
+        log.info("the working copy is on the volume already", path=str(folders.clone), revision=config.revision)
+    else:
+        making.put(fetched, began_earlier)
+    link_kept(config.job.job.keep, folders, where, python)
+    record = _record_of_copy(folders)
+    return "" if record is None else record.made
+
+
+def _place(folders: Folders, name: str) -> Path:
+    return (folders.memory or folders.environments) / name
+
+
+def _record_of_copy(folders: Folders) -> Record | None:
+    return Record.read(_place(folders, "working-copy.json")) if os.path.lexists(folders.clone) else None
+
+
+class _Making:
+    def __init__(self, config: InstanceConfig, folders: Folders, where: Surroundings, python: Path, log: Any) -> None:
+        self._config, self._folders, self._where, self._python, self._log = config, folders, where, python, log
+        self._incoming, self._outgoing = _place(folders, "incoming"), _place(folders, "outgoing")
+        self._record, self._incoming_record = _place(folders, "working-copy.json"), _place(folders, "incoming.json")
+
+    def put(self, fetched: Fetched, began_earlier: bool) -> None:
+        record = _record_of_copy(self._folders)
+        if record is None or record.run != self._config.run:
+            self._set_aside("" if record is None else record.run)
+            record = None
+        made = secrets.token_hex(8) if record is None else record.made
+        self._fill(fetched.code)
+        Record(self._config.run, made, source_of(self._config), fetched.files).write(self._incoming_record)
+        self.finish()
+        if began_earlier and record is None:
+            order = {"copy": str(self._folders.clone), "keep": str(self._folders.keep)}
+            _run_program("link-kept", order, self._folders, self._where, self._python)
+        self._log.info("the working copy is on the volume", path=str(self._folders.clone), files=len(fetched.files))
+
+    # ------------------------------------------------------------------------------------------------------------ steps
+    def finish(self) -> None:
+        """What a copy that is complete lacks to be the working copy, also where a machine that was lost began it."""
+        coming = Record.read(self._incoming_record)
+        clone = self._folders.clone
+        if coming is not None:
+            if os.path.lexists(self._incoming):
+                old = clone if os.path.lexists(clone) else self._outgoing
+                if os.path.lexists(old):
+                    self._carry(old)
+                if old == clone and os.path.lexists(clone):
+                    os.rename(clone, self._outgoing)
+                os.rename(self._incoming, clone)
+            coming.write(self._record)
+            self._incoming_record.unlink()
+        for rest in (self._incoming, self._outgoing):
+            if os.path.lexists(rest):
+                shutil.rmtree(rest)
+        if _record_of_copy(self._folders) is not None:
+            self._give(clone)
+
+    def _carry(self, old: Path) -> None:
+        self._give(old)
+        folders = {"old": old, "new": self._incoming, "record": self._record, "keep": self._folders.keep}
+        order = {name: str(path) for name, path in folders.items()}
+        found = _run_program("carry", order, self._folders, self._where, self._python)
+        if found:
+            shown = [f"{each['path']} ({each['what']})" for each in found[:_SHOWN]]
+            more = len(found) - len(shown)
+            self._log.warning(
+                "the script changed files that the repository has too; its own stay in place of the commit's",
+                files=shown, more=more or None,
+            )  # fmt: skip
+
+    def _fill(self, code: Path) -> None:
+        self._incoming.mkdir()
+        copied = programs.run(["cp", "-a", f"{code}/.", str(self._incoming)], seconds_max=COPY_SECONDS_MAX)
+        if "No space left" in copied.err:
+            raise SetupFailed(
+                f"the volume has no room for the working copy of the repository: {copied.said}",
+                next_step="a larger [volume] size_gib, or fewer data sets in the repository",
+            )
+        if copied.code == 0:
+            self._give(self._incoming)
+            copied = programs.run(["sync", "-f", str(self._incoming)], seconds_max=SYNC_SECONDS_MAX)
+        if copied.code != 0:
+            raise Retryable(f"the working copy cannot be put onto the volume: {copied.said}")
+
+    def _set_aside(self, run: str) -> None:
+        """A new run begins with a clean copy. Nothing is deleted: the earlier run may have no other checkpoint."""
+        clone = self._folders.clone
+        if os.path.lexists(clone):
+            target = clone.with_name(f"{clone.name}-{run or 'unknown'}")
+            while os.path.lexists(target):
+                target = target.with_name(target.name + "-")
+            os.rename(clone, target)
+            self._log.info("the working copy of another run is set aside", path=str(target))
+        self._record.unlink(missing_ok=True)
+
+    def _give(self, folder: Path) -> None:
+        """To a trainer's user that has another number on this machine image."""
+        account, found = self._where.account, os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode):
+            raise SetupFailed(f"{folder} is no folder", next_step="move it away: the working copy goes there")
+        if account is not None and found.st_uid != account.uid:
+            give(folder, account)
+
+
+def link_kept(paths: Sequence[str], folders: Folders, where: Surroundings, python: Path) -> None:
+    """Make `paths` of the working copy links into the folder `keep`; SetupFailed where one would lead out of it."""
+    if paths:
+        order = {"copy": str(folders.clone), "keep": str(folders.keep), "paths": list(paths)}
+        _run_program("link", order, folders, where, python)
+
+
+def _run_program(
+    order: str, details: Mapping[str, Any], folders: Folders, where: Surroundings, python: Path
+) -> list[dict[str, str]]:
+    """What `carry_over` prints."""
+    text = Path(carry_over.__file__).read_text(encoding="utf-8")
+    ended = run_command(
+        [str(python), "-I", "-S", "-c", text, order, json.dumps(details)],
+        where,
+        directory=Path("/"),
+        environment=base_environment(os.environ, where.account, folders.home),
+        seconds_max=COPY_SECONDS_MAX,
+    )
+    found = _lines(ended.lines)
+    if ended.exit_code == carry_over.EXIT_REFUSED and found:
+        raise SetupFailed(found[-1].get("refused", ""), next_step="correct `keep` in job.toml")
+    if not ended.ok:
+        raise Retryable(f"`{order}` in the working copy failed: {ended.tail(5)}")
+    return found
+
+
+def _lines(lines: Sequence[str]) -> list[dict[str, str]]:
+    found = []
+    for line in lines:
+        try:
+            found.append({str(name): str(value) for name, value in json.loads(line).items()})
+        except (ValueError, AttributeError):
+            continue
+    return found

@@ -1,0 +1,346 @@
+"""The working copy on the volume: what survives a machine, a commit and a run, whenever a machine is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from spotheal.agent import carry_over, programs, working_copy
+from spotheal.agent.account import trainer_account
+from spotheal.agent.clock import SystemClock, never
+from spotheal.agent.config import parse_job
+from spotheal.agent.errors import Retryable, SetupFailed
+from spotheal.agent.folders import Folders
+from spotheal.agent.foreign_command import Surroundings
+from spotheal.agent.instance_config import InstanceConfig
+from spotheal.agent.names import StoreUrl
+from spotheal.agent.working_copy import Fetched, files_of, is_on_volume, make_working_copy
+
+pytestmark = pytest.mark.processes
+LOG = structlog.get_logger()
+PYTHON = Path(sys.executable)
+WHERE = Surroundings(None, SystemClock(), never())
+BOTH = {"lib/net.py": "class Net: ...", "run.sh": ""}
+FIRST = {**BOTH, "train.py": "print(1)", "log.csv": "step,loss\n", "old/gone.py": ""}
+SECOND = {**BOTH, "train.py": "print(2)", "log.csv": "step,loss,time\n", "new.py": ""}
+
+
+def configured(revision: str = "1" * 40, run: str = "run", **job: Any) -> InstanceConfig:
+    document = {"job": {"name": "j", "repository": "https://h/r", "command": ["python", "train.py"], **job}}
+    return InstanceConfig(parse_job(document), run, "us-west-2", StoreUrl("bucket", "j/run"), revision)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    found = Folders.at(tmp_path / "root", "/volume")
+    found.make(None)
+    return found
+
+
+def fetched(folders: Folders, files: dict[str, str]) -> Fetched:
+    """As `repo.checkout` leaves it."""
+    shutil.rmtree(folders.fetched, ignore_errors=True)
+    written(folders.fetched, {**files, ".git/HEAD": str(sorted(files.items()))})
+    return Fetched(folders.fetched, files_of(folders.fetched))
+
+
+def written(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def make(folders: Folders, config: InstanceConfig, files: dict[str, str], **more: Any) -> str:
+    """As an instance does."""
+    there = is_on_volume(config, folders)
+    found = None if there else fetched(folders, files)
+    return make_working_copy(config, folders, WHERE, PYTHON, LOG, fetched=found, **more)
+
+
+def texts(folder: Path) -> dict[str, str]:
+    found = (path for path in folder.rglob("*") if path.is_file() and ".git" not in path.parts)
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in found}
+
+
+# ---------------------------------------------------------------------------------------------------- of one commit
+def test_what_a_script_writes_next_to_its_code_is_there_on_the_next_machine(folders: Folders) -> None:
+    make(folders, configured(), FIRST)
+    written(folders.clone, {"checkpoints/last.pt": "step 7", "log.csv": "step,loss\n7,0.5\n"})
+    shutil.rmtree(folders.fetched)
+    assert is_on_volume(configured(), folders)
+    make(folders, configured(), FIRST)
+    assert texts(folders.clone) == {**FIRST, "checkpoints/last.pt": "step 7", "log.csv": "step,loss\n7,0.5\n"}
+    assert not folders.fetched.exists(), "neither the network nor the repository is needed"
+
+
+@pytest.mark.parametrize("other", [
+    configured("2" * 40), configured(run="another"), configured(submodules=True), configured(repository="https://h/s"),
+])  # fmt: skip
+def test_a_working_copy_of_something_else_does_not_count(folders: Folders, other: InstanceConfig) -> None:
+    make(folders, configured(), FIRST)
+    assert not is_on_volume(other, folders)
+
+
+def test_a_working_copy_that_was_taken_away_is_made_again_and_setup_with_it(folders: Folders) -> None:
+    before = make(folders, configured(), FIRST)
+    assert make(folders, configured(), FIRST) == before != ""
+    shutil.rmtree(folders.clone)
+    assert make(folders, configured(), FIRST) not in ("", before)
+    assert texts(folders.clone) == FIRST
+
+
+def test_a_copy_that_is_not_on_the_disk_is_not_called_complete(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = programs.run
+    failing = programs.Result(1, "", "sync: Input/output error")
+    with monkeypatch.context() as patch:
+        patch.setattr(programs, "run", lambda argv, **more: failing if argv[0] == "sync" else run(argv, **more))
+        with pytest.raises(Retryable, match="Input/output error"):
+            make(folders, configured(), FIRST)
+    assert not is_on_volume(configured(), folders)
+    make(folders, configured(), FIRST)
+    assert texts(folders.clone) == FIRST
+
+
+def test_a_volume_without_room_is_a_setup_failure_that_says_so(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = programs.Result(1, "", "cp: error writing '/v/a': No space left on device")
+    monkeypatch.setattr(programs, "run", lambda argv, **_: full)
+    with pytest.raises(SetupFailed, match="no room") as caught:
+        make(folders, configured(), FIRST)
+    assert "size_gib" in caught.value.next_step
+
+
+# ------------------------------------------------------------------------------------------------- of another commit
+def test_another_commit_replaces_its_own_files_and_keeps_what_the_script_wrote(folders: Folders) -> None:
+    before = make(folders, configured(), FIRST)
+    wrote = {"checkpoints/last.pt": "step 7", "lib/cache.bin": "cached", "log.csv": "step,loss\n7,0.5\n"}
+    written(folders.clone, {**wrote, "__pycache__/train.pyc": "of the old commit"})
+    (folders.clone / "run.sh").chmod(0o755)
+    with capture_logs() as logged:
+        after = make(folders, configured("2" * 40), SECOND)
+    assert texts(folders.clone) == {**SECOND, **wrote}
+    assert after == before, "setup's own files moved along"
+    changed = [line["files"] for line in logged if "stay in place" in line["event"]]
+    assert changed == [["log.csv (changed)"]], "appended to by the script: named"
+    assert sorted(os.listdir(folders.environments)) == ["working-copy.json"]
+
+
+def test_a_folder_of_the_scripts_is_renamed_whole(folders: Folders) -> None:
+    """A data set of a million files costs one rename."""
+    make(folders, configured(), FIRST)
+    written(folders.clone, {"data/a": "a", "lib/more/b": "b"})
+    inodes = [(folders.clone / name).stat().st_ino for name in ("data", "lib/more")]
+    make(folders, configured("2" * 40), SECOND)
+    assert [(folders.clone / name).stat().st_ino for name in ("data", "lib/more")] == inodes
+
+
+def test_where_the_new_commit_has_another_kind_of_thing_nothing_of_the_scripts_is_lost(folders: Folders) -> None:
+    make(folders, configured(), {**FIRST, "out/README": ""})
+    written(folders.clone, {"runs/1": "one", "out/last.pt": "last", "model": "a file"})
+    with capture_logs() as logged:
+        make(folders, configured("2" * 40), {"train.py": "", "runs": "a file now", "out": "too", "model/net.py": ""})
+    assert texts(folders.clone) == {
+        "train.py": "", "runs/1": "one", "runs.spotheal": "a file now", "out/last.pt": "last", "out.spotheal": "too",
+        "model/net.py": "", "model.spotheal": "a file",
+    }  # fmt: skip
+    named = [line["files"] for line in logged if "files" in line and isinstance(line["files"], list)]
+    assert named == [["model (moved to model.spotheal)", "out (changed)", "runs (changed)"]]
+
+
+def test_links_in_a_working_copy_are_moved_and_never_followed(folders: Folders, tmp_path: Path) -> None:
+    written(tmp_path / "elsewhere", {"train.py": "of somebody else"})
+    make(folders, configured(), FIRST)
+    shutil.rmtree(folders.clone / "lib")
+    (folders.clone / "lib").symlink_to(tmp_path / "elsewhere")
+    (folders.clone / "train.py").unlink()
+    (folders.clone / "train.py").symlink_to(tmp_path / "elsewhere/train.py")
+    make(folders, configured("2" * 40), SECOND)
+    assert os.readlink(folders.clone / "train.py") == str(tmp_path / "elsewhere/train.py")
+    assert texts(tmp_path / "elsewhere") == {"train.py": "of somebody else"}
+
+
+def test_a_folder_that_the_script_closed_is_carried_over_too(folders: Folders) -> None:
+    make(folders, configured(), FIRST)
+    written(folders.clone, {"lib/cache.bin": "cached"})
+    (folders.clone / "lib").chmod(0o500)
+    make(folders, configured("2" * 40), SECOND)
+    assert (folders.clone / "lib/cache.bin").read_text() == "cached"
+
+
+# ---------------------------------------------------------------------------------------------------- of another run
+def test_a_new_run_begins_with_a_clean_copy_and_deletes_nothing(folders: Folders) -> None:
+    before = make(folders, configured(), FIRST)
+    written(folders.clone, {"checkpoints/last.pt": "of the first run"})
+    assert make(folders, configured(run="second"), FIRST) != before
+    assert texts(folders.clone) == FIRST
+    aside = folders.clone.with_name("working-copy-run")
+    assert (aside / "checkpoints/last.pt").read_text() == "of the first run"
+
+
+def test_a_folder_of_the_users_own_in_its_place_is_set_aside(folders: Folders) -> None:
+    written(folders.clone, {"notes.txt": "mine"})
+    make(folders, configured(), FIRST)
+    assert texts(folders.clone) == FIRST
+    assert texts(folders.clone.with_name("working-copy-unknown")) == {"notes.txt": "mine"}
+
+
+# -------------------------------------------------------------------------------------------------------- kept paths
+def test_kept_paths_stay_links_over_another_commit(folders: Folders) -> None:
+    keep = ["out", "log.csv"]
+    make(folders, configured(keep=keep), FIRST)
+    written(folders.clone, {"out/last.pt": "step 7"})
+    make(folders, configured("2" * 40, keep=keep), {**SECOND, "out/README": "of the commit"})
+    assert (folders.clone / "out").is_symlink() and (folders.clone / "log.csv").is_symlink()
+    assert texts(folders.keep) == {"out/last.pt": "step 7", "out/README": "of the commit", "log.csv": "step,loss\n"}
+
+
+def test_what_an_earlier_version_kept_is_found_also_where_job_toml_no_longer_names_it(folders: Folders) -> None:
+    written(folders.keep, {"out/last.pt": "step 7", "lib/cache.bin": "cached", "train.py": "old"})
+    make(folders, configured(), FIRST, began_earlier=True)
+    assert (folders.clone / "out/last.pt").read_text() == "step 7"
+    assert (folders.clone / "lib/cache.bin").read_text() == "cached"
+    assert (folders.clone / "train.py").read_text() == FIRST["train.py"]
+    make(folders, configured("2" * 40), SECOND)
+    assert (folders.clone / "out/last.pt").read_text() == "step 7"
+
+
+def test_a_new_run_on_a_volume_with_kept_paths_of_another_begins_clean(folders: Folders) -> None:
+    written(folders.keep, {"out/last.pt": "step 7"})
+    make(folders, configured(), FIRST)
+    assert not (folders.clone / "out").exists()
+
+
+# ------------------------------------------------------------------------------------------------------------ crashes
+class Lost(BaseException):
+    """The machine is gone."""
+
+
+@pytest.fixture
+def crash_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """The machine is lost before the n-th step that changes the volume; what it had done stays."""
+    left = [10**6]
+
+    def counted(work: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **more: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Lost
+            return work(*arguments, **more)
+
+        return step
+
+    def here(order: str, details: dict[str, str], *_: Any) -> list[dict[str, str]]:
+        """The program's work in this process, so that it can be cut short."""
+        assert order == "carry"
+        files = json.loads(Path(details["record"]).read_text())["files"]
+        carried = carry_over.carry(details["old"], details["new"], files, details["keep"])
+        return [{"path": path, "what": what} for path, what in carried]
+
+    monkeypatch.setattr(working_copy, "_run_program", here)
+    for module, name in ((os, "rename"), (os, "mkdir"), (shutil, "rmtree"), (programs, "run"),
+                         (working_copy, "publish"), (Path, "unlink")):  # fmt: skip
+        monkeypatch.setattr(module, name, counted(getattr(module, name)))
+
+    def set_crash(number: int) -> None:
+        left[0] = number
+
+    return set_crash
+
+
+@pytest.mark.parametrize("then", ["the same commit", "the commit before", "another run"])
+def test_a_machine_may_be_lost_at_any_step_of_a_change_of_commit(
+    tmp_path: Path, crash_at: Callable[[int], None], then: str
+) -> None:
+    wrote = {"checkpoints/last.pt": "step 7", "lib/cache.bin": "cached", "log.csv": "7,0.5\n", "old/mine": "", "z": "z"}
+    number, crashed = 0, True
+    while crashed:
+        folders = Folders.at(tmp_path / str(number), "/volume")
+        crash_at(10**6)
+        folders.make(None)
+        make(folders, configured(), FIRST)
+        written(folders.clone, wrote)
+        second = fetched(folders, SECOND)
+        crash_at(number)
+        try:
+            make_working_copy(configured("2" * 40), folders, WHERE, PYTHON, LOG, fetched=second)
+            crashed = False
+        except Lost:
+            crashed = True
+        crash_at(10**6)
+        if then == "another run":
+            make(folders, configured("2" * 40, run="other"), SECOND)
+            assert texts(folders.clone) == SECOND, number
+            aside = texts(folders.clone.with_name("working-copy-run"))
+            assert {name: aside.get(name) for name in wrote} == wrote, number
+        else:
+            config, files = (configured("2" * 40), SECOND) if then == "the same commit" else (configured(), FIRST)
+            make(folders, config, files)
+            assert texts(folders.clone) == {**files, **wrote}, number
+            assert is_on_volume(config, folders)
+        assert sorted(os.listdir(folders.environments)) == ["working-copy.json"]
+        number += 1
+    assert number > 12
+
+
+def test_a_machine_may_be_lost_at_any_step_of_the_first_copy(tmp_path: Path, crash_at: Callable[[int], None]) -> None:
+    number, crashed = 0, True
+    while crashed:
+        folders = Folders.at(tmp_path / str(number), "/volume")
+        crash_at(10**6)
+        folders.make(None)
+        first = fetched(folders, FIRST)
+        crash_at(number)
+        try:
+            make_working_copy(configured(), folders, WHERE, PYTHON, LOG, fetched=first)
+            crashed = False
+        except Lost:
+            crashed = True
+        crash_at(10**6)
+        make(folders, configured(), FIRST)
+        assert texts(folders.clone) == FIRST, number
+        number += 1
+    assert number > 5
+
+
+# ---------------------------------------------------------------------------------------------------- another's files
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """pytest's own folders are closed to others."""
+    folder = Path(tempfile.mkdtemp(prefix="spotheal-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_it_is_the_trainers_users_also_where_that_has_another_number_now(open_folder: Path) -> None:
+    account, python = trainer_account("nobody"), shutil.which("python3", path="/usr/bin:/bin")
+    if account is None or python is None:
+        pytest.skip("this machine has no user nobody, or no Python that it may run")
+    folders = Folders.at(open_folder / "root", "/volume")
+    for uid, revision, files in ((4321, "1", FIRST), (account.uid, "2", SECOND)):
+        user = replace(account, uid=uid)
+        where = Surroundings(user, SystemClock(), never())
+        folders.make(user)
+        found = fetched(folders, files)
+        make_working_copy(configured(revision * 40), folders, where, Path(python), LOG, fetched=found)
+        assert {path.lstat().st_uid for path in (folders.clone, *folders.clone.rglob("*"))} == {uid}
+        written(folders.clone, {"last.pt": "step 7"})
+        os.chown(folders.clone / "last.pt", uid, account.gid)
+    assert texts(folders.clone) == {**SECOND, "last.pt": "step 7"}
+    assert folders.environments.stat().st_uid == 0
