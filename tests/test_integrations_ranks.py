@@ -169,9 +169,44 @@ def _accelerate(rank: int, size: int, folder: Path, notice_at: int | None) -> An
     return model.state_dict()
 
 
+# ----------------------------------------------------------------------------------- a loader of each rank with a state
+def stateful(rank: int, size: int, folder: Path, given: dict[str, Any]) -> dict[str, Any]:
+    torch.distributed.init_process_group("gloo")
+    return both(_stateful, rank, size, folder, 4)
+
+
+def _stateful(rank: int, size: int, folder: Path, notice_at: int | None) -> Any:
+    """Each rank shuffles its own half, so that its loader's state is no other's."""
+    import interrupted
+    from torch.utils.data import Subset
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    from spotheal.training.session import Session, resume
+
+    torch.manual_seed(7)
+    model = torch.nn.parallel.DistributedDataParallel(interrupted.network())
+    torch.manual_seed(7 + rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    half = Subset(interrupted.dataset(), range(rank, SAMPLES, size))
+    loader = StatefulDataLoader(half, HALF, shuffle=True, generator=torch.Generator().manual_seed(rank))
+    session = Session(**options(folder))
+    loop = resume(session, model=model, optimizer=optimizer, loader=loader)
+    for _ in loop.epochs(EPOCHS):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            if notice_at == loop.step + 1:
+                heard(session, rank)
+            loop.after_step()
+    loop.finish()
+    return model.module.state_dict()
+
+
 # ------------------------------------------------------------------------------------------------------------ the facts
 @pytest.mark.parametrize(
-    ("work", "library"), [(lightning, "lightning"), (transformers, "transformers"), (accelerate, "accelerate")]
+    ("work", "library"),
+    [(lightning, "lightning"), (transformers, "transformers"), (accelerate, "accelerate"), (stateful, "torchdata")],
 )
 def test_one_rank_hears_the_notice_and_the_resumed_run_is_the_one_never_interrupted(
     work: sharded_world.Work, library: str, tmp_path: Path

@@ -92,7 +92,9 @@ def mosaic(workers: int, folder: Path) -> Any:
 
 
 LOADERS: dict[str, Callable[[int, Path], Any]] = {
-    "torchdata": lambda workers, folder: stateful(interrupted.dataset(), workers, shuffle=True),
+    "torchdata": lambda workers, folder: stateful(
+        interrupted.dataset(), workers, shuffle=True, generator=torch.Generator().manual_seed(5)
+    ),
     "hugging face": lambda workers, folder: stateful(hugging_face(), workers),
     "mosaic": mosaic,
 }
@@ -227,6 +229,7 @@ def test_the_epochs_of_a_loop_go_on_where_they_were_with_a_sampler_too(tmp_path:
                     if stop == loop.step + 1:
                         interrupted.notice(tmp_path, session)
                     loop.after_step(samples=len(inputs))
+            loop.finish()
         except SavedAndStopped:
             gone(tmp_path)
         return seen

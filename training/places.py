@@ -81,11 +81,20 @@ def _load_and_tell(dataset: Any, state_dict: dict[str, Any]) -> None:
     dataset._state_dict = copy.deepcopy(state_dict)
 
 
-def begin_without_draws(loader: Any) -> None:
+def place_of(part: Any) -> dict[str, Any]:
+    """What is saved of a part that holds the place in the data: its state, and its own generator's if it has one."""
+    saved = {"state": part.state_dict()}
+    if isinstance(part, DataLoader) and isinstance(part.generator, torch.Generator):
+        saved["generator"] = part.generator.get_state()
+    return saved
+
+
+def begin_without_draws(loader: Any, generator: torch.Tensor | None = None) -> None:
     """The first iterator of `loader` leaves the generators as they are; does nothing for what is no DataLoader.
 
-    A DataLoader draws the seed of its workers from torch's generator whenever an iterator is made. In the run that is
-    resumed that was at the beginning of the epoch, before the state of the generators was saved.
+    A DataLoader draws the seed of its workers, and a new order, whenever an iterator is made. In the run that is
+    resumed that was at the beginning of the epoch, before the state of the generators was saved: torch's own, and
+    `generator`, that of the loader.
     """
     if not isinstance(loader, DataLoader) or not hasattr(loader, "_get_iterator"):
         return
@@ -98,6 +107,8 @@ def begin_without_draws(loader: Any) -> None:
             return make()
         finally:
             state.set_rng_state(before)
+            if generator is not None and loader.generator is not None:
+                loader.generator.set_state(generator)
 
     loader.__dict__["_get_iterator"] = first
 

@@ -34,7 +34,7 @@ from spotheal.training.files import refuse_unwritable
 from spotheal.training.notice import Watcher
 from spotheal.training.outcome import Outcome, SaveFailed
 from spotheal.training.pace import Every, Pace, interruption_seconds, too_slow
-from spotheal.training.places import Still, begin_without_draws, places, warn_of_another_epoch
+from spotheal.training.places import Still, begin_without_draws, place_of, places, warn_of_another_epoch
 from spotheal.training.report import Metrics, Reporter
 from spotheal.training.sampler import ExactSampler
 
@@ -344,25 +344,26 @@ class Loop:
             session.replicated = [one for one in model.parameters() if one.requires_grad]
         tree = session.load(self._gather)
         if tree is not None:
-            saved = tree["parts"] | self._own_places(tree.get("places", ()))
+            own = self._own_places(tree.get("places", ()))
+            saved = tree["parts"] | {name: place["state"] for name, place in own.items()}
             state.load_parts(self.parts, saved)
             self.step, self._epochs_done = int(tree["step"]), tree.get("epochs_done")
             session.restore_generators()
             for name, part in self._places.items():
-                begin_without_draws(part)
+                begin_without_draws(part, own.get(name, {}).get("generator"))
                 self._still.look(name, part, saved[name], self.step)
             self._say_where()
         session.listen()
 
     def _own_places(self, saved: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """This rank's states of the parts that hold the place in the data, if as many ranks have saved theirs."""
+        """What this rank has saved of the parts that hold the place in the data; of rank 0, if there were others."""
         ranks = self.session.ranks
         if len(saved) == ranks.size:
             return saved[ranks.rank]
         if self._places and ranks.rank == 0 and max(1, len(saved)) != ranks.size:
             log.warning("%s: saved by %d ranks, resumed by %d, each where rank 0 was: samples are left out or come"
                         " twice", ", ".join(self._places), max(1, len(saved)), ranks.size)  # fmt: skip
-        return {}
+        return saved[0] if saved else {}
 
     def _say_where(self) -> None:
         """What has the place in the data of the step that is resumed."""
@@ -420,12 +421,17 @@ class Loop:
         self.session.finish(self.step, self._gather)
 
     def _gather(self) -> Any:
-        parts = {name: state.part_state(part) for name, part in self.parts.items()}
-        for name, part in self._places.items():
-            self._still.look(name, part, parts[name], self.step)
-        tree = {"parts": parts, "step": self.step, "epochs_done": self._epochs_done}
-        if self._places and self.session.ranks.size > 1:  # each rank's loader has a place of its own
-            tree["places"] = self.session.ranks.all({name: parts[name] for name in self._places})
+        named = self.parts.items()
+        tree = {
+            "parts": {name: state.part_state(part) for name, part in named if name not in self._places},
+            "step": self.step,
+            "epochs_done": self._epochs_done,
+        }
+        if self._places:  # each rank's loader has a place of its own
+            own = {name: place_of(part) for name, part in self._places.items()}
+            for name, part in self._places.items():
+                self._still.look(name, part, own[name]["state"], self.step)
+            tree["places"] = self.session.ranks.all(own)
         return tree
 
 
