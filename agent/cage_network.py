@@ -27,8 +27,9 @@ _NFS = 2049
 _SECONDS_MAX = 180.0  # the first rules load kernel modules: 20 s ended a run on a machine that was slow
 _INSTALL_SECONDS_MAX = 180.0
 _INSTALLERS = {
-    "apt-get": ["apt-get", "-o", "DPkg::Lock::Timeout=120", "install", "--yes", "--no-install-recommends", "nftables"],
-    "dnf": ["dnf", "install", "--assumeyes", "nftables"],
+    # An image may come with empty lists of packages.
+    "apt-get": ("update -q", "-o DPkg::Lock::Timeout=120 install --yes --no-install-recommends nftables"),
+    "dnf": ("install --assumeyes nftables",),
 }
 
 
@@ -93,14 +94,17 @@ def _find_nft(log: Any) -> None:
         return
     except Fatal:
         log.warning("nft is not on this image; installing nftables")
-    for name, argv in _INSTALLERS.items():
-        try:
-            programs.find(name)
-            done = programs.run(argv, seconds_max=_INSTALL_SECONDS_MAX)
-        except (Fatal, Retryable):
+    for name, orders in _INSTALLERS.items():
+        if not programs.exists(name):
             continue
-        if done.code != 0:
-            log.warning("nftables could not be installed", error=done.said)
+        for order in orders:
+            try:
+                done = programs.run([name, *order.split()], seconds_max=_INSTALL_SECONDS_MAX)
+            except (Fatal, Retryable) as error:
+                log.warning(f"`{name} {order}` failed", error=error.message)
+                continue
+            if done.code != 0:
+                log.warning(f"`{name} {order}` failed", error=done.said)
     programs.find("nft")
 
 

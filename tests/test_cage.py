@@ -18,14 +18,14 @@ import pytest
 import structlog
 
 from spotheal.agent import cage as cages
-from spotheal.agent import process_group
+from spotheal.agent import cage_network, process_group, programs
 from spotheal.agent.account import Account
 from spotheal.agent.cage import Cage, enclose
 from spotheal.agent.cage_sandbox import Sandbox
 from spotheal.agent.cage_user import cage_account
 from spotheal.agent.clock import SystemClock
 from spotheal.agent.config import parse_job
-from spotheal.agent.errors import SetupFailed
+from spotheal.agent.errors import Fatal, SetupFailed
 from spotheal.agent.folders import Folders
 from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import StoreUrl
@@ -326,6 +326,26 @@ def test_rules_that_somebody_took_away_are_made_again_until_the_cage_ends(monkey
     cage.leave(CLOCK)
     cage.keep_closed()
     assert table == []
+
+
+def test_nftables_is_installed_from_lists_that_were_fetched_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image with empty lists of packages could not be caged, and set-up failed."""
+    ran: list[str] = []
+
+    def run(argv: list[str], seconds_max: float) -> programs.Result:
+        ran.append(" ".join(argv))
+        return programs.Result(0, "", "")
+
+    def find(name: str) -> str:
+        if not any("install" in order for order in ran):
+            raise Fatal(f"{name} is missing")
+        return f"/usr/sbin/{name}"
+
+    for name, fake in (("run", run), ("find", find), ("exists", lambda name: name == "apt-get")):
+        monkeypatch.setattr(programs, name, fake)
+    cage_network._find_nft(LOG)
+    assert ["apt-get update", "apt-get -o"] == [" ".join(order.split()[:2]) for order in ran]
+    assert ran[1].endswith("install --yes --no-install-recommends nftables")
 
 
 @pytest.mark.parametrize("mode", ["imds", "off"])
