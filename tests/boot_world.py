@@ -44,6 +44,7 @@ class Cloud:
     refused_cancels: int = 0
     ec2_refuses: bool = False
     tagged_instances: int = 0  # of the run, with a reason
+    bucket_region: str = ""  # another one than the run's
     absent: int = 403  # what S3 answers for an absent key; AWS: 403 or 404, by whether the role may list it
     states: dict[str, tuple[str, str]] = field(default_factory=dict)  # instance -> state and its reason's code
     times: dict[object, float] = field(default_factory=dict)  # monotonic, of the last request of a kind
@@ -166,6 +167,8 @@ def _handler(cloud: Cloud) -> type[BaseHTTPRequestHandler]:
                 if status == 0:
                     return self.connection.close()
                 return self._answer(status, b"<Error><Code>SlowDown</Code></Error>" if status == 503 else b"")
+            if cloud.bucket_region:
+                return self._answer(301, b"<Error><Code>PermanentRedirect</Code></Error>")
             if query:
                 return self._answer(200, cloud.page(key, query.get("continuation-token", "")).encode())
             if self.command == "PUT":
@@ -202,6 +205,8 @@ def _handler(cloud: Cloud) -> type[BaseHTTPRequestHandler]:
         def _answer(self, status: int, body: bytes) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
+            if status == 301:
+                self.send_header("x-amz-bucket-region", cloud.bucket_region)
             self.end_headers()
             self.wfile.write(body)
 

@@ -520,6 +520,16 @@ def test_an_instance_without_metadata_says_so(instance: Instance, cloud: Cloud) 
 
 
 # ----------------------------------------------------------------------------------------------------- faults that stay
+def test_a_bucket_in_another_region_is_named(instance: Instance, cloud: Cloud) -> None:
+    """S3 redirects; a signed request is good for one address, so that nothing can be read or counted there."""
+    cloud.bucket_region = "eu-central-1"
+    cloud.tagged_instances = 1
+    assert instance.boot(cloud.put_wheels(WHEELS)).returncode == 1
+    said = "301 PermanentRedirect: the store's bucket is in another region, eu-central-1; request the run there"
+    assert said in instance.console
+    assert said in next(form["Tag.1.Value"] for form in cloud.ec2 if form["Action"] == "CreateTags")
+
+
 def _changed(cloud: Cloud) -> str:
     cloud.put_wheels(WHEELS)
     return "0" * 64

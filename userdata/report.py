@@ -100,6 +100,9 @@ def http_call(
             raise Passing(said) from None
         if error.code in (401, 403):
             raise Passing(said, REFUSED_SECONDS) from None
+        if error.code == 301:
+            where = error.headers.get("x-amz-bucket-region", "which S3 does not name")
+            said += f": the store's bucket is in another region, {where}; request the run there, or with another store"
         raise Stuck(said) from None
     except (OSError, http.client.HTTPException) as error:  # URLError, time-outs and half answers are among these
         raise Passing(str(getattr(error, "reason", "") or error or type(error).__name__)) from None
