@@ -21,6 +21,7 @@ from spotheal.fleet import runs, screen, status
 from spotheal.fleet.console import colours, says_ascii, width_of
 from spotheal.fleet.session import Session
 from spotheal.fleet.table import duration, printable
+from spotheal.fleet.unheard import Consoles, in_words
 
 SAY_SECONDS = 30.0
 GATHER_SECONDS = 30.0
@@ -37,6 +38,7 @@ class Look:
 
     def __init__(self, session: Session, run: runs.Run, clock: Clock) -> None:
         self._session, self._run, self._clock = session, run, clock
+        self._consoles = Consoles(clock)
         self._seen: status.Seen | None = None
         self._at = float("-inf")
 
@@ -45,7 +47,7 @@ class Look:
         try:
             found = self._run.store.read_status() or {}
             if self._is_due(found):
-                self._seen, self._at = status.gather(self._session, self._run), self._clock.monotonic()
+                self._seen, self._at = status.gather(self._session, self._run, self._consoles), self._clock.monotonic()
         except Retryable:
             return None
         assert self._seen is not None
@@ -105,8 +107,8 @@ def display(clock: Clock, say: Callable[[str], None], *, terminal: bool) -> Iter
 def _place(document: dict[str, Any]) -> str:
     shortage = document["no_capacity"] or {}
     notice = (document["notice"] or {}).get("deadline", "")
-    instance = document["instance"]
-    return f"{document['phase']} {instance['id']} {instance.get('alive')} {shortage.get('cause')} {notice}"
+    instance, unheard = document["instance"], (document.get("unheard") or {}).get("says")
+    return f"{document['phase']} {instance['id']} {instance.get('alive')} {shortage.get('cause')} {notice} {unheard}"
 
 
 def _awaited(launches: list[dict[str, Any]]) -> str:
@@ -133,6 +135,8 @@ def line(document: dict[str, Any]) -> str:
     shortage = document["no_capacity"]
     if shortage:
         parts += [shortage["says"], f"try: {shortage['next_step']}"]
+    if document.get("unheard"):
+        parts += [in_words(document["unheard"]), document["unheard"]["next_step"]]
     progress = document["progress"] or {}
     if progress.get("step") is not None:
         total = f" of {progress['steps_total']}" if progress.get("steps_total") else ""

@@ -18,6 +18,7 @@ from rich.text import Text
 from spotheal.agent.billing import about
 from spotheal.agent.clock import parse_rfc3339
 from spotheal.agent.names import Phase, VolumeState
+from spotheal.fleet import unheard
 from spotheal.fleet.machines import in_words
 from spotheal.fleet.table import duration, printable
 
@@ -75,6 +76,9 @@ def _rows(document: dict[str, Any], now: datetime, ascii: bool) -> Iterable[tupl
     if shortage:
         yield "capacity", Text(printable(shortage["says"]), style="yellow")
         yield "", Text(printable(f"try: {shortage['next_step']}"))
+    if document.get("unheard"):
+        yield "boot", Text(printable(unheard.in_words(document["unheard"])), style="yellow")
+        yield "", document["unheard"]["next_step"]
     instance = document["instance"]
     for number, machine in enumerate(document.get("machines") or []):
         count = len(document["machines"])

@@ -19,6 +19,7 @@ from spotheal.agent.names import HEARTBEAT_SECONDS, LAYOUT, TAG_RUN, TAG_STATE, 
 from spotheal.fleet import engine, machines, receipt, runs
 from spotheal.fleet.session import Session
 from spotheal.fleet.shortage import Shortage, shortage, types_in, zones_in
+from spotheal.fleet.unheard import Consoles, Unheard
 
 SCHEMA_VERSION = 1
 STALE_SECONDS = 3 * HEARTBEAT_SECONDS
@@ -44,10 +45,14 @@ class Seen:
     notes: tuple[str, ...] = ()
     fleet_events: tuple[engine.FleetEvent, ...] = ()  # read only where no instance is alive
     nodes: tuple[dict[str, Any], ...] = ()  # of a run on several machines at once
+    unheard: Unheard | None = None  # a machine whose agent never said who it is
 
 
-def gather(session: Session, run: runs.Run) -> Seen:
-    """All of a run in a fixed number of calls beside one a launch; asked side by side, so that it stays quick."""
+def gather(session: Session, run: runs.Run, consoles: Consoles | None = None) -> Seen:
+    """All of a run in a fixed number of calls beside one a launch; asked side by side, so that it stays quick.
+
+    With `consoles` the cause is looked for if an agent does not start.
+    """
     notes: list[str] = []
 
     def forgiving(what: Any) -> Any:
@@ -72,6 +77,9 @@ def gather(session: Session, run: runs.Run) -> Seen:
         state = forgiving(lambda: runs.fleet_state(session.client("ec2"), fleet_id)) if fleet_id else ""
         found = instances.result()
         alive = any(one.state in ("pending", "running") for one in found or ())
+        unheard = None
+        if consoles is not None:
+            unheard = consoles.find(session, [one for one in launches if one], found or ())
         history: tuple[engine.FleetEvent, ...] = ()
         if state in runs.LIVE_FLEET_STATES and not alive:
             since = (_moment(fleet.get("requested_at")) or datetime.now(timezone.utc)) - _CLOCKS_APART
@@ -90,6 +98,7 @@ def gather(session: Session, run: runs.Run) -> Seen:
         notes=tuple(notes),
         fleet_events=history,
         nodes=nodes.result() or (),
+        unheard=unheard,
     )
 
 
@@ -125,6 +134,7 @@ def summarise(seen: Seen, now: datetime) -> dict[str, Any]:
         "progress": _progress(seen, now, ended),
         "checkpoint": _checkpoint(status, now),
         "no_capacity": missing.to_document(now) if missing else None,
+        "unheard": seen.unheard.to_document(seen.job) if seen.unheard and not ended else None,
         "cost": receipt.cost_so_far(receipt.history_of(seen, now)).to_document() if events else None,
         "notice": status.get("notice"),
         "term": status.get("term"),

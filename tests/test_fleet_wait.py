@@ -12,7 +12,7 @@ from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
 
 from spotheal.agent.errors import ExitCode
 from spotheal.agent.names import LAYOUT, Phase
-from spotheal.fleet import screen
+from spotheal.fleet import screen, unheard
 from spotheal.fleet.engine import FleetEvent
 from spotheal.fleet.live import Lines, line
 from spotheal.fleet.shortage import Shortage, shortage
@@ -249,11 +249,31 @@ def test_a_fleet_without_capacity_says_so_in_status_and_its_json(desk: Desk, mon
     assert "no spot capacity since" in desk.run("status").stdout
 
 
-def test_before_an_instance_tells_anything_the_wait_says_which_one_starts(desk: Desk) -> None:
+def test_before_an_instance_tells_anything_the_wait_says_which_one_starts(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unheard, "UNHEARD_SECONDS", float("inf"))  # the desk's clock is not this machine's
     desk.request()
     assert line(desk.good("status")) == "requested, no instance yet"
     desk.pass_time(60)
     assert re.fullmatch(r"requested, i-\w+ \(us-west-2[ab]\) is starting", line(desk.good("status")))
+
+
+def test_a_machine_whose_agent_never_starts_is_named_with_its_consoles_reason(desk: Desk) -> None:
+    """Healthy to AWS, it is never replaced: status promised just that, and nothing said why for as long as it cost."""
+    desk.request()
+    desk.pass_time(60)
+    (instance,) = desk.account.rules.instances()
+    desk.account.rules.consoles[instance.id] = lambda: CONSOLE
+    document = desk.good("status")
+    assert document["unheard"]["says"] == "bootstrap.py died (SyntaxError: invalid syntax)"
+    assert "console says: bootstrap.py died (SyntaxError: invalid syntax), `fleetctl cancel cifar`" in line(document)
+    assert "`fleetctl cancel cifar` ends it" in desk.run("status").output
+    desk.store(document["run"]).count_launch(instance.id, {"outcome": "booting", "starts": 1})
+    assert desk.good("status")["unheard"] is None
+
+
+CONSOLE = "SyntaxError: invalid syntax\nspotheal: this machine cannot start the job: bootstrap.py died\n"
 
 
 def test_all_jobs_are_listed_with_a_number_of_calls_that_does_not_grow(desk: Desk) -> None:

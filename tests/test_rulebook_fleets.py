@@ -487,11 +487,13 @@ def test_a_terminated_instance_is_seen_for_an_hour(region: Region) -> None:
     assert "InvalidInstanceID.NotFound" == refused(region.ec2.describe_instances, InstanceIds=[instance])
 
 
-def test_the_console_is_read_in_base64(region: Region) -> None:
+def test_the_console_is_base64_of_its_latest_64_kb_and_the_client_decodes_it(region: Region) -> None:
     instance = region.an_instance()
-    region.rules.consoles[instance] = lambda: "spotheal: no wheel\n"
-    output = region.ec2.get_console_output(InstanceId=instance)["Output"]
-    assert b"spotheal: no wheel\n" == base64.b64decode(output)
+    text = "old\n" * 20_000 + "spotheal: no wheel\n"
+    region.rules.consoles[instance] = lambda: text
+    assert text[-65536:] == region.ec2.get_console_output(InstanceId=instance)["Output"]
+    answer = region.rules.call("GetConsoleOutput", {"InstanceId": instance})
+    assert text[-65536:].encode() == base64.b64decode(answer["Output"])
 
 
 def test_user_data_of_run_instances_is_encoded_by_the_client(region: Region) -> None:

@@ -77,6 +77,8 @@ class InMemoryEc2:
             raise client_error(operation, error.code, error.message, error.status) from error
         except ReplyLost as lost:
             raise ConnectionClosedError(endpoint_url="in-memory") from lost
+        if "Output" in answer:  # of GetConsoleOutput: botocore decodes it
+            answer["Output"] = base64.b64decode(answer["Output"]).decode("utf-8", "replace")
         return {**answer, "ResponseMetadata": {"HTTPStatusCode": 200, "RequestId": "in-memory", "HTTPHeaders": {}}}
 
 

@@ -63,9 +63,11 @@ def show_status(session: Session, run: Run, as_json: bool) -> None:
     from spotheal.agent.clock import SystemClock
     from spotheal.agent.names import Phase
     from spotheal.fleet import status as state
+    from spotheal.fleet.unheard import Consoles
 
-    now = SystemClock().now()
-    document = state.summarise(state.gather(session, run), now)
+    clock = SystemClock()
+    now = clock.now()
+    document = state.summarise(state.gather(session, run, Consoles(clock)), now)
     if as_json:
         from spotheal.fleet import show
 
