@@ -26,14 +26,15 @@ from spotheal.agent.folders import Folders
 from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.job_values import seconds
 from spotheal.agent.process_group import ForeignProgram, end_leftovers
+from spotheal.agent.saved_files import SavedFiles
 from spotheal.agent.silence import Silence
-from spotheal.agent.torn_saves import SetAside, anything_saved, set_aside, torn_saves
+from spotheal.agent.torn_saves import SetAside, set_aside
 from spotheal.agent.trainer_environment import expand, trainer_environment
 from spotheal.agent.trainer_files import (
+    Mark,
     describe,
     drop_metrics_after,
     grown_elsewhere,
-    mark_of,
     newest,
     progress_of,
 )
@@ -93,6 +94,7 @@ class Supervisor:
         self._began = 0.0
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._warned = False
+        self._saved_files = SavedFiles(folders)
         self._aside: tuple[SetAside, ...] = ()
         self._ending = ""  # how the attempt ended after which saves were set aside
         self._lock = threading.Lock()
@@ -195,7 +197,7 @@ class Supervisor:
         before = self._before_start()
         self._began = self._clock.now().timestamp()
         self._tail.clear()
-        self._silence = Silence(self._clock, self._silent_seconds, lambda: mark_of(self._kept()))
+        self._silence = Silence(self._clock, self._silent_seconds, self._saved_files.mark)
         found = progress_of(self._folders.progress_file)
         world, program = self._start()
         watch = Watch(
@@ -220,14 +222,14 @@ class Supervisor:
             for line in last_words(world.logs):
                 self._line(line)
         self.warn_of_empty_checkpoints()
-        gained = watch.gained if self._reports else bool(mark_of(self._kept()) - before)
+        gained = watch.gained if self._reports else bool(self._saved_files.mark() - before)
         asked = watch.asked
         if program.exit_code == contract.EXIT_SAVED_AND_STOPPED and not asked:
             asked = self._clock.sleep(self._timing.unasked_wait_seconds, until=self._requested)
         hung = self._config.job.limits.silent if watch.hung else ""
         return AttemptEnd(program.exit_code, program.signal, asked, gained, self._reports, hung)
 
-    def _before_start(self) -> frozenset[tuple[str, str, int, float]]:
+    def _before_start(self) -> Mark:
         self._folders.notice_file.unlink(missing_ok=True)
         # Only what this very process saw saved is certain: what an earlier machine was known to have saved may lie
         # before the checkpoint that its trainer left, and lines up to that one must stay.
@@ -236,7 +238,7 @@ class Supervisor:
             dropped = drop_metrics_after(self._folders.metrics_file, saved.step)
             if dropped:
                 self.log.info("dropped metrics of steps that are done again", lines=dropped, after=saved.step)
-        return mark_of(self._kept())
+        return self._saved_files.mark()
 
     def _on_idle_gpus(self, what: str) -> None:
         self.event("gpus-idle", what=what)
@@ -266,7 +268,7 @@ class Supervisor:
 
     def _start(self) -> tuple[World, ForeignProgram]:
         job = self._config.job.job
-        resumes = self.attempt > 1 and (self._saved_step is not None or anything_saved(*self._kept()))
+        resumes = self.attempt > 1 and (self._saved_step is not None or self._saved_files.anything())
         command = job.resume_command if resumes and job.resume_command else job.command
         environment = trainer_environment(
             self._config, self._folders, self._interpreter, os.environ, self._account, self.attempt, self._given
@@ -332,19 +334,16 @@ class Supervisor:
         return ended
 
     # ----------------------------------------------------------------------------------------------- trainer's files
-    def _kept(self) -> tuple[Path, Path]:
-        return self._folders.checkpoints, self._folders.keep
-
     def _suspect(self, tally: Tally) -> str:
         """Which saves may be the cause of restarts without a step: the torn ones, else the newest file."""
         if tally.failures < 2:
             return ""
         if self._aside:
             return "; " + ", ".join(f"{aside.save} was set aside as {aside.moved.name}" for aside in self._aside)
-        torn = torn_saves(self._kept())
+        torn = self._saved_files.torn()
         if torn:
             return f"; incomplete: {', '.join(map(str, torn))}"
-        newest_files = [found for found in map(newest, self._kept()) if found]
+        newest_files = [found for found in map(newest, self._saved_files.kept) if found]
         last = max(newest_files, key=lambda seen: seen.changed, default=None)
         return f"; the newest file that it has saved is {describe(last)}" if last else ""
 
@@ -353,7 +352,7 @@ class Supervisor:
         last = tally.failures == max(1, min(2, self._config.job.limits.failures - 1))
         if not last or self._aside or self._ending or not self._leads:
             return
-        torn = torn_saves(self._kept())
+        torn = self._saved_files.torn()
         if torn and not self._config.job.job.set_aside_broken:
             names = [str(save) for save in torn]
             self.log.warning("incomplete saves may be why no step is gained (set_aside_broken = false)", saves=names)
@@ -387,13 +386,17 @@ class Supervisor:
         return re.sub(r"\d+", "0", f"{end}: {last}")
 
     def warn_of_empty_checkpoints(self) -> None:
-        """Name the files that grew in the clone while the checkpoint folder stayed empty: they die with the machine."""
-        if self._warned or any(newest(folder) for folder in self._kept()):
+        """Name the files that grew next to the code while the checkpoint folder stayed empty."""
+        if self._warned or any(newest(folder) for folder in self._saved_files.kept):
             return
         found = grown_elsewhere(self._folders.clone, self._began)
         if found:
             self._warned = True
             files = [f"{seen.shown} ({seen.size} bytes)" for seen in found]
+            if self._folders.has_working_copy:
+                said = "the trainer writes next to its code: that is on the volume, and the next machine finds it"
+                self.log.info(said, files=files, folder=str(self._folders.clone))
+                return
             self.log.warning(
                 "nothing is written to the checkpoint folder, but these files grew in the clone and will be lost with"
                 " the machine: write to ${SPOTHEAL_CHECKPOINT_DIR}, or list their folders under `keep` in job.toml",

@@ -89,7 +89,7 @@ def anything_saved(checkpoints: Path, elsewhere: Path) -> bool:
     """
     if any(seen.size for seen in files_below(checkpoints)):
         return True
-    return any(seen.size and _is_save(seen.path) for seen in files_below(elsewhere))
+    return any(seen.size and is_save(seen.path) for seen in files_below(elsewhere))
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -116,7 +116,7 @@ def _unit(path: Path) -> Path:
     return Path(*parts[:depth])
 
 
-def _is_save(name: str) -> bool:
+def is_save(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in _SAVE_SUFFIXES
 
 
@@ -131,7 +131,7 @@ def _file_reason(path: str) -> str:
         if not stat.S_ISREG(status.st_mode):
             return ""
         if status.st_size == 0:
-            return "is empty" if _is_save(path) else ""
+            return "is empty" if is_save(path) else ""
         head = os.pread(descriptor, 64, 0)
         if head.startswith(_ZIP):
             return "" if _has_zip_end(descriptor, status.st_size) else "is a zip file without its end"

@@ -22,6 +22,9 @@ _SMALL_BYTES = 1024
 NOT_GROWTH = {".git", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", "node_modules"}
 
 
+Mark = frozenset[tuple[str, str, int, float]]
+
+
 @dataclass(frozen=True)
 class Seen:
     """One file, by its path below the folder that was looked at."""
@@ -45,21 +48,30 @@ def files_below(folder: Path) -> Iterator[Seen]:
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in NOT_GROWTH]
         for name in names:
-            path = os.path.join(place, name)
-            try:
-                status = os.lstat(path)
-            except OSError:
-                continue
-            if stat.S_ISREG(status.st_mode):
-                yield Seen(os.path.relpath(path, folder), status.st_size, status.st_mtime)
+            if (seen := seen_at(str(folder), os.path.relpath(os.path.join(place, name), folder))) is not None:
+                yield seen
 
 
-def mark_of(folders: Iterable[Path]) -> frozenset[tuple[str, str, int, float]]:
+def seen_at(folder: str, path: str) -> Seen | None:
+    """The regular file `path` below `folder`; None if there is none."""
+    try:
+        status = os.lstat(os.path.join(folder, path))
+    except OSError:
+        return None
+    return Seen(path, status.st_size, status.st_mtime) if stat.S_ISREG(status.st_mode) else None
+
+
+def mark_of(folders: Iterable[Path]) -> Mark:
     """What changes when a checkpoint is written: the large files, each with size and time.
 
     Small ones (an event file, a configuration written at each start) say nothing about progress.
     """
-    found = [(str(folder), seen) for folder in folders for seen in files_below(folder)]
+    return mark_of_files((str(folder), seen) for folder in folders for seen in files_below(folder))
+
+
+def mark_of_files(files: Iterable[tuple[str, Seen]]) -> Mark:
+    """The same of (folder, file) each."""
+    found = list(files)
     largest = max((seen.size for _, seen in found), default=0)
     return frozenset((top, seen.path, seen.size, seen.changed) for top, seen in found if seen.size * 10 >= largest)
 

@@ -28,9 +28,9 @@ from spotheal.agent.limits import Limits
 from spotheal.agent.logs import Logs
 from spotheal.agent.memory import RunMemory
 from spotheal.agent.money import used_gib
+from spotheal.agent.saved_files import SavedFiles
 from spotheal.agent.status import Status
 from spotheal.agent.supervisor import Hooks, Supervisor
-from spotheal.agent.trainer_files import mark_of
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.heal import Held
 from spotheal.agent.volume.release import create_base
@@ -75,10 +75,12 @@ class TrainerStage:
         self._memory = RunMemory.read(folders, config.run, config.requested_at)
         self.saved_step = self._memory.saved_step
         self._found_step = self.saved_step or 0
-        self._found_files = mark_of((folders.checkpoints, folders.keep))
+        self._over = threading.Event()
+        self._looked = threading.Event()  # for the last time: the volume is let go
+        self._saved_files = SavedFiles(folders, self._looked)
+        self._found_files = self._saved_files.mark()
         self._acknowledged = self._stopping = False
         self._cleaned = float("-inf")
-        self._over = threading.Event()
         # Two clean-ups at once delete the same things, and one is refused; a base must not be taken after the last one.
         self._turn = threading.Lock()
         self._supervisor = Supervisor(
@@ -119,7 +121,10 @@ class TrainerStage:
         if ended.kind == "interrupted" and ended.saved_step is not None and ended.saved_step == ended.last_step:
             known["final_saves"] = self._memory.final_saves + 1
         self._remember(ended.kind != "interrupted", **known)
+        if ended.kind == "interrupted":  # the handover waits for no walk over a data set
+            self._looked.set()
         self.look()
+        self._looked.set()
         if ended.kind == "done" or (self._acknowledged and ended.kind != "interrupted"):
             # What the earlier looks missed would stay, and cost, for ever; a run that is done moves no more.
             self._clean_up(run_ends=True, keep_bases=ended.kind != "done")
@@ -168,10 +173,8 @@ class TrainerStage:
             if self._clock.monotonic() - self._cleaned >= RETENTION_SECONDS:
                 self._cleaned = self._clock.monotonic()
                 self._beside("retention", self._clean_up)
-        elif self.saved_step is None:
-            kept = (self._folders.checkpoints, self._folders.keep)
-            if mark_of(kept) - self._found_files:
-                self._acknowledge()
+        elif self.saved_step is None and self._saved_files.mark() - self._found_files:
+            self._acknowledge()
 
     # ---------------------------------------------------------------------------------------------------------- timers
     def _start_timers(self) -> None:

@@ -371,7 +371,7 @@ class Machines:
             self.seen.look(machine, Folders.at(self.root / machine, "/v"), self.root / machine / "agent.log")
 
 
-CLONE = "var/lib/spotheal/src/"
+CLONE = "v/working-copy/"
 
 
 def test_what_lay_next_to_the_code_and_is_gone_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

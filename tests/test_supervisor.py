@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 from trainer_bench import QUICK, TRAINERS, Bench, is_alive, notice, run_with
 
 from spotheal.agent.clock import SystemClock
@@ -255,6 +256,25 @@ def test_a_store_that_hangs_holds_up_neither_the_notice_nor_the_end(bench: Bench
     free.set()
 
 
-def test_files_that_grow_elsewhere_are_named_while_the_checkpoint_folder_is_empty(bench: Bench) -> None:
+def test_files_that_will_be_lost_with_the_machine_are_named_while_the_checkpoint_folder_is_empty(bench: Bench) -> None:
+    bench.folders = replace(bench.folders, clone=bench.folders.fetched)  # as on AWS Batch
+    bench.folders.clone.mkdir(parents=True)
     bench.trainer("writes_into_clone").run()
     assert bench.named("checkpoints-elsewhere") == [{"files": ["runs/model.bin (5000 bytes)"]}]
+
+
+def test_what_a_trainer_writes_into_its_working_copy_is_not_called_lost(bench: Bench) -> None:
+    with capture_logs() as logged:
+        bench.trainer("writes_into_clone").run()
+    assert bench.named("checkpoints-elsewhere") == []
+    assert [line["files"] for line in logged if "files" in line] == [["runs/model.bin (5000 bytes)"]]
+
+
+def test_a_save_next_to_the_code_is_progress_and_a_log_there_is_none(bench: Bench) -> None:
+    code = (
+        "import os,pathlib; n=int(os.environ['SPOTHEAL_ATTEMPT']);"
+        "pathlib.Path('{}').write_bytes(b'w' * 5000 + bytes(n)); raise SystemExit(0 if n == 5 else 1)"
+    )
+    expected = {"model.pt": "done", "checkpoints.txt": "failed", "train.log": "failed"}
+    ended = {name: bench.supervisor("python", "-c", code.format(name)).run().kind for name in expected}
+    assert ended == expected

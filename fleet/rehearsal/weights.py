@@ -3,9 +3,9 @@
     python -m spotheal.fleet.rehearsal.weights VOLUME     prints {"sha256", "of", "files", "generators"}
 
 Looked at are the weight files in `results/`; if there are none, those of the newest entry of `checkpoints/`, then of
-`keep/`. A weight file is known by its content or by its name. Files that can be read without running code (safetensors;
-torch's, with weights_only; archives of arrays) count by their tensors: a time stamp inside does no harm. All others
-count by their bytes. States of random generators are no weights: each has a digest of its own.
+`keep/`, then of `working-copy/`. A weight file is known by its content or by its name. Files that can be read without
+running code (safetensors; torch's, with weights_only; archives of arrays) count by their tensors: a time stamp inside
+does no harm. All others count by their bytes. States of random generators are no weights: each has a digest of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def digest(volume: Path) -> dict[str, Any]:
     """
     base, of = volume / "results", "results"
     files = _weights(base)
-    for name in ("checkpoints", "keep"):
+    for name in ("checkpoints", "keep", "working-copy"):
         if not files:
             base, of = volume / name, "newest checkpoint"
             files = _newest(base)

@@ -103,7 +103,7 @@ class LifeRegion(Region):
         self._patch(life, "Warmup", lambda log: NoWarmup())
         self._patch(trainer_stage, "Supervisor", lambda *a, **k: SimulatedTrainer(self, *a, **k))
         self._patch(trainer_stage, "RunMemory", memory_of(self))
-        self._patch(trainer_stage, "mark_of", lambda paths: frozenset())
+        self._patch(trainer_stage, "SavedFiles", lambda folders, over: SimpleNamespace(mark=frozenset))
         self._patch(trainer_stage, "RETENTION_SECONDS", RETENTION_SECONDS)
         return self
 

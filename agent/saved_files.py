@@ -1,0 +1,65 @@
+"""What a trainer has saved, wherever it saves: the checkpoint folder, kept paths, and next to its code.
+
+Next to the code lie data, logs and the commit's own files too. There a file counts only if its name says that it is a
+save: by its suffix, or by a folder such as `checkpoints/`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from spotheal.agent.clock import Stop, never
+from spotheal.agent.folders import Folders
+from spotheal.agent.torn_saves import TornSave, anything_saved, is_save, torn_saves
+from spotheal.agent.trainer_files import NOT_GROWTH, Mark, Seen, mark_of, mark_of_files, seen_at
+from spotheal.agent.working_copy import files_of_commit
+
+_SAVES_FOLDER = re.compile(r"check-?_?point|ckpt", re.IGNORECASE)
+
+
+class SavedFiles:
+    """`folders` of a run whose working copy, if it has one, is in its place already.
+
+    `over`: a look that has begun ends early, for a folder that is being read keeps the volume busy.
+    """
+
+    def __init__(self, folders: Folders, over: Stop | None = None) -> None:
+        self._folders, self._over = folders, over or never()
+        self._commit = files_of_commit(folders)
+
+    @property
+    def kept(self) -> tuple[Path, Path]:
+        return self._folders.checkpoints, self._folders.keep
+
+    def mark(self) -> Mark:
+        """As `trainer_files.mark_of`: it changes when something is saved."""
+        seen = [(str(self._folders.clone), file) for file in self._next_to_code()]
+        return mark_of(self.kept) | mark_of_files([] if self._over.is_set() else seen)
+
+    def anything(self) -> bool:
+        """Whether there is something that `resume_command` can resume from."""
+        return anything_saved(*self.kept) or any(seen.size for seen in self._next_to_code())
+
+    def torn(self) -> list[TornSave]:
+        """The saves that are surely incomplete."""
+        next_to_code = torn_saves([self._folders.clone]) if self._folders.has_working_copy else []
+        return torn_saves(self.kept) + [save for save in next_to_code if save.name not in self._commit]
+
+    def _next_to_code(self) -> Iterator[Seen]:
+        """By their path below the working copy; links are not followed."""
+        if not self._folders.has_working_copy:
+            return
+        top = str(self._folders.clone)
+        for place, folders, names in os.walk(top):
+            if self._over.is_set():
+                return
+            folders[:] = [name for name in folders if name not in NOT_GROWTH]
+            below = os.path.relpath(place, top)
+            in_saves = _SAVES_FOLDER.search(below) is not None
+            for name in names:
+                path = os.path.normpath(os.path.join(below, name))
+                if (in_saves or is_save(name)) and path not in self._commit and (seen := seen_at(top, path)):
+                    yield seen
