@@ -14,13 +14,13 @@ from typing import Any
 import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
-from moto.ec2.models import ec2_backends
 
 from spotheal.agent.clock import SystemClock
 from spotheal.fleet.rehearsal.api import Endpoint
 from spotheal.fleet.rehearsal.authorization import OWNER
 from spotheal.fleet.rehearsal.batch import Batch
 from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
+from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -63,13 +63,9 @@ class World:
             "region": REGION, "zone": A, "vpc": vpc, "bucket": "facts",
             "role_arn": "arn:aws:iam::123456789012:role/facts",
             "subnet": subnets[0]["SubnetId"], "trust": json.dumps({"Version": "2012-10-17", "Statement": [_TRUST]}),
-            "image": ec2.register_image(
-                Name="facts", Architecture="x86_64", RootDeviceName="/dev/xvda",
-                BlockDeviceMappings=[{"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 8}}],
-            )["ImageId"],
+            "image": EXAMPLE_IMAGE,
             "since": datetime(2020, 1, 1, tzinfo=timezone.utc),
         }  # fmt: skip
-        ec2_backends["123456789012"][REGION].amis[self.known["image"]].architecture = "x86_64"
         self.client("s3").create_bucket(Bucket="facts", CreateBucketConfiguration={"LocationConstraint": REGION})
 
     def close(self) -> None:

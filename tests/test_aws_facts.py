@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import boto3
 import pytest
 from aws_facts import World, facts, holds, table
+from botocore.exceptions import ClientError
 from rulebook_world import BEGIN, A, B, Region
 
 from spotheal.agent import aws
@@ -19,6 +21,9 @@ from spotheal.iam.calls import CALLS
 
 FACTS = facts()
 _SERVICES = {"efs": "elasticfilesystem", "service-quotas": "servicequotas"}  # as IAM names them
+
+
+TEMPLATE = {"LaunchTemplateSpecification": {"LaunchTemplateName": "facts", "Version": "1"}}
 
 
 def named(fact: dict[str, Any]) -> str:
@@ -105,3 +110,32 @@ def test_every_fact_has_its_own_name_and_a_source_that_anybody_can_look_up() -> 
     everything = (*FACTS, *table()["history"], *table()["echo"])
     assert {one["source"] for one in everything} <= set(table()["source"])
     assert all(source["text"] and source["licence"] for source in table()["source"].values())
+
+
+@pytest.mark.parametrize(
+    ("call", "params", "said"),
+    [
+        ("describe_instance_attribute", {"InstanceId": "i-0123456789abcdef0", "Attribute": "userData"},
+         "DescribeInstanceAttribute"),
+        ("start_instances", {"InstanceIds": ["i-0123456789abcdef0"]}, "StartInstances"),
+        ("modify_volume", {"VolumeId": "vol-0123456789abcdef0", "Size": 2}, "ModifyVolume"),
+        ("run_instances", {"MinCount": 1, "MaxCount": 1, "LaunchTemplate": {"LaunchTemplateName": "x"}},
+         "RunInstances with LaunchTemplate"),
+        ("create_fleet", {"Type": "instant", "TargetCapacitySpecification": {"TotalTargetCapacity": 1},
+                          "LaunchTemplateConfigs": [TEMPLATE]}, "CreateFleet of type instant"),
+        ("describe_launch_template_versions", {"Versions": ["$Latest"]}, "of all launch templates"),
+    ],
+)  # fmt: skip
+def test_what_the_local_cloud_does_not_do_is_refused_by_name(
+    world: World, call: str, params: dict[str, Any], said: str
+) -> None:
+    status, code, error = world.ask({"service": "ec2", "call": call, "params": params})
+    assert (400, "UnsupportedOperation") == (status, code)
+    assert "This local cloud does not do" in error["Message"] and said in error["Message"]
+
+
+def test_another_region_than_the_local_clouds_is_refused_by_name(world: World) -> None:
+    """Its zones and instances would be read as those of the region that was asked."""
+    elsewhere: Any = boto3.session.Session("AKIAFACTS", "secret", region_name="eu-west-1")
+    with pytest.raises(ClientError, match="does not do EC2 in eu-west-1, but in us-west-2 alone"):
+        elsewhere.client("ec2", endpoint_url=world.endpoint.url).describe_availability_zones()

@@ -135,6 +135,9 @@ class Endpoint:
         form = _form(environ)
         action = form.get("Action", "")
         if service == "ec2" or (not service and self.rulebook.owns(action)):
+            region, is_owned = match.group(2) if match else "", self.rulebook.owns(action)
+            if refusal := refusals.of_ec2(action, region, self.rulebook.region, is_owned=is_owned):
+                return _send(start_response, refusal.status, wire.error(refusal.code, refusal.message, "-"))
             if self.rulebook.owns(action) and not _of_others(action, form):
                 return self._ec2(environ, start_response, action, form, key)
             if (caller := self._caller(key)) and (body := self._refused_by_ec2(caller, action, form)):
@@ -167,9 +170,10 @@ class Endpoint:
             asked = environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")
             status, document = self.efs.answer(*asked, body)
             return _send(start_response, status, b"" if status == 204 else json.dumps(document).encode())
-        refusal = refusals.of_iam(action, form, self.rulebook.account) if service == "iam" else None
-        if refusal or (service == "sts" and (refusal := refusals.of_sts(action, form))):
-            return _send(start_response, refusal.status, _iam_error(refusal.code, refusal.message))
+        if service == "iam" and (fault := refusals.of_iam(action, form, self.rulebook.account)):
+            return _send(start_response, fault.status, _iam_error(fault.code, fault.message))
+        if service == "sts" and (fault := refusals.of_sts(action, form)):
+            return _send(start_response, fault.status, _iam_error(fault.code, fault.message))
         if service == "iam" and (full := self.account.size_fault(action, form)):
             return _send(start_response, 409, _iam_error("LimitExceeded", full))
         if service == "iam":

@@ -9,7 +9,7 @@ from typing import Any
 from spotheal.fleet.rehearsal.filters import Field, Item, page, select, tag_list, tags_for
 from spotheal.fleet.rehearsal.fleets import begin, counted, end_fleet, history_item, refusal, set_targets, utc
 from spotheal.fleet.rehearsal.launchspecs import of_templates
-from spotheal.fleet.rehearsal.world import ApiError, Fleet, World
+from spotheal.fleet.rehearsal.world import ApiError, Fleet, World, not_here
 
 Params = Mapping[str, Any]
 _STATES = {
@@ -20,7 +20,6 @@ _STATES = {
 
 
 def create_fleet(world: World, params: Params, caller: str | None) -> Item:
-    """Type `instant` is not rehearsed."""
     token = params.get("ClientToken", "")
     same = json.dumps({**params, "ClientToken": ""}, sort_keys=True, default=str)
     stored = world.tokens.get(("CreateFleet", token)) if token else None
@@ -30,7 +29,7 @@ def create_fleet(world: World, params: Params, caller: str | None) -> Item:
         return {"FleetId": stored[1]}
     kind = params.get("Type") or "maintain"
     if kind not in ("maintain", "request"):
-        raise ApiError("UnsupportedOperation", f"Fleets of type {kind} are not rehearsed.")
+        raise not_here(f"CreateFleet of type {kind}")
     wanted = params["TargetCapacitySpecification"]
     total, on_demand = int(wanted["TotalTargetCapacity"]), wanted.get("OnDemandTargetCapacity")
     if on_demand is None:

@@ -109,6 +109,8 @@ def _absent(code: str, ids: list[str]) -> str:
     """In AWS's words, as far as they were recorded."""
     if code.startswith("InvalidLaunchTemplate"):
         return "At least one of the launch templates specified in the request does not exist."
+    if code == "InvalidAMIID.NotFound":
+        return f"The image id '[{', '.join(ids)}]' does not exist"
     what = {"InvalidVolume.NotFound": "volume", "InvalidSnapshot.NotFound": "snapshot"}.get(code, "instance ID")
     if len(ids) > 1:
         return f"The {what}s '{', '.join(ids)}' do not exist"

@@ -22,7 +22,7 @@ from spotheal.fleet.rehearsal.filters import (
     tags_for,
 )
 from spotheal.fleet.rehearsal.spotmarket import spot_price
-from spotheal.fleet.rehearsal.world import ApiError, Instance, Notice, SpotRequest, World
+from spotheal.fleet.rehearsal.world import ApiError, Instance, Notice, SpotRequest, World, not_here
 
 Params = Mapping[str, Any]
 _CODES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}
@@ -106,6 +106,8 @@ def _move(world: World, instance_id: str, old: str, new: str) -> None:
 
 def run_instances(world: World, params: Params, caller: str | None) -> Item:
     """On-demand, or one-time spot with InstanceMarketOptions; all or nothing."""
+    if params.get("LaunchTemplate"):
+        raise not_here("RunInstances with LaunchTemplate")
     for key in ("ImageId", "MinCount", "MaxCount"):
         if not params.get(key):
             raise ApiError("MissingParameter", f"The request must contain the parameter {key}")

@@ -1,4 +1,7 @@
-"""What AWS refuses and moto takes, or refuses with another code. Sources: tests/data/aws_facts.toml."""
+"""What AWS refuses and moto takes, or refuses with another code. Sources: tests/data/aws_facts.toml.
+
+And what AWS does and this cloud does not: said by name, for a wrong answer would be taken for AWS's.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,23 @@ from moto.iam.models import iam_backends
 from moto.s3.models import s3_backends
 
 from spotheal.fleet.account import service_roles
-from spotheal.fleet.rehearsal.world import ApiError
+from spotheal.fleet.rehearsal.world import ApiError, not_here
+from spotheal.iam.calls import CALLS
 
+# Of the things that the rule book owns moto knows nothing: its answers would be about nobody's instances.
+_OWNED = re.compile(r"Instance|Volume|Snapshot|Fleet|LaunchTemplate|Spot|GetPasswordData|GetConsole|CreateImage")
+_NOT_OWNED = re.compile(r"InstanceType|InstanceConnectEndpoint|InstanceEventWindow|ReservedInstances")
+_OURS = frozenset(name.removeprefix("ec2:") for call in CALLS for name in call.names)
 _SESSION_NAME = re.compile(r"[\w+=,.@-]{2,64}")
+
+
+def of_ec2(action: str, region: str, own_region: str, *, is_owned: bool) -> ApiError | None:
+    """`is_owned`: the rule book answers the call."""
+    if region and region != own_region:
+        return not_here(f"EC2 in {region}, but in {own_region} alone")
+    if is_owned or action in _OURS or not _OWNED.search(action) or _NOT_OWNED.search(action):
+        return None
+    return not_here(action)
 
 
 def of_s3(environ: Mapping[str, Any], account: str) -> ApiError | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from spotheal.fleet.rehearsal.filters import Field, Item, named, page, select, tag_list, tags_for
 from spotheal.fleet.rehearsal.instances import user_data
-from spotheal.fleet.rehearsal.world import ApiError, Template, World
+from spotheal.fleet.rehearsal.world import ApiError, Template, World, not_here
 
 Params = Mapping[str, Any]
 
@@ -60,10 +60,15 @@ def create_launch_template_version(world: World, params: Params, caller: str | N
 
 
 def modify_launch_template(world: World, params: Params, caller: str | None) -> Item:
+    if params.get("LaunchTemplateId") and params.get("LaunchTemplateName"):
+        said = "Either provide launch template ID or launch template name to modify the template."
+        raise ApiError("InvalidParameterCombination", said)
     template = find(world, params)
-    template = world.templates.put(
-        replace(template, default=version_of(template, params.get("DefaultVersion", "$Default")))
-    )
+    number = params.get("DefaultVersion", "$Default")
+    if number.isdigit() and not 1 <= int(number) <= len(template.versions):
+        said = f"The launch template version {number} is not found for the specified launch template."
+        raise ApiError("InvalidLaunchTemplateId.VersionNotFound", said)
+    template = world.templates.put(replace(template, default=version_of(template, number)))
     return {"LaunchTemplate": _template(template)}
 
 
@@ -86,10 +91,22 @@ def describe_launch_templates(world: World, params: Params, caller: str | None) 
 
 
 def describe_launch_template_versions(world: World, params: Params, caller: str | None) -> Item:
+    if not (params.get("LaunchTemplateId") or params.get("LaunchTemplateName")):
+        raise _unnamed(params.get("Versions") or [])
     template = find(world, params)
     wanted = [version_of(template, one) for one in params.get("Versions") or []]
     numbers = wanted or list(range(len(template.versions), 0, -1))
     return page(params, [_version(template, one) for one in numbers], "LaunchTemplateVersions", world.page_size)
+
+
+def _unnamed(versions: list[str]) -> ApiError:
+    """AWS describes the default or latest versions of all templates, which is no call of ours."""
+    if versions and set(versions) <= {"$Latest", "$Default"}:
+        return not_here("DescribeLaunchTemplateVersions of all launch templates")
+    return ApiError(
+        "InvalidParameterValue" if versions else "MissingParameter",
+        "To describe the launch template data for a specific launch template, specify its ID or name.",
+    )
 
 
 def find(world: World, params: Params) -> Template:

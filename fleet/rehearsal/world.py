@@ -31,6 +31,12 @@ class ApiError(Exception):
         self.status = status
 
 
+def not_here(what: str) -> ApiError:
+    """What AWS does and this cloud does not, said by name: a wrong answer would be taken for AWS's."""
+    said = f"This local cloud does not do {what}: it is for fleetctl and the agent (docs/rehearsal.md)."
+    return ApiError("UnsupportedOperation", said)
+
+
 class Thing(Protocol):
     @property
     def id(self) -> str: ...
