@@ -58,7 +58,7 @@ from spotheal.agent.memory import RunMemory
 from spotheal.agent.messages import interruption_message
 from spotheal.agent.metadata import Metadata
 from spotheal.agent.money import Money, used_gib
-from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, EfsUrl, Phase
+from spotheal.agent.names import LAYOUT, TAG_JOB, TAG_NAME, TAG_RUN, EfsUrl, Phase
 from spotheal.agent.notify import SECONDS_MAX, Message, topic_region
 from spotheal.agent.paths import Paths
 from spotheal.agent.rescue import Rescue
@@ -346,9 +346,15 @@ class Life:
         self._context.on_round = on_round
         try:
             found = heal(self._context)
+        except (Interrupted, RunOver, Unsuitable):
+            raise
+        except SpothealError:
+            self._tell_story()
+            raise
         finally:
             self._liveness.release("healing")
         if isinstance(found, End):
+            self._tell_story()
             raise RunOver(found)
         self._held = found
         if found.moved_from is not None:  # a copy of a snapshot gives each block slowly at its first reading
@@ -362,6 +368,13 @@ class Life:
         self._ledger.note("volume", volume=found.volume, moved_from=found.moved_from, device=found.device, **asked)
         # Minutes of setup follow: a machine that is killed in them would have told nothing of itself.
         self._beside("ledger", self._ledger.flush)
+
+    def _tell_story(self) -> None:
+        """Why healing gave up, for whoever looks into it later: a reason is one sentence, and this machine goes."""
+        story = [{"observed": repr(seen), "action": repr(action)} for seen, action in self._context.memory.story]
+        with suppress(SpothealError):
+            document = {"desired": repr(self._context.desired), "story": story}
+            self._store.put_json(LAYOUT.story(self._here.instance), document)
 
     def _healing(self) -> Context:
         job = self._config.job

@@ -175,6 +175,11 @@ class StoreLayout:
         return f"launches/{instance}.json"
 
     @staticmethod
+    def story(instance: str) -> str:
+        """What healing saw and did, if it gave the run up: each look as Python writes it, to be decided again."""
+        return f"stories/{instance}.json"
+
+    @staticmethod
     def told(mark: str, channel: str) -> str:
         """A message that a webhook or a topic has taken."""
         return f"told/{mark}.{channel}"

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from spotheal.agent.clock import Clock, Stop
 from spotheal.agent.ec2 import Ec2, Snapshot
 from spotheal.agent.store import Claim, Store
-from spotheal.agent.volume.seen import Desired
+from spotheal.agent.volume.actions import Action
+from spotheal.agent.volume.seen import Desired, Observed
 
 
 class MountHost(Protocol):
@@ -77,6 +78,7 @@ class Memory:
     saved: dict[int, int] = field(default_factory=dict)  # term -> the last step its writer said it had saved
     attempt: int = 0
     device_letter: int = 0
+    story: list[tuple[Observed, Action]] = field(default_factory=list)  # each look, and what followed from it
     term: int | None = None  # the one that memory is about
     took_over: int | None = None  # the term that this very life of ours has taken a volume over with
 

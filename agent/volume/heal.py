@@ -72,7 +72,6 @@ class _Patience:
     repeats: int = 0
     failures: int = 0
     with_faults: Patience = field(init=False)
-    story: list[tuple[Observed, Action]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.with_faults = Patience(self.ctx.clock, FAILING_SECONDS_MAX)
@@ -138,7 +137,7 @@ def heal(ctx: Context) -> Held | End:
                 told = ctx.memory.term
                 ctx.on_term(told)
             action = decide(ctx.desired, seen)
-            patience.story = [*patience.story[1 - STORY_LENGTH :], (seen, action)]
+            ctx.memory.story = [*ctx.memory.story[1 - STORY_LENGTH :], (seen, action)]
             if isinstance(action, Wait):
                 patience.waits(action)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,11 @@ from histories import leaves_nothing_behind
 from simulated_life import LifeRegion, asking
 from simulated_world import BOOT_SECONDS
 
+from spotheal.agent import ec2, store
 from spotheal.agent.gpus import BARRED_LAUNCHES_MAX, Found
+from spotheal.agent.volume import seen
+from spotheal.agent.volume.actions import GiveUp
+from spotheal.agent.volume.plan import decide
 
 A, B, C, D = "us-west-2a", "us-west-2b", "us-west-2c", "us-west-2d"
 HOUR = 3600.0
@@ -109,6 +114,15 @@ def test_a_volume_that_is_gone_parks_the_run_and_cancels_its_fleet():
         assert "active" == region.fleet_state(region.fleet)
         assert region.time.run(HOUR, region.is_over)
         assert "gone" in region.documents("status.json")[0]["reason"]
+        (story,) = region.documents("stories/")
+        names = {**vars(seen), **vars(ec2), **vars(store), "datetime": datetime}
+        desired, *looks = (
+            eval(text, names)  # noqa: S307 - our own document
+            for text in (story["desired"], *(look["observed"] for look in story["story"]))
+        )
+        replayed = [decide(desired, look) for look in looks]
+        assert [look["action"] for look in story["story"]] == [repr(action) for action in replayed]
+        assert isinstance(replayed[-1], GiveUp)
 
 
 def test_five_launches_that_gain_nothing_park_the_run():
