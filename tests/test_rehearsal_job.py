@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from spotheal.agent.errors import ConfigError, Fatal, NotFound
+from spotheal.fleet.cli import app
 from spotheal.fleet.rehearsal import job, run, stage
 from spotheal.fleet.rehearsal.scenario import scenario
+from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE
 
 SPEC: dict[str, Any] = {
     "ImageId": "ami-0027dfad6168539c7",
@@ -69,6 +72,31 @@ def test_placeholders_without_quotes_are_filled_in_with_quotes() -> None:
     filled = json.loads(job.fill_placeholders(text))
     assert filled["GroupId"].startswith("sg-")
     assert filled["Arn"] == "arn:aws:iam::123456789012:role/x"
+
+
+def test_what_init_writes_without_credentials_is_rehearsed_over_three_zones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quick start's first two commands for a reader without an AWS account."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    done = CliRunner().invoke(app, ["init", "--command", "python train.py", "--gpus", "1", "--dir", str(tmp_path)])
+    assert done.exit_code == 0 and "fleetctl rehearse" in done.stderr, done.output
+    found = job.users(tmp_path / "spot_fleet_config.json", tmp_path / "job.toml")
+    subnets = {f"us-west-2{letter}": f"subnet-{letter}" for letter in "abc"}
+    local, _ = job.localise(found.fleet, subnets, "in-place")
+    assert {spec["SubnetId"] for spec in local.specifications} == set(subnets.values())
+    assert {spec["ImageId"] for spec in local.specifications} == {EXAMPLE_IMAGE}
+
+
+def test_a_file_of_any_account_is_rehearsed_in_the_rehearsals(tmp_path: Path) -> None:
+    text = json.dumps(FLEET).replace("<ACCOUNT_NUMBER>", "999999999999").replace(EXAMPLE_IMAGE, "ami-0a1b2c3d")
+    found = job.users(files(tmp_path, json.loads(text)))
+    local, _ = job.localise(found.fleet, {}, "in-place")
+    assert "999999999999" not in json.dumps(local.document)
+    assert local.specifications[0]["ImageId"] == EXAMPLE_IMAGE
 
 
 def test_subnets_and_templates_of_the_account_become_those_of_the_rehearsal(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ snapshots, placeholders). Each change is said. Roles stay as named: the rehearsa
 from __future__ import annotations
 
 import getpass
+import itertools
 import json
 import os
 import re
@@ -30,7 +31,8 @@ from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE
 REGION = "us-west-2"
 STAND_IN_SECRET = "rehearsal"
 _ACCOUNT = "123456789012"
-_STAND_INS = {"ACCOUNT_NUMBER": _ACCOUNT, "KEYPAIR_NAME": "rehearsal", "SECURITY_GROUP_ID": "sg-0123456789abcdef0"}
+_STAND_INS = {"ACCOUNT_NUMBER": _ACCOUNT, "AMI_ID": EXAMPLE_IMAGE, "KEYPAIR_NAME": "rehearsal",
+              "SECURITY_GROUP_ID": "sg-0123456789abcdef0"}  # fmt: skip
 _IAM_ARN = re.compile(r"(arn:aws[a-z-]*:iam::)\d{12}:")
 _PLACEHOLDER = re.compile(r"<([A-Za-z_][A-Za-z0-9_ -]*)>")
 
@@ -208,11 +210,13 @@ def _fleet(path: Path, notes: list[str]) -> FleetConfig:
 def fill_placeholders(text: str) -> str:
     """`<ACCOUNT_NUMBER>` and its like as something that has the form AWS wants, in quotes where they have none."""
 
+    subnets = itertools.count(1)
+
     def stand_in(match: re.Match[str]) -> str:
         name = match.group(1).upper().replace("-", "_").replace(" ", "_")
-        if name == "SUBNET_ID":
-            return match.group()  # a subnet decides the zone: that cannot be made up
         value = _STAND_INS.get(name, "rehearsal")
+        if name == "SUBNET_ID":  # each another one, so that `localise` gives them zones in turn
+            value = f"subnet-{next(subnets):017x}"
         before = text[: match.start()]
         inside_string = (before.count('"') - before.count('\\"')) % 2 == 1
         return value if inside_string else json.dumps(value)
@@ -232,7 +236,7 @@ def localise(fleet: FleetConfig, subnets: dict[str, str], template: str) -> tupl
     theirs = list(dict.fromkeys(fleet.subnets))
     given = {subnet: local[number % len(local)] for number, subnet in enumerate(theirs)} if local else {}
     if given:
-        notes.append("subnets exist only in your account; the rehearsal spreads them over its zones")
+        notes.append("subnets and images exist only in your account; the rehearsal spreads subnets over its zones")
     for spec in document.get("LaunchSpecifications", []):
         _replace_subnets(spec, given)
         spec.pop("KeyName", None)

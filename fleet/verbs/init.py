@@ -99,8 +99,8 @@ def init(
             say('note: this folder is in no git checkout: `git init` and commit, or --repo URL, before you request')
         say(f"wrote {' and '.join(files)}; job.toml says why each choice was made")
     ready = bool(choice.account)
-    on = f"rehearse {fleet_file}, fleetctl request" if ready else f"validate {fleet_file}, which names what is missing"
-    say(f"next: fleetctl {on}")
+    on = "fleetctl request" if ready else f"fleetctl validate {fleet_file}, which names what a request wants filled in"
+    say(f"next: fleetctl rehearse {fleet_file}, {on}")
 
 
 def _words(command: str) -> tuple[str, ...]:
