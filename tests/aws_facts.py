@@ -245,6 +245,14 @@ def _mount_target(world: World, known: Known) -> dict[str, Any]:
     return {**made, "target": world.client("efs").create_mount_target(**where)["MountTargetId"]}
 
 
+def _job_definition(world: World, known: Known) -> dict[str, Any]:
+    name, needs = world.name(), [{"type": "VCPU", "value": "1"}, {"type": "MEMORY", "value": "512"}]
+    made = world.client("batch").register_job_definition(
+        jobDefinitionName=name, type="container", containerProperties={"image": "x", "resourceRequirements": needs}
+    )
+    return {"name": name, "definition": made["jobDefinitionArn"]}
+
+
 def _schedule(world: World, known: Known) -> dict[str, Any]:
     name = world.name()
     target = {"Arn": "arn:aws:scheduler:::aws-sdk:ec2:modifySpotFleetRequest", "RoleArn": known["role_arn"]}
@@ -276,4 +284,5 @@ _GIVEN: dict[str, Callable[[World, Known], dict[str, Any]]] = {
     "file system": _file_system,
     "mount target": _mount_target,
     "schedule": _schedule,
+    "job definition": _job_definition,
 }
