@@ -38,7 +38,7 @@ if os.environ.get("SPOTHEAL_STOPS"):  # `make soak`: each stop as the first one 
 
 
 def needs(library: str, extra: str = "streaming") -> Any:
-    return pytest.importorskip(library, reason=f"needs {library}: pip install '.[{extra}]'")
+    return pytest.importorskip(library, reason=f"{library} is not here: the extra `{extra}` has it (see this file)")
 
 
 class OwnStream(IterableDataset[Any]):
