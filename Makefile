@@ -5,7 +5,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help venv rehearse test suite types boot-test boot-vm soak mutants bench lint clean day options
+.PHONY: help venv rehearse test suite types boot-test boot-vm pythons soak mutants bench lint clean day options
 help:
 	@echo "make rehearse   a whole job on this machine: local cloud, spot interruptions, real training (no AWS account)"
 	@echo "make day        an operator's whole day with fleetctl on the local cloud, two to four minutes"
@@ -13,6 +13,7 @@ help:
 	@echo "make test       style, types and all tests"
 	@echo "make mutants    every safety line taken out in turn: which tests fall"
 	@echo "make boot-test  a fresh machine: Debian's cloud-init and systemd run the user data (root, Debian; a minute)"
+	@echo "make pythons    every Python here, 3.10 and newer, as operator's and as instance's: all pairs boot (minutes)"
 	@echo "make boot-vm    the same in virtual machines, with NVMe disks that are plugged in and the power button (an hour)"
 	@echo "make soak       the full figures: recovery, mutants, all crash points, 10,000 random histories"
 	@echo "make venv       only the virtual environment, .venv"
@@ -68,9 +69,14 @@ test: $(READY)
 suite: $(READY)
 	$(VENV)/bin/python -m pytest -n 3 --dist loadfile
 
-# Part of `make test` too, where root and the programs allow; the first time a Debian root is made.
+# Part of `make test` too, with this machine's Debian alone, where root and the programs allow; the first time Debian
+# roots are made. Here the newest Debian, with the newest Python, boots as well.
 boot-test: $(READY)
-	$(VENV)/bin/python -m pytest -q -s tests/boot
+	SPOTHEAL_DEBIANS="stable testing" $(VENV)/bin/python -m pytest -q -s tests/boot
+
+# It says which Pythons it found; each gets an environment of its own, without torch, the first time.
+pythons: $(READY)
+	$(VENV)/bin/python tests/boot/python_pairs.py
 
 boot-vm: $(READY)
 	$(VENV)/bin/python tests/boot/boot_vm.py

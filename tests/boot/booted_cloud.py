@@ -83,6 +83,7 @@ def booted_cloud(folder: Path, make: Callable[[Callable[[], Cloud]], MakeMachine
     latencies = replace(LATENCIES, shutdown=shutdown)
     with Cloud(folder, REGION, zones, 0, None, latencies, make(lambda: found[0])) as cloud:
         found.append(cloud)
+        cloud.endpoint.authorization.key_counts_as_prefix = False  # the harder of S3's answers: 403 of what is absent
         yield cloud
 
 

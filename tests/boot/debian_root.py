@@ -8,13 +8,15 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 PACKAGES = (
     "systemd-sysv", "dbus", "libpam-systemd", "udev", "cloud-init", "python3", "git", "ca-certificates", "iproute2",
-    "ifupdown", "isc-dhcp-client", "e2fsprogs", "xfsprogs", "nftables", "kmod", "procps", "util-linux", "mount",
+    "ifupdown", "e2fsprogs", "xfsprogs", "nftables", "kmod", "procps", "util-linux", "mount",
 )  # fmt: skip
 KERNEL = ("linux-image-cloud-amd64", "initramfs-tools", "zstd")
 # The cloud is at an address of the rehearsal's network, and no DNS is there to find amazonaws.com.
@@ -41,22 +43,28 @@ class CannotMake(Exception):
     """Why this machine cannot make a root, in one line."""
 
 
-def debian_root(*, kernel: bool = False) -> Path:
-    """The folder of the unpacked root, which nobody writes to; with `kernel`, one that a virtual machine boots."""
+def debian_root(suite: str = "", *, kernel: bool = False) -> Path:
+    """The folder of the unpacked root, which nobody writes to; with `kernel`, one that a virtual machine boots.
+
+    `suite`: `testing` for the newest Debian; "" for this machine's own. The newest one is fetched again after a month.
+    """
     if os.geteuid() != 0:
         raise CannotMake("needs root, to make a Debian root")
     if shutil.which("mmdebstrap") is None:
         raise CannotMake("mmdebstrap is not installed (apt-get install mmdebstrap)")
-    suite = _suite()
-    packages = sorted((*PACKAGES, *(KERNEL if kernel else ())))
-    asked = "\n".join([suite, *packages])
+    own = _suite()
+    suite = suite or own
+    dhcp = "isc-dhcp-client" if suite == own else "dhcpcd-base"  # the newest Debian has no ISC client any more
+    packages = sorted((*PACKAGES, dhcp, *(KERNEL if kernel else ())))
+    asked = "\n".join([suite, *packages, *([] if suite == own else [time.strftime("%Y-%m")])])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spotheal"
     cache.mkdir(parents=True, exist_ok=True)
     root = cache / f"debian-{hashlib.sha256(asked.encode()).hexdigest()[:16]}"
     with root.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not root.exists():
-            _make(root, suite, packages, _sources(suite))
+            sources = _sources(own) if suite == own else [_sources_of(suite, own, root.with_suffix(".sources"))]
+            _make(root, suite, packages, sources)
             _forget_old(cache)
     os.utime(root)
     return root
@@ -66,6 +74,8 @@ def _make(root: Path, suite: str, packages: list[str], sources: list[str]) -> No
     part = root.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
     argv = ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}"]
+    # A mirror that stands still is as good as another: what is signed stays signed.
+    argv += ['--aptopt=Acquire::Check-Valid-Until "false"']
     argv += ["--dpkgopt=force-unsafe-io"]  # a root that was cut short is not kept
     argv += [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED]
     done = subprocess.run([*argv, suite, str(part), *sources], capture_output=True, text=True, timeout=1200)
@@ -101,6 +111,19 @@ def _sources(suite: str) -> list[str]:
     folder = Path("/etc/apt")
     found = sorted([folder / "sources.list", *(folder / "sources.list.d").glob("*")])
     return [str(path) for path in found if path.suffix in (".list", ".sources") and _names(path, suite)]
+
+
+def _sources_of(suite: str, own: str, file: Path) -> str:
+    """A file that names, for `suite`, the place from which this machine gets the packages of `own`."""
+    found = []
+    for path in _sources(own):
+        for stanza in Path(path).read_text().split("\n\n"):
+            if own in stanza.split():
+                found.append(re.sub(rf"\b{own}(-\w+)?\b *", "", stanza).replace("Suites:", f"Suites: {suite}"))
+    if not found or "Suites:" not in found[0]:
+        raise CannotMake("this machine's apt configuration has no .sources file that names its Debian")
+    file.write_text(found[0] + "\n")
+    return str(file)
 
 
 def _names(path: Path, suite: str) -> bool:

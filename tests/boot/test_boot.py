@@ -18,7 +18,7 @@ from booted_machine import BootedMachine
 from caged import the_secret_reached_the_trainer_alone, the_trainer_is_caged
 from debian_root import CannotMake, debian_root
 
-from spotheal.agent.names import Phase
+from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet.rehearsal.cloud import Cloud
 from spotheal.fleet.rehearsal.scenario import Interrupt
 
@@ -31,15 +31,19 @@ PROGRAMS = {
 SECONDS_MAX = 600.0
 
 
-@pytest.fixture(scope="module")
-def debian() -> Path:
+# `make boot-test` boots the newest Debian too, with the newest Python.
+SUITES = os.environ.get("SPOTHEAL_DEBIANS", "stable").split()
+
+
+@pytest.fixture(scope="module", params=SUITES)
+def debian(request: pytest.FixtureRequest) -> Path:
     if os.geteuid() != 0:
         pytest.skip("needs root: namespaces, loop devices, a Debian root")
     for program, package in PROGRAMS.items():
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed (apt-get install {package})")
     try:
-        return debian_root()
+        return debian_root("" if request.param == "stable" else request.param)
     except CannotMake as why:
         pytest.skip(str(why))
 
@@ -163,6 +167,24 @@ def test_an_installation_that_a_reboot_cut_short_goes_on_at_the_next_boot(cloud:
     cloud.endpoint.store_faults.throttle = 0.0
     trains_beyond(machine, 1)
     assert "the agent runs" in told(machine, "the agent runs")
+
+
+@pytest.mark.skipif("testing" not in SUITES, reason="takes a minute: `make boot-test`")
+def test_an_agent_that_cannot_stay_up_is_counted_and_its_machine_replaced(cloud: Cloud, tmp_path: Path) -> None:
+    """systemd started it again for ever, and the machine cost."""
+    job = request(cloud, tmp_path / "job", 0.1, "xfs")
+    first = until("an instance", lambda: next(iter(machines_of(cloud)), None), SECONDS_MAX)
+    trains_beyond(first, 1)
+    module = "/opt/spotheal/agent/lib/python3*/site-packages/spotheal/agent/run.py"
+    first.run("sh", "-c", f"for file in {module}; do echo 'this is no Python' >$file; done")
+    first.run("systemctl", "kill", "--signal=KILL", "--kill-who=main", "spotheal-agent")
+    key = LAYOUT.launch(first.launch.instance)
+    until("it is counted", lambda: (job.store.get_json(key) or {})["outcome"] == "boot failed", SECONDS_MAX)
+    reason = (job.store.get_json(key) or {})["reason"]
+    assert reason.startswith("the agent ended 15 times within 300 s; it last said: "), reason
+    assert "SyntaxError" in reason
+    second = until("a successor", lambda: next(iter(machines_of(cloud)[1:]), None), SECONDS_MAX)
+    trains_beyond(second, 2)
 
 
 def stopped_at(machine: BootedMachine) -> int:
