@@ -234,7 +234,7 @@ def everything(cloud_desk: CloudDesk, tmp_path: Path) -> Life:
                        "FROM_MANAGER": "a-secret-of-the-manager", "WORLD_SIZE": ""}  # fmt: skip
         assert environment == given["environment"]
         assert "inner" == given["folder"] and ["in-the-part"] == [x for x in given["submodule"] if x != ".git"]
-    assert "setup-was-here" in first["files"] and "setup-was-here" not in again["files"], "run once, kept on the volume"
+    assert "setup-was-here" in first["files"] and "setup-was-here" in again["files"], "the working copy is the volume's"
     assert 1 == len(first["starts"]) and 2 == len(again["starts"]), "what is kept outlives the machine"
     keys = [one["Key"] for one in s3.list_objects_v2(Bucket="everything-results")["Contents"]]
     assert any(key.startswith("weights/everything/") and "given-0" in key for key in keys), keys
