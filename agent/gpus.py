@@ -30,7 +30,7 @@ _TRY_SECONDS = 5.0
 _SMI_SECONDS_MAX = 60.0
 # A card shows less than its name says (ECC, what the driver keeps): 22.5 of 24 GiB on an A10G, 15 of 16 on a T4. Two
 # sizes that are sold are never so close.
-_SHOWN_OF_NOMINAL = 0.9
+SHOWN_OF_NOMINAL = 0.9
 _SMI = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader"]  # "23028 MiB" for each
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA, _DISPLAY_CLASS = "0x10de", "0x03"
@@ -86,7 +86,7 @@ def shortfall(need: Need, found: Found) -> Shortfall | None:
             f"the job asks for {need}, and the machine image has no NVIDIA driver (no nvidia-smi)",
             next_step="choose an image with the driver (a deep learning AMI), or set [job] gpus = 0",
         )
-    least = need.memory_gib * 1024 * _SHOWN_OF_NOMINAL
+    least = need.memory_gib * 1024 * SHOWN_OF_NOMINAL
     if sum(mib >= least for mib in found.memory_mib) >= need.gpus:
         return None
     all_shown = not found.said and (found.on_bus is None or found.on_bus <= len(found.memory_mib))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock, parse_rfc3339, rfc3339
+from spotheal.agent.clock import Clock, SystemClock, parse_rfc3339, rfc3339
 from spotheal.agent.ec2 import TokenUsed
 from spotheal.agent.errors import Conflict, Retryable, SpothealError
 from spotheal.agent.job_values import seconds
@@ -39,6 +39,7 @@ _ROLE_SECONDS = 120.0  # and a new role: as long as Terraform's provider for AWS
 _TRY_SECONDS = 2.0
 _YOUNG_ROLE = ("IamFleetRole is invalid", "Invalid IAM Instance Profile")
 _TURN_SECONDS = 120.0
+_BUCKET_TRIES = 8  # a minute
 
 
 def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[st
             case plan.ShareFolder():
                 pass  # the first machine makes the folders
             case plan.CreateBucket(bucket):
-                _create_bucket(session, bucket)
+                _create_bucket(session, bucket, clock)
             case plan.RecordRun():
                 _take_turn(store, ready, clock)
                 results_check.probe(session, ready.instance.job, ready.plan.run)
@@ -102,10 +103,10 @@ def _await_roles(seconds: float, clock: Clock, say: Say) -> None:
 
 def ensure_bucket(session: Session, bucket: str) -> None:
     if not bucket_exists(session, bucket):
-        _create_bucket(session, bucket)
+        _create_bucket(session, bucket, SystemClock())
 
 
-def _create_bucket(session: Session, bucket: str) -> None:
+def _create_bucket(session: Session, bucket: str, clock: Clock) -> None:
     s3 = session.client("s3")
     where: dict[str, Any] = {}
     if session.region != "us-east-1":  # the one region that refuses its own name here
@@ -118,9 +119,16 @@ def _create_bucket(session: Session, bucket: str) -> None:
             raise
     block = dict.fromkeys(("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets"), True)
     rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
-    with translated(f"close bucket {bucket} to the public"):
-        s3.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=block)
-        s3.put_bucket_encryption(Bucket=bucket, ServerSideEncryptionConfiguration={"Rules": [rule]})
+    for attempt in range(1, _BUCKET_TRIES + 1):
+        try:
+            with translated(f"close bucket {bucket} to the public"):
+                s3.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=block)
+                s3.put_bucket_encryption(Bucket=bucket, ServerSideEncryptionConfiguration={"Rules": [rule]})
+            return
+        except SpothealError as error:  # of a bucket made a moment ago (terraform-provider-aws issues 7628 and 11795)
+            if error.code not in ("NoSuchBucket", "OperationAborted") or attempt == _BUCKET_TRIES:
+                raise
+        clock.sleep(2.0 * attempt)
 
 
 def _take_turn(store: Store, ready: Ready, clock: Clock) -> None:

@@ -56,6 +56,8 @@ def completed(data: dict[str, Any], user_data: str, tags: list[dict[str, str]], 
     """Template data with what the agent needs: user data, tags on instances and their disks, IMDSv2."""
     whole = copy.deepcopy(data)
     whole["UserData"] = user_data
+    # EC2 ends a spot machine that switches itself off, but only stops an on-demand one, whose disk then costs for ever.
+    whole["InstanceInitiatedShutdownBehavior"] = "terminate"
     if harden:
         whole["MetadataOptions"] = {**whole.get("MetadataOptions", {}), **METADATA_OPTIONS}
     kept = [entry for entry in whole.get("TagSpecifications", []) if entry.get("ResourceType") != "instance"]

@@ -21,8 +21,8 @@ _PYTORCH = re.compile(r".*/oss-nvidia-driver-gpu-pytorch-(\d+)\.(\d+)-ubuntu-(\d
 _UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
 # `supported_ec2_instances` of the release notes of "Deep Learning OSS Nvidia Driver AMI GPU PyTorch" (x86_64): the open
 # kernel modules need a Turing GPU or a newer one, so neither P3 (V100), P2 (K80) nor G3 (M60); and whole GPUs, not G6f.
-DEEP_LEARNING_FAMILIES = ("g4dn", "g5", "g6", "gr6", "g6e", "g7e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200",
-                          "p6-b300")  # fmt: skip
+# G7e and P6-B300 stand in the notes of the Base AMI only, which has no PyTorch.
+DEEP_LEARNING_FAMILIES = ("g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200")
 CPU_FAMILIES = ("c6a", "c6i", "c7a", "c7i", "m6a", "m6i", "m7a", "m7i", "r6a", "r6i", "r7a", "r7i")
 
 

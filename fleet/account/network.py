@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SSH_GROUP = "spotheal-ssh"
 _CHECK_ADDRESS = "https://checkip.amazonaws.com"  # AWS's own; answers with the caller's address
 _CHECK_SECONDS = 4.0
-_PUBLIC_KEYS = ("id_ed25519.pub", "id_ecdsa.pub", "id_rsa.pub")
+_PUBLIC_KEYS = ("id_ed25519.pub", "id_rsa.pub")  # EC2 imports no other kind (API reference, ImportKeyPair)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.aws import translated
+from spotheal.agent.gpus import SHOWN_OF_NOMINAL
 
 if TYPE_CHECKING:
     from spotheal.fleet.session import Session
@@ -60,7 +61,7 @@ def describe(session: Session, families: Iterable[str], need: Need) -> list[Inst
 
 def suits(one: InstanceType, need: Need) -> bool:
     if need.gpus:
-        return one.gpus == need.gpus and one.gpu_memory >= need.gpu_memory
+        return one.gpus == need.gpus and one.gpu_memory >= need.gpu_memory * SHOWN_OF_NOMINAL
     return one.gpus == 0 and one.vcpus == need.vcpus
 
 

@@ -7,6 +7,7 @@ buckets and roles, exists in a process: a new endpoint empties it.
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import re
@@ -48,6 +49,15 @@ _ROLES = "/_role/"  # credentials of containers, as ECS's agent hands them out
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]*)/([^/]+)/aws4_request")
 _REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 409: "Conflict", 412: "Precondition Failed",
             500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
+
+
+def is_importable(material: str) -> bool:
+    """Whether EC2 imports the key, given in base64: RSA and ED25519 only (API reference, ImportKeyPair)."""
+    try:
+        words = base64.b64decode(material, validate=True).split()
+    except ValueError:
+        return False
+    return len(words) >= 2 and words[0] in (b"ssh-rsa", b"ssh-ed25519")
 
 
 class _Quiet(MotoRequestHandler):
@@ -178,6 +188,9 @@ class Endpoint:
             return _send(start_response, 409, _iam_error("LimitExceeded", full))
         if service == "iam":
             self.account.note_iam(action, form.get("RoleName" if action == "CreateRole" else "InstanceProfileName", ""))
+        if action == "ImportKeyPair" and not is_importable(form.get("PublicKeyMaterial", "")):
+            body = wire.error("InvalidKey.Format", "Key is not in valid OpenSSH public key format", str(uuid.uuid4()))
+            return _send(start_response, 400, body)
         if service and service not in _KNOWN_SERVICES:  # moto would print and raise
             return _send(start_response, 400, b'{"__type": "UnknownOperationException", "message": "not rehearsed"}')
         return self._forward(environ, start_response, f"{service}:{action or environ['REQUEST_METHOD']}", key)

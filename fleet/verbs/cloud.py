@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spotheal.agent.errors import ConfigError
-from spotheal.fleet.console import is_json, open_session, say, verb
+from spotheal.fleet.console import GLOBALS, is_json, open_session, say, verb
 from spotheal.fleet.options import Output, Region
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def cloud(
         return
     run.check_machine()
     run.check_extras(example=False)
-    where = open_session(region or "us-west-2", "").settle_region()
+    where = open_session(region or GLOBALS.region or "us-west-2", "").settle_region()
     out = sys.stdout
 
     def ready(up: Cloud) -> None:

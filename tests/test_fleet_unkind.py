@@ -1,0 +1,75 @@
+"""What a kind local cloud hid: keys that EC2 does not import, buckets that are young, machines that only stop."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
+from typer.testing import CliRunner
+
+from spotheal.fleet.account import network
+from spotheal.fleet.account.images import DEEP_LEARNING_FAMILIES
+from spotheal.fleet.account.types import KNOWN, Need, suits
+from spotheal.fleet.cli import app
+from spotheal.fleet.rehearsal.api import is_importable
+
+__all__ = ["desk", "moto_clients", "wheels"]  # fixtures
+
+
+def test_init_picks_no_key_that_ec2_does_not_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "id_ecdsa.pub").write_text("ecdsa-sha2-nistp256 AAAA me")
+    assert network.public_key() is None
+    (tmp_path / ".ssh" / "id_rsa.pub").write_text("ssh-rsa AAAA me")
+    assert network.public_key() == tmp_path / ".ssh" / "id_rsa.pub"
+
+
+@pytest.mark.parametrize(("key", "taken"), [("ssh-ed25519 AAAA me", True), ("ssh-rsa AAAA", True),
+                                            ("ecdsa-sha2-nistp256 AAAA me", False), ("", False)])  # fmt: skip
+def test_the_local_cloud_imports_the_keys_that_ec2_imports(key: str, taken: bool) -> None:
+    assert is_importable(base64.b64encode(key.encode()).decode()) is taken
+
+
+@pytest.mark.parametrize("code", ["NoSuchBucket", "OperationAborted"])
+def test_a_young_bucket_is_closed_to_the_public_all_the_same(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    call, refused = desk.s3._make_api_call, [2]
+
+    def young(operation: str, arguments: dict[str, Any]) -> Any:
+        if operation == "PutPublicAccessBlock" and refused[0]:
+            refused[0] -= 1
+            raise ClientError({"Error": {"Code": code, "Message": "young"}}, operation)
+        return call(operation, arguments)
+
+    monkeypatch.setattr(desk.s3, "_make_api_call", young)
+    monkeypatch.setattr("spotheal.agent.clock.SystemClock.sleep", lambda self, seconds, until=None: False)
+    desk.request()
+    block = desk.s3.get_public_access_block(Bucket=BUCKET)["PublicAccessBlockConfiguration"]
+    assert refused == [0] and set(block.values()) == {True}
+
+
+def test_a_machine_that_switches_itself_off_ends_on_demand_too(desk: Desk) -> None:
+    """EC2 stops an on-demand machine by default, and its disk costs for ever."""
+    (template, *_) = desk.good("request", "--dry-run")["request"]["create_launch_template"]
+    assert template["LaunchTemplateData"]["InstanceInitiatedShutdownBehavior"] == "terminate"
+
+
+def test_cards_of_24_gib_suit_a_need_of_24_gib() -> None:
+    """EC2 shows 22 GiB of an A10G and an L4; the agent's own check on the machine allows for that."""
+    cards = {one.gpu for one in KNOWN if suits(one, Need(1, gpu_memory=24))}
+    assert {"A10G", "L4"} <= cards and "T4" not in cards
+
+
+def test_no_type_is_proposed_that_the_pytorch_image_does_not_support() -> None:
+    assert not {"g7e", "p6-b300"} & set(DEEP_LEARNING_FAMILIES)
+
+
+def test_a_region_before_the_verb_cloud_holds() -> None:
+    refused = CliRunner().invoke(app, ["--region", "moon", "cloud"])
+    assert refused.exit_code == 2 and "'moon' is no AWS region" in refused.stderr
