@@ -73,6 +73,7 @@ _ENDED_SESSIONS = {
 TO_BE_RENEWED = _ENDED_SESSIONS | {
     "ExpiredToken", "ExpiredTokenException", "RequestExpired", "CredentialRetrievalError", MFA_WANTED,
 }  # fmt: skip
+_ENCODED = "Encoded authorization failure message:"  # and about 1,000 characters, at the end of EC2's refusals
 _UNREACHED = "check the network, the region's name, AWS_ENDPOINT_URL and the proxy settings, and try again"
 
 
@@ -145,7 +146,11 @@ def from_client_error(what: str, error: Any) -> SpothealError:
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     request_id = str(error.response.get("ResponseMetadata", {}).get("RequestId", ""))
     kind = _kind(code, status)
-    next_step = _NEXT_STEP.get(kind, "")
+    said, _, encoded = said.partition(_ENCODED)
+    said, next_step = said.strip(), _NEXT_STEP.get(kind, "")
+    if encoded:
+        command = "aws sts decode-authorization-message --encoded-message"
+        next_step += f"; AWS's reason in full: `{command} {encoded.strip()}`"
     if _is_nameless(code):
         said = f"{said or 'an answer that names no error'} (HTTP {status})"
         next_step = _NOT_AWS if kind is Retryable else next_step

@@ -11,10 +11,11 @@ from datetime import datetime
 from typing import Any
 
 from spotheal.agent.aws import translated
-from spotheal.agent.errors import NotFound
+from spotheal.agent.errors import NotFound, PermissionDenied
 from spotheal.agent.names import TAG_JOB
 
 LIVE_STATES = ("submitted", "active", "modifying")
+_OTHER_ENGINE = 'your organisation forbids spot fleets; write `engine = "ec2-fleet"` under [fleet] in job.toml'
 _EC2_FLEET_STATES = {
     "deleted": "cancelled",
     "deleted_running": "cancelled_running",
@@ -69,8 +70,13 @@ def send(ec2: Any, arguments: Mapping[str, Any]) -> str:
     if is_ec2_fleet_request(arguments):
         with translated("create the EC2 fleet"):
             return str(ec2.create_fleet(**arguments)["FleetId"])
-    with translated("request the spot fleet"):
-        return str(ec2.request_spot_fleet(**arguments)["SpotFleetRequestId"])
+    try:
+        with translated("request the spot fleet"):
+            return str(ec2.request_spot_fleet(**arguments)["SpotFleetRequestId"])
+    except PermissionDenied as error:
+        if "service control policy" in error.message:  # Control Tower's CT.EC2.PV.6 is one
+            error.next_step = f"{_OTHER_ENGINE}; or {error.next_step}"
+        raise
 
 
 def describe(ec2: Any, fleet: str) -> Fleet | None:

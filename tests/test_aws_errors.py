@@ -10,8 +10,8 @@ from spotheal.agent import aws
 from spotheal.agent.errors import ExitCode, Fatal, NotFound, PermissionDenied, Retryable, SpothealError
 
 
-def error_of(code: str, status: int) -> SpothealError:
-    response = {"Error": {"Code": code, "Message": "words"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+def error_of(code: str, status: int, message: str = "words") -> SpothealError:
+    response = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
     return aws.from_client_error("ask", ClientError(response, "Ask"))  # type: ignore[arg-type]
 
 
@@ -48,6 +48,17 @@ def test_a_refusal_is_a_refusal_in_every_service(code: str, status: int) -> None
     error = error_of(code, status)
     assert (PermissionDenied, ExitCode.PERMISSION) == (type(error), error.exit_code)
     assert "get-caller-identity" in error.next_step
+
+
+def test_the_encoded_reason_of_a_refusal_stands_in_the_command_that_decodes_it() -> None:
+    """About 1,000 characters: in the message they would hide the next step."""
+    who = "User: arn:aws:iam::123456789012:user/me is not authorized to perform: ec2:RunInstances"
+    blob = "zX4_" * 250
+    said = f"You are not authorized to perform this operation. {who} Encoded authorization failure message: {blob}"
+    error = error_of("UnauthorizedOperation", 403, said)
+    assert error.message == f"could not ask: You are not authorized to perform this operation. {who}"
+    assert error.next_step.endswith(f"`aws sts decode-authorization-message --encoded-message {blob}`")
+    assert error.next_step.startswith("check who you are")
 
 
 def test_an_object_whose_key_is_gone_is_not_an_absent_object() -> None:

@@ -45,6 +45,18 @@ def test_the_operators_file_makes_an_ec2_fleet_that_launches_a_spot_instance_of_
     assert instance.tags["spotheal:run"] == done["run"]
 
 
+def test_a_spot_fleet_that_the_organisation_forbids_names_the_other_engine(desk: Desk) -> None:
+    """Control Tower's CT.EC2.PV.6 denies RequestSpotFleet in a service control policy."""
+    told = "is not authorized to perform: ec2:RequestSpotFleet with an explicit deny in a service control policy"
+    desk.account.rules.authorize = lambda operation, *_: told if operation == "RequestSpotFleet" else ""
+    refused = desk.run("request", "--yes")
+    assert refused.exit_code == ExitCode.PERMISSION
+    assert 'engine = "ec2-fleet"' in refused.stderr and "organisation" in refused.stderr
+    desk.account.rules.authorize = lambda operation, *_: ""
+    use_ec2_fleet(desk)
+    assert desk.request()["fleet_id"].startswith("fleet-")
+
+
 def test_status_and_cancel_find_an_ec2_fleet_as_they_find_a_spot_fleet(desk: Desk) -> None:
     use_ec2_fleet(desk)
     done = desk.request()
