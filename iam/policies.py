@@ -266,6 +266,8 @@ def operator_of_batch(scope: Scope) -> Document:
     passed = {"StringEquals": {"iam:PassedToService": ["batch.amazonaws.com", "ec2.amazonaws.com",
                                                        "ecs-tasks.amazonaws.com"]}}  # fmt: skip
     services = ("batch.amazonaws.com", "ecs.amazonaws.com")
+    # Who deletes a role lists its inline policies first, and is an administrator.
+    looking = [action for action in _actions(Who.OPERATOR, On.ROLES) if action != "iam:ListRolePolicies"]
     pushing = [action for action in NOT_CALLS if action.startswith("ecr:")]
     return _document([
         _statement("LookAtBatch", _actions(Who.OPERATOR, On.BATCH_LOOK), "*"),
@@ -273,7 +275,7 @@ def operator_of_batch(scope: Scope) -> Document:
         _statement("LogsOfBatch", [*_actions(Who.OPERATOR, On.BATCH_LOGS), "logs:TagResource"], groups),
         _statement("ImageOfBatch", [*_actions(Who.OPERATOR, On.IMAGES), *pushing],
                    scope.of("ecr", "repository/spotheal")),
-        _statement("LookAtRolesOfBatch", _actions(Who.OPERATOR, On.ROLES), _roles_of_batch(scope)),
+        _statement("LookAtRolesOfBatch", looking, _roles_of_batch(scope)),
         _statement("PassRolesOfBatch", ["iam:PassRole"], scope.role(BATCH_ROLES), passed),
         _statement("FirstBatchOfAnAccount", ["iam:CreateServiceLinkedRole"],
                    [scope.role(f"aws-service-role/{service}/*") for service in services],
@@ -301,7 +303,7 @@ def administrator(scope: Scope) -> Document:
     this is no part of the operator's."""
     passed = [scope.role(name) for name in (*_instance_roles(scope), BATCH_ROLES)]
     return _document([
-        _statement("Roles", _actions(Who.ADMINISTRATOR, On.ROLES), _roles(scope)),
+        _statement("Roles", _actions(Who.ADMINISTRATOR, On.ROLES), [*_roles(scope), *_roles_of_batch(scope)]),
         _statement("RolesIntoProfiles", ["iam:PassRole"], passed,
                    {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}),
     ])  # fmt: skip
@@ -315,7 +317,7 @@ def _roles(scope: Scope) -> list[str]:
     instances = _instance_roles(scope)
     roles = map(scope.role, (*instances, scope.fleet_role, scope.rescue_role, TRAINER_ROLE))
     profiles = (scope.role(name).replace(":role/", ":instance-profile/") for name in instances)
-    return [*roles, *profiles, *_roles_of_batch(scope)]
+    return [*roles, *profiles]
 
 
 def fleet_role(scope: Scope) -> Document:
@@ -399,8 +401,8 @@ def _tagging(scope: Scope, who: Who) -> list[Document]:
     actions = _actions(who, On.TAGS)
     resources = [scope.ec2(kind) for call in CALLS if call.on is On.TAGS for kind in call.resources]
     creating = _statement("TagNew", actions, resources, {"StringEquals": {"ec2:CreateAction": made}})
-    if who is Who.OPERATOR:  # adopts volumes that carry no tag of ours yet
-        return [creating, _statement("Adopt", actions, scope.ec2("volume"))]
+    if who is Who.OPERATOR:  # adopts volumes that carry no tag of ours yet, and so may tag new ones too
+        return [_statement("Adopt", actions, scope.ec2("volume"))]
     closed = {"ForAllValues:StringEquals": {"aws:TagKeys": list(TAG_KEYS)}}
     return [creating, _statement("TagOwn", actions, resources, {**closed, **scope.tagged("ec2:ResourceTag")})]
 

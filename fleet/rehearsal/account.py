@@ -88,6 +88,13 @@ class Account:
     def _iam(self) -> Any:
         return iam_backends[self.world.account]["aws"]
 
+    def be_strict(self) -> None:
+        """As an account in which nobody has launched anything yet: AWS's own roles are not there either."""
+        self.strict = True
+        names = service_roles.ROLES.values()
+        for role in [one for one in self._iam.roles.values() if one.name in names]:
+            del self._iam.roles[role.id]
+
     # ------------------------------------------------------------------------------------------------ services by JSON
     def answer(self, target: str, body: bytes) -> JsonAnswer | None:
         """The answer to a call of a JSON service (`X-Amz-Target`), None where moto may answer it."""

@@ -55,6 +55,7 @@ class Authorization:
         # As printed with the `--store` that is asked for: which bucket a job has is its job.toml's to say.
         self._people = of_people(policies.Scope(world.account, world.region, StoreUrl("*", "")))
         self.refused: list[tuple[str, str, str]] = []
+        self.on_question: Callable[[str, Question], None] = lambda caller, question: None
         self.key_counts_as_prefix = True
         self.session_policies: dict[str, Mapping[str, Any]] = {}  # of callers that have taken a role with one
 
@@ -105,6 +106,7 @@ class Authorization:
         region = {"aws:RequestedRegion": (self._world.region,)}
         for question in asked:
             whole = Question(question.action, question.resource, {**region, **question.context})
+            self.on_question(caller, whole)
             if not is_allowed(documents, whole) or (narrowed is not None and not is_allowed(narrowed, whole)):
                 return question
         return None

@@ -71,7 +71,8 @@ def serving(region: str, folder: Path | None = None, seed: int = 0, strict: bool
     more = passed_on() | {"CONDA_PREFIX": sys.prefix}
     try:
         with Cloud(place.resolve(), region, zones, seed, more) as cloud:
-            cloud.endpoint.account.strict = strict
+            if strict:
+                cloud.endpoint.account.be_strict()
             cloud.shells.is_on = True
             cloud.endpoint.control = lambda order, given: obey(cloud, order, given)
             yield cloud
