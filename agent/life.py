@@ -74,7 +74,7 @@ from spotheal.agent.volume.observe import checkpoint_names
 from spotheal.agent.volume.release import create_base, create_handover, detach, leave
 from spotheal.agent.volume.seen import Desired
 from spotheal.agent.warmup import Warmup
-from spotheal.agent.working_copy import Fetched, is_on_volume, link_kept, make_working_copy
+from spotheal.agent.working_copy import Fetched, commit_on_volume, is_on_volume, link_kept, make_working_copy
 
 SHUTDOWN_SECONDS = 90.0  # what an operating system that goes down leaves us; the unit asks for 110
 _NOTICES, _HEARTBEAT = "the watch for notices", "the heartbeat"  # loops that prove the agent's life
@@ -358,7 +358,8 @@ class Life:
             raise RunOver(found)
         self._held = found
         if found.moved_from is not None:  # a copy of a snapshot gives each block slowly at its first reading
-            self._warmup.newest_checkpoint(self._folders.checkpoints)
+            folders = self._folders
+            self._warmup.moved_volume(lambda: commit_on_volume(folders), folders.environments, folders.checkpoints)
         self._world.logs.use_volume(self._folders.logs, self._here.instance)
         self._status.note(volume=found.volume)
         disk = self._config.job.volume

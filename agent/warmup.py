@@ -8,19 +8,24 @@ beside what the boot waits for anyway. It is bounded in bytes and seconds, and n
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
 import stat
 import subprocess
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from spotheal.agent.interpreter import candidates
 
 BYTES_MAX = 4 << 30  # torch with CUDA has 2 to 4 GB of libraries
+FILES_MAX = 20_000
 READERS = 3  # blocks are fetched one by one, so several readers are faster than one
+READERS_OF_SMALL_FILES = 8  # each waits for its file's blocks alone
 SECONDS_MAX = 180.0
 _LIBRARIES = ("torch/lib", "nvidia/*/lib")
 _SITES = ("lib/python3*/site-packages", "lib/python3*/dist-packages", "local/lib/python3*/dist-packages")
@@ -32,33 +37,57 @@ class Warmup:
     def __init__(self, log: Any, seconds_max: float = SECONDS_MAX) -> None:
         self._log, self._seconds_max = log, seconds_max
         self._readers: list[subprocess.Popen[bytes]] = []
+        self._ended = threading.Event()  # of what is being read now
+        self._starting = threading.Lock()  # after `end` no reader is started
+        self._thread: threading.Thread | None = None
 
     def libraries_of_torch(self, named: str) -> None:
         """Those of the Python that `python` in job.toml names, else of the first of the image's that has torch."""
-        self._begin("torch's libraries", _within(torch_libraries(pythons(named))), READERS)
+        self._ended = ended = threading.Event()
+        self._begin("torch's libraries", _within(torch_libraries(pythons(named)), ended), READERS, ended)
 
-    def newest_checkpoint(self, folder: Path) -> None:
-        """The newest entry of the checkpoint folder: the file, or all files of one that is a folder."""
-        self._begin("the newest checkpoint", _within(newest_files(folder)), 1)
+    def moved_volume(self, code: Callable[[], Iterable[Path]], environments: Path, checkpoints: Path) -> None:
+        """What a trainer reads at its start, in that order: the code, the environment of `setup`, the checkpoint.
 
-    def _begin(self, what: str, files: list[Path], readers: int) -> None:
+        In a thread: `code` lists the files of the commit, and even a list has to be read from the volume.
+        """
+
+        self._ended = ended = threading.Event()
+
+        def read() -> None:
+            for what, found, readers in (
+                ("the working copy", code, READERS_OF_SMALL_FILES),
+                ("the environment of `setup`", lambda: newest_environment(environments), READERS_OF_SMALL_FILES),
+                ("the newest checkpoint", lambda: newest_files(checkpoints), 1),
+            ):
+                self._begin(what, _within(found(), ended), readers, ended)
+                self.wait(self._seconds_max)
+
+        self._thread = threading.Thread(target=read, name="read-ahead", daemon=True)
+        self._thread.start()
+
+    def _begin(self, what: str, files: list[Path], readers: int, ended: threading.Event) -> None:
         shares = [share for share in (files[n::readers] for n in range(readers)) if share]
         try:
-            for share in shares:
-                self._readers.append(_read(share, self._seconds_max))
+            with self._starting:
+                for share in shares if not ended.is_set() else ():
+                    self._readers.append(_read(share, self._seconds_max))
         except (OSError, ValueError) as fault:
-            self._log.warning(f"{what} are not read ahead", error=str(fault))
+            self._log.warning(f"{what} cannot be read ahead", error=str(fault))
             return
-        if files:
+        if files and not ended.is_set():
             self._log.info(f"reading {what} ahead", files=len(files))
 
     def wait(self, seconds: float) -> None:
-        """For tests: until all is read."""
-        for reader in self._readers:
-            reader.wait(seconds)
+        """Until all is read that is being read now; no longer than `seconds` for each reader."""
+        for reader in list(self._readers):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                reader.wait(seconds)
 
     def end(self) -> None:
-        """No reader is left."""
+        """No reader is left, and none begins until the next volume is mounted."""
+        with self._starting:
+            self._ended.set()
         for reader in self._readers:
             if reader.poll() is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -66,6 +95,8 @@ class Warmup:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 reader.wait(1.0)  # a read that hangs in the kernel is not waited for
         self._readers.clear()
+        if self._thread is not None:
+            self._thread.join(1.0)  # it may have a folder open
 
 
 def _read(files: list[Path], seconds_max: float) -> subprocess.Popen[bytes]:
@@ -108,15 +139,35 @@ def newest_files(folder: Path) -> list[Path]:
         return []
 
 
-def _within(files: list[Path]) -> list[Path]:
+def newest_environment(environments: Path) -> Iterator[Path]:
+    """The files of the environment that was used last."""
+    with contextlib.suppress(OSError):
+        found = [path for path in environments.glob("env-*") if not path.is_symlink()]
+        newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
+        for place, _, names in os.walk(newest) if newest is not None else ():
+            yield from (Path(place, name) for name in names)
+
+
+def _within(files: Iterable[Path], ended: threading.Event) -> list[Path]:
     """As many of the files, in their order, as `BYTES_MAX` has room for; never a link, a pipe or a device."""
+
+    def size_of(file: Path) -> int | None:
+        return None if ended.is_set() else _size_of(file)
+
     chosen, total = [], 0
-    for file in files:
-        try:
-            seen = file.lstat()
-        except OSError:
-            continue
-        if stat.S_ISREG(seen.st_mode) and total + seen.st_size <= BYTES_MAX:
-            chosen.append(file)
-            total += seen.st_size
+    listed = list(itertools.takewhile(lambda _: not ended.is_set(), itertools.islice(files, FILES_MAX)))
+    with ThreadPoolExecutor(READERS_OF_SMALL_FILES) as pool:  # on a copied volume each look waits for its block
+        for file, size in zip(listed, pool.map(size_of, listed), strict=True):
+            if size is not None and total + size <= BYTES_MAX:
+                chosen.append(file)
+                total += size
     return chosen
+
+
+def _size_of(file: Path) -> int | None:
+    """None for what is no regular file."""
+    try:
+        seen = file.lstat()
+    except OSError:
+        return None
+    return seen.st_size if stat.S_ISREG(seen.st_mode) else None

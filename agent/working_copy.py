@@ -86,10 +86,20 @@ def is_on_volume(config: InstanceConfig, folders: Folders) -> bool:
     return record is not None and record.run == config.run and record.source == source_of(config)
 
 
+def commit_on_volume(folders: Folders) -> list[Path]:
+    """The commit's files in the working copy."""
+    return [folders.clone / path for path in files_of_commit(folders)]
+
+
 def files_of_commit(folders: Folders) -> frozenset[str]:
     """Paths below the working copy that its commit has."""
+    return frozenset(commit_contents(folders))
+
+
+def commit_contents(folders: Folders) -> Mapping[str, str]:
+    """The same, with what `carry_over.content_of` said of each."""
     record = _record_of_copy(folders) if folders.has_working_copy else None
-    return frozenset() if record is None else frozenset(record.files)
+    return {} if record is None else record.files
 
 
 def make_working_copy(
