@@ -68,6 +68,7 @@ from spotheal.agent.status import Status
 from spotheal.agent.store import Store
 from spotheal.agent.systemd_notify import Notifier
 from spotheal.agent.trainer_stage import Instruments, TrainerStage
+from spotheal.agent.unplaced_results import BYTES_MAX, LISTED, Unplaced, unplaced_results
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.heal import Held, heal, left_behind
 from spotheal.agent.volume.observe import checkpoint_names
@@ -584,6 +585,8 @@ class Life:
     def finish(self, end: End) -> None:
         """Record the end and cancel the fleet, last. Raises Interrupted where the machine goes away before that."""
         results = self._folders.results if self._has_results_here else None
+        stores = results is not None and not self._over
+        unplaced = unplaced_results(self._folders) if stores and end.phase is Phase.DONE else Unplaced()
         work = Finishing(
             store=self._store,
             cloud=self._cloud,
@@ -595,7 +598,7 @@ class Life:
             volume=None if self._held is None else self._held.volume,
             results=results,
             results_to=self._results,
-            results_too=[] if results is None or self._over else self._live.last(),
+            results_too=[*self._live.last(), *unplaced.listed_in(self._folders.run_dir)] if stores else [],
             saved_step=self._saved_step,
         )
         known = self._over  # an earlier instance has recorded it; only its fleet is still there
@@ -603,6 +606,7 @@ class Life:
             missing = store_results(work, self._stop)
             if missing and self._stop.is_set():
                 raise Interrupted(missing)
+            missing = missing or self._say_unplaced(unplaced)
             end = record(work, end, missing)
             self._over = True
             self._launch.note(outcome="ended", reason="" if end.phase is Phase.DONE else end.reason)
@@ -620,6 +624,13 @@ class Life:
         self._world.logs.ship(self._store, self._here.instance)
         self._rescue.drop()
         self._leave_machine(work, end)
+
+    def _say_unplaced(self, unplaced: Unplaced) -> str:
+        """Why what the script wrote next to its code is not all stored; "" if only data sets and so on are."""
+        if unplaced.files or unplaced.left_out:
+            said = "the results folder is empty: stored what the script wrote next to its code"
+            self._log.info(said, files=len(unplaced.files), left_out=list(unplaced.left_out[:20]) or None)
+        return f"more than {BYTES_MAX >> 30} GiB lie next to the code: see {LISTED}" if unplaced.too_much else ""
 
     def _lay_out(self) -> Folders:
         return Folders.at(self._world.paths.root, self._config.job.volume.mount)

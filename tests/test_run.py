@@ -259,6 +259,8 @@ def test_a_script_that_saves_next_to_its_code_resumes_on_a_machine_that_reaches_
     assert "done" == world.status()["phase"], world.status()["reason"]
     said = b"".join(world.store.get_bytes(key) or b"" for key in world.store.keys(f"logs/{world.instance}/trainer"))
     assert b"setup wrote once\nresumed at step 7\n" in said
+    assert b"step 7" == world.store.get_bytes("results/checkpoints/last.txt"), "its results folder is empty"
+    assert world.store.get_bytes("results/train.py") is None
 
 
 def test_an_instance_launched_into_a_finished_run_only_cancels_its_fleet(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""The results of a script that has put none into its results folder: what it wrote next to its code.
+
+Data sets, environments, caches and `wandb/` are no results; of the rest the smallest files come first, up to
+`BYTES_MAX`. What is left out is listed, and stays on the volume.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from spotheal.agent.carry_over import content_of
+from spotheal.agent.folders import Folders, publish
+from spotheal.agent.trainer_files import NOT_GROWTH, shown
+from spotheal.agent.working_copy import commit_contents
+
+BYTES_MAX = 10 << 30
+LISTED = "left-on-the-volume.txt"
+_NOT_RESULTS = NOT_GROWTH | {
+    "data", "dataset", "datasets", "wandb", ".cache", ".venv", "venv", "env", ".ipynb_checkpoints",
+}  # fmt: skip
+_ENVIRONMENT_MARKS = {"pyvenv.cfg", "conda-meta"}
+
+
+@dataclass(frozen=True)
+class Unplaced:
+    """`files`: (name, file) to store. `left_out`: a line each of what is not. `too_much`: some for its size alone."""
+
+    files: tuple[tuple[str, Path], ...] = ()
+    left_out: tuple[str, ...] = ()
+    too_much: bool = False
+
+    def listed_in(self, folder: Path) -> list[tuple[str, Path]]:
+        """`files`, and the list of what is left out, which is written to `folder`."""
+        if not self.left_out:
+            return list(self.files)
+        publish(folder / LISTED, "\n".join(self.left_out) + "\n")
+        return [*self.files, (LISTED, folder / LISTED)]
+
+
+def unplaced_results(folders: Folders, bytes_max: int = BYTES_MAX) -> Unplaced:
+    """Nothing if the results folder holds a file, or the trainer's folder is no working copy."""
+    if not folders.has_working_copy or any(True for _ in _files(folders.results, [])):
+        return Unplaced()
+    left_out: list[str] = []
+    commit = commit_contents(folders)
+    found = []
+    for path, size in _files(folders.clone, left_out):
+        if path not in commit or commit[path] != content_of(str(folders.clone / path)):
+            found.append((size, path))
+    chosen, total = [], 0
+    for size, path in sorted(found):
+        if total + size > bytes_max:
+            left_out.append(f"{shown(path)}: {size} bytes, more than {bytes_max >> 30} GiB with the smaller ones")
+            continue
+        total += size
+        chosen.append((path, folders.clone / path))
+    return Unplaced(tuple(chosen), tuple(left_out), len(chosen) < len(found))
+
+
+def _files(top: Path, left_out: list[str]) -> Iterator[tuple[str, int]]:
+    """Path below `top` and size of each regular file; links are not followed."""
+    for place, folders, names in os.walk(top):
+        below = os.path.relpath(place, top)
+        kept = []
+        for name in sorted(folders):
+            path = os.path.normpath(os.path.join(below, name))
+            is_environment = any(os.path.lexists(os.path.join(place, name, mark)) for mark in _ENVIRONMENT_MARKS)
+            if name not in _NOT_RESULTS and not is_environment:
+                kept.append(name)
+            elif name not in NOT_GROWTH:
+                left_out.append(f"{shown(path)}/: a data set, an environment, a cache or wandb's files")
+        folders[:] = kept
+        for name in sorted(names):
+            try:
+                status = os.lstat(os.path.join(place, name))
+            except OSError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield os.path.normpath(os.path.join(below, name)), status.st_size
