@@ -74,6 +74,7 @@ from spotheal.agent.volume.heal import Held, heal, left_behind
 from spotheal.agent.volume.observe import checkpoint_names
 from spotheal.agent.volume.release import create_base, create_handover, detach, leave
 from spotheal.agent.volume.seen import Desired
+from spotheal.agent.volume_space import SpaceWatch
 from spotheal.agent.warmup import Warmup
 from spotheal.agent.working_copy import Fetched, commit_on_volume, is_on_volume, link_kept, make_working_copy
 
@@ -187,6 +188,7 @@ class Life:
         self._interpreter: Interpreter | None = None
         self._held: Held | None = None
         self._trainer: TrainerStage | None = None
+        self._space: SpaceWatch | None = None
         self._context: Context = self._healing()
         self._saved_step: int | None = None
         self._used_gib: int | None = None
@@ -254,6 +256,8 @@ class Life:
         trainer = self._trainer  # the stage may end meanwhile, and a heartbeat that fails never beats again
         if trainer is not None:
             trainer.look()
+        if (space := self._space) is not None:
+            space.look(self._clock.monotonic(), self._beside)
         ended = self._status.stands is not None and not self._over  # by another: we look back, and cancel the fleet
         if self._status.fenced.is_set() or ended:
             self._stop.set()
@@ -465,10 +469,12 @@ class Life:
         self._status.update(phase=Phase.TRAINING)
         trained = threading.Event()
         self._beside("metrics", lambda: self._live.watch(trained))
+        self._space = SpaceWatch(self._mount_point, self._clock.now().timestamp(), trained, self._status.note)
         try:
             return self._trainer.run()
         finally:
             trained.set()
+            self._space = None
             self._saved_step, self._trainer = self._trainer.saved_step, None
             self._used_gib = used_gib(self._mount_point)
 

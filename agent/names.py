@@ -312,4 +312,4 @@ SNAPSHOTS_KEPT = 2
 #   instance, instance_type, zone, attempt (of the trainer on this run), launches,
 #   volume, revision,
 #   progress: {step, steps_total, epoch, loss, samples_per_second, metrics: {...}, saved: {step, path, time}} or null,
-#   notice: {kind, action, deadline} or null
+#   notice: {kind, action, deadline} or null, space: {percent, grown: [{folder, bytes}]} of a volume that is nearly full

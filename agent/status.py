@@ -33,6 +33,7 @@ class Status:
             "volume": None,
             "progress": None,
             "notice": None,
+            "space": None,
             **fixed,
         }
         self._published = float("-inf")

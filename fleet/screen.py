@@ -94,6 +94,8 @@ def _rows(document: dict[str, Any], now: datetime, ascii: bool) -> Iterable[tupl
     if document["notice"] and not document["ended"]:
         notice = document["notice"]
         yield "notice", Text(printable(f"{notice.get('action')} by {notice.get('deadline')}"), style="yellow")
+    if document["space"] and not document["ended"]:
+        yield "volume", Text(printable(_space(document["space"])), style="yellow")
     if document["progress"]:
         yield "progress", _bar(document["progress"], ascii)
         more = pace(document["progress"])
@@ -117,6 +119,13 @@ def _fleet(document: dict[str, Any]) -> Iterable[tuple[str, str]]:
     yield "fleet", f"{fleet['id'] or 'none yet'}  {fleet['state'] or ''}".rstrip()
     yield "history", (f"{_count(len(launches), 'instance')}, {_count(document['interruptions'], 'interruption')}, "
                       f"{_count(document['zone_moves'], 'move')}")  # fmt: skip
+
+
+def _space(space: dict[str, Any]) -> str:
+    """What to look at before the volume is full."""
+    folders = [(one.get("folder") or "its top", one["bytes"] / (1 << 30)) for one in space["grown"]]
+    grown = ", ".join(f"{folder} {gib:.1f} GiB" for folder, gib in folders)
+    return f"{space['percent']} % full" + (f"; this machine wrote: {grown}" if grown else "")
 
 
 def _phase(document: dict[str, Any]) -> Text:

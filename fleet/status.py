@@ -137,6 +137,7 @@ def summarise(seen: Seen, now: datetime) -> dict[str, Any]:
         "unheard": seen.unheard.to_document(seen.job) if seen.unheard and not ended else None,
         "cost": receipt.cost_so_far(receipt.history_of(seen, now)).to_document() if events else None,
         "notice": status.get("notice"),
+        "space": status.get("space"),
         "term": status.get("term"),
         "interruptions": receipt.interruptions(events),
         "zone_moves": sum(1 for event in events if event["event"] == "volume" and event.get("moved_from")),

@@ -1,0 +1,70 @@
+"""How full the volume is, and which folders have grown, for `fleetctl status`: a full volume ends a run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from spotheal.agent.clock import Stop
+
+FULL_PERCENT = 85
+LOOK_SECONDS = 600.0  # between two walks over all files
+_SHOWN = 3
+
+
+def percent_used(mount_point: Path) -> int | None:
+    """None if nothing is mounted there: a folder of somebody's disk says nothing about a volume."""
+    try:
+        usage = shutil.disk_usage(mount_point) if os.path.ismount(mount_point) else None
+    except OSError:
+        return None
+    return None if usage is None or not usage.total else round(100 * usage.used / usage.total)
+
+
+def grown(top: Path, since: float, stop: Stop) -> list[dict[str, Any]]:
+    """The folders with the most bytes in files that were written after `since` (seconds since 1970), largest first.
+
+    A folder is one of the volume's, or one of the working copy's own. Ends early at `stop`: a folder that is being read
+    keeps the volume busy.
+    """
+    found: Counter[str] = Counter()
+    for place, _, names in os.walk(top):
+        if stop.is_set():
+            break
+        parts = Path(os.path.relpath(place, top)).parts
+        folder = "/".join(parts[: 2 if parts[:1] == ("working-copy",) else 1])
+        for name in names:
+            try:
+                status = os.lstat(os.path.join(place, name))
+            except OSError:
+                continue
+            if stat.S_ISREG(status.st_mode) and status.st_mtime >= since:
+                found[folder] += status.st_blocks * 512
+    return [{"folder": folder, "bytes": size} for folder, size in found.most_common(_SHOWN) if size]
+
+
+class SpaceWatch:
+    """`look` with each heartbeat, until `over`. `note` publishes `space` with the next one, None if there is room."""
+
+    def __init__(self, mount_point: Path, began: float, over: Stop, note: Callable[..., None]) -> None:
+        self._mount_point, self._began, self._over, self._note = mount_point, began, over, note
+        self._looked = float("-inf")
+
+    def look(self, seconds: float, beside: Callable[[str, Callable[[], object]], None]) -> None:
+        """`seconds`: monotonic. `beside` runs the walk in a thread, for it may take minutes."""
+        percent = percent_used(self._mount_point)
+        if percent is None or percent < FULL_PERCENT:
+            self._note(space=None)
+        elif seconds - self._looked >= LOOK_SECONDS:
+            self._looked = seconds
+            beside("space", lambda: self._walk(percent))
+
+    def _walk(self, percent: int) -> None:
+        found = grown(self._mount_point, self._began, self._over)
+        if not self._over.is_set():
+            self._note(space={"percent": percent, "grown": found})
