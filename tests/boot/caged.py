@@ -36,7 +36,7 @@ token = ask("/latest/api/token", "PUT", **{"X-aws-ec2-metadata-token-ttl-seconds
 head = {"X-aws-ec2-metadata-token": token}
 child = subprocess.run(["setsid", sys.executable, "-I", "-c", sys.argv[1], "child"], capture_output=True, text=True)
 folders = ("/etc", "/usr", "/opt/spotheal", "/run", "/var/lib", "/home", "/tmp", "/var/tmp", "/dev/shm",
-           "/dltraining/checkpoints", "/var/lib/spotheal/src", "/var/lib/spotheal/home")
+           "/dltraining/checkpoints", "/dltraining/working-copy", "/var/lib/spotheal/src", "/var/lib/spotheal/home")
 print(json.dumps({
     "credentials": ask("/latest/meta-data/iam/security-credentials/", **head)[0],
     "user_data": ask("/latest/user-data", **head)[0],
@@ -56,7 +56,7 @@ EXPECTED: dict[str, Any] = {
     "rebalance": 404,
     "without_token": 401,
     "child": "401",
-    "writes": ["/tmp", "/var/tmp", "/dev/shm", "/dltraining/checkpoints", "/var/lib/spotheal/src",
+    "writes": ["/tmp", "/var/tmp", "/dev/shm", "/dltraining/checkpoints", "/dltraining/working-copy",
                "/var/lib/spotheal/home"],
     "sees": [],
 }  # fmt: skip
