@@ -147,6 +147,7 @@ class _Rehearsal:
         from spotheal.fleet.rehearsal.keep import keep
         from spotheal.fleet.rehearsal.watch import Watch
 
+        stage.pass_roles(self._rehearsed.fleet.document, self._say)
         session, ready = self._request(region)
         reference = self._reference(stack, ready) if self._options.reference else None
         store = Store(session.client("s3"), ready.plan.store)

@@ -5,12 +5,13 @@ It talks to no AWS: `local_aws` refuses an endpoint that is not on this machine,
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,23 @@ def set_up(
     cloud.endpoint.authorization.key_counts_as_prefix = seed % 2 == 0
     stack.enter_context(local_aws(cloud.url, region))
     return cloud
+
+
+def pass_roles(document: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Let this process pass the roles that the fleet's file names, if they are none of spotheal's.
+
+    The printed operator policy passes spotheal's own roles alone. A role of the user's may be passed by a policy of the
+    user's, which a rehearsal cannot see: it goes on as the account's owner and says so.
+    """
+    from spotheal.fleet.rehearsal.authorization import OWNER
+    from spotheal.iam.policies import JOB_ROLE, Scope
+
+    ours = (Scope.instance_role, Scope.fleet_role)
+    names = dict.fromkeys(re.findall(r":(?:role|instance-profile)/([\w+=,.@/-]+)", json.dumps(document)))
+    foreign = [name for name in names if name not in ours and not name.startswith(JOB_ROLE)]
+    if foreign:
+        os.environ["AWS_ACCESS_KEY_ID"] = OWNER
+        say(f"{', '.join(foreign)}: the printed operator policy does not pass it; yours must (iam:PassRole)")
 
 
 @contextmanager
