@@ -163,10 +163,8 @@ class _Making:
         clone = self._folders.clone
         if coming is not None:
             if os.path.lexists(self._incoming):
-                old = clone if os.path.lexists(clone) else self._outgoing
-                if os.path.lexists(old):
-                    self._carry(old)
-                if old == clone and os.path.lexists(clone):
+                if os.path.lexists(clone):
+                    self._carry(clone)
                     os.rename(clone, self._outgoing)
                 os.rename(self._incoming, clone)
             coming.write(self._record)

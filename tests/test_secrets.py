@@ -424,6 +424,28 @@ def test_a_private_repository_is_cloned_with_the_token_in_no_url_argv_environmen
 
 
 @pytest.mark.processes
+def test_no_filter_that_a_trainer_set_up_runs_beside_the_token(
+    private: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer's home survives the agent, and git has the token in reach (audit of 2026-11-22, S3)."""
+    home = tmp_path / "home"
+    (home / "git").mkdir(parents=True)
+    (home / "attributes").write_text("* filter=x\n")
+    filters = f'[core]\n\tattributesFile = {home}/attributes\n[filter "x"]\n\tsmudge = "touch {home}/trace; cat"\n'
+    for name in (".gitconfig", "git/config"):
+        (home / name).write_text(filters)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
+    url, commit = private
+    target = checkout(
+        configured(url, commit), tmp_path / "clone/src", clock=SystemClock(), log=LOG, secret=TOKEN,
+        private=tmp_path / "private",
+    )  # fmt: skip
+    assert (target / "train.py").read_text() == "print(1)\n"
+    assert not (home / "trace").exists()
+
+
+@pytest.mark.processes
 def test_a_wrong_token_is_a_setup_failure_that_names_the_key_of_job_toml(
     private: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -59,6 +59,28 @@ MUTANTS = (
         PLAN_TESTS,
     ),
     Mutant(
+        "a working copy is on the disk before it is called complete",
+        "agent/working_copy.py",
+        '            copied = programs.run(["sync", "-f", str(self._incoming)], seconds_max=SYNC_SECONDS_MAX)\n',
+        "            pass\n",
+        ("tests/test_working_copy.py::test_a_copy_that_is_not_on_the_disk_is_not_called_complete",),
+    ),
+    Mutant(
+        "what the trainer wrote is moved before the copies change places",
+        "agent/working_copy.py",
+        "                    self._carry(clone)\n                    os.rename(clone, self._outgoing)\n",
+        "                    os.rename(clone, self._outgoing)\n                    self._carry(self._outgoing)\n",
+        ("tests/test_working_copy.py::test_a_machine_may_be_lost_at_any_step_of_a_change_of_commit",),
+        quick=False,
+    ),
+    Mutant(
+        "no configuration of a trainer's for git",
+        "agent/repo.py",
+        "        if alone:\n            self._environment = {",
+        "        if False:\n            self._environment = {",
+        ("tests/test_secrets.py::test_no_filter_that_a_trainer_set_up_runs_beside_the_token",),
+    ),
+    Mutant(
         "snapshot before detach",
         "agent/handover.py",
         "            _snapshot(result, steps, clock, watcher)\n        if result.snapshot and result.unmounted:\n",
