@@ -21,6 +21,7 @@ from spotheal.agent.clock import Clock, Stop
 from spotheal.agent.errors import Fatal, Retryable, SetupFailed, SpothealError
 from spotheal.agent.finish import BARRED, End
 from spotheal.agent.instance_config import InstanceConfig
+from spotheal.agent.job_values import SHOWN_OF_NOMINAL
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.agent.store import Store
 
@@ -28,9 +29,6 @@ BARRED_LAUNCHES_MAX = 10  # without a checkpoint between them, each a few minute
 DRIVER_SECONDS_MAX = 120.0  # a driver may still be loading when the agent starts
 _TRY_SECONDS = 5.0
 _SMI_SECONDS_MAX = 60.0
-# A card shows less than its name says (ECC, what the driver keeps): 22.5 of 24 GiB on an A10G, 15 of 16 on a T4. Two
-# sizes that are sold are never so close.
-SHOWN_OF_NOMINAL = 0.9
 _SMI = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader"]  # "23028 MiB" for each
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA, _DISPLAY_CLASS = "0x10de", "0x03"

@@ -13,6 +13,9 @@ from spotheal.agent.secret_reference import SecretReference
 Check = Callable[[Any], str]  # "" where the value is good, else what is wrong with it ("must be …")
 MACHINES_MAX = 64  # of a run: each is an EC2 describe and an S3 object in every look at the others
 POLICY_CHARACTERS_MAX = 2048
+# A card shows less than its name says (ECC, what the driver keeps): 22.5 of 24 GiB on an A10G, 15 of 16 on a T4. Two
+# sizes that are sold are never so close.
+SHOWN_OF_NOMINAL = 0.9
 _DURATION = re.compile(r"(\d+)\s*(s|m|h|d)")
 _DURATION_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _HOST_KEY = re.compile(r"[^\s@#-]\S* (?:ssh|ecdsa|sk)-[\w@.-]+ [A-Za-z0-9+/=]+(?: [^\n]*)?")

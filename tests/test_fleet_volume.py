@@ -14,6 +14,7 @@ from spotheal.agent.store import Store
 from spotheal.fleet import filling, uploading
 from spotheal.fleet.bar import line
 from spotheal.fleet.rehearsal.objects import InMemoryS3
+from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE
 
 __all__ = ["cloud_desk", "served"]  # fixtures
 
@@ -94,14 +95,14 @@ def test_the_whole_life_of_a_volume(
     twice = cloud_desk.run("volume", "create", "--yes")
     assert twice.exit_code == ExitCode.CONFLICT and made["id"] in twice.stderr
 
-    where = ("--volume", made["id"], "--zone", "us-west-2b", "--instance-type", "c7i.large", "--image", "ami-12c6146b",
+    where = ("--volume", made["id"], "--zone", "us-west-2b", "--instance-type", "c7i.large", "--image", EXAMPLE_IMAGE,
              "--spot")  # fmt: skip
     fill = ("--", "sh", "-c", "echo downloading; echo one > one.txt")
     filled = cloud_desk.run("volume", "prepare", "--yes", "--hours", "2", *where, *fill)
     assert filled.exit_code == 0, filled.output
     assert "downloading" in filled.stdout
     filler = cloud_desk.cloud.rules.instances()[-1]
-    assert (filler.type, filler.image, filler.is_spot) == ("c7i.large", "ami-12c6146b", True)
+    assert (filler.type, filler.image, filler.is_spot) == ("c7i.large", EXAMPLE_IMAGE, True)
     sent = cloud_desk.good("volume", "upload", str(folder), "--to", "more", *where, "--yes")
     assert sent["volume"] == made["id"]
     files = cloud_desk.cloud.volumes.disk(made["id"]).files / "datasets"

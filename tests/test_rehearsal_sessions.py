@@ -20,6 +20,7 @@ from spotheal.agent.relay import Relay
 from spotheal.agent.trainer_role import TrainerRole
 from spotheal.fleet.account import roles
 from spotheal.fleet.rehearsal.client import InMemoryEc2
+from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE
 from spotheal.fleet.session import Session
 
 __all__ = ["cloud_desk", "served"]  # fixtures
@@ -64,7 +65,7 @@ def account(cloud_desk: CloudDesk) -> Any:
 
 def instance_with(desk: CloudDesk, profile: str) -> str:
     ec2 = InMemoryEc2(desk.cloud.rules)
-    launch = {"MinCount": 1, "MaxCount": 1, "ImageId": "ami-00000000000000001", "InstanceType": "g5.xlarge"}
+    launch = {"MinCount": 1, "MaxCount": 1, "ImageId": EXAMPLE_IMAGE, "InstanceType": "g5.xlarge"}
     for _ in range(100):  # a profile made a moment ago is not known everywhere yet
         try:
             made = ec2.run_instances(**launch, Placement=PLACE, IamInstanceProfile={"Name": profile})

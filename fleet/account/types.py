@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.aws import translated
-from spotheal.agent.gpus import SHOWN_OF_NOMINAL
+from spotheal.agent.job_values import SHOWN_OF_NOMINAL
 
 if TYPE_CHECKING:
     from spotheal.fleet.session import Session
