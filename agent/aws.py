@@ -130,6 +130,10 @@ def translated(what: str) -> Iterator[None]:
     except UnicodeError as error:  # a file's name, which on Linux may be any bytes, as the key of an object
         said = f"could not {what}: {error}".encode("utf-8", "backslashreplace").decode()
         raise Fatal(said, next_step="rename the file") from error
+    except RuntimeError as error:  # botocore's word for credentials that end before they are first used
+        if "credentials are still expired" not in str(error):
+            raise
+        raise NoCredentials(f"could not {what}: the credentials have ended", code="ExpiredToken") from error
     except BotoCoreError as error:  # connection, timeout, a reply that cannot be read
         name = type(error).__name__
         if name in _ENDED_SESSIONS:

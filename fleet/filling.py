@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spotheal import userdata
@@ -20,6 +20,7 @@ from spotheal.agent.errors import (
     CapacityError,
     ConfigError,
     JobFailed,
+    NoCredentials,
     Retryable,
     SpothealError,
     WaitTimedOut,
@@ -42,12 +43,13 @@ if TYPE_CHECKING:
     from spotheal.agent.config import JobConfig
     from spotheal.fleet.session import Session
 
-SIGNED_SECONDS = 12 * 3600
 _LOOK_SECONDS = 2.0
 _RUNNING_SECONDS_MAX = 600.0
 _FREE_SECONDS_MAX = 300.0
 _SILENT_SECONDS_MAX = 900.0  # without a word of a running instance
 _TRIES = 6
+_AROUND_SECONDS = 600.0  # the boot before the command, and the last words after it
+_WORK_SECONDS_MIN = 300.0
 Say = Callable[[str], None]
 Put = Callable[[bytes], None]
 
@@ -86,6 +88,29 @@ class Followed:
 
 
 # ------------------------------------------------------------------------------------------------------------- launch
+def limited(session: Session, filling: Filling) -> tuple[Filling, str]:
+    """The filling, ended before the credentials that sign its addresses end; and what the user should know, or "".
+
+    NoCredentials if too little time is left.
+    """
+    wanted = filling.hours_max * 3600
+    seconds = session.signing_seconds(wanted + _AROUND_SECONDS)
+    if seconds is None:
+        return filling, (
+            "the AWS credentials are temporary and do not say when they end (AWS_CREDENTIAL_EXPIRATION is not set): if "
+            "they end before the work does, the instance finishes it unheard")  # fmt: skip
+    work = seconds - _AROUND_SECONDS
+    if work >= wanted:
+        return filling, ""
+    if work < _WORK_SECONDS_MIN:
+        message = f"the AWS credentials end in {seconds / 60:.0f} min: too early to fill a volume"
+        raise NoCredentials(message, code="ExpiredToken")
+    return replace(filling, hours_max=work / 3600), (
+        f"the instance is ended after {work / 60:.0f} min, not {filling.hours_max:g} h: the AWS credentials end then; "
+        "for longer use an IAM user's keys, or a role with a longer session (duration_seconds in its profile); a "
+        "command that goes on where it stopped (`aws s3 sync`) may also be typed again")  # fmt: skip
+
+
 def under_way(session: Session, volume: str) -> Followed | None:
     """The live instance that fills this volume already, from a fleetctl that was cut short."""
     live = [one for one in session.ec2.instances_tagged(TAG_NAME, _name(volume)) if _is_live(one)]
@@ -116,12 +141,13 @@ def launch(session: Session, root: StoreUrl, filling: Filling, clock: Clock) -> 
 
 
 def _config(session: Session, prefix: StoreUrl, filling: Filling) -> dict[str, Any]:
-    urls = {name: session.signed_url("PUT", prefix.below(key), SIGNED_SECONDS)
+    seconds = int(filling.hours_max * 3600 + _AROUND_SECONDS)
+    urls = {name: session.signed_url("PUT", prefix.below(key), seconds)
             for name, key in (("status", "status.json"), ("log", "output.log"))}  # fmt: skip
     if filling.parts:
-        signed = [session.signed_url("GET", StoreUrl(prefix.bucket, key), SIGNED_SECONDS) for key in filling.parts]
+        signed = [session.signed_url("GET", StoreUrl(prefix.bucket, key), seconds) for key in filling.parts]
         Store(session.client("s3"), prefix).put_json("parts.json", {"urls": signed})
-        urls["parts"] = session.signed_url("GET", prefix.below("parts.json"), SIGNED_SECONDS)
+        urls["parts"] = session.signed_url("GET", prefix.below("parts.json"), seconds)
     table = filling.job.volume
     return {
         "volume": filling.volume.id, "mount": table.mount, "filesystem": table.filesystem,
@@ -185,8 +211,15 @@ def follow(
             raise JobFailed(f"{followed.instance} ended before its work did ({why})",
                             next_step="the same command begins again; what is on the volume stays")  # fmt: skip
         if clock.monotonic() - last_word > _SILENT_SECONDS_MAX:
+            silence = f"{followed.instance} said nothing for {_SILENT_SECONDS_MAX / 60:.0f} min"
+            if status and session.signing_seconds(_AROUND_SECONDS) is None:
+                raise WaitTimedOut(
+                    f"{silence}: it may still work, and the credentials that signed its addresses have ended; it ends "
+                    "by itself when its work or its time is over",
+                    next_step="`fleetctl volume ls` shows when the volume is free; to end it now: "
+                    f"`aws ec2 terminate-instances --instance-ids {followed.instance}`")  # fmt: skip
             session.ec2.terminate(followed.instance)
-            raise WaitTimedOut(f"{followed.instance} said nothing for {_SILENT_SECONDS_MAX / 60:.0f} min; it is ended",
+            raise WaitTimedOut(f"{silence}; it is ended",
                                next_step="choose an --image with Python 3.7 or newer")  # fmt: skip
         clock.sleep(_LOOK_SECONDS)
     if status.get("phase") == "done":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from bisect import bisect_left
 from functools import cached_property
 from typing import Any
 
@@ -49,7 +50,7 @@ class Session:
         return self._clients[key]
 
     def signed_url(self, method: str, url: StoreUrl, seconds: int) -> str:
-        """An address that may be GET or PUT without credentials, for so long (or as long as ours are good)."""
+        """An address that may be GET or PUT without credentials, for so long; not longer than `signing_seconds`."""
         from botocore.config import Config
 
         from spotheal.agent.aws import translated
@@ -62,6 +63,22 @@ class Session:
         where = {"Bucket": url.bucket, "Key": url.prefix}
         with translated(f"sign an address of {url}"):
             return str(self._clients["signing"].generate_presigned_url(operation, Params=where, ExpiresIn=seconds))
+
+    def signing_seconds(self, wanted: float) -> float | None:
+        """How long what is signed now is good, at most `wanted`: a signed address ends with the session that signed it
+        (S3 User Guide, "Sharing objects with presigned URLs"). None if temporary credentials do not say when they end.
+        """
+        from botocore.credentials import RefreshableCredentials
+
+        from spotheal.agent.aws import translated
+
+        with translated("read the AWS credentials"):
+            credentials = self._boto.get_credentials()
+            token = credentials.get_frozen_credentials().token
+        if not isinstance(credentials, RefreshableCredentials):
+            return None if token else wanted
+        minutes = range(60, int(wanted) + 60, 60)
+        return min(wanted, 60.0 * bisect_left(minutes, True, key=lambda end: credentials.refresh_needed(end)))
 
     @property
     def ec2(self) -> Ec2:

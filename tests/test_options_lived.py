@@ -109,7 +109,7 @@ SCENARIOS = {
 
 
 # -------------------------------------------------------------------------------------------------------------- sources
-GIVES = ("good", "run", "invoke", "request")  # what tests call fleetctl with
+GIVES = ("good", "run", "Popen", "invoke", "request")  # what tests call fleetctl with
 REFUSES = re.compile("refused|wrong|senseless|no_sense|hostile|exit_|completes|without_credentials|help|not_name")
 
 

@@ -125,8 +125,9 @@ def mounted(config: dict[str, Any]) -> str:
 class Parts(io.RawIOBase):
     """The parts of an upload, read one after the other as one stream."""
 
-    def __init__(self, urls: list[str], story: Story) -> None:
+    def __init__(self, urls: list[str], story: Story, seconds_max: float) -> None:
         self.urls, self.story = list(urls), story
+        self.seconds_max, self.limit = seconds_max, time.monotonic() + seconds_max
         self.part: Any = None
 
     def readable(self) -> bool:
@@ -134,6 +135,8 @@ class Parts(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while True:
+            if time.monotonic() > self.limit:  # the addresses end soon after, and nothing more could be told
+                raise Failed(f"unpacking took longer than {self.seconds_max:.0f} s, and was ended")
             if self.part is None:
                 if not self.urls:
                     return 0
@@ -154,7 +157,8 @@ def unpack(config: dict[str, Any], mount: str, story: Story) -> int:
     if not (target + "/").startswith(os.path.realpath(mount) + "/"):
         raise Failed("{} is outside the volume".format(config["to"]))
     os.makedirs(target, exist_ok=True)
-    with tarfile.open(fileobj=io.BufferedReader(Parts(urls, story), 4 * MIB), mode="r|") as archive:
+    parts = io.BufferedReader(Parts(urls, story, config["seconds_max"]), 4 * MIB)
+    with tarfile.open(fileobj=parts, mode="r|") as archive:
         for member in archive:
             if hasattr(tarfile, "data_filter"):
                 archive.extract(member, target, filter="data")

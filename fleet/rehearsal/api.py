@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import re
 import socket
 import threading
@@ -82,6 +83,7 @@ class Endpoint:
         self.schedules = Schedules(rulebook)
         self.batch: Batch | None = None  # with CloudWatch Logs; the cloud's, which runs containers
         self.keys: dict[str, str] = dict(PEOPLE)  # access key ids of people and of roles that are no instance's
+        self.ends: dict[str, float] = {}  # access key id -> when these temporary credentials end, by the clock
         self.efs = FileSystems(rulebook)
         self.authorization = Authorization(rulebook.world, self._policies)
         rulebook.authorize = self.authorization.ec2
@@ -144,6 +146,8 @@ class Endpoint:
         key, service = (match.group(1), match.group(3)) if match else ("", "")
         form = _form(environ)
         action = form.get("Action", "")
+        if self.rulebook.world.moment() >= self.ends.get(key, math.inf):
+            return _send(start_response, *_ended(service, action))
         if service == "ec2" or (not service and self.rulebook.owns(action)):
             region, is_owned = match.group(2) if match else "", self.rulebook.owns(action)
             if refusal := refusals.of_ec2(action, region, self.rulebook.region, is_owned=is_owned):
@@ -329,6 +333,16 @@ class Endpoint:
         found: Iterable[bytes] = application(environ, started)
         return found
 
+    def lend(self, seconds: float) -> dict[str, str]:
+        """Temporary credentials of the first of `PEOPLE`, as environment variables: what `aws configure
+        export-credentials --format env` prints. They end after so long, and all that they signed ends with them."""
+        key = self.rulebook.key_of(f"lent {len(self.ends)}")
+        self.keys[key] = next(iter(PEOPLE.values()))
+        self.ends[key] = self.rulebook.world.moment() + seconds
+        ends = self.rulebook.world.clock.now() + timedelta(seconds=seconds)
+        return {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": "rehearsal", "AWS_SESSION_TOKEN": "rehearsal",
+                "AWS_CREDENTIAL_EXPIRATION": rfc3339(ends)}  # fmt: skip
+
     def container_credentials(self, container: str, role: str) -> str:
         """The address at which a container finds credentials of its role."""
         self.keys[self.rulebook.key_of(container)] = f"role/{role}"
@@ -365,6 +379,18 @@ def _denied(service: str, said: str) -> bytes:
     if service in ("iam", "sts", "sns"):
         return _iam_error("AuthorizationError" if service == "sns" else "AccessDenied", said)
     return json.dumps({"__type": "AccessDeniedException", "message": said}).encode()
+
+
+def _ended(service: str, action: str) -> tuple[int, bytes]:
+    """What AWS says when a session token has ended (API references, "Common errors"; EC2 has its own code)."""
+    said = "The security token included in the request is expired"
+    if service == "ec2":
+        return 400, wire.error("RequestExpired", "Request has expired.", str(uuid.uuid4()))
+    if service == "s3":
+        return 400, _s3_error(ApiError("ExpiredToken", "The provided token has expired."))
+    if action:
+        return 403, _iam_error("ExpiredToken", said)
+    return 400, json.dumps({"__type": "ExpiredTokenException", "message": said}).encode()
 
 
 def _iam_error(code: str, said: str) -> bytes:

@@ -16,7 +16,7 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ ORDERS = ("state", "interrupt", "kill", "rebalance", "no-capacity", "capacity", 
           "schedules")  # fmt: skip
 NOTICE_SECONDS = 60.0
 _PATH = "/_cloud/"
-_UNSET = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN")
+_UNSET = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN", "AWS_CREDENTIAL_EXPIRATION")
 
 
 def environment(endpoint: str, region: str, ssh_config: Path | None = None) -> dict[str, str]:
@@ -53,9 +53,12 @@ def environment(endpoint: str, region: str, ssh_config: Path | None = None) -> d
     }
 
 
-def shell_lines(endpoint: str, region: str, ssh_config: Path | None = None) -> str:
-    """For `eval`: the environment, and what would be stronger than it taken away."""
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in environment(endpoint, region, ssh_config).items()]
+def shell_lines(
+    endpoint: str, region: str, ssh_config: Path | None = None, more: Mapping[str, str] | None = None
+) -> str:
+    """For `eval`: the environment with `more`, and what would be stronger than it taken away."""
+    whole = {**environment(endpoint, region, ssh_config), **(more or {})}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in whole.items()]
     return "\n".join([f"unset {' '.join(_UNSET)}", *lines]) + "\n"
 
 

@@ -42,6 +42,11 @@ def cloud(
     keep: Annotated[
         Path | None, typer.Option("--keep", metavar="DIR", help="Machines and volumes lie here, and stay.")
     ] = None,
+    credentials_seconds: Annotated[
+        float | None,
+        typer.Option("--credentials-seconds", metavar="N", min=1, help="The lines have temporary credentials, which "
+                     "end after so long."),
+    ] = None,
     region: Region = "",
     output: Output = "",
 ) -> None:
@@ -68,7 +73,8 @@ def cloud(
     out = sys.stdout
 
     def ready(up: Cloud) -> None:
-        lines = serve.shell_lines(up.url, where, up.shells.config)
+        lent = up.endpoint.lend(credentials_seconds) if credentials_seconds else {}
+        lines = serve.shell_lines(up.url, where, up.shells.config, lent)
         if env is not None:
             beside = env.with_name(f".{env.name}.part")
             beside.write_text(lines, encoding="utf-8")

@@ -221,12 +221,15 @@ def prepare(
     """
     from dataclasses import replace
 
+    from spotheal.fleet import filling as work
+
     as_json = is_json(output)
     session, described, root = _opened(job, region, profile)
     ready = _ready(session, described, volume, zone, instance_type, image, root, job)
     filling = replace(ready.filling, command=tuple(command), hours_max=hours, spot=spot)
     if (followed := _under_way(session, filling)) is None:
-        _tell(ready, filling.says())
+        filling, note = work.limited(session, filling)
+        _tell(ready, [*filling.says(), note])
         ask("Go ahead?", yes)
         followed = _begin(session, root, ready, filling)
     _follow(session, followed, filling, as_json)
@@ -255,6 +258,7 @@ def upload(
     from dataclasses import replace
 
     from spotheal.agent.store import Store
+    from spotheal.fleet import filling as work
     from spotheal.fleet import submit
     from spotheal.fleet import uploading as sending
     from spotheal.fleet.bar import bar
@@ -270,14 +274,16 @@ def upload(
     filling = replace(ready.filling, to=target, spot=spot)
     keys: list[str] = []
     if (followed := _under_way(session, filling)) is None:
+        _, note = work.limited(session, filling)
         _tell(ready, [f"upload {len(scanned.files)} files, {scanned.size / 1e6:.1f} MB, to {store.url}",
-                      *filling.says()])  # fmt: skip
+                      *filling.says(), note])  # fmt: skip
         ask("Go ahead?", yes)
         submit.ensure_bucket(session, root.bucket)
         with bar("uploading", quiet=as_json) as progress:
             keys, size = sending.upload(store, scanned, lambda done, _: progress(done, max(scanned.size, done)))
         whole = tuple(store.url.below(key).prefix for key in keys)
-        filling = replace(filling, parts=whole, total_bytes=size)
+        # Once more: the upload took its time of what the credentials live.
+        filling, _ = work.limited(session, replace(filling, parts=whole, total_bytes=size))
         followed = _begin(session, root, ready, filling)
     _follow(session, followed, filling, as_json)
     sending.delete(store, keys or store.keys("parts/"))
@@ -359,7 +365,7 @@ def _tell(ready: _Ready, more: list[str]) -> None:
             f"{ready.spec.zone}, ${month:.2f} a month")  # fmt: skip
     if ready.role is not None:
         say(ready.role.says())
-    for line in more:
+    for line in filter(None, more):
         say(line)
 
 
