@@ -80,6 +80,14 @@ def test_a_permission_that_nothing_needed_is_a_fault_of_a_whole_run_alone() -> N
     ]
 
 
+def test_what_iam_asks_about_without_a_call_is_held_against_the_policies_too() -> None:
+    allowed = aws_calls.allowed()
+    assert aws_calls.faults({("instance", "iam:PassRole")}, allowed, is_whole=False) == []
+    assert len(aws_calls.faults({("instance", "ecr:PutImage")}, allowed, is_whole=False)) == 1
+    wrong = aws_calls.faults({("instance", "ec2:DescribeVolumes")}, allowed, is_whole=True)
+    assert wrong and not [line for line in wrong if "iam:PassRole" in line], "there is no such call"
+
+
 CALLING = """
 import types
 from spotheal.fleet.rehearsal.client import InMemoryS3
