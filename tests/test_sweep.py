@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_desk import Desk, desk, moto_clients, wheels
+from fleet_desk import BUCKET, Desk, HandClock, desk, moto_clients, wheels
 
 from spotheal.agent.clock import SystemClock
-from spotheal.agent.errors import ConfigError, ExitCode
+from spotheal.agent.errors import ConfigError, ExitCode, WaitTimedOut
 from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.sweep.queue import Entry, Queue, choose
 from spotheal.agent.sweep.worker import entry_of
+from spotheal.fleet.runs import open_run
+from spotheal.fleet.session import Session
 from spotheal.fleet.sweep import entries, progress
+from spotheal.fleet.sweep.following import follow
 
 __all__ = ["desk", "moto_clients", "wheels"]
 LIST = (Path(__file__).resolve().parent.parent / "examples" / "hyperparam_list.yml").read_text()
@@ -223,6 +226,14 @@ def test_a_sweep_with_a_run_that_failed_ends_the_wait_with_exit_code_7_and_names
     assert waited.exit_code == ExitCode.JOB_FAILED
     assert "the sweep ended: failed: 1 of 2 runs are done; failed: 1" in waited.stderr
     assert "--retry-failed" in waited.stderr
+
+
+def test_a_timeout_shorter_than_the_time_between_two_looks_ends_the_wait_then(desk: Desk) -> None:
+    found = open_run(desk.s3, StoreUrl(BUCKET, ""), "cifar", sweep(desk)["run"])
+    clock = HandClock()
+    with pytest.raises(WaitTimedOut):
+        follow(Session("us-west-2"), found, clock, lambda _: None, 20.0)
+    assert clock.seconds == 20.0
 
 
 def test_following_a_sweep_tells_each_minute_how_far_its_runs_are_and_ctrl_c_leaves_it_going_on(

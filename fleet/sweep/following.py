@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from spotheal.agent.clock import Clock
@@ -47,10 +48,11 @@ def follow(
             if document["fleet"]["id"] and state not in engine.LIVE_STATES:
                 raise JobFailed(f"the fleet is {state or 'gone'}, and the sweep has not ended by itself",
                                 next_step="`fleetctl sweep run LIST --resume` goes on")  # fmt: skip
-        if seconds_max is not None and clock.monotonic() - began >= seconds_max:
+        remaining = inf if seconds_max is None else seconds_max - (clock.monotonic() - began)
+        if remaining <= 0:
             raise WaitTimedOut(f"the sweep has not ended after {seconds_max:.0f} s; it goes on",
                                next_step=come_back(sweep))  # fmt: skip
-        clock.sleep(POLL_SECONDS)
+        clock.sleep(min(POLL_SECONDS, remaining))
 
 
 def come_back(sweep: Run) -> str:
