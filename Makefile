@@ -15,7 +15,7 @@ help:
 	@echo "make boot-test  a fresh machine: Debian's cloud-init and systemd run the user data (root, Debian; a minute)"
 	@echo "make pythons    every Python here, 3.10 and newer, as operator's and as instance's: all pairs boot (minutes)"
 	@echo "make boot-vm    the same in virtual machines, with NVMe disks that are plugged in and the power button (an hour)"
-	@echo "make soak       the full figures: recovery, mutants, all crash points, 10,000 random histories"
+	@echo "make soak       the full figures: recovery, mutants, all crash points, 10,000 random histories, all options"
 	@echo "make venv       only the virtual environment, .venv"
 	@echo "make clean      remove what the others made"
 
@@ -85,7 +85,8 @@ boot-vm: $(READY)
 mutants: $(READY)
 	$(VENV)/bin/python tests/mutants/run.py
 
-# The full figures, up to 75 minutes: every crash point, 10,000 random histories, every mutant, the recovery figures.
+# The full figures, up to 85 minutes: every crash point, 10,000 random histories, every mutant, the recovery figures,
+# every option lived once.
 HISTORIES ?= 0:10000
 # Every pair of crashes; PAIRS=3 makes it each third, where time is short.
 PAIRS ?= 1
@@ -100,6 +101,7 @@ soak: $(READY)
 	$(VENV)/bin/python tests/simulation/crashes.py singles
 	$(VENV)/bin/python tests/simulation/crashes.py pairs $(PAIRS)
 	$(VENV)/bin/fleetctl rehearse --scenario ddp --output json
+	@$(MAKE) --no-print-directory options
 	SPOTHEAL_CRASHES=0 SPOTHEAL_HISTORIES=0:1 $(VENV)/bin/python -m pytest -q -n 3 tests/simulation/test_simulated_healing.py
 
 # The checkpoint figures beside torch.save, safetensors, DCP and Lightning, and the trainer beside a bare loop: on a
