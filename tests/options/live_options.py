@@ -18,9 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from cloud_desk import CloudDesk, cloud_desk, served
+from cloud_desk import CloudDesk, cloud_desk, owner, served
 from moto.sns.models import sns_backends
 from typer.testing import CliRunner
 
@@ -65,7 +64,7 @@ class Life:
     def request(self, *options: str) -> dict[str, Any]:
         self.desk.good("validate")
         made = self.desk.good("request", "--yes", *options)
-        self.store = Store(boto3.client("s3", region_name="us-west-2"), StoreUrl.parse(made["store"]))
+        self.store = Store(owner("s3"), StoreUrl.parse(made["store"]))
         return made
 
     def status(self) -> dict[str, Any]:
@@ -139,7 +138,7 @@ def nothing_is_left(cloud_desk: CloudDesk) -> Iterator[None]:
     cloud_desk.cloud.rules.no_capacity((), 0.0)
     for fleet in cloud_desk.cloud.rules.fleets():
         if not fleet.state.startswith(("cancelled", "deleted")):
-            for name in ("rescue", "everything", "failing"):
+            for name in ("rescue", "everything", "failing", "swept"):
                 cloud_desk.run("cancel", name, "--yes")
 
 
@@ -150,7 +149,7 @@ def test_an_on_demand_machine_trains_on_where_spot_has_no_capacity(
 ) -> None:
     key = tmp_path / "key.pub"
     key.write_text(KEY)
-    boto3.client("sns", region_name="us-west-2").create_topic(Name="spotheal-rescue")
+    owner("sns").create_topic(Name="spotheal-rescue")
     topic = sns_backends["123456789012"]["us-west-2"].topics["arn:aws:sns:us-west-2:123456789012:spotheal-rescue"]
     with webhook() as (address, posted):
         life = Life(cloud_desk, "rescue", WEBHOOK=address, PUBLIC_KEY=str(key))
@@ -179,7 +178,7 @@ def test_an_on_demand_machine_trains_on_where_spot_has_no_capacity(
     assert life.results(tmp_path / engine)[-1]["words"][-1] == "150"
     assert any("done" in one["text"] for one in posted), posted
     assert topic.sent_notifications
-    groups = boto3.client("ec2", region_name="us-west-2").describe_security_groups(GroupNames=["spotheal-ssh"])
+    groups = owner("ec2").describe_security_groups(GroupNames=["spotheal-ssh"])
     assert "203.0.113.7/32" in json.dumps(groups)
     assert done["run"] == cloud_desk.good("status", "rescue", "--run", done["run"])["run"]
 
@@ -187,7 +186,7 @@ def test_an_on_demand_machine_trains_on_where_spot_has_no_capacity(
 def test_a_run_that_needs_no_rescue_deletes_its_schedule(cloud_desk: CloudDesk, tmp_path: Path) -> None:
     key = tmp_path / "key.pub"
     key.write_text(KEY)
-    boto3.client("sns", region_name="us-west-2").create_topic(Name="spotheal-rescue")
+    owner("sns").create_topic(Name="spotheal-rescue")
     life = Life(cloud_desk, "rescue", WEBHOOK="", PUBLIC_KEY=str(key))
     life.request("--new-run")
     life.await_end("done")
@@ -218,7 +217,7 @@ def everything(cloud_desk: CloudDesk, tmp_path: Path) -> Life:
     folder.joinpath("train.py").write_text("raise SystemExit('the newest commit, which nobody asked for')")
     git(folder, "add", "train.py")
     git(folder, "commit", "--quiet", "--message", "Later")
-    s3 = boto3.client("s3", region_name="us-west-2")
+    s3 = owner("s3")
     s3.create_bucket(Bucket="everything-results", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
     put(cloud_desk, "FROM_SSM", "a-secret-of-ssm", "ssm")
     put(cloud_desk, "FROM_MANAGER", "a-secret-of-the-manager", "secretsmanager")
@@ -244,7 +243,7 @@ def everything(cloud_desk: CloudDesk, tmp_path: Path) -> Life:
     assert {"superseded", "done"} == {one.tags["spotheal:state"] for one in volumes}
     base = [one for one in life.cloud.rules.snapshots() if one.tags.get("spotheal:purpose") == "base"]
     assert base or life.cloud.rules.counts()["CreateSnapshot"] > 1
-    role = boto3.client("iam", region_name="us-west-2").get_role_policy(
+    role = owner("iam").get_role_policy(
         RoleName="spotheal-trainer", PolicyName="spotheal-everything"
     )
     assert POLICY == role["PolicyDocument"]
@@ -297,6 +296,26 @@ def test_ranks_find_the_gpus_that_they_ask_for(tmp_path: Path, monkeypatch: pyte
     assert 3 == json.loads(result.stdout)["seed"] and page.is_file()
     (given,) = (json.loads(path.read_text()) for path in kept.rglob("store/results/given-0.json"))
     assert "2" == given["environment"]["WORLD_SIZE"]
+
+
+def test_a_run_of_a_sweep_that_failed_is_begun_again_under_a_new_fleet(cloud_desk: CloudDesk) -> None:
+    Life(cloud_desk, "swept")
+    (cloud_desk.folder / "list.yml").write_text("- {rate: 2, fails_once: false}\n- {rate: 1, fails_once: true}\n")
+    cut = cloud_desk.run("sweep", "run", "list.yml", "--parallel", "2", "--yes", "--wait", "--timeout", "1s")
+    assert ExitCode.WAIT_TIMED_OUT == cut.exit_code, cut.output
+    begun = cloud_desk.good("sweep", "status")["run"]
+    cut = cloud_desk.run("sweep", "status", "--watch", "--timeout", "1s")
+    assert ExitCode.WAIT_TIMED_OUT == cut.exit_code, cut.output
+    failed = cloud_desk.run("sweep", "status", "--watch")
+    assert ExitCode.JOB_FAILED == failed.exit_code and "failed: 1" in failed.output, failed.output
+    done = cloud_desk.run("sweep", "run", "list.yml", "--yes", "--retry-failed", "--wait")
+    assert ExitCode.OK == done.exit_code, done.output
+    highest = cloud_desk.good("sweep", "report", "--metric", "rate")
+    lowest = cloud_desk.good("sweep", "report", "--metric", "rate", "--smallest")
+    assert begun == highest["run"]
+    assert [[0, 1], [1, 0]] == [[one["index"] for one in shown["entries"]] for shown in (highest, lowest)]
+    assert begun != cloud_desk.good("sweep", "run", "list.yml", "--yes", "--new-run")["run"]
+    cloud_desk.good("cancel", "swept", "--yes")
 
 
 def test_an_order_to_nothing_is_no_success(cloud_desk: CloudDesk) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from cloud_desk import CloudDesk, cloud_desk, served
+from cloud_desk import CloudDesk, cloud_desk, owner, served
 from typer.testing import CliRunner
 
+from spotheal.agent.errors import ExitCode
 from spotheal.agent.names import LAYOUT
 from spotheal.fleet.cli import app
 from spotheal.fleet.rehearsal.authorization import OWNER
@@ -24,7 +25,7 @@ def document(path: Path) -> Any:
 
 
 def test_init_writes_what_it_was_told(cloud_desk: CloudDesk) -> None:
-    ec2 = boto3.client("ec2", region_name="us-west-2")
+    ec2 = owner("ec2")
     vpc = ec2.describe_vpcs()["Vpcs"][0]["VpcId"]
     cloud_desk.good(
         "init", "--command", "python train.py", "--gpus", "0", "--type", "c7i.xlarge", "--image", "ami-12c6146b",
@@ -50,11 +51,27 @@ def test_init_without_an_account_leaves_placeholders(cloud_desk: CloudDesk) -> N
     assert "<ACCOUNT" in (cloud_desk.folder / "spot_fleet_config.json").read_text()
 
 
+def test_a_profile_gives_credentials_and_region(cloud_desk: CloudDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [(key, os.environ[name]) for key, name in (("aws_access_key_id", "AWS_ACCESS_KEY_ID"),
+                                                      ("aws_secret_access_key", "AWS_SECRET_ACCESS_KEY"))]  # fmt: skip
+    lines = ["[profile asked]", "region = us-west-2", *(f"{key} = {value}" for key, value in keys)]
+    (cloud_desk.folder / "config").write_text("\n".join(lines))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(cloud_desk.folder / "config"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    given = ("init", "--command", "python train.py", "--gpus", "0", "--name", "asked")
+    cloud_desk.good(*given)
+    assert "<ACCOUNT" in (cloud_desk.folder / "spot_fleet_config.json").read_text(), "nothing names credentials"
+    cloud_desk.good(*given, "--profile", "asked", "--force")
+    assert "<ACCOUNT" not in (cloud_desk.folder / "spot_fleet_config.json").read_text()
+    assert 'region = "us-west-2"' in (cloud_desk.folder / "job.toml").read_text()
+
+
 def test_roles_have_the_names_that_are_given(cloud_desk: CloudDesk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", OWNER)  # the printed policies name the usual roles
     made = ("--instance-role", "told-instances", "--fleet-role", "told-fleets")
     cloud_desk.good("iam", "create", *made, "--store", "s3://told-store/below", "--yes")
-    iam = boto3.client("iam", region_name="us-west-2")
+    iam = owner("iam")
     names = iam.list_role_policies(RoleName="told-instances")["PolicyNames"]
     policies = [iam.get_role_policy(RoleName="told-instances", PolicyName=name)["PolicyDocument"] for name in names]
     assert "told-store/below/*" in json.dumps(policies)
@@ -72,11 +89,11 @@ def test_a_secret_is_encrypted_with_the_key_that_is_given(
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", OWNER)
     (cloud_desk.folder / "job.toml").write_text(JOB)
-    key = boto3.client("kms", region_name="us-west-2").create_key()["KeyMetadata"]["Arn"]
+    key = owner("kms").create_key()["KeyMetadata"]["Arn"]
     for store in ("ssm", "secretsmanager"):
         given = ["secret", "put", "TOKEN", "--store", store, "--key", key]
         assert 0 == CliRunner().invoke(app, given, input="of-the-key").exit_code
-    ssm, manager = (boto3.client(name, region_name="us-west-2") for name in ("ssm", "secretsmanager"))
+    ssm, manager = (owner(name) for name in ("ssm", "secretsmanager"))
     assert key == ssm.describe_parameters()["Parameters"][-1]["KeyId"]
     assert key == manager.describe_secret(SecretId="spotheal/asked/TOKEN")["KmsKeyId"]
     for store in ("ssm", "secretsmanager"):
@@ -84,7 +101,7 @@ def test_a_secret_is_encrypted_with_the_key_that_is_given(
 
 
 def test_a_file_system_of_another_name_lies_where_the_fleet_or_the_vpc_is(cloud_desk: CloudDesk) -> None:
-    vpc = boto3.client("ec2", region_name="us-west-2").describe_vpcs()["Vpcs"][0]["VpcId"]
+    vpc = owner("ec2").describe_vpcs()["Vpcs"][0]["VpcId"]
     cloud_desk.good("init", "--command", "true", "--gpus", "0", "--name", "asked", "--dir", "below")
     fleet = "below/spot_fleet_config.json"
     made = cloud_desk.good("results", "create-efs", "--name", "one", "--fleet", fleet, "--yes")
@@ -102,7 +119,7 @@ def test_a_quota_of_the_local_cloud_is_ordered_and_lifted(cloud_desk: CloudDesk)
 
 def test_what_a_job_on_batch_is_told_this_time(cloud_desk: CloudDesk) -> None:
     (cloud_desk.folder / "job.toml").write_text(JOB + '[batch]\nimage = "rehearsed/spotheal"\ngpus = 1\nvcpus = 3\n')
-    vpc = boto3.client("ec2", region_name="us-west-2").describe_vpcs()["Vpcs"][0]["VpcId"]
+    vpc = owner("ec2").describe_vpcs()["Vpcs"][0]["VpcId"]
     cloud_desk.good("batch", "create", "--vpc", vpc, "--dry-run")
     cloud_desk.good("batch", "create", "--vpc", vpc, "--yes")
     sent = cloud_desk.good("batch", "submit", "--command", "python -c 1", "--yes")
@@ -113,10 +130,16 @@ def test_what_a_job_on_batch_is_told_this_time(cloud_desk: CloudDesk) -> None:
     )  # fmt: skip
     cloud_desk.good("batch", "submit", "--array", "2", "--dry-run")
     bucket, _, key = str(told["store"]).removeprefix("s3://").partition("/")
-    body = boto3.client("s3", region_name="us-west-2").get_object(Bucket=bucket, Key=f"{key}/{LAYOUT.job_document}")
+    body = owner("s3").get_object(Bucket=bucket, Key=f"{key}/{LAYOUT.job_document}")
     text = json.dumps(told) + body["Body"].read().decode()
     for part in ("COLOUR", "other.py", first, '"3072"', '"GPU"'):
         assert part in text, part
+    cut = cloud_desk.run("batch", "logs", "--run", told["run"], "--follow", "--timeout", "1s")
+    assert ExitCode.WAIT_TIMED_OUT == cut.exit_code, cut.output
+    cloud_desk.good("batch", "cancel", "--yes")
+    (cloud_desk.folder / "list.yml").write_text("- {a: 1}\n- {a: 2}\n- {a: 3}\n")
+    swept = cloud_desk.good("sweep", "run", "list.yml", "--engine", "batch", "--yes")
+    assert {"size": 3} == swept["request"]["arrayProperties"]
     cloud_desk.good("batch", "cancel", "--yes")
     cloud_desk.good("batch", "delete", "--yes")
 

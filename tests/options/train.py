@@ -29,6 +29,10 @@ if "--hang-then-fail" in words:
         put(folder / "hung", sorted(path.name for path in folder.parent.iterdir()))
         time.sleep(600)
     sys.exit("this trainer fails, as it was told to")
+parameters = json.loads(pathlib.Path(os.environ.get("SPOTHEAL_PARAMS_FILE") or os.devnull).read_text() or "{}")
+if parameters.get("fails_once") and not (folder / "failed").exists():
+    put(folder / "failed", parameters)
+    sys.exit("this run fails at its first start, as its entry of the list says")
 if os.environ.get("RANK", "0") != "0":
     sys.exit(0)
 
@@ -53,12 +57,17 @@ def save():
     return {"step": step, "path": str(folder / f"step-{step}.json"), "time": ""}
 
 
+def tell():
+    put(progress, {"step": step, "steps_total": total, "saved": saved, "rate": parameters.get("rate", 0)})
+
+
 saved = None
 while step < total and not stop:
     time.sleep(0.1)
     step += 1
     if step % 10 == 0:
         saved = save()
-    put(progress, {"step": step, "steps_total": total, "saved": saved})
-put(progress, {"step": step, "steps_total": total, "saved": save()})
+    tell()
+saved = save()
+tell()
 sys.exit(75 if stop and step < total else 0)
