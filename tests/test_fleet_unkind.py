@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
+from rulebook_world import A, Region
 from typer.testing import CliRunner
 
 from spotheal.fleet.account import network
@@ -58,6 +59,30 @@ def test_a_machine_that_switches_itself_off_ends_on_demand_too(desk: Desk) -> No
     """EC2 stops an on-demand machine by default, and its disk costs for ever."""
     (template, *_) = desk.good("request", "--dry-run")["request"]["create_launch_template"]
     assert template["LaunchTemplateData"]["InstanceInitiatedShutdownBehavior"] == "terminate"
+
+
+@pytest.mark.parametrize(
+    ("terms", "state"),
+    [({}, "stopped"), ({"InstanceInitiatedShutdownBehavior": "stop"}, "stopped"),
+     ({"InstanceInitiatedShutdownBehavior": "terminate"}, "terminated"),
+     ({"InstanceMarketOptions": {"MarketType": "spot"}}, "terminated")],
+    ids=["by default", "stop", "terminate", "spot"],
+)  # fmt: skip
+def test_a_machine_of_the_local_cloud_that_switches_itself_off_ends_as_ec2s_would(
+    terms: dict[str, Any], state: str
+) -> None:
+    region = Region()
+    made = region.ec2.run_instances(ImageId="ami-0abc", InstanceType="m5.large", MinCount=1, MaxCount=1,
+                                    Placement={"AvailabilityZone": A}, **terms)  # fmt: skip
+    instance = str(made["Instances"][0]["InstanceId"])
+    region.after(10)
+    volume = region.a_volume()
+    region.attached(volume, instance)
+    region.rules.powered_off(instance)
+    (item,) = region.ec2.describe_instances(InstanceIds=[instance])["Reservations"][0]["Instances"]
+    assert (item["State"]["Name"], item["StateReason"]["Code"]) == (state, "Client.InstanceInitiatedShutdown")
+    held = region.rules.volume(volume)
+    assert held is not None and held.state == ("in-use" if state == "stopped" else "available")
 
 
 def test_cards_of_24_gib_suit_a_need_of_24_gib() -> None:

@@ -200,6 +200,17 @@ def cut(world: World, instance_id: str, reason: tuple[str, str]) -> None:
     world.later(_TERMINATED_VISIBLE_SECONDS, lambda: world.instances.remove(instance_id))
 
 
+def switched_off(world: World, instance_id: str) -> None:
+    """A one-time spot instance is terminated. Another one stops, with its volumes attached, unless its launch data says
+    `terminate` (EC2 API reference, RunInstances, InstanceInitiatedShutdownBehavior: "Default: stop")."""
+    instance = world.instances.get(instance_id)
+    if instance is None or instance.is_spot or instance.spec.get("InstanceInitiatedShutdownBehavior") == "terminate":
+        cut(world, instance_id, BY_ITSELF)
+    elif instance.state in ("pending", "running"):
+        world.instances.put(replace(instance, state="stopped", reason=BY_ITSELF, reason_at=world.now()))
+        world.tell(world.hooks.on_stop, instance_id)
+
+
 def stop(world: World, instance_id: str, reason: tuple[str, str]) -> None:
     """Stop: the power is cut after the operating system's time, the volumes stay attached."""
     instance = world.instances.get(instance_id)

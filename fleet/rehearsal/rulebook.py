@@ -224,9 +224,9 @@ class Rulebook:
             world.instances.put(replace(world.instances[instance], rebalance=world.now().replace(microsecond=0)))
 
     def powered_off(self, instance: str) -> None:
-        """The instance's operating system shut down by itself: a one-time spot instance is terminated then."""
+        """The instance's operating system shut down by itself."""
         with self.inside() as world:
-            instances.cut(world, instance, instances.BY_ITSELF)
+            instances.switched_off(world, instance)
 
     def no_capacity(self, zones: Sequence[str], seconds: float) -> None:
         """No spot instance can be launched in these zones for so long; on-demand instances can."""

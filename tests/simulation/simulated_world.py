@@ -192,6 +192,7 @@ class Region:
             "InstanceType": "g5.xlarge",
             "MinCount": 1,
             "MaxCount": 1,
+            "InstanceInitiatedShutdownBehavior": "terminate",  # as our templates say
             "Placement": {"AvailabilityZone": zone},
             "TagSpecifications": [{"ResourceType": "instance", "Tags": tags}],
         }
