@@ -115,11 +115,10 @@ def test_a_start_from_nothing_after_steps_were_gained_fails() -> None:
 
 
 def test_files_that_the_next_machine_had_not_fail_with_the_line_to_write() -> None:
-    lost = Lost("i-1", "i-2", ("clone/checkpoints/last.pt", "clone/model.pt", "clone/z.csv", "home/x.pt"))
+    lost = Lost("i-1", "i-2", ("home/last.pt", "home/model.pt", "home/z.csv", "working-copy/x.pt"))
     (line,) = summarise(changed(files_lost=(lost,))).broken
-    assert "clone/checkpoints/last.pt, clone/model.pt, clone/z.csv and 1 more: written on i-1, missing" in line
-    (line,) = summarise(changed(files_lost=(replace(lost, files=lost.files[:1]),))).broken
-    assert line.endswith('or add `keep = ["checkpoints"]` to [job] in job.toml')
+    assert "home/last.pt, home/model.pt, home/z.csv and 1 more: written on i-1, missing" in line
+    assert line.endswith("write below $SPOTHEAL_CHECKPOINT_DIR")
 
 
 def test_a_users_script_that_ends_early_is_not_blamed_for_the_scenario() -> None:
@@ -371,29 +370,29 @@ class Machines:
             self.seen.look(machine, Folders.at(self.root / machine, "/v"), self.root / machine / "agent.log")
 
 
-CLONE = "v/working-copy/"
+COPY = "v/working-copy/"
 
 
-def test_what_lay_next_to_the_code_and_is_gone_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_trainer_wrote_and_the_next_one_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machines = Machines(tmp_path, monkeypatch)
-    machines.write("i-1", f"{CLONE}train.py")
+    machines.write("i-1", f"{COPY}train.py")
     machines.look("i-1")
     assert not machines.seen.has_saved("i-1")
     for name in ("checkpoints/step-10.pt", "wandb/run.pt", "train.log", "model.pt.tmp", ".cache/x.bin", "tmp/x.bin"):
-        machines.write("i-1", CLONE + name)
+        machines.write("i-1", COPY + name)
     machines.write("i-1", "v/checkpoints/step-10.pt")
     machines.look("i-1")
     assert machines.seen.has_saved("i-1")
-    machines.write("i-2", f"{CLONE}train.py")
+    machines.write("i-2", f"{COPY}train.py")
     machines.write("i-2", "v/checkpoints/step-20.pt")
     machines.look("i-2", 1)
-    assert machines.seen.lost() == [Lost("i-1", "i-2", ("clone/checkpoints/step-10.pt",))]
+    assert machines.seen.lost() == [Lost("i-1", "i-2", ("working-copy/checkpoints/step-10.pt",))]
 
 
 def test_a_file_of_a_moment_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machines = Machines(tmp_path, monkeypatch)
     machines.look("i-1")
-    machines.write("i-1", f"{CLONE}half")
+    machines.write("i-1", f"{COPY}half")
     machines.look("i-1", 1)
     machines.look("i-2")
     assert machines.seen.lost() == []

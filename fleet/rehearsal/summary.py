@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.names import SNAPSHOTS_KEPT, Phase
-from spotheal.fleet.rehearsal.survival import Lost, cure
+from spotheal.fleet.rehearsal.survival import Lost
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -260,7 +260,7 @@ def _work_lost(story: Story) -> Iterator[str]:
         more = f" and {len(lost.files) - 3} more" if len(lost.files) > 3 else ""
         yield (
             f"{', '.join(lost.files[:3])}{more}: written on {lost.instance}, missing when the trainer started on"
-            f" {lost.successor}; {cure(lost.files)}"
+            f" {lost.successor}; write below $SPOTHEAL_CHECKPOINT_DIR"
         )
 
 

@@ -1,9 +1,9 @@
 """What a trainer wrote, and whether the next machine has it: the files of each machine, looked at while it lives.
 
-A script that saves next to its code, to its home or nowhere trains as well as any other until its machine goes. So the
-rehearsal lists what lies below the places that a trainer can write, as the trainer starts and until its machine ends,
-and compares one machine's last list with the next one's first. Names are compared without digits (steps, ranks, times)
-and host names; logs, caches and temporary files do not count.
+A script that saves to its home, or clears at its start what it saved, trains as well as any other until its machine
+goes. So the rehearsal lists what lies below the places that a trainer can write, as the trainer starts and until its
+machine ends, and compares one machine's last list with the next one's first. Names are compared without digits (steps,
+ranks, times) and host names; logs, caches and temporary files do not count.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +27,7 @@ _LEFT_OUT_NAMES = re.compile(r"\.|.*(tmp|tfevents|\.(log|out|err|lock|pid|part|p
 _DIGITS = re.compile(r"\d+")
 _MARK = b"starting the trainer"
 
-Files = Mapping[str, Seen]  # by place and path: `clone/checkpoints/last.pt`
+Files = Mapping[str, Seen]  # by place and path: `working-copy/last.pt`
 
 
 @dataclass
@@ -90,17 +90,9 @@ def missing(before_last: Files, last: Files, first: Files) -> tuple[str, ...]:
     return tuple(sorted(name for name in last if name in before_last and _masked(name) not in there))
 
 
-def cure(files: Sequence[str]) -> str:
-    """What to write so that the first of `files` survives."""
-    place, _, path = min(files, key=len).partition("/")
-    if place != "clone":
-        return "write below $SPOTHEAL_CHECKPOINT_DIR"
-    return f'write below $SPOTHEAL_CHECKPOINT_DIR, or add `keep = ["{path.partition("/")[0]}"]` to [job] in job.toml'
-
-
 def _files(folders: Folders) -> dict[str, Seen]:
-    places = {"clone": folders.clone, "home": folders.home, "checkpoints": folders.checkpoints, "keep": folders.keep,
-              "results": folders.results}  # fmt: skip
+    places = {"working-copy": folders.clone, "home": folders.home, "checkpoints": folders.checkpoints,
+              "keep": folders.keep, "results": folders.results}  # fmt: skip
     return dict(_named(places))
 
 
