@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 
 from spotheal import userdata
 from spotheal.agent.config import parse_job
+from spotheal.agent.errors import ExitCode
 from spotheal.agent.finish import STARTS_WITHOUT_PROGRESS_MAX
 from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import Phase, StoreUrl
@@ -802,6 +803,11 @@ def test_systemd_counts_an_agent_that_cannot_stay_up(systemd: Systemd, tmp_path:
     failed = (tmp_path / "units/spotheal-failed.service").read_text()
     assert f'/bootstrap.py {"a" * 64} "{start.CANNOT_STAY_UP}; it last said: ' in failed
     assert start.STARTS_MAX > STARTS_WITHOUT_PROGRESS_MAX, "an agent that gets to work parks the run itself, before"
+
+
+def test_an_agent_that_handed_over_has_not_failed() -> None:
+    """Else `systemctl restart` starts the OnFailure unit, which switched a machine that trained off (test_boot)."""
+    assert f"SuccessExitStatus={int(ExitCode.INTERRUPTED)}\n" in userdata.unit()
 
 
 @pytest.mark.parametrize("path", ["/dltraining", "/a-b/c_d", "/.x/y.z", "/a//b/", "/a/./b-"])

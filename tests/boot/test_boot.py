@@ -139,20 +139,26 @@ def test_a_run_from_its_request_to_its_end_through_a_kill_a_reboot_and_a_replace
     (handed,) = [line for line in log(first).splitlines() if "handed over" in line]
     assert "unmounted=True detached=True" in handed, "at a shutdown volume and network stay until the agent is done"
 
+    first.run("systemctl", "restart", "spotheal-agent")  # as needrestart did after an upgrade
+    trains_beyond(first, 4)
+    restarted_at = stopped_at(first)
+    assert begins(first)[3] == restarted_at, "a restart of the service loses no step"
+    times.tell("the service is restarted, next step")
+
     cloud.make(Interrupt(60.0), first.launch.instance)
     second = until("a successor", lambda: next(iter(machines_of(cloud)[1:]), None), SECONDS_MAX)
-    trains_beyond(second, 4)
+    trains_beyond(second, 5)
     times.tell("a notice, handed over, a successor boots, next step")
     begun = begins(second)
     assert begun[0] == 0 and begun == sorted(begun) and begun[1] > 0, "no acknowledged step is done again"
-    assert begun[3] == stopped_at(first), "a notice loses no step"
+    assert begun[4] == stopped_at(first), "a notice loses no step"
 
     second.run("touch", "/dltraining/datasets/finish")
     until("the run is done", lambda: job.status().get("phase") == Phase.DONE.value, SECONDS_MAX)
     until("the fleet is cancelled", lambda: all(f.state == "cancelled" for f in cloud.rules.fleets()), SECONDS_MAX)
     times.tell("done, fleet cancelled, machines gone")
     assert job.store.get_bytes("results/sum.txt") == str(job.saved()).encode()
-    assert job.saved() > begun[3]
+    assert job.saved() > begun[4]
     assert {one.state for one in cloud.rules.instances()} == {"terminated"}
 
 
