@@ -2,7 +2,8 @@
 
 Its root is an overlay over the cached one, its volumes are loop devices, its network is its own (instance_network).
 What a container lacks of an EC2 machine is put there by the first program, `_HARDWARE`: the uuid by which cloud-init
-tells EC2 (as Xen instances show it), and a view of /sys that belongs to its own network. Linux, root.
+tells EC2 (as Xen instances show it), a view of /sys that belongs to its own network, and that network's settings
+below /proc/sys/net, which dhcpcd writes (the newest Debian has no other DHCP client). Linux, root.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ echo ec2e1916-9099-7caf-fd21-012345abcdef >/run/sys/hypervisor/uuid
 mount -o remount,ro,bind /run/sys
 umount -l /run/full
 mount --rbind /run/sys /sys
+mount --bind /proc/sys/net /proc/sys/net
+mount -o remount,rw,bind /proc/sys/net
 exec /sbin/init "$@"
 """
 # A container has this machine's kernel. Newer ones say "Address already assigned" where cloud-init 22 looks for "File
