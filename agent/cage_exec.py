@@ -26,6 +26,7 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
 _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = 32, 4096, 16384, 1 << 19
 _MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME = 1024, 2048, 1 << 21
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
+_CAPABILITY_VERSION_3 = 0x20080522
 _OOM_SCORE = "500"  # as if it had half of the machine's memory more
 _KEPT_FLAGS = {
     "ro": _MS_RDONLY, "nosuid": _MS_NOSUID, "nodev": _MS_NODEV, "noexec": _MS_NOEXEC, "noatime": _MS_NOATIME,
@@ -60,6 +61,7 @@ def main() -> None:
             os.setuid(user["user"])
         if orders["sandbox"]:
             _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+            _clear_capability_sets()
         _execute(program, sys.argv[3:], orders["environment"])
     except _Refused as refused:
         said = {"errno": 0, "text": refused.args[0]}
@@ -176,6 +178,15 @@ def _drop_capabilities() -> None:
             if ctypes.get_errno() != errno.EINVAL:
                 _check(-1, "prctl(PR_CAPBSET_DROP)")
             return
+
+
+def _clear_capability_sets() -> None:
+    """No change of user and no empty bounding set clears the inheritable one, which systemd 262 passed on full.
+
+    capabilities(7), "Effect of user ID changes on capabilities".
+    """
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _check(_libc().capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
 
 # --------------------------------------------------------------------------------------------------------------- libc
