@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from spotheal.fleet.rehearsal.cloud import Cloud
 from spotheal.fleet.rehearsal.machines import Launch, Machine, Machines
 from spotheal.fleet.rehearsal.programs.init import descendants
 from spotheal.fleet.rehearsal.volumes import GIB, Volumes
@@ -159,3 +161,14 @@ def test_an_attached_volume_appears_beside_the_machine_s_own_disks_and_goes_agai
     assert serials[2:] == ["vol0a"]
     machine.detach("vol-0a")
     assert not os.path.lexists(path)
+
+
+def test_no_time_passes_any_more_while_the_machines_of_a_cloud_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tick of that time asks for a machine in place of one that was ended, and none can be launched any more."""
+    ticking: list[str] = []
+    monkeypatch.setattr(Machines, "close", lambda _: ticking.extend(one.name for one in threading.enumerate()))
+    with Cloud(tmp_path, "us-west-2", ("us-west-2a",), seed=0):
+        assert "time of the rehearsal" in {one.name for one in threading.enumerate()}
+    assert ticking and "time of the rehearsal" not in ticking

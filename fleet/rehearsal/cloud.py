@@ -80,12 +80,16 @@ class Cloud:
         self.close()
 
     def close(self) -> None:
-        self._closing.set()
+        self.end_machines()
         self.shells.close()
-        self.machines.close()
-        self._clock.join(5)
         self.batch.close()
         self.endpoint.close()
+
+    def end_machines(self) -> None:
+        """End every machine; time stops first, else a fleet would replace them. AWS answers until `close`."""
+        self._closing.set()
+        self._clock.join(5)
+        self.machines.close()
 
     @property
     def url(self) -> str:

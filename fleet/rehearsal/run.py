@@ -161,7 +161,7 @@ class _Rehearsal:
             if self._options.report is not None:
                 self._report(session, ready, self._options.report)
         finally:
-            cloud.machines.close()
+            cloud.end_machines()
             if reference is not None:
                 reference.close()
             if self._options.keep is not None:

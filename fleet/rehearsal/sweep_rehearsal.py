@@ -191,7 +191,7 @@ def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, st
         stage.until_over(cloud, watch, work.look, options.seconds_max)
         return work.outcome()
     finally:
-        cloud.machines.close()
+        cloud.end_machines()
         if options.keep is not None:
             keep(options.keep, cloud, sweep.store, watch, None)
 
