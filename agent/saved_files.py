@@ -1,7 +1,7 @@
 """What a trainer has saved, wherever it saves: the checkpoint folder, kept paths, and next to its code.
 
-Next to the code lie data, logs and the commit's own files too. There a file counts only if its name says that it is a
-save: by its suffix, or by a folder such as `checkpoints/`.
+Next to the code lie data, environments, logs and the commit's own files too. There a file counts only if its name says
+that it is a save: by a suffix that nothing else has, or by a folder such as `checkpoints/`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from pathlib import Path
 
 from spotheal.agent.clock import Stop, never
 from spotheal.agent.folders import Folders
-from spotheal.agent.torn_saves import TornSave, anything_saved, is_save, torn_saves
+from spotheal.agent.torn_saves import TornSave, anything_saved, torn_saves
 from spotheal.agent.trainer_files import NOT_GROWTH, Mark, Seen, mark_of, mark_of_files, seen_at
 from spotheal.agent.working_copy import files_of_commit
 
 _SAVES_FOLDER = re.compile(r"check-?_?point|ckpt", re.IGNORECASE)
+_SAVE = re.compile(r".*\.(pt|pth|ckpt|safetensors|h5|keras)(\.tar)?", re.IGNORECASE)  # .npy, .bin and .zip are data too
+_OTHERS = re.compile(r"data.*|\.?v?env|site-packages|wandb|assets", re.IGNORECASE)
 
 
 class SavedFiles:
@@ -45,8 +47,14 @@ class SavedFiles:
 
     def torn(self) -> list[TornSave]:
         """The saves that are surely incomplete."""
-        next_to_code = torn_saves([self._folders.clone]) if self._folders.has_working_copy else []
-        return torn_saves(self.kept) + [save for save in next_to_code if save.name not in self._commit]
+        next_to_code = torn_saves([self._folders.clone], self._over) if self._folders.has_working_copy else []
+        return torn_saves(self.kept, self._over) + [save for save in next_to_code if self._is_trainers(save.name)]
+
+    def _is_trainers(self, name: str) -> bool:
+        """Whether a file or folder next to the code is a save of the trainer's, with nothing of the commit in it."""
+        if any(path == name or path.startswith(name + os.sep) for path in self._commit):
+            return False
+        return _SAVES_FOLDER.search(name) is not None or _is_save(name)
 
     def _next_to_code(self) -> Iterator[Seen]:
         """By their path below the working copy; links are not followed."""
@@ -61,5 +69,10 @@ class SavedFiles:
             in_saves = _SAVES_FOLDER.search(below) is not None
             for name in names:
                 path = os.path.normpath(os.path.join(below, name))
-                if (in_saves or is_save(name)) and path not in self._commit and (seen := seen_at(top, path)):
+                if (in_saves or _is_save(path)) and path not in self._commit and (seen := seen_at(top, path)):
                     yield seen
+
+
+def _is_save(path: str) -> bool:
+    *folders, name = path.split(os.sep)
+    return _SAVE.fullmatch(name) is not None and not any(map(_OTHERS.fullmatch, folders))

@@ -7,7 +7,6 @@ Everything a trainer must keep and may rely on is in `contract`; what the end of
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -45,6 +44,7 @@ from spotheal.agent.world import Meeting, Rendezvous, World, gpu_count, last_wor
 __all__ = ["Ended", "Folders", "Hooks", "Supervisor", "Timing"]
 
 _TAIL_LINES = 20
+_NAMED_MAX = 5
 _LIMIT_SECONDS = 120.0
 _PROMPT_SECONDS = 30.0  # what the trainer is told where a person waits for its last checkpoint
 _TOLD_SECONDS = 2.0  # how long an end waits for the hooks: a store that hangs must not hold up a handover
@@ -94,13 +94,13 @@ class Supervisor:
         self._began = 0.0
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._warned = False
-        self._saved_files = SavedFiles(folders)
         self._aside: tuple[SetAside, ...] = ()
-        self._ending = ""  # how the attempt ended after which saves were set aside
+        self._tried_without = False  # what is torn was set aside once since the last step gained
         self._lock = threading.Lock()
         self._request: Request | None = None
         self._rebalance = False
         self._requested = threading.Event()
+        self._saved_files = SavedFiles(folders, self._requested)  # a walk must not delay a handover
         self.wake = threading.Event()
 
     # ---------------------------------------------------------------------------------------- told from other threads
@@ -172,6 +172,7 @@ class Supervisor:
             verdict = decide(end, self._tally, self._config.job.limits.failures)
             match verdict:
                 case Stopped():
+                    self._put_back(end)
                     request = self._request
                     kind: Kind = request.kind if request else "interrupted"
                     why = request.reason if request else "saved and stopped"
@@ -187,7 +188,7 @@ class Supervisor:
                     self._report(self._ended("failed", end, why), restarting=True)
                     self.log.warning("starting the trainer again", why=why, failures=tally.failures, after=seconds)
                     self._put_back(end)
-                    self._set_aside_torn(tally, end)
+                    self._set_aside_torn(tally)
                     self._clock.sleep(seconds, until=self._requested)
 
     def _attempt(self) -> AttemptEnd:
@@ -342,15 +343,16 @@ class Supervisor:
             return "; " + ", ".join(f"{aside.save} was set aside as {aside.moved.name}" for aside in self._aside)
         torn = self._saved_files.torn()
         if torn:
-            return f"; incomplete: {', '.join(map(str, torn))}"
+            more = f" and {len(torn) - _NAMED_MAX} more" if len(torn) > _NAMED_MAX else ""
+            return f"; incomplete: {', '.join(map(str, torn[:_NAMED_MAX]))}{more}"
         newest_files = [found for found in map(newest, self._saved_files.kept) if found]
         last = max(newest_files, key=lambda seen: seen.changed, default=None)
         return f"; the newest file that it has saved is {describe(last)}" if last else ""
 
-    def _set_aside_torn(self, tally: Tally, end: AttemptEnd) -> None:
+    def _set_aside_torn(self, tally: Tally) -> None:
         """Before the last start that `limits.failures` leaves: a torn save fails each start in the same way."""
         last = tally.failures == max(1, min(2, self._config.job.limits.failures - 1))
-        if not last or self._aside or self._ending or not self._leads:
+        if not last or self._tried_without or not self._leads:
             return
         torn = self._saved_files.torn()
         if torn and not self._config.job.job.set_aside_broken:
@@ -366,24 +368,17 @@ class Supervisor:
             self._aside += (aside,)
             self.log.warning("set an incomplete save aside", save=str(save), now=str(aside.moved))
             self.event("set-aside", file=save.name, now=str(aside.moved))
-        self._ending = self._way(end)
+        self._tried_without = True
 
     def _put_back(self, end: AttemptEnd) -> None:
-        """What was set aside was not the cause if the next start fails in the same way: it lies where it lay again."""
-        if end.gained:  # that was the cause: another save may be torn one day
-            self._aside, self._ending = (), ""
-        if not self._aside or self._ending != self._way(end):
-            return
+        """Unless the next start gains a step, what was set aside was not the cause: it lies where it lay again."""
+        if end.gained:  # another save may be torn one day
+            self._aside, self._tried_without = (), False
         for aside in self._aside:
             if aside.put_back():
-                self.log.warning("put a save back: the trainer fails in the same way without it", save=str(aside.save))
+                self.log.warning("put a save back: the trainer gained no step without it", save=str(aside.save))
                 self.event("put-back", file=aside.save.name)
         self._aside = ()
-
-    def _way(self, end: AttemptEnd) -> str:
-        """How an attempt failed, comparable with another one: its end and its last line, without numbers."""
-        last = next((line.strip() for line in reversed(self._tail) if line.strip()), "")
-        return re.sub(r"\d+", "0", f"{end}: {last}")
 
     def warn_of_empty_checkpoints(self) -> None:
         """Name the files that grew next to the code while the checkpoint folder stayed empty."""

@@ -14,13 +14,16 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 
-from spotheal.agent.clock import rfc3339
+from spotheal.agent.clock import Stop, never, rfc3339
 from spotheal.agent.trainer_files import NOT_GROWTH, files_below, shown
 
 # Folders that are one checkpoint: HF writes checkpoint-500/, DeepSpeed global_step500/.
-_CHECKPOINT_FOLDER = re.compile(r"(checkpoint|ckpt|global_step|step|epoch|iter)[-_=]?\d+\b.*", re.IGNORECASE)
+# Not `step3-rlhf/`: that is somebody's code, with every good checkpoint below it.
+_KIND = r"(checkpoint|ckpt|global_step|step|epoch|iter)[-_=]?\d+"
+_CHECKPOINT_FOLDER = re.compile(rf"{_KIND}([-_]{_KIND})?(\.(ckpt|pt))?", re.IGNORECASE)
 # Only these: an empty lock file or an empty __init__.py is as it should be.
 _SAVE_SUFFIXES = (
     ".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".h5", ".hdf5", ".keras", ".npz", ".npy", ".pkl", ".pickle",
@@ -63,11 +66,17 @@ class SetAside:
         return True
 
 
-def torn_saves(folders: Iterable[Path]) -> list[TornSave]:
-    """Every torn save below `folders`; a checkpoint folder with a torn file in it is torn as a whole."""
+def torn_saves(folders: Iterable[Path], over: Stop | None = None) -> list[TornSave]:
+    """Every torn save below `folders`; a checkpoint folder with a torn file in it is torn as a whole.
+
+    Nothing if `over` is set meanwhile: the look must not stand between a notice and the handover.
+    """
+    over = over or never()
     saves: dict[tuple[Path, str], TornSave] = {}
     for folder in folders:
-        for save in (*_torn_files(folder), *_torn_folders(folder)):
+        for save in chain(_torn_files(folder), _torn_folders(folder)):
+            if over.is_set():
+                return []
             saves.setdefault((folder, save.name), save)
     return list(saves.values())
 
@@ -77,7 +86,9 @@ def set_aside(save: TornSave, now: datetime) -> SetAside:
     target = save.folder.parent / "set-aside"
     target.mkdir(exist_ok=True)
     original = save.folder / save.name
-    moved = target / f"{rfc3339(now).replace(':', '')}-{save.name.replace(os.sep, '-')}"
+    name = f"{rfc3339(now).replace(':', '')}-{save.folder.name}-{save.name.replace(os.sep, '-')}"
+    free = (target / f"{name}{'-' * bool(number)}{number or ''}" for number in count())
+    moved = next(path for path in free if not os.path.lexists(path))  # a rename onto a file would replace it
     os.rename(original, moved)
     return SetAside(save, original, moved)
 
@@ -110,10 +121,10 @@ def _torn_files(folder: Path) -> Iterator[TornSave]:
 
 
 def _unit(path: Path) -> Path:
-    """The outermost checkpoint folder that holds `path`, or the file itself: half a checkpoint is worse than none."""
+    """The innermost checkpoint folder that holds `path`, or the file itself: half a checkpoint is worse than none."""
     parts = path.parts
-    depth = next((i for i, part in enumerate(parts[:-1], 1) if _CHECKPOINT_FOLDER.fullmatch(part)), len(parts))
-    return Path(*parts[:depth])
+    depths = (depth for depth in range(len(parts) - 1, 0, -1) if _CHECKPOINT_FOLDER.fullmatch(parts[depth - 1]))
+    return Path(*parts[: next(depths, len(parts))])
 
 
 def is_save(name: str) -> bool:

@@ -294,7 +294,7 @@ def test_an_incomplete_save_is_set_aside_whole(bench: Bench) -> None:
     assert (ended.kind, ended.attempts, bench.lines[-1]) == ("done", 3, "loaded checkpoint-100")
     assert [path.name for path in bench.folders.checkpoints.iterdir()] == ["checkpoint-100"]
     aside = list((bench.folders.checkpoints.parent / "set-aside").iterdir())
-    assert [path.name.split("-", 3)[-1] for path in aside] == ["checkpoint-200"]
+    assert [path.name.split("-", 3)[-1] for path in aside] == ["checkpoints-checkpoint-200"]
 
 
 def test_a_save_that_is_not_the_cause_lies_where_it_lay_again(bench: Bench) -> None:
@@ -303,6 +303,19 @@ def test_a_save_that_is_not_the_cause_lies_where_it_lay_again(bench: Bench) -> N
     assert (ended.kind, ended.attempts) == ("failed", 3)
     assert [path.name for path in sorted(bench.folders.checkpoints.iterdir())] == ["checkpoint-100", "checkpoint-200"]
     assert bench.named("put-back") == [{"file": "checkpoint-200"}]
+
+
+def test_a_save_is_put_back_however_the_next_start_fails_and_at_a_notice(bench: Bench) -> None:
+    """A data set was moved, the trainer then missed it: another failure, and nothing came back."""
+    broken_checkpoint(bench)
+    torn = bench.folders.checkpoints / "checkpoint-200"
+    code = f"import os; raise SystemExit('torn' if os.path.exists({str(torn)!r}) else 'no such file')"
+    assert bench.supervisor("python", "-c", code).run().kind == "failed" and torn.exists()
+    waits = f"import os, time; open({str(bench.folders.results / 'ready')!r}, 'w'); time.sleep(60)"
+    code = f"import os\nif os.path.exists({str(torn)!r}): raise SystemExit('torn')\n{waits}"
+    supervisor = bench.supervisor("python", "-c", code)
+    ended = run_with(supervisor, bench.is_ready, lambda: supervisor.notify(notice(bench.clock, 5)))
+    assert ended.kind == "interrupted" and torn.exists()
 
 
 def test_a_torn_file_in_a_kept_folder_is_set_aside(bench: Bench) -> None:

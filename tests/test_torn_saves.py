@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from spotheal.agent.folders import Folders
+from spotheal.agent.saved_files import SavedFiles
 from spotheal.agent.torn_saves import anything_saved, set_aside, torn_saves
+from spotheal.agent.working_copy import Record
 
 
 def written(path: Path, content: bytes = b"state") -> Path:
@@ -140,7 +143,7 @@ def test_a_checkpoint_is_set_aside_whole_and_can_be_put_back(tmp_path: Path, nam
     torn = written(folder / name, b"")
     (save,) = torn_saves([folder])
     aside = set_aside(save, datetime(2026, 11, 21, tzinfo=timezone.utc))
-    assert aside.moved == tmp_path / "set-aside" / f"2026-11-21T000000Z-{moved}"
+    assert aside.moved == tmp_path / "set-aside" / f"2026-11-21T000000Z-checkpoints-{moved}"
     assert aside.moved.exists() and not torn.exists()
     assert aside.put_back() and torn.exists()
     assert not aside.put_back()
@@ -162,3 +165,37 @@ def test_only_a_file_with_content_can_be_resumed_from(tmp_path: Path) -> None:
     assert not anything_saved(checkpoints, keep)
     written(keep / "out/ckpt.pt")
     assert anything_saved(checkpoints, keep)
+
+
+def test_two_saves_of_one_name_do_not_replace_each_other_aside(tmp_path: Path) -> None:
+    torn = [written(tmp_path / top / "a" / "last.pt", b"") for top in ("checkpoints", "other")]
+    saves = torn_saves([tmp_path / "checkpoints" / "a", tmp_path / "other" / "a"])
+    moved = [set_aside(save, datetime(2026, 11, 21, tzinfo=timezone.utc)) for save in saves]
+    again = written(torn[0], b"")
+    (save,) = torn_saves([tmp_path / "checkpoints" / "a"])
+    moved.append(set_aside(save, datetime(2026, 11, 21, tzinfo=timezone.utc)))
+    assert 3 == len({aside.moved for aside in moved}) and not again.exists()
+
+
+def test_a_folder_of_code_with_a_number_in_its_name_is_no_checkpoint(tmp_path: Path) -> None:
+    """One empty file took a whole training stage away, with its script and every good checkpoint."""
+    written(tmp_path / "step3-rlhf/train.py")
+    written(tmp_path / "step3-rlhf/out/good.pt", a_zip())
+    written(tmp_path / "step3-rlhf/out/last.pt", b"")
+    assert [save.name for save in torn_saves([tmp_path])] == ["step3-rlhf/out/last.pt"]
+
+
+def test_next_to_the_code_only_the_trainers_own_saves_count(tmp_path: Path) -> None:
+    folders = Folders.at(tmp_path, "/v")
+    copy = folders.clone
+    for number in range(3):
+        written(copy / f"data/step{number}/frame.png")
+        written(copy / f"data/step{number}/label.json")
+    written(copy / "data/step3/frame.png")  # its last item has no label
+    for name in ("venv/lib/x.npy", "assets/empty.pt", "cache/x.bin", "data/x.pt", "checkpoints/epoch1/train.py"):
+        written(copy / name, b"")
+    written(copy / "checkpoints/epoch1/last.pt", b"")
+    written(copy / "out/last.pt", b"")
+    folders.environments.mkdir(parents=True)
+    Record("R", "", {}, {"checkpoints/epoch1/train.py": "x"}).write(folders.environments / "working-copy.json")
+    assert [save.name for save in SavedFiles(folders).torn()] == ["out/last.pt"]
