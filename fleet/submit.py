@@ -39,7 +39,8 @@ _ROLE_SECONDS = 120.0  # and a new role: as long as Terraform's provider for AWS
 _TRY_SECONDS = 2.0
 _YOUNG_ROLE = ("IamFleetRole is invalid", "Invalid IAM Instance Profile")
 _TURN_SECONDS = 120.0
-_BUCKET_TRIES = 8  # a minute
+_BUCKET_TRIES = 8  # with the waits between them a minute
+_BUCKET_TRY_SECONDS = 2.0
 
 
 def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[str, Any]:
@@ -128,7 +129,7 @@ def _create_bucket(session: Session, bucket: str, clock: Clock) -> None:
         except SpothealError as error:  # of a bucket made a moment ago (terraform-provider-aws issues 7628 and 11795)
             if error.code not in ("NoSuchBucket", "OperationAborted") or attempt == _BUCKET_TRIES:
                 raise
-        clock.sleep(2.0 * attempt)
+        clock.sleep(_BUCKET_TRY_SECONDS * attempt)
 
 
 def _take_turn(store: Store, ready: Ready, clock: Clock) -> None:

@@ -65,6 +65,7 @@ def cloud_desk(served: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(account, "IAM_SECONDS", 0.4)
+    monkeypatch.setattr(account, "BUCKET_SECONDS", 0.0)
     monkeypatch.setattr(prerequisites, "IAM_SECONDS", 0.5)
     folder = tmp_path / "My Project"
     folder.mkdir()

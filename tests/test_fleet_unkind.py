@@ -8,17 +8,21 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from cloud_desk import CloudDesk, cloud_desk, owner, served
 from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
 from rulebook_world import A, Region
 from typer.testing import CliRunner
 
+from spotheal.fleet import submit
 from spotheal.fleet.account import network
 from spotheal.fleet.account.images import DEEP_LEARNING_FAMILIES
 from spotheal.fleet.account.types import KNOWN, Need, suits
 from spotheal.fleet.cli import app
+from spotheal.fleet.rehearsal import account
 from spotheal.fleet.rehearsal.api import is_importable
+from spotheal.fleet.session import Session
 
-__all__ = ["desk", "moto_clients", "wheels"]  # fixtures
+__all__ = ["cloud_desk", "desk", "moto_clients", "served", "wheels"]  # fixtures
 
 
 def test_init_picks_no_key_that_ec2_does_not_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,6 +57,24 @@ def test_a_young_bucket_is_closed_to_the_public_all_the_same(
     desk.request()
     block = desk.s3.get_public_access_block(Bucket=BUCKET)["PublicAccessBlockConfiguration"]
     assert refused == [0] and set(block.values()) == {True}
+
+
+def test_a_bucket_of_the_local_cloud_is_young_and_a_request_waits_for_it(
+    cloud_desk: CloudDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(account, "BUCKET_SECONDS", 0.4)
+    monkeypatch.setattr(submit, "_BUCKET_TRY_SECONDS", 0.05)
+    submit.ensure_bucket(Session("us-west-2"), "young-bucket")
+    s3 = owner("s3")
+    assert set(s3.get_public_access_block(Bucket="young-bucket")["PublicAccessBlockConfiguration"].values()) == {True}
+    s3.create_bucket(Bucket="younger", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    monkeypatch.setattr(account, "BUCKET_SECONDS", 3600.0)
+    seen = cloud_desk.cloud.endpoint.account._seen
+    for age, code in ((0.0, "NoSuchBucket"), (2400.0, "OperationAborted")):
+        seen["bucket younger"] -= age
+        with pytest.raises(ClientError) as young:
+            s3.put_public_access_block(Bucket="younger", PublicAccessBlockConfiguration={"BlockPublicAcls": True})
+        assert young.value.response["Error"]["Code"] == code
 
 
 def test_a_machine_that_switches_itself_off_ends_on_demand_too(desk: Desk) -> None:

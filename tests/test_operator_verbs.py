@@ -246,6 +246,7 @@ def life(tmp_path_factory: pytest.TempPathFactory, wheels: Wheelhouse) -> Iterat
         for name, value in {**environment(cloud.url, REGION), "HOME": str(folder / "home")}.items():
             patched.setenv(name, value)
         patched.setattr(account, "IAM_SECONDS", 0.0)
+        patched.setattr(account, "BUCKET_SECONDS", 0.0)
         patched.setattr(prerequisites, "IAM_SECONDS", 0.0)
         patched.setattr(rescue, "_ROLE_SECONDS", 0.0)
         patched.setattr(filling, "_LOOK_SECONDS", 0.05)

@@ -25,6 +25,7 @@ from spotheal.fleet.rehearsal.world import World
 JsonAnswer = tuple[int, dict[str, Any]]
 MANAGED_CHARACTERS_MAX = 6_144  # of a managed policy
 IAM_SECONDS = 3.0  # 10 and more at AWS
+BUCKET_SECONDS = 1.5  # until a new bucket may be changed
 FLEET_POLICY = "AmazonEC2SpotFleetTaggingRole"
 BATCH_POLICIES = ("AmazonEC2ContainerServiceforEC2Role", "AmazonECSTaskExecutionRolePolicy")
 QUOTAS = {  # an account in use; a new one has 0 of all but the last
@@ -210,6 +211,22 @@ class Account:
         if not self.strict or image in self.world.images or not image.startswith("ami-"):
             return ""
         return f"The image id '[{image}]' does not exist"
+
+    def bucket_fault(self, method: str, path: str, query: str) -> tuple[int, bytes] | None:
+        """S3's answer to who changes a bucket made a moment ago (terraform-provider-aws issues 7628 and 11795)."""
+        bucket, _, key = path.strip("/").partition("/")
+        if not self.strict or method != "PUT" or key:
+            return None
+        age = self.world.moment() - self._seen.setdefault(f"bucket {bucket}", self.world.moment())
+        if not query.startswith(("publicAccessBlock", "encryption")) or age >= BUCKET_SECONDS:
+            return None
+        if age < BUCKET_SECONDS / 2:
+            status, code, said = 404, "NoSuchBucket", "The specified bucket does not exist"
+        else:
+            status, code, said = 409, "OperationAborted", (
+                "A conflicting conditional operation is currently in progress against this resource. Please try again."
+            )  # fmt: skip
+        return status, f"<Error><Code>{code}</Code><Message>{said}</Message></Error>".encode()
 
     def role_fault(self, arn: str) -> str | None:
         if not self.strict:

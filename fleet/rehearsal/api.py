@@ -298,6 +298,8 @@ class Endpoint:
         asked = environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")
         if self.authorization.s3(self._caller(key), *asked):
             return _send(start_response, 403, _ACCESS_DENIED)
+        if young := self.account.bucket_fault(*asked):
+            return _send(start_response, *young)
         if refusal := refusals.of_s3(environ, self.rulebook.account):
             return _send(start_response, refusal.status, _s3_error(refusal))
         operation = f"s3:{environ['REQUEST_METHOD']} {environ.get('PATH_INFO', '')}"
