@@ -1,17 +1,18 @@
 """What is done inside a working copy, as the trainer's user: a trainer could have put a link anywhere in it.
 
     carry_over.py carry {"old", "new", "record", "keep"}  what the trainer wrote in `old` is moved to `new`
-    carry_over.py link {"copy", "keep", "paths"}          `paths` of `copy` become links to the same paths below `keep`
+    carry_over.py link {"copy", "keep", "paths", "record"} `paths` of `copy` become links to the same paths below `keep`
     carry_over.py link-kept {"copy", "keep"}              the same for what lies in `keep` and not in `copy`
 
-`record` is a JSON file whose "files" are those of the old commit. Prints a JSON line for each path that a person should
-know of, {"path", "what"}; {"refused"} and exit 3 where an order cannot be carried out. Everything is done by rename and
-may be done again after a kill. Standard library of Python 3.7, as the text of `python -I -S -c`: the trainer's
-interpreter runs it, and the trainer's user may not be able to read this file.
+`record` is a JSON file whose "files" are those of the commit of `old` or `copy`; "" for a fresh clone. Prints a JSON
+line for each path that a person should know of, {"path", "what"}; {"refused"} and exit 3 where an order cannot be
+carried out. Everything is done by rename and may be done again after a kill. Standard library of Python 3.7, as the
+text of `python -I -S -c`: the trainer's interpreter runs it, and the trainer's user may not be able to read this file.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -33,11 +34,10 @@ def main() -> None:
     order = json.loads(sys.argv[2])
     try:
         if sys.argv[1] == "carry":
-            with open(order["record"], encoding="utf-8") as record:
-                files = json.load(record)["files"]
-            said = carry(order["old"], order["new"], files, order["keep"])
+            said = carry(order["old"], order["new"], _files_in(order["record"]), order["keep"])
         elif sys.argv[1] == "link":
-            said = link(order["copy"], order["keep"], order["paths"])
+            files = _files_in(order["record"]) if order["record"] else None
+            said = link(order["copy"], order["keep"], order["paths"], files)
         else:
             said = link_kept(order["copy"], order["keep"])
         for path, what in said:
@@ -45,6 +45,12 @@ def main() -> None:
     except Refused as refused:
         print(json.dumps({"refused": str(refused)}), flush=True)
         sys.exit(EXIT_REFUSED)
+
+
+def _files_in(record: str) -> dict[str, str]:
+    with open(record, encoding="utf-8") as file:
+        files: dict[str, str] = json.load(file)["files"]
+    return files
 
 
 # ------------------------------------------------------------------------------------------------------ what a file is
@@ -148,12 +154,14 @@ def _is_link_into(path: str, folder: str) -> bool:
 
 
 # -------------------------------------------------------------------------------------------------------------- `keep`
-def link(copy: str, keep: str, paths: Sequence[str]) -> Iterator[tuple[str, str]]:
+def link(copy: str, keep: str, paths: Sequence[str], files: dict[str, str] | None = None) -> Iterator[tuple[str, str]]:
     """Make each of `paths` below `copy` a link to the same path below `keep`; again is harmless.
 
-    What the copy has there is moved the first time; later the content of `keep` wins, and files that only the copy has
-    are added. A path that neither has becomes a folder, or nothing yet where it has a suffix (`log.csv`) and no slash
-    at its end. Raises Refused where a link would lead out of either folder.
+    `files`: the content of each file of the commit; None: all of `copy` is the commit's. What the trainer wrote in
+    place of a link (a save that replaces the file by rename) goes over the file in `keep`, which is renamed next to it.
+    Of a file that is as the commit has it the content in `keep` wins; files that only the copy has are moved. A path
+    that neither has becomes a folder, or nothing yet if it has a suffix (`log.csv`) and no slash at its end. Raises
+    Refused if a link would lead out of either folder.
     """
     done: list[str] = []
     for text in sorted(paths, key=lambda path: path.strip("/").count("/")):
@@ -165,9 +173,8 @@ def link(copy: str, keep: str, paths: Sequence[str]) -> Iterator[tuple[str, str]
             _refuse_outside(parent, top, text)
             os.makedirs(parent, exist_ok=True)
         as_file = bool(os.path.splitext(path)[1]) and not text.endswith("/")
-        _link(os.path.join(copy, path), os.path.join(keep, path), as_file)
+        yield from _link(copy, keep, path, as_file, files)
         done.append(path)
-    yield from ()
 
 
 def _refuse_outside(parent: str, top: str, text: str) -> None:
@@ -196,38 +203,64 @@ def _is_folder_of(copy: str, path: str) -> bool:
     return os.path.isdir(place) and not os.path.islink(place)
 
 
-def _link(place: str, home: str, as_file: bool) -> None:
-    if os.path.islink(place) and os.readlink(place) == home and (os.path.exists(home) or as_file):
-        return
+def _link(copy: str, keep: str, path: str, as_file: bool, files: dict[str, str] | None) -> Iterator[tuple[str, str]]:
+    place, home = os.path.join(copy, path), os.path.join(keep, path)
+    if os.path.islink(place) and os.readlink(place) == home:
+        if os.path.exists(home) or as_file:
+            return
+        os.unlink(place)
     if os.path.islink(home):
         os.unlink(home)  # nothing of ours is a link there
     if os.path.lexists(place):
-        _add(place, home)
-        _remove(place)
+        yield from _move_home(place, home, path, files)
+        if os.path.lexists(place):
+            _remove(place)
     elif not os.path.exists(home) and not as_file:
         os.mkdir(home)
     os.symlink(home, place)
 
 
-def _add(source: str, target: str) -> None:
-    """Copy `source` to `target`, leaving alone what is there; by rename, so that a file there is a whole one."""
+def _move_home(source: str, home: str, path: str, files: dict[str, str] | None) -> Iterator[tuple[str, str]]:
+    """File by file; a kill between two renames leaves each file in one of the two places."""
     mode = os.lstat(source).st_mode
     if stat.S_ISDIR(mode):
-        if os.path.lexists(target) and (os.path.islink(target) or not os.path.isdir(target)):
-            return
-        os.makedirs(target, exist_ok=True)
-        for name in os.listdir(source):
-            _add(os.path.join(source, name), os.path.join(target, name))
-    elif not os.path.lexists(target):
+        if os.path.lexists(home) and (os.path.islink(home) or not os.path.isdir(home)):
+            if files is None or not _holds_more(source, path, files):
+                return
+            yield from _put_aside(home, path)
+        os.makedirs(home, exist_ok=True)
+        os.chmod(source, stat.S_IMODE(mode) | 0o700)
+        for name in sorted(os.listdir(source)):
+            if name not in _MADE_AGAIN:
+                target = os.path.join(home, name)
+                yield from _move_home(os.path.join(source, name), target, os.path.join(path, name), files)
+    elif stat.S_ISREG(mode) or stat.S_ISLNK(mode):
+        if os.path.lexists(home):
+            content = content_of(source)
+            if files is None or (content and content in (files.get(path), content_of(home))):
+                return
+            yield from _put_aside(home, path)
+        _rename_or_copy(source, home)
+
+
+def _put_aside(home: str, path: str) -> Iterator[tuple[str, str]]:
+    """Never deleted: it may be the only good save."""
+    aside = _free(home)
+    os.rename(home, aside)
+    yield path, "the copy before is " + os.path.basename(aside)
+
+
+def _rename_or_copy(source: str, target: str) -> None:
+    """A clone on the machine's own disk is on another file system than `keep`; the file at `target` is a whole one."""
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
         beside = os.path.join(os.path.dirname(target), "." + os.path.basename(target) + ".spotheal")
         if os.path.lexists(beside):
             os.unlink(beside)
-        if stat.S_ISLNK(mode):
-            os.symlink(os.readlink(source), beside)
-        elif stat.S_ISREG(mode):
-            shutil.copy2(source, beside)
-        else:
-            return
+        shutil.copy2(source, beside, follow_symlinks=False)
         os.rename(beside, target)
 
 

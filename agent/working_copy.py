@@ -123,7 +123,11 @@ def make_working_copy(
         log.info("the working copy is on the volume already", path=str(folders.clone), revision=config.revision)
     else:
         making.put(fetched, began_earlier)
-    link_kept(config.job.job.keep, folders, where, python)
+    if replaced := link_kept(config.job.job.keep, folders, where, python):
+        log.warning(
+            "the script wrote files in place of the link of a kept path; its newest are used",
+            files=replaced[:_SHOWN], more=len(replaced[_SHOWN:]) or None,
+        )  # fmt: skip
     record = _record_of_copy(folders)
     return "" if record is None else record.made
 
@@ -222,11 +226,15 @@ class _Making:
             give(folder, account)
 
 
-def link_kept(paths: Sequence[str], folders: Folders, where: Surroundings, python: Path) -> None:
-    """Make `paths` of the working copy links into the folder `keep`; SetupFailed where one would lead out of it."""
-    if paths:
-        order = {"copy": str(folders.clone), "keep": str(folders.keep), "paths": list(paths)}
-        _run_program("link", order, folders, where, python)
+def link_kept(paths: Sequence[str], folders: Folders, where: Surroundings, python: Path) -> list[str]:
+    """Make `paths` of the working copy links into the folder `keep`; SetupFailed where one would lead out of it.
+
+    Returns what was not as the commit has it and replaced a file in `keep`, as text for a person."""
+    if not paths:
+        return []
+    record = str(_place(folders, "working-copy.json")) if folders.has_working_copy and _record_of_copy(folders) else ""
+    order = {"copy": str(folders.clone), "keep": str(folders.keep), "paths": list(paths), "record": record}
+    return [f"{each['path']} ({each['what']})" for each in _run_program("link", order, folders, where, python)]
 
 
 def _run_program(

@@ -25,7 +25,7 @@ from spotheal.agent.folders import Folders
 from spotheal.agent.foreign_command import Surroundings
 from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import StoreUrl
-from spotheal.agent.working_copy import Fetched, files_of, is_on_volume, make_working_copy
+from spotheal.agent.working_copy import Fetched, files_of, is_on_volume, link_kept, make_working_copy
 
 pytestmark = pytest.mark.processes
 LOG = structlog.get_logger()
@@ -222,6 +222,70 @@ def test_a_new_run_on_a_volume_with_kept_paths_of_another_begins_clean(folders: 
     written(folders.keep, {"out/last.pt": "step 7"})
     make(folders, configured(), FIRST)
     assert not (folders.clone / "out").exists()
+
+
+def saved(folder: Path, name: str, text: str) -> None:
+    """As a careful script saves: whole, under its name, by rename."""
+    folder.mkdir(exist_ok=True)
+    (folder / "new").write_text(text)
+    os.replace(folder / "new", folder / name)
+
+
+def test_the_newest_of_saves_that_replace_the_link_of_a_kept_path_is_found(folders: Folders) -> None:
+    config = configured(keep=["last.pt"])
+    make(folders, config, FIRST)
+    for step in ("100", "200", "300"):
+        saved(folders.clone, "last.pt", step)
+        with capture_logs() as logged:
+            make(folders, config, FIRST)
+        assert (folders.clone / "last.pt").is_symlink()
+        assert (folders.clone / "last.pt").read_text() == step
+    assert texts(folders.keep) == {"last.pt": "300", "last.pt.spotheal": "100", "last.pt.spotheal2": "200"}
+    assert [line["files"] for line in logged if "kept path" in line["event"]] == [
+        ["last.pt (the copy before is last.pt.spotheal2)"]
+    ]
+
+
+def test_the_newest_of_saves_that_replace_the_link_of_a_kept_path_is_found_by_another_commit(folders: Folders) -> None:
+    for step, (revision, files) in enumerate((("1", FIRST), ("2", SECOND), ("3", FIRST))):
+        make(folders, configured(revision * 40, keep=["out/last.pt", "log.csv"]), files)
+        if step:
+            assert (folders.clone / "out/last.pt").read_text() == str(step - 1)
+            assert (folders.clone / "log.csv").read_text() == "of the script"
+        saved(folders.clone / "out", "last.pt", str(step))
+        saved(folders.clone, "log.csv", "of the script")
+
+
+def test_a_kept_folder_that_the_script_made_again_has_its_newest_files(folders: Folders) -> None:
+    config, files = configured(keep=["out"]), {**FIRST, "out/README": "of the commit"}
+    make(folders, config, files)
+    written(folders.clone, {"out/a.pt": "old", "out/c.pt": "c", "out/README": "of the script", "out/runs": "a file"})
+    (folders.clone / "out").rename(folders.clone / "out.old")
+    written(folders.clone, {"out/a.pt": "new", "out/b.pt": "new", **files, "out/runs/1": "one", "out/c.pt": "c"})
+    make(folders, config, files)
+    assert (folders.clone / "out").is_symlink()
+    assert texts(folders.keep / "out") == {
+        "a.pt": "new", "a.pt.spotheal": "old", "b.pt": "new", "c.pt": "c", "README": "of the script",
+        "runs/1": "one", "runs.spotheal": "a file",
+    }  # fmt: skip
+
+
+def test_a_file_in_place_of_a_kept_folder_wins_and_the_folder_stays_next_to_it(folders: Folders) -> None:
+    config = configured(keep=["out/"])
+    make(folders, config, FIRST)
+    written(folders.clone, {"out/a.pt": "old"})
+    (folders.clone / "out").unlink()
+    (folders.clone / "out").write_text("a file")
+    make(folders, config, FIRST)
+    assert (folders.clone / "out").read_text() == "a file"
+    assert texts(folders.keep) == {"out": "a file", "out.spotheal/a.pt": "old"}
+
+
+def test_a_kept_path_in_a_folder_that_the_script_closed_is_moved(folders: Folders) -> None:
+    written(folders.clone, {"closed/x": "1"})
+    (folders.clone / "closed").chmod(0o555)
+    link_kept(["closed"], folders, WHERE, PYTHON)
+    assert texts(folders.keep) == {"closed/x": "1"}
 
 
 # ------------------------------------------------------------------------------------------------------------ crashes
