@@ -199,8 +199,9 @@ def follow(
         instance = session.ec2.instance(followed.instance)
         news = store.get_json("status.json") or {}
         if news and news != status:
-            if not status and news.get("phase") != "waiting":
-                session.ec2.tag([followed.volume], {TAG_STATE: VolumeState.CURRENT.value})  # it has a filesystem now
+            # It has a filesystem now. Its first word may be that it waits, so this is not asked of the first alone.
+            if news.get("phase") != "waiting" and status.get("phase") in (None, "waiting"):
+                session.ec2.tag([followed.volume], {TAG_STATE: VolumeState.CURRENT.value})
             status, last_word = news, clock.monotonic()
             shown = _put_log(store, status, shown, put)
             show(status)

@@ -228,11 +228,14 @@ def operator(scope: Scope) -> Document:
 
 def operator_of_store(scope: Scope) -> Document:
     """What every operator needs besides `operator`: the store, secrets, the schedule of a rescue, a customer key."""
+    listing = "ssm:GetParametersByPath"  # asked on the path above the names, where nothing else is needed
     return _document([
         *_store(scope, Who.OPERATOR),
         _statement("Bucket", _actions(Who.OPERATOR, On.BUCKET), scope.bucket),
         *_rescue(scope, Who.OPERATOR),
-        _statement("Secrets", _actions(Who.OPERATOR, On.SECRETS), [*scope.secret_arns, scope.secrets_path]),
+        _statement("Secrets", [action for action in _actions(Who.OPERATOR, On.SECRETS) if action != listing],
+                   scope.secret_arns),
+        _statement("ListSecrets", [listing], scope.secrets_path),
         *_key(scope),
     ])  # fmt: skip
 
