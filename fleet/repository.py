@@ -209,7 +209,7 @@ def _checkout(folder: Path, revision: str, ours: tuple[Path, ...]) -> Source:
     notes: tuple[str, ...] = ()
     if commit == head:
         notes = _refuse_uncommitted(
-            top, ours, "commit it (`git commit -am …`); instances get the commit, not the folder"
+            top, ours, "commit it (`git add` and `git commit`); instances get the commit, not the folder"
         )
     return Source(HERE, commit, revision or "HEAD", top, notes)
 

@@ -72,6 +72,11 @@ def rehearse(
         cure = f"read {keep}/instances/*/logs/" if keep else "the same with --keep DIR leaves all logs in DIR"
         if "No module named" in "\n".join(summary.broken):
             cure = f"`setup` in job.toml, or install it for {sys.executable} (or what `python` in job.toml names)"
+        elif all("the final weights differ" in line for line in summary.broken):
+            cure = (
+                "save and restore the random state too (docs/checkpoints.md has the lines), or rehearse with"
+                " --no-reference: the job survived, and its weights are compared with nothing"
+            )
         raise JobFailed(
             f"the rehearsal did not pass: {'; '.join(summary.broken)}" if as_json else "the rehearsal did not pass",
             next_step=cure,
