@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 
 CHUNK_BYTES = 1 << 20
 EXIT_REFUSED = 3
+LEFT = "could not be moved"  # of another owner: all else goes on
 _MADE_AGAIN = {"__pycache__"}  # Python makes them again, of the new commit's files
 
 
@@ -84,45 +85,85 @@ def carry(old: str, new: str, files: dict[str, str], keep: str) -> Iterator[tupl
     parents = {os.path.dirname(path) for path in files}
     while parents - {""} and not parents.issuperset({os.path.dirname(path) for path in parents}):
         parents |= {os.path.dirname(path) for path in parents}
-    yield from _carry(old, new, "", files, parents | {""}, keep)
+    try:
+        yield from _carry(old, new, "", files, parents | {""}, keep)
+    except PermissionError:
+        yield ".", LEFT
 
 
 def _carry(
     old: str, new: str, below: str, files: dict[str, str], parents: set[str], keep: str
 ) -> Iterator[tuple[str, str]]:
-    os.chmod(os.path.join(old, below), stat.S_IMODE(os.stat(os.path.join(old, below)).st_mode) | 0o700)
+    """PermissionError if the folder `below` cannot be opened."""
+    _open(os.path.join(old, below))
     for name in sorted(os.listdir(os.path.join(old, below))):
         path = os.path.join(below, name)
         if path == ".git" or name in _MADE_AGAIN:
             continue
-        source, target = os.path.join(old, path), os.path.join(new, path)
-        if os.path.isdir(source) and not os.path.islink(source):
-            if os.path.isdir(target) and not os.path.islink(target):
-                yield from _carry(old, new, path, files, parents, keep)
-            elif path not in parents:
-                yield from _move(source, target, path)  # all of it is the trainer's
-            elif _holds_more(source, path, files):
-                yield from _make_room(target, path)
-                os.mkdir(target)
-                yield from _carry(old, new, path, files, parents, keep)
-        elif _is_link_into(source, keep):
-            if not os.path.lexists(target):
-                os.rename(source, target)
-        elif path not in files or files[path] != content_of(source):
-            changed = path in files or (os.path.lexists(target) and not os.path.isdir(target))
-            yield from _move(source, target, path)
-            if changed:
-                yield path, "changed"
+        try:
+            yield from _carry_entry(old, new, path, files, parents, keep)
+        except PermissionError:
+            yield path, LEFT
+
+
+def _carry_entry(
+    old: str, new: str, path: str, files: dict[str, str], parents: set[str], keep: str
+) -> Iterator[tuple[str, str]]:
+    source, target = os.path.join(old, path), os.path.join(new, path)
+    if os.path.isdir(source) and not os.path.islink(source):
+        if os.path.isdir(target) and not os.path.islink(target):
+            yield from _carry(old, new, path, files, parents, keep)
+        elif path not in parents:
+            yield from _move(source, target, path)  # all of it is the trainer's
+        elif _holds_more(source, path, files):
+            yield from _make_room(target, path)
+            os.mkdir(target)
+            yield from _carry(old, new, path, files, parents, keep)
+    elif _is_link_into(source, keep):
+        if not os.path.lexists(target):
+            os.rename(source, target)
+    elif path not in files or files[path] != content_of(source):
+        changed = path in files or (os.path.lexists(target) and not os.path.isdir(target))
+        yield from _move(source, target, path)
+        if changed:
+            yield path, "changed"
+
+
+def _open(folder: str) -> int:
+    """Let its owner list and write it; returns its mode before. PermissionError if it is of another owner."""
+    mode = stat.S_IMODE(os.stat(folder).st_mode)
+    if mode & 0o700 != 0o700:
+        os.chmod(folder, mode | 0o700)
+    return mode
+
+
+def _set_mode(folder: str, mode: int) -> None:
+    if stat.S_IMODE(os.stat(folder).st_mode) != mode:
+        os.chmod(folder, mode)
 
 
 def _move(source: str, target: str, path: str) -> Iterator[tuple[str, str]]:
     """By rename, over a file and never over a folder."""
-    if os.path.isdir(target) and not os.path.islink(target):
-        target = _free(target)
-        yield path, "moved to " + os.path.basename(target)
-    elif os.path.isdir(source) and not os.path.islink(source):
-        yield from _make_room(target, path)
-    os.rename(source, target)
+    if not os.path.isdir(source) or os.path.islink(source):
+        if os.path.isdir(target) and not os.path.islink(target):
+            target = _free(target)
+            yield path, "moved to " + os.path.basename(target)
+        os.rename(source, target)
+        return
+    mode = _open(source)  # a rename writes the folder's own entry `..`
+    aside = _free(target) if os.path.lexists(target) else ""
+    if aside:
+        os.rename(target, aside)
+    try:
+        os.rename(source, target)
+    except PermissionError:
+        if aside:
+            os.rename(aside, target)
+        _set_mode(source, mode)
+        raise
+    _set_mode(target, mode)
+    if aside:
+        yield path, "changed"
 
 
 def _make_room(target: str, path: str) -> Iterator[tuple[str, str]]:
@@ -139,14 +180,15 @@ def _free(path: str) -> str:
 
 def _holds_more(folder: str, below: str, files: dict[str, str]) -> bool:
     """Whether anything in the folder is not as the old commit has it."""
-    for place, folders, names in os.walk(folder):
+    closed: list[OSError] = []
+    for place, folders, names in os.walk(folder, onerror=closed.append):
         folders[:] = [name for name in folders if name not in _MADE_AGAIN]
         links = [name for name in folders if os.path.islink(os.path.join(place, name))]
         for name in names + links:
             path = os.path.join(below, os.path.relpath(os.path.join(place, name), folder))
             if path not in files or files[path] != content_of(os.path.join(place, name)):
                 return True
-    return False
+    return bool(closed)  # a folder that cannot be listed may hold work
 
 
 def _is_link_into(path: str, folder: str) -> bool:
@@ -173,7 +215,10 @@ def link(copy: str, keep: str, paths: Sequence[str], files: dict[str, str] | Non
             _refuse_outside(parent, top, text)
             os.makedirs(parent, exist_ok=True)
         as_file = bool(os.path.splitext(path)[1]) and not text.endswith("/")
-        yield from _link(copy, keep, path, as_file, files)
+        try:
+            yield from _link(copy, keep, path, as_file, files)
+        except PermissionError:
+            yield path, LEFT
         done.append(path)
 
 
@@ -229,7 +274,7 @@ def _move_home(source: str, home: str, path: str, files: dict[str, str] | None) 
                 return
             yield from _put_aside(home, path)
         os.makedirs(home, exist_ok=True)
-        os.chmod(source, stat.S_IMODE(mode) | 0o700)
+        _open(source)
         for name in sorted(os.listdir(source)):
             if name not in _MADE_AGAIN:
                 target = os.path.join(home, name)

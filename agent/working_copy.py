@@ -140,6 +140,13 @@ def _record_of_copy(folders: Folders) -> Record | None:
     return Record.read(_place(folders, "working-copy.json")) if os.path.lexists(folders.clone) else None
 
 
+def _beside(clone: Path, suffix: str) -> Path:
+    target = clone.with_name(f"{clone.name}-{suffix}")
+    while os.path.lexists(target):
+        target = target.with_name(target.name + "-")
+    return target
+
+
 class _Making:
     def __init__(self, config: InstanceConfig, folders: Folders, where: Surroundings, python: Path, log: Any) -> None:
         self._config, self._folders, self._where, self._python, self._log = config, folders, where, python, log
@@ -168,8 +175,8 @@ class _Making:
         if coming is not None:
             if os.path.lexists(self._incoming):
                 if os.path.lexists(clone):
-                    self._carry(clone)
-                    os.rename(clone, self._outgoing)
+                    rest = self._carry(clone)
+                    os.rename(clone, rest)
                 os.rename(self._incoming, clone)
             coming.write(self._record)
             self._incoming_record.unlink()
@@ -179,18 +186,28 @@ class _Making:
         if _record_of_copy(self._folders) is not None:
             self._give(clone)
 
-    def _carry(self, old: Path) -> None:
+    def _carry(self, old: Path) -> Path:
+        """Returns where `old` goes then: what could not be moved is never deleted."""
         self._give(old)
         folders = {"old": old, "new": self._incoming, "record": self._record, "keep": self._folders.keep}
         order = {name: str(path) for name, path in folders.items()}
-        found = _run_program("carry", order, self._folders, self._where, self._python)
-        if found:
-            shown = [f"{each['path']} ({each['what']})" for each in found[:_SHOWN]]
-            more = len(found) - len(shown)
+        found = _run_in_copy("carry", order, [old], self._folders, self._where, self._python)
+        changed = [f"{each['path']} ({each['what']})" for each in found if each["what"] != carry_over.LEFT]
+        if changed:
             self._log.warning(
                 "the script changed files that the repository has too; its own stay in place of the commit's",
-                files=shown, more=more or None,
+                files=changed[:_SHOWN], more=len(changed[_SHOWN:]) or None,
             )  # fmt: skip
+        left = [each["path"] for each in found if each["what"] == carry_over.LEFT]
+        if not left:
+            return self._outgoing
+        record = Record.read(self._record)
+        aside = _beside(old, str(record.source["revision"])[:12] if record else "unknown")
+        self._log.warning(
+            "files of the script could not be moved into the copy of another commit; they stay in the copy before",
+            path=str(aside), files=left[:_SHOWN], more=len(left[_SHOWN:]) or None,
+        )  # fmt: skip
+        return aside
 
     def _fill(self, code: Path) -> None:
         self._incoming.mkdir()
@@ -210,9 +227,7 @@ class _Making:
         """A new run begins with a clean copy. Nothing is deleted: the earlier run may have no other checkpoint."""
         clone = self._folders.clone
         if os.path.lexists(clone):
-            target = clone.with_name(f"{clone.name}-{run or 'unknown'}")
-            while os.path.lexists(target):
-                target = target.with_name(target.name + "-")
+            target = _beside(clone, run or "unknown")
             os.rename(clone, target)
             self._log.info("the working copy of another run is set aside", path=str(target))
         self._record.unlink(missing_ok=True)
@@ -234,7 +249,27 @@ def link_kept(paths: Sequence[str], folders: Folders, where: Surroundings, pytho
         return []
     record = str(_place(folders, "working-copy.json")) if folders.has_working_copy and _record_of_copy(folders) else ""
     order = {"copy": str(folders.clone), "keep": str(folders.keep), "paths": list(paths), "record": record}
-    return [f"{each['path']} ({each['what']})" for each in _run_program("link", order, folders, where, python)]
+    found = _run_in_copy("link", order, [folders.clone, folders.keep], folders, where, python)
+    return [f"{each['path']} ({each['what']})" for each in found]
+
+
+def _run_in_copy(
+    order: str,
+    details: Mapping[str, Any],
+    trainers: Sequence[Path],
+    folders: Folders,
+    where: Surroundings,
+    python: Path,
+) -> list[dict[str, str]]:
+    """`_run_program`; if some files are of another owner (root's, over ssh or from a container), `trainers` are given
+    to the trainer's user and it runs again."""
+    found = _run_program(order, details, folders, where, python)
+    if where.account is None or not any(each.get("what") == carry_over.LEFT for each in found):
+        return found
+    for folder in trainers:
+        give(folder, where.account)
+    moved = [each for each in found if each.get("what") != carry_over.LEFT]
+    return moved + _run_program(order, details, folders, where, python)
 
 
 def _run_program(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ import structlog
 from structlog.testing import capture_logs
 
 from spotheal.agent import carry_over, programs, working_copy
-from spotheal.agent.account import trainer_account
+from spotheal.agent.account import Account, trainer_account
 from spotheal.agent.clock import SystemClock, never
 from spotheal.agent.config import parse_job
 from spotheal.agent.errors import Retryable, SetupFailed
-from spotheal.agent.folders import Folders
+from spotheal.agent.folders import Folders, give
 from spotheal.agent.foreign_command import Surroundings
 from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import StoreUrl
@@ -388,6 +389,92 @@ def open_folder() -> Iterator[Path]:
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where root's agent makes the working copy of a trainer's user that is not root."""
+
+    folders: Folders
+    account: Account
+    python: Path
+
+    def make(self, config: InstanceConfig, files: dict[str, str]) -> None:
+        found = None if is_on_volume(config, self.folders) else fetched(self.folders, files)
+        where = Surroundings(self.account, SystemClock(), never())
+        make_working_copy(config, self.folders, where, self.python, LOG, fetched=found)
+
+    def written(self, files: dict[str, str]) -> None:
+        written(self.folders.clone, files)
+        give(self.folders.clone, self.account)
+
+
+@pytest.fixture
+def machine(open_folder: Path) -> Machine:
+    account, python = trainer_account("nobody"), shutil.which("python3", path="/usr/bin:/bin")
+    if account is None or python is None:
+        pytest.skip("this machine has no user nobody, or no Python that it may run")
+    folders = Folders.at(open_folder / "root", "/volume")
+    folders.make(account)
+    return Machine(folders, account, Path(python))
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@pytest.mark.root
+@needs_root
+def test_folders_that_the_trainers_user_may_not_write_are_carried_over(machine: Machine) -> None:
+    """A read-only cache of modules, and folders that root made: over ssh, with sudo, or from a container."""
+    clone = machine.folders.clone
+    machine.make(configured(), FIRST)
+    wrote = {"cache/x": "1", "lib/cache.bin": "2", "of-root/last.pt": "3", "old/of-root/a": "4", "old/closed/b": "5"}
+    machine.written(wrote)
+    for name, mode in (("cache", 0o555), ("lib", 0o555), ("old/closed", 0o000)):
+        (clone / name).chmod(mode)
+    for name in ("of-root", "old", "old/of-root"):
+        os.chown(clone / name, 0, 0)
+        (clone / name).chmod(0o700)
+    machine.make(configured("2" * 40), SECOND)
+    modes = [stat.S_IMODE((clone / name).stat().st_mode) for name in ("cache", "old/closed")]
+    assert modes == [0o555, 0o000], "as the script left them"
+    assert texts(clone) == {**SECOND, **wrote}
+    assert sorted(os.listdir(machine.folders.environments)) == ["working-copy.json"]
+
+
+@pytest.mark.root
+@needs_root
+def test_what_cannot_be_carried_over_stays_next_to_the_new_copy(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system whose owners nobody can change."""
+    clone = machine.folders.clone
+    machine.make(configured(), FIRST)
+    machine.written({"last.pt": "7", "of-root/a": "1", "lib/of-root/b": "2", "new.py/c": "3"})
+    for name in ("of-root", "lib/of-root", "new.py"):
+        os.chown(clone / name, 0, 0)
+        (clone / name).chmod(0o755)
+    monkeypatch.setattr(working_copy, "give", lambda path, account: path == clone or give(path, account))
+    with capture_logs() as logged:
+        machine.make(configured("2" * 40), SECOND)
+    assert texts(clone) == {**SECOND, "last.pt": "7"}
+    aside = clone.with_name("working-copy-" + "1" * 12)
+    assert (aside / "of-root/a").read_text() == "1" and (aside / "lib/of-root/b").read_text() == "2"
+    named = [(line["files"], line["path"]) for line in logged if "could not be moved" in line["event"]]
+    assert named == [(["lib/of-root", "new.py", "of-root"], str(aside))]
+    machine.make(configured("2" * 40), SECOND)
+    machine.make(configured(), FIRST)
+    assert (aside / "of-root/a").read_text() == "1", "another change of commit leaves it"
+
+
+@pytest.mark.root
+@needs_root
+def test_a_kept_path_that_root_wrote_is_moved_too(machine: Machine) -> None:
+    machine.make(configured(), FIRST)
+    machine.written({"out/a": "1"})
+    os.chown(machine.folders.clone / "out", 0, 0)
+    machine.make(configured(keep=["out"]), FIRST)
+    assert texts(machine.folders.keep) == {"out/a": "1"}
 
 
 @pytest.mark.root

@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         "what the trainer wrote is moved before the copies change places",
         "agent/working_copy.py",
-        "                    self._carry(clone)\n                    os.rename(clone, self._outgoing)\n",
+        "                    rest = self._carry(clone)\n                    os.rename(clone, rest)\n",
         "                    os.rename(clone, self._outgoing)\n                    self._carry(self._outgoing)\n",
         ("tests/test_working_copy.py::test_a_machine_may_be_lost_at_any_step_of_a_change_of_commit",),
         quick=False,
