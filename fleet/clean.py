@@ -116,6 +116,8 @@ def decide(
 def _verdict(
     thing: Thing, seen: RunSeen | None, others: list[Thing], *, unfinished: bool, store: bool
 ) -> tuple[bool, str]:
+    if TAG_RUN not in thing.tags:
+        return False, "no run of its job has used it yet; `fleetctl volume rm` deletes it"
     if seen is None or not seen.known:
         return False, "its run is not in this store: another store's, or another tool's"
     if seen.at_work:

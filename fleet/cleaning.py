@@ -57,7 +57,7 @@ def make_plan(session: Session, asked: Asked) -> CleanPlan:
 
 def check_known(session: Session, root: StoreUrl, job: str) -> None:
     """NotFound where neither AWS nor the store has anything of the job: most likely its name is mistyped."""
-    if runs.run_ids(session.client("s3"), root, job) or _alive(session, job):
+    if runs.run_ids(session.client("s3"), root, job) or _alive(session, job) or _things(session, job):
         return
     try:
         others = overview.job_names(session.client("s3"), root)
@@ -116,7 +116,9 @@ def _at_work(session: Session, job: str, run: str, document: dict[str, Any], ali
 
 # ---------------------------------------------------------------------------------------------------------------- reads
 def _filters(job: str) -> list[dict[str, Any]]:
-    return [{"Name": "tag-key", "Values": [TAG_RUN]}, *([{"Name": f"tag:{TAG_JOB}", "Values": [job]}] if job else [])]
+    """Whatever has a run or a job: a volume that was filled for a job costs before the job's first request, too."""
+    named = [{"Name": f"tag:{TAG_JOB}", "Values": [job]}] if job else []
+    return [{"Name": "tag-key", "Values": [TAG_RUN, TAG_JOB]}, *named]
 
 
 def _pages(session: Session, operation: str, key: str, job: str, what: str, **more: Any) -> list[dict[str, Any]]:

@@ -163,6 +163,18 @@ def test_clean_deletes_what_is_done_and_neither_a_live_job_nor_a_strangers_volum
     assert [] == again["deleted"]
 
 
+def test_a_volume_that_no_run_has_used_yet_is_named_with_its_cost(account: Desk) -> None:
+    """A filled volume cost $8 a month and clean said that there was nothing of its job."""
+    tags = [{"Key": "spotheal:job", "Value": "joba"}, {"Key": "spotheal:state", "Value": "current"}]
+    volume = account.account.create_volume(
+        AvailabilityZone="us-west-2a", Size=100, TagSpecifications=[{"ResourceType": "volume", "Tags": tags}]
+    )["VolumeId"]
+    account.pass_time(60)
+    for whose in ((), ("joba",)):
+        (kept,) = account.good("clean", *whose, "--yes", "--region", "us-west-2")["kept"]
+        assert kept["id"] == volume and "fleetctl volume rm" in kept["why"]
+
+
 def test_clean_shows_dollars_and_deletes_nothing_without_a_yes(account: Desk) -> None:
     done = Left(account, "cifar", "done")
     result = account.run("clean", "--region", "us-west-2")
