@@ -444,6 +444,17 @@ def test_folders_that_the_trainers_user_may_not_write_are_carried_over(machine: 
 
 @pytest.mark.root
 @needs_root
+def test_a_folder_that_cannot_be_listed_is_no_empty_one(machine: Machine) -> None:
+    """It is all that the script added to a folder of the old commit."""
+    machine.make(configured(), FIRST)
+    machine.written({"old/closed/last.pt": "7"})
+    (machine.folders.clone / "old/closed").chmod(0o000)
+    machine.make(configured("2" * 40), SECOND)
+    assert texts(machine.folders.clone) == {**SECOND, "old/closed/last.pt": "7"}
+
+
+@pytest.mark.root
+@needs_root
 def test_what_cannot_be_carried_over_stays_next_to_the_new_copy(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
