@@ -40,7 +40,8 @@ class Confinement:
     _enough: threading.Event = field(default_factory=threading.Event)  # the code need not be fetched
 
     def enter(self) -> None:
-        """Make the cage. Raises SetupFailed where it cannot be had."""
+        """Make the cage, for a fetch that is to come. Raises SetupFailed if it cannot be had."""
+        self._enough.clear()  # not in `fetch_code`: that begins in its thread, maybe after `end_fetch`
         if self._cage is not None:
             return
         policy = self.config.job.cage.trainer_policy
@@ -90,7 +91,6 @@ class Confinement:
 
     def fetch_code(self, store: Download, secret: str) -> Fetched:
         """The code at its commit, on the machine's own disk. Faults as of `checkout`; Interrupted at `end_fetch`."""
-        self._enough.clear()
         code = checkout(
             self.config,
             self.folders.fetched,
