@@ -49,6 +49,10 @@ class Retryable(SpothealError):
     """Waiting and asking again may help: throttling, a describe that is stale, a network that is down."""
 
 
+class MountRefused(Retryable):
+    """The kernel did not mount what is on the device: it may be damaged, or a mkfs that was cut short."""
+
+
 class Fatal(SpothealError):
     """Asking again gives the same answer: permission, configuration, a limit of the account."""
 

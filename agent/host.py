@@ -18,7 +18,7 @@ from spotheal.agent import devices as decide
 from spotheal.agent import holders as processes
 from spotheal.agent import programs
 from spotheal.agent.devices import Device
-from spotheal.agent.errors import Conflict, Fatal, Retryable
+from spotheal.agent.errors import Conflict, Fatal, MountRefused, Retryable
 from spotheal.agent.paths import Paths
 
 BY_ID = Path("/dev/disk/by-id")
@@ -196,7 +196,7 @@ class Host:
             raise Fatal(f"the mount point {mountpoint} cannot be made: {fault.strerror}") from fault
         done = programs.run(["mount", "-t", found, "-o", options, device, mountpoint], seconds_max=MOUNT_SECONDS)
         if done.code != 0:
-            raise Retryable(f"mounting {device} at {mountpoint} failed: {done.said}", next_step="look at `dmesg`")
+            raise MountRefused(f"mounting {device} at {mountpoint} failed: {done.said}", next_step="look at `dmesg`")
 
     # --------------------------------------------------------------------------------------------------------- network
     def resolves(self, name: str) -> bool:

@@ -418,7 +418,12 @@ HALF = DeviceSeen("/dev/nvme1n1", "xfs", False)  # a mkfs.xfs that was cut short
 @pytest.mark.parametrize("device", [HALF, FILLED], ids=["xfs", "ext4"])
 def test_a_volume_whose_first_mkfs_may_not_have_ended_is_formatted_again(device):
     again = MakeFilesystem("vol-0a", device.path, "xfs", 1, again=True)
-    assert again == first_run(device, formatting=frozenset({"vol-0a"}))
+    assert again == first_run(device, formatting=frozenset({"vol-0a"}), unmountable=frozenset({"vol-0a"}))
+
+
+def test_a_volume_that_a_mkfs_of_ours_began_is_mounted_before_it_is_formatted_again():
+    """mkfs may have ended all the same, and only the store does not say so yet."""
+    assert Mount("vol-0a", HALF.path) == first_run(HALF, formatting=frozenset({"vol-0a"}))
 
 
 @pytest.mark.parametrize("device", [HALF, FILLED], ids=["xfs", "ext4"])
@@ -434,7 +439,8 @@ def test_a_volume_whose_first_mkfs_may_not_have_ended_is_formatted_again(device)
     ids=["a term held it", "not new", "from a snapshot", "another volume's mkfs", "no mkfs of ours"],
 )
 def test_what_can_hold_data_is_never_formatted_again(device, more):
-    decision = first_run(device, **{"formatting": frozenset({"vol-0a"}), **more})
+    refused = frozenset({"vol-0a"})
+    decision = first_run(device, **{"formatting": refused, "unmountable": refused, **more})
     assert isinstance(decision, Mount if device.filesystem else GiveUp)
 
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from spotheal.agent.clock import rfc3339
 from spotheal.agent.ec2 import DeviceNameTaken, TokenUsed, was_refused
-from spotheal.agent.errors import Retryable, SpothealError
+from spotheal.agent.errors import MountRefused, Retryable, SpothealError
 from spotheal.agent.names import (
     LAYOUT,
     TAG_PURPOSE,
@@ -82,7 +82,11 @@ def act(action: Action, ctx: Context) -> None:
             ctx.host.make_filesystem(device, filesystem, again)
             ctx.memory.formatted.add(volume)
         case Mount(volume, device):
-            ctx.host.mount(device, ctx.desired.mountpoint, ctx.desired.filesystem, volume, _name_of(volume, ctx))
+            try:
+                ctx.host.mount(device, ctx.desired.mountpoint, ctx.desired.filesystem, volume, _name_of(volume, ctx))
+            except MountRefused:
+                ctx.memory.unmountable.add(volume)
+                raise
         case Reject(volume, snapshot, why):
             # In this order: left mounted it would stand where its successor belongs; and once its snapshot is rejected
             # nothing may tell of the step that the copy lacks, which would then be promoted.

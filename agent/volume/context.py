@@ -68,6 +68,7 @@ class Memory:
     copy: str | None = None  # the volume made in this term
     lazy: bool = False  # it was made without the initialization rate
     formatted: set[str] = field(default_factory=set)  # volumes whose mkfs has ended in this term and this life
+    unmountable: set[str] = field(default_factory=set)  # volumes that could not be mounted in this term and this life
     bases: set[str] = field(default_factory=set)  # base snapshots of this life, which describes may not show yet
     handover: str = ""  # the snapshot that was asked for at the end of the term
     releasing: bool = False  # the store is being told that the term is released

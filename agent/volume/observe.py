@@ -70,6 +70,7 @@ def observe(ctx: Context) -> Observed:
         holds=holds,
         released=released,
         formatting=formatting - ctx.memory.formatted,
+        unmountable=frozenset(ctx.memory.unmountable),
         volumes=volumes,
         snapshots=snapshots,
         known=known,
@@ -166,6 +167,7 @@ def _new_term(ctx: Context, term: int | None) -> None:
     memory.lazy = False
     memory.asked.clear()
     memory.formatted.clear()
+    memory.unmountable.clear()
     memory.states.clear()
 
 

@@ -343,15 +343,17 @@ def _await_device(desired: Desired, seen: Observed, target: Volume) -> Action:
 def _mount(desired: Desired, seen: Observed, term: int, source: Source, target: Volume) -> Action:
     """Formatting needs every proof that nothing is lost by it; a filesystem that is there is mounted as it is.
 
-    A mkfs that was cut short leaves a signature that no mount accepts (xfs), or bytes without one (ext4). Where the
-    store says that it began, and no term has taken the volume over since, there is nothing else on it.
+    A mkfs that was cut short leaves a signature that no mount accepts (xfs), or bytes without one (ext4). If the store
+    says that it began, and no term has taken the volume over since, there is nothing else on it. The mount is tried
+    first: what can be mounted is whole, whatever a mark or a tag says.
     """
     device = seen.devices[target.id]
     fresh = state_of(target) == VolumeState.NEW.value or (
         state_of(target) == VolumeState.MOVING.value and is_unwritten(source)
     )
     unused = fresh and target.snapshot is None and target.id not in seen.holds.values()
-    if unused and (device.blank or target.id in seen.formatting):
+    half_made = target.id in seen.formatting and (not device.filesystem or target.id in seen.unmountable)
+    if unused and (device.blank or half_made):
         return MakeFilesystem(target.id, device.path, desired.filesystem, term, again=not device.blank)
     if device.filesystem:
         return Mount(target.id, device.path)

@@ -42,16 +42,17 @@ class Observed:
     """One look at everything. Durations are seconds of our own watching, by the monotonic clock.
 
     `holds`: what each term wrote to, from the store. `formatting`: volumes whose first mkfs began and may not have
-    ended, from the store. `known`: instances by id, of those that hold something.
-    `absent`: how long an instance named somewhere has been missing from the describes; `silent`: how long one has been
-    seen without a sign of life (a key that is missing: not silent). `attached_for`: (volume, instance) -> how long the
-    attachment has been in its state. `term_set`: volumes whose term tag we have just written.
+    ended, from the store. `unmountable`: volumes that we tried to mount in vain. `known`: instances by id, of those
+    that hold something. `absent`: how long an instance named somewhere has been missing from the describes; `silent`:
+    how long one has been seen without a sign of life (a key that is missing: not silent). `attached_for`: (volume,
+    instance) -> how long the attachment has been in its state. `term_set`: volumes whose term tag we have just written.
     """
 
     claim: Claim | None = None
     holds: Mapping[int, str] = field(default_factory=dict)
     released: frozenset[int] = frozenset()
     formatting: frozenset[str] = frozenset()
+    unmountable: frozenset[str] = frozenset()
     volumes: tuple[Volume, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
     known: Mapping[str, Instance] = field(default_factory=dict)

@@ -54,8 +54,8 @@ MUTANTS = (
     Mutant(
         "no mkfs on what may hold data",
         PLAN,
-        "    if unused and (device.blank or target.id in seen.formatting):\n",
-        "    if fresh and (device.blank or target.id in seen.formatting):\n",
+        "    if unused and (device.blank or half_made):\n",
+        "    if fresh and (device.blank or half_made):\n",
         PLAN_TESTS,
     ),
     Mutant(
@@ -141,8 +141,15 @@ MUTANTS = (
     Mutant(
         "blank check before mkfs, in the decision",
         PLAN,
-        "    if unused and (device.blank or target.id in seen.formatting):\n",
+        "    if unused and (device.blank or half_made):\n",
         "    if unused:\n",
+        PLAN_TESTS,
+    ),
+    Mutant(
+        "a mount is tried before mkfs is done again",
+        PLAN,
+        "(not device.filesystem or target.id in seen.unmountable)",
+        "True",
         PLAN_TESTS,
     ),
     Mutant(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from second_ec2 import Data
 from second_time import Flag, MachineClock, Process
 
-from spotheal.agent.errors import Conflict, Retryable
+from spotheal.agent.errors import Conflict, MountRefused, Retryable
 from spotheal.agent.interruption import Interruption
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ class Machine:
 
     def make_filesystem(self, device: str, fstype: str, again: bool = False) -> None:
         data = self._data(device)
-        if replace(data, filesystem="") != Data() or (data.filesystem and not again):
+        half = data.filesystem.startswith("half")
+        if replace(data, filesystem="") != Data() or (data.filesystem and not (again and half)):
             self.world.broken(f"{device} holds {data} and is formatted")
         data.filesystem = f"half an {fstype}"  # what is left where the process ends now
         self.world.time.sleep(1.0)
@@ -80,7 +81,7 @@ class Machine:
         if self.find_device(volume, attached_as or "/dev/sdf") != device:
             raise Retryable(f"{device} is not {volume}")
         if self._data(device).filesystem != "xfs":
-            raise Retryable("wrong fs type, bad option, bad superblock")
+            raise MountRefused("wrong fs type, bad option, bad superblock")
         if self.mounted not in (None, volume):
             raise Conflict(f"{self.mounted} is mounted")
         self.world.mounts(self, volume)

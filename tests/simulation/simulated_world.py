@@ -16,7 +16,7 @@ from simulated_time import Actor, Ended, SimulatedLock, SimulatedStop, Time
 from spotheal.agent.clock import rfc3339
 from spotheal.agent.contract import Progress, Saved
 from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import Conflict, Fatal, Interrupted, Retryable, SpothealError
+from spotheal.agent.errors import Conflict, Fatal, Interrupted, MountRefused, SpothealError
 from spotheal.agent.finish import End
 from spotheal.agent.names import LAYOUT, TAG_RUN, TAG_STATE, StoreUrl
 from spotheal.agent.status import Status
@@ -346,6 +346,8 @@ class SimulatedHost:
             disk = self._disk(device)
             if disk.used or disk.steps or disk.garbage:
                 raise Broken(f"{device} is formatted and held data")
+            if disk.filesystem and not disk.unfinished:
+                raise Broken(f"{device} is formatted and held a whole filesystem")
             if not self.is_blank(device) and not again:
                 raise Fatal(f"{device} is not blank and is not formatted")
             disk.filesystem, disk.unfinished = fstype, True
@@ -361,7 +363,7 @@ class SimulatedHost:
             if not self._disk(device).filesystem:
                 raise Fatal(f"{device} has no filesystem")
             if self._disk(device).unfinished:
-                raise Retryable(f"mounting {device} at {mountpoint} failed: wrong fs type, bad superblock")
+                raise MountRefused(f"mounting {device} at {mountpoint} failed: wrong fs type, bad superblock")
             if self._machine.mounted not in (None, volume):
                 raise Conflict(f"{self._machine.mounted} is mounted at {mountpoint}")
             self._machine.mounted = volume

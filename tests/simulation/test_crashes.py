@@ -40,6 +40,13 @@ def test_a_volume_whose_first_mkfs_was_cut_short_is_formatted_again(story, kind)
     assert (calls.count("mkfs"), again.count("mkfs"), again.count("mkfs ends")) == (1, 2, 1)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_volume_whose_first_mkfs_ended_is_mounted_by_the_next_agent(kind):
+    story = "first run, same zone"
+    calls = tell(story, kind, {tell(story).index("mkfs ends"): "after"})
+    assert calls.count("mkfs") == 1
+
+
 @pytest.mark.parametrize(
     ("call", "fate"),
     [
