@@ -63,6 +63,11 @@ class Folders:
         return self.clone != self.fetched
 
     @property
+    def private(self) -> Path:
+        """What the agent keeps of the run between its machines."""
+        return self.memory or self.environments
+
+    @property
     def notice_file(self) -> Path:
         return self.run_dir / "notice.json"
 

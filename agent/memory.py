@@ -49,4 +49,4 @@ class RunMemory:
 
 
 def _path(folders: Folders) -> Path:
-    return (folders.memory or folders.environments) / _NAME
+    return folders.private / _NAME

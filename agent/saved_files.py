@@ -41,6 +41,10 @@ class SavedFiles:
         seen = [(str(self._folders.clone), file) for file in self._next_to_code()]
         return mark_of(self.kept) | mark_of_files([] if self._over.is_set() else seen)
 
+    def newer_than(self, moment: float) -> bool:
+        """Whether something was saved after `moment` (seconds since 1970)."""
+        return any(changed > moment for _, _, _, changed in self.mark())
+
     def anything(self) -> bool:
         """Whether there is something that `resume_command` can resume from."""
         return anything_saved(*self.kept) or any(seen.size for seen in self._next_to_code())
@@ -54,7 +58,7 @@ class SavedFiles:
         """Whether a file or folder next to the code is a save of the trainer's, with nothing of the commit in it."""
         if any(path == name or path.startswith(name + os.sep) for path in self._commit):
             return False
-        return _SAVES_FOLDER.search(name) is not None or _is_save(name)
+        return _SAVES_FOLDER.search(name) is not None or _is_save_next_to_code(name)
 
     def _next_to_code(self) -> Iterator[Seen]:
         """By their path below the working copy; links are not followed."""
@@ -69,10 +73,11 @@ class SavedFiles:
             in_saves = _SAVES_FOLDER.search(below) is not None
             for name in names:
                 path = os.path.normpath(os.path.join(below, name))
-                if (in_saves or _is_save(path)) and path not in self._commit and (seen := seen_at(top, path)):
+                is_save = in_saves or _is_save_next_to_code(path)
+                if is_save and path not in self._commit and (seen := seen_at(top, path)):
                     yield seen
 
 
-def _is_save(path: str) -> bool:
+def _is_save_next_to_code(path: str) -> bool:
     *folders, name = path.split(os.sep)
     return _SAVE.fullmatch(name) is not None and not any(map(_OTHERS.fullmatch, folders))

@@ -26,8 +26,8 @@ from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.job_values import seconds
 from spotheal.agent.process_group import ForeignProgram, end_leftovers
 from spotheal.agent.saved_files import SavedFiles
+from spotheal.agent.set_aside import SaveShelf, SetAside
 from spotheal.agent.silence import Silence
-from spotheal.agent.torn_saves import SetAside, set_aside
 from spotheal.agent.trainer_environment import expand, trainer_environment
 from spotheal.agent.trainer_files import (
     Mark,
@@ -94,7 +94,8 @@ class Supervisor:
         self._began = 0.0
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._warned = False
-        self._aside: tuple[SetAside, ...] = ()
+        self._aside = SaveShelf(folders)
+        self._has_recalled = False  # what an earlier agent set aside
         self._tried_without = False  # what is torn was set aside once since the last step gained
         self._lock = threading.Lock()
         self._request: Request | None = None
@@ -168,6 +169,7 @@ class Supervisor:
                 if found is None:
                     continue
                 self._rendezvous = found
+            self._put_back_of_an_earlier_agent()
             end = self._attempt()
             verdict = decide(end, self._tally, self._config.job.limits.failures)
             match verdict:
@@ -339,8 +341,8 @@ class Supervisor:
         """Which saves may be the cause of restarts without a step: the torn ones, else the newest file."""
         if tally.failures < 2:
             return ""
-        if self._aside:
-            return "; " + ", ".join(f"{aside.save} was set aside as {aside.moved.name}" for aside in self._aside)
+        if self._aside.saves:
+            return "; " + ", ".join(f"{aside.save} was set aside as {aside.moved.name}" for aside in self._aside.saves)
         torn = self._saved_files.torn()
         if torn:
             more = f" and {len(torn) - _NAMED_MAX} more" if len(torn) > _NAMED_MAX else ""
@@ -361,11 +363,10 @@ class Supervisor:
             return
         for save in torn:
             try:
-                aside = set_aside(save, self._clock.now())
+                aside = self._aside.add(save, self._clock.now())
             except OSError as error:
                 self.log.warning("an incomplete save could not be set aside", save=str(save), error=str(error))
                 continue
-            self._aside += (aside,)
             self.log.warning("set an incomplete save aside", save=str(save), now=str(aside.moved))
             self.event("set-aside", file=save.name, now=str(aside.moved))
         self._tried_without = True
@@ -373,12 +374,22 @@ class Supervisor:
     def _put_back(self, end: AttemptEnd) -> None:
         """Unless the next start gains a step, what was set aside was not the cause: it lies where it lay again."""
         if end.gained:  # another save may be torn one day
-            self._aside, self._tried_without = (), False
-        for aside in self._aside:
-            if aside.put_back():
-                self.log.warning("put a save back: the trainer gained no step without it", save=str(aside.save))
-                self.event("put-back", file=aside.save.name)
-        self._aside = ()
+            self._aside.forget()
+            self._tried_without = False
+        self._aside.put_back(self._on_put_back)
+
+    def _on_put_back(self, aside: SetAside) -> None:
+        self.log.warning("put a save back: the trainer gained no step without it", save=str(aside.save))
+        self.event("put-back", file=aside.save.name)
+
+    def _put_back_of_an_earlier_agent(self) -> None:
+        """An agent that was killed could not: until its trainer gained a step, the promise stands."""
+        if not self._leads or self._has_recalled:
+            return
+        self._has_recalled = True
+        reported = self.best_step is not None  # then its first step has ended the record
+        self._aside.recall(lambda moment: not reported and self._saved_files.newer_than(moment))
+        self._aside.put_back(self._on_put_back)
 
     def warn_of_empty_checkpoints(self) -> None:
         """Name the files that grew next to the code while the checkpoint folder stayed empty."""
@@ -426,6 +437,8 @@ class Supervisor:
         if progress.saved is not None:
             self._saved_step = progress.saved.step
         gained = progress.step > (self.best_step or 0)
+        if gained and self._aside.saves:
+            self._aside.forget_record()
         self.best_step = max(progress.step, self.best_step or 0)
         self._teller.progress(progress)
         return gained

@@ -1,4 +1,4 @@
-"""Saves that a kill has torn, so that the trainer fails on them at each start: found, set aside, put back.
+"""Saves that a kill has torn, so that the trainer fails on them at each start.
 
 Only what is surely incomplete counts: an empty file, a zip, safetensors or HDF5 file without its end, a folder that
 lacks names which each older sibling has. A good checkpoint that was moved would cost the run, so nothing else is
@@ -13,11 +13,10 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 
-from spotheal.agent.clock import Stop, never, rfc3339
+from spotheal.agent.clock import Stop, never
 from spotheal.agent.trainer_files import NOT_GROWTH, files_below, shown
 
 # Folders that are one checkpoint: HF writes checkpoint-500/, DeepSpeed global_step500/.
@@ -47,25 +46,6 @@ class TornSave:
         return f"{shown(self.name)} ({shown(self.reason)})"
 
 
-@dataclass(frozen=True)
-class SetAside:
-    """A torn save that was renamed: where it lay, where it lies now."""
-
-    save: TornSave
-    original: Path
-    moved: Path
-
-    def put_back(self) -> bool:
-        """False if the trainer has written something of that name since, or the volume refuses."""
-        if os.path.lexists(self.original):
-            return False
-        try:
-            os.rename(self.moved, self.original)
-        except OSError:
-            return False
-        return True
-
-
 def torn_saves(folders: Iterable[Path], over: Stop | None = None) -> list[TornSave]:
     """Every torn save below `folders`; a checkpoint folder with a torn file in it is torn as a whole.
 
@@ -81,18 +61,6 @@ def torn_saves(folders: Iterable[Path], over: Stop | None = None) -> list[TornSa
     return list(saves.values())
 
 
-def set_aside(save: TornSave, now: datetime) -> SetAside:
-    """Move it to `set-aside/` next to its folder; nothing is deleted. OSError if it cannot be moved."""
-    target = save.folder.parent / "set-aside"
-    target.mkdir(exist_ok=True)
-    original = save.folder / save.name
-    name = f"{rfc3339(now).replace(':', '')}-{save.folder.name}-{save.name.replace(os.sep, '-')}"
-    free = (target / f"{name}{'-' * bool(number)}{number or ''}" for number in count())
-    moved = next(path for path in free if not os.path.lexists(path))  # a rename onto a file would replace it
-    os.rename(original, moved)
-    return SetAside(save, original, moved)
-
-
 def anything_saved(checkpoints: Path, elsewhere: Path) -> bool:
     """Whether there is something that `resume_command` can resume from.
 
@@ -100,7 +68,7 @@ def anything_saved(checkpoints: Path, elsewhere: Path) -> bool:
     """
     if any(seen.size for seen in files_below(checkpoints)):
         return True
-    return any(seen.size and is_save(seen.path) for seen in files_below(elsewhere))
+    return any(seen.size and has_save_suffix(seen.path) for seen in files_below(elsewhere))
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -127,7 +95,7 @@ def _unit(path: Path) -> Path:
     return Path(*parts[: next(depths, len(parts))])
 
 
-def is_save(name: str) -> bool:
+def has_save_suffix(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in _SAVE_SUFFIXES
 
 
@@ -142,7 +110,7 @@ def _file_reason(path: str) -> str:
         if not stat.S_ISREG(status.st_mode):
             return ""
         if status.st_size == 0:
-            return "is empty" if is_save(path) else ""
+            return "is empty" if has_save_suffix(path) else ""
         head = os.pread(descriptor, 64, 0)
         if head.startswith(_ZIP):
             return "" if _has_zip_end(descriptor, status.st_size) else "is a zip file without its end"

@@ -82,7 +82,7 @@ class Fetched:
 
 def is_on_volume(config: InstanceConfig, folders: Folders) -> bool:
     """Whether the volume has this run's working copy at its revision: then neither network nor repository is needed."""
-    record = Record.read(_place(folders, "incoming.json")) or _record_of_copy(folders)
+    record = Record.read(folders.private / "incoming.json") or _record_of_copy(folders)
     return record is not None and record.run == config.run and record.source == source_of(config)
 
 
@@ -132,12 +132,8 @@ def make_working_copy(
     return "" if record is None else record.made
 
 
-def _place(folders: Folders, name: str) -> Path:
-    return (folders.memory or folders.environments) / name
-
-
 def _record_of_copy(folders: Folders) -> Record | None:
-    return Record.read(_place(folders, "working-copy.json")) if os.path.lexists(folders.clone) else None
+    return Record.read(folders.private / "working-copy.json") if os.path.lexists(folders.clone) else None
 
 
 def _beside(clone: Path, suffix: str) -> Path:
@@ -150,8 +146,8 @@ def _beside(clone: Path, suffix: str) -> Path:
 class _Making:
     def __init__(self, config: InstanceConfig, folders: Folders, where: Surroundings, python: Path, log: Any) -> None:
         self._config, self._folders, self._where, self._python, self._log = config, folders, where, python, log
-        self._incoming, self._outgoing = _place(folders, "incoming"), _place(folders, "outgoing")
-        self._record, self._incoming_record = _place(folders, "working-copy.json"), _place(folders, "incoming.json")
+        self._incoming, self._outgoing = folders.private / "incoming", folders.private / "outgoing"
+        self._record, self._incoming_record = folders.private / "working-copy.json", folders.private / "incoming.json"
 
     def put(self, fetched: Fetched, began_earlier: bool) -> None:
         record = _record_of_copy(self._folders)
@@ -247,7 +243,7 @@ def link_kept(paths: Sequence[str], folders: Folders, where: Surroundings, pytho
     Returns what was not as the commit has it and replaced a file in `keep`, as text for a person."""
     if not paths:
         return []
-    record = str(_place(folders, "working-copy.json")) if folders.has_working_copy and _record_of_copy(folders) else ""
+    record = str(folders.private / "working-copy.json") if folders.has_working_copy and _record_of_copy(folders) else ""
     order = {"copy": str(folders.clone), "keep": str(folders.keep), "paths": list(paths), "record": record}
     found = _run_in_copy("link", order, [folders.clone, folders.keep], folders, where, python)
     return [f"{each['path']} ({each['what']})" for each in found]

@@ -24,6 +24,7 @@ from spotheal.agent.account import trainer_account
 from spotheal.agent.clock import SystemClock, never
 from spotheal.agent.errors import SetupFailed
 from spotheal.agent.foreign_command import Finished, Surroundings, run_command
+from spotheal.agent.trainer_hooks import Hooks
 from spotheal.agent.working_copy import link_kept
 
 pytestmark = pytest.mark.processes
@@ -316,6 +317,40 @@ def test_a_save_is_put_back_however_the_next_start_fails_and_at_a_notice(bench: 
     supervisor = bench.supervisor("python", "-c", code)
     ended = run_with(supervisor, bench.is_ready, lambda: supervisor.notify(notice(bench.clock, 5)))
     assert ended.kind == "interrupted" and torn.exists()
+
+
+class Killed(BaseException):
+    """The agent's end: nothing after it is done."""
+
+
+def killed_at(attempt: int) -> Hooks:
+    def on_attempt(number: int) -> None:
+        if number == attempt:
+            raise Killed
+
+    return Hooks(on_attempt=on_attempt)
+
+
+def test_an_agent_that_is_killed_while_a_save_is_aside_leaves_it_to_the_next(bench: Bench) -> None:
+    broken_checkpoint(bench)
+    torn = bench.folders.checkpoints / "checkpoint-200"
+    with pytest.raises(Killed):
+        bench.trainer("crashes_on_broken_checkpoint", hooks=killed_at(3)).run()
+    assert not torn.exists()
+    assert (
+        bench.supervisor("python", "-c", f"import os; raise SystemExit(not os.path.exists({str(torn)!r}))").run().kind
+        == "done"
+    )
+    assert torn.exists() and bench.named("put-back") == [{"file": "checkpoint-200"}]
+
+
+def test_a_save_stays_aside_if_the_killed_agents_trainer_had_saved_another(bench: Bench) -> None:
+    broken_checkpoint(bench)
+    with pytest.raises(Killed):
+        bench.trainer("crashes_on_broken_checkpoint", hooks=killed_at(3)).run()
+    (bench.folders.checkpoints / "last.pt").write_bytes(b"state")
+    assert bench.supervisor("python", "-c", "").run().kind == "done"
+    assert not (bench.folders.checkpoints / "checkpoint-200").exists() and bench.named("put-back") == []
 
 
 def test_a_torn_file_in_a_kept_folder_is_set_aside(bench: Bench) -> None:

@@ -14,8 +14,18 @@ import pytest
 
 from spotheal.agent.folders import Folders
 from spotheal.agent.saved_files import SavedFiles
-from spotheal.agent.torn_saves import anything_saved, set_aside, torn_saves
+from spotheal.agent.set_aside import SaveShelf
+from spotheal.agent.torn_saves import anything_saved, torn_saves
 from spotheal.agent.working_copy import Record
+
+NOW = datetime(2026, 11, 21, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    folders = Folders.at(tmp_path, "/data")
+    folders.make(None)
+    return folders
 
 
 def written(path: Path, content: bytes = b"state") -> Path:
@@ -137,13 +147,13 @@ def test_versions_of_a_log_folder_and_old_saves_that_were_thinned_out_are_not_to
         ("lightning_logs/version_3/checkpoints/epoch=3.ckpt", "lightning_logs-version_3-checkpoints-epoch=3.ckpt"),
     ],
 )
-def test_a_checkpoint_is_set_aside_whole_and_can_be_put_back(tmp_path: Path, name: str, moved: str) -> None:
-    folder = tmp_path / "checkpoints"
+def test_a_checkpoint_is_set_aside_whole_and_can_be_put_back(folders: Folders, name: str, moved: str) -> None:
+    folder = folders.checkpoints
     written(folder / "other.pt")
     torn = written(folder / name, b"")
     (save,) = torn_saves([folder])
-    aside = set_aside(save, datetime(2026, 11, 21, tzinfo=timezone.utc))
-    assert aside.moved == tmp_path / "set-aside" / f"2026-11-21T000000Z-checkpoints-{moved}"
+    aside = SaveShelf(folders).add(save, NOW)
+    assert aside.moved == folder.parent / "set-aside" / f"2026-11-21T000000Z-checkpoints-{moved}"
     assert aside.moved.exists() and not torn.exists()
     assert aside.put_back() and torn.exists()
     assert not aside.put_back()
@@ -167,14 +177,49 @@ def test_only_a_file_with_content_can_be_resumed_from(tmp_path: Path) -> None:
     assert anything_saved(checkpoints, keep)
 
 
-def test_two_saves_of_one_name_do_not_replace_each_other_aside(tmp_path: Path) -> None:
-    torn = [written(tmp_path / top / "a" / "last.pt", b"") for top in ("checkpoints", "other")]
-    saves = torn_saves([tmp_path / "checkpoints" / "a", tmp_path / "other" / "a"])
-    moved = [set_aside(save, datetime(2026, 11, 21, tzinfo=timezone.utc)) for save in saves]
-    again = written(torn[0], b"")
-    (save,) = torn_saves([tmp_path / "checkpoints" / "a"])
-    moved.append(set_aside(save, datetime(2026, 11, 21, tzinfo=timezone.utc)))
-    assert 3 == len({aside.moved for aside in moved}) and not again.exists()
+def test_two_saves_of_one_name_do_not_replace_each_other_aside(folders: Folders) -> None:
+    shelf = SaveShelf(folders)
+    for _ in range(3):
+        torn = written(folders.checkpoints / "a" / "last.pt", b"")
+        (save,) = torn_saves([folders.checkpoints])
+        shelf.add(save, NOW)
+        assert not torn.exists()
+    assert 3 == len({aside.moved for aside in shelf.saves})
+
+
+def test_what_an_agent_set_aside_before_it_was_killed_is_put_back_by_the_next(folders: Folders) -> None:
+    torn = [written(folder / "a\udcff.pt", b"") for folder in (folders.checkpoints, folders.keep)]
+    before = SaveShelf(folders)
+    for save in torn_saves([folders.checkpoints, folders.keep]):
+        before.add(save, NOW)
+    after = SaveShelf(folders)
+    after.recall(lambda moment: moment != NOW.timestamp())
+    assert after.saves == before.saves
+    after.put_back(lambda aside: None)
+    assert all(path.exists() for path in torn)
+    again = SaveShelf(folders)
+    again.recall(lambda moment: False)
+    assert not again.saves
+
+
+def test_nothing_is_put_back_after_the_start_without_it_gained_a_step(folders: Folders) -> None:
+    written(folders.checkpoints / "last.pt", b"")
+    shelf = SaveShelf(folders)
+    shelf.add(torn_saves([folders.checkpoints])[0], NOW)
+    later = SaveShelf(folders)
+    later.recall(lambda moment: True)
+    assert not later.saves
+    later.recall(lambda moment: False)
+    assert not later.saves
+
+
+def test_a_save_is_not_put_back_through_a_link_of_the_trainers(folders: Folders, tmp_path: Path) -> None:
+    torn = written(folders.checkpoints / "run-1" / "last.pt", b"")
+    shelf = SaveShelf(folders)
+    aside = shelf.add(torn_saves([folders.checkpoints])[0], NOW)
+    torn.parent.rmdir()
+    torn.parent.symlink_to(tmp_path)
+    assert not aside.put_back() and not (tmp_path / "last.pt").exists()
 
 
 def test_a_folder_of_code_with_a_number_in_its_name_is_no_checkpoint(tmp_path: Path) -> None:
