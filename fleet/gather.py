@@ -231,7 +231,7 @@ def _steps(
     bucket_missing: bool,
 ) -> list[plan.Step]:
     steps: list[plan.Step] = [plan.CreateBucket(store.bucket)] if bucket_missing else []
-    steps += [plan.RecordRun(str(store)), plan.UploadWheels(len(wheels.wheels), wheels.size)]
+    steps += [plan.RecordRun(str(store)), plan.UploadWheels(wheels.versions, wheels.size)]
     steps += [plan.UploadBundle(source.commit)] if source.bundle else []
     templates = [plan.CreateTemplate(one) for one in built.templates]
     return [*steps, volume, *templates, *_rescue(job), plan.SendFleet(built.fleet)]

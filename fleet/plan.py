@@ -156,11 +156,12 @@ class RecordRun:
 
 @dataclass(frozen=True)
 class UploadWheels:
-    files: int
+    versions: tuple[str, ...]
     size: int
 
     def says(self) -> str:
-        return f"upload the agent: {self.files} wheels, {self.size / 1e6:.1f} MB"
+        names = ", ".join(self.versions)
+        return f"upload the agent: {len(self.versions)} wheels, {self.size / 1e6:.1f} MB ({names})"
 
 
 @dataclass(frozen=True)

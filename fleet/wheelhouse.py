@@ -27,6 +27,11 @@ from spotheal.agent.aws import SERVICES
 from spotheal.agent.errors import ConfigError
 
 ROOTS = ("boto3", "requests", "tenacity", "structlog")
+# The oldest versions without a security hole that is known here; setup.cfg has the same and names the advisories.
+FLOORS = {
+    "boto3": "1.35", "certifi": "2024.7.4", "idna": "3.15", "requests": "2.33", "structlog": "23.1",
+    "tenacity": "8.2", "typing-extensions": "4.6", "urllib3": "2.8",
+}  # fmt: skip
 # structlog needs it on Python 3.10, which an instance may have though this machine has a newer one.
 EXTRA = ("typing-extensions",)
 OWN_PACKAGES = ("agent", "training", "userdata")
@@ -62,13 +67,22 @@ class Wheelhouse:
         return hashlib.sha256(self.manifest).hexdigest()
 
     @property
+    def versions(self) -> tuple[str, ...]:
+        """`NAME VERSION` of each wheel."""
+        return tuple(" ".join(wheel.name.split("-")[:2]).replace("_", "-").lower() for wheel in self.wheels)
+
+    @property
     def size(self) -> int:
         return sum(wheel.size for wheel in self.wheels)
 
 
 def build(cache: Path | None = None) -> Wheelhouse:
-    """The wheelhouse of what is installed here; made once for each set of versions and kept in the user's cache."""
+    """The wheelhouse of what is installed here; made once for each set of versions and kept in the user's cache.
+
+    ConfigError if a version is below its floor: the wheels run as root on every instance.
+    """
     parts = {dist.metadata["Name"]: dist for dist in needed()}
+    _check_floors(parts.values())
     own = _own_files()
     digest = _digest(parts.values(), own)
     folder = (cache or cache_folder()) / f"wheelhouse-{digest[:20]}"
@@ -98,6 +112,28 @@ def needed(roots: Iterable[str] = (*ROOTS, *EXTRA)) -> list[metadata.Distributio
             ) from None
         waiting += _requires(found[name])
     return [found[name] for name in sorted(found)]
+
+
+def is_below(version: str, floor: str) -> bool:
+    """Whether `version` is older than the release `floor`; a release candidate of the floor is."""
+    numbers = [int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", version)[0])]
+    wanted = [int(part) for part in floor.split(".")]
+    length = max(len(numbers), len(wanted))
+    release = numbers + [0] * (length - len(numbers))
+    least = wanted + [0] * (length - len(wanted))
+    return release < least or (release == least and re.search(r"\d(a|b|rc|\.?dev)\d", version) is not None)
+
+
+def _check_floors(parts: Iterable[metadata.Distribution]) -> None:
+    names = {_normal(part.metadata["Name"]): part.version for part in parts}
+    old = [name for name, version in names.items() if name in FLOORS and is_below(version, FLOORS[name])]
+    if old:
+        versions = ", ".join(f"{name} {names[name]}" for name in old)
+        wanted = " ".join(f"'{name}>={FLOORS[name]}'" for name in old)
+        raise ConfigError(
+            f"{versions} {'has' if len(old) == 1 else 'have'} known security holes, and instances get what is here",
+            next_step=f"pip install --upgrade {wanted}",
+        )
 
 
 def cache_folder() -> Path:

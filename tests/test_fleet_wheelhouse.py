@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -16,6 +18,7 @@ import pytest
 from spotheal.agent.aws import SERVICES
 from spotheal.agent.errors import ConfigError
 from spotheal.fleet import wheelhouse
+from spotheal.fleet.plan import UploadWheels
 from spotheal.fleet.wheelhouse import Wheelhouse
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -125,3 +128,54 @@ def clients_made(text: str) -> set[str]:
 
 def test_a_client_is_found_however_it_is_asked_for() -> None:
     assert clients_made('aws.client("a", region); self._client("b"); client("c"); given.client(name)') == set("abc")
+
+
+# ----------------------------------------------------------------------------------------------------------- the floors
+def _normal(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def _floors_of_setup() -> dict[str, str]:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    wanted = re.findall(r"(?m)^([\w.-]+)(?:\[[\w,]+\])?>=([\d.]+)", parser["options"]["install_requires"])
+    return {_normal(name): floor for name, floor in wanted}
+
+
+def test_the_floors_of_the_wheels_are_those_of_setup_cfg() -> None:
+    """An old installation's versions would run as root on every instance."""
+    given, shipped = _floors_of_setup(), {_normal(part.metadata["Name"]) for part in wheelhouse.needed()}
+    assert {name: floor for name, floor in given.items() if name in shipped} == wheelhouse.FLOORS
+    assert {"requests", "urllib3", "idna", "certifi"} <= wheelhouse.FLOORS.keys()
+
+
+class _Old(metadata.Distribution):
+    def read_text(self, filename: str) -> str | None:
+        return "Name: urllib3\nVersion: 2.7.1rc1\n" if filename == "METADATA" else None
+
+    def locate_file(self, path: object) -> Path:  # type: ignore[override]
+        return Path("/nowhere") / str(path)
+
+
+def test_a_version_with_known_holes_is_refused_with_the_command_that_replaces_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(wheelhouse, "needed", lambda: [_Old()])
+    with pytest.raises(ConfigError, match=r"urllib3 2\.7\.1rc1 has known security holes") as refused:
+        wheelhouse.build(tmp_path)
+    assert f"urllib3>={wheelhouse.FLOORS['urllib3']}" in refused.value.next_step
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "floor", "is_below"),
+    [("2.31.0", "2.33", True), ("2.33", "2.33.0", False), ("2.33.0", "2.33", False), ("10.0", "9.9", False),
+     ("2024.7.3", "2024.7.4", True), ("2.9.0.post0", "2.9", False), ("3.15rc1", "3.15", True)],
+)  # fmt: skip
+def test_versions_are_compared_by_number(version: str, floor: str, is_below: bool) -> None:
+    assert wheelhouse.is_below(version, floor) is is_below
+
+
+def test_the_plan_names_every_version_that_it_takes(house: Wheelhouse) -> None:
+    said = UploadWheels(house.versions, house.size).says()
+    assert all(f"{_normal(part.metadata['Name'])} {part.version}" in said for part in wheelhouse.needed())
