@@ -87,6 +87,7 @@ class OverSsh:
         assert self._connection is not None
         if tail.has_spoken:
             self._tries[tail.instance] = 0
+            self._connection.remember()
         elif self._tries[tail.instance] == TRIES_MAX:
             refusal = self._connection.refusal(tail.said)
             self._say(f"note: {refusal.message}; its lines come from the store, up to a minute late")

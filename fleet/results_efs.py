@@ -221,6 +221,7 @@ def _connection(
             connection = stack.enter_context(ssh.Connection(session, host, say, user=user, identity=identity))
             done = _ask(connection, remote(path, 'test -d "$f"'))
             if done.returncode == 0:
+                connection.remember()
                 say(f"through {host.instance}, which has {place.file_system} mounted")
                 return connection
             if done.returncode == 255:

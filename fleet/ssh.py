@@ -14,6 +14,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,8 +28,8 @@ from spotheal.fleet import runs
 from spotheal.fleet.session import Session
 
 CONNECT_SECONDS = 10
-_KEYS = re.compile(r"-----BEGIN SSH HOST KEY KEYS-----(.*?)-----END SSH HOST KEY KEYS-----", re.DOTALL)
-_KEY_LINE = re.compile(r"((?:ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/=]+)")
+_KEYS = re.compile(r"(?ms)^-----BEGIN SSH HOST KEY KEYS-----\r?$(.*?)^-----END SSH HOST KEY KEYS-----\r?$")
+_KEY_LINE = re.compile(r"(?m)^((?:ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/=]+)(?: [^\n]*)?\r?$")
 _USERS = (("ubuntu", "ubuntu"), ("debian", "admin"), ("amazon linux", "ec2-user"), ("amzn", "ec2-user"),
           ("al2023", "ec2-user"), ("al2", "ec2-user"), ("suse", "ec2-user"), ("rhel", "ec2-user"),
           ("rocky", "rocky"), ("centos", "centos"), ("fedora", "fedora"))  # fmt: skip
@@ -101,6 +102,15 @@ def user_of(image_name: str) -> str:
     return max(found)[1] if found else "ubuntu"
 
 
+def console_keys(console: str) -> list[str]:
+    """The host keys that cloud-init printed: the first block, at the start of lines.
+
+    What prints later may be a `setup` command of the repository: its block comes after, and below a prefix of the log.
+    """
+    block = _KEYS.search(console)
+    return _KEY_LINE.findall(block.group(1)) if block else []
+
+
 class Connection:
     """How ssh is called for one instance; a context, whose files (a key of a minute among them) end with it."""
 
@@ -117,7 +127,14 @@ class Connection:
         self._key, self._config = self._folder / "key", self._folder / "config"
         made = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "fleetctl", "-f", str(self._key)]
         subprocess.run(made, check=True, stdin=subprocess.DEVNULL, capture_output=True)
-        self._known_hosts, self._knows_key = self._learn_host_key()
+        self._known_hosts = self._folder / "known_hosts"
+        self._kept, self._knows_key = _kept_key(self.host.instance), True
+        if self._kept.is_file():
+            shutil.copyfile(self._kept, self._known_hosts)
+        else:
+            keys = self._console_keys()
+            self._known_hosts.write_text("".join(f"{self.host.instance} {key}\n" for key in keys))
+            self._knows_key = bool(keys)
         self._write_config()
         self.user = self._effective_user()
         return self
@@ -156,20 +173,15 @@ class Connection:
         ]
         self._config.write_text("\n".join(lines) + "\n")
 
-    def _learn_host_key(self) -> tuple[Path, bool]:
-        """The file that knows the host, and whether a key of it is known: then no other is taken."""
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spotheal" / "known_hosts"
-        try:
-            cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError:
-            cache = self._folder
-        file = cache / self.host.instance
-        if file.exists() and file.stat().st_size:
-            return file, True
-        keys = self._console_keys()
-        if keys:
-            file.write_text("".join(f"{self.host.instance} {key}\n" for key in keys))
-        return file, bool(keys)
+    def remember(self) -> None:
+        """Keep the host's key, after a login that worked: a key from the console that lets no one in is not kept."""
+        if self._kept.is_file() or not self._known_hosts.is_file():
+            return
+        with suppress(OSError):  # without a cache the console is asked each time
+            self._kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            part = self._kept.with_name(f".{self._kept.name}.{os.getpid()}.part")
+            shutil.copyfile(self._known_hosts, part)
+            part.replace(self._kept)
 
     def _console_keys(self) -> list[str]:
         """cloud-init prints the host's keys; the console is there some minutes after the start."""
@@ -178,8 +190,7 @@ class Connection:
                 answer = self._session.client("ec2").get_console_output(InstanceId=self.host.instance)
         except SpothealError:
             return []
-        blocks = _KEYS.findall(str(answer.get("Output") or ""))
-        return _KEY_LINE.findall(blocks[-1]) if blocks else []
+        return console_keys(str(answer.get("Output") or ""))
 
     def _image_name(self) -> str:
         try:
@@ -225,11 +236,6 @@ class Connection:
         """Why ssh could not connect: asked of the port itself, for ssh ends with 255 in every case."""
         host = self.host
         name = f"{host.instance} ({host.address})"
-        if "host key" in said.lower():
-            return PermissionDenied(
-                f"{name} shows another host key than its console does: {said}",
-                next_step=f"somebody may be in between; if not, remove {self._known_hosts}",
-            )
         try:
             with socket.create_connection(self._place(), timeout=CONNECT_SECONDS / 2):
                 pass
@@ -243,12 +249,33 @@ class Connection:
                 next_step=f"`aws ec2 authorize-security-group-ingress --group-id {groups} --protocol tcp --port 22 "
                 "--cidr YOUR_ADDRESS/32`, or a ProxyJump in ~/.ssh/config",
             )
+        if "host key" in (said or self._probe()).lower():
+            last = "at the last login" if self._kept.is_file() else "its console printed first"
+            cure = f"if not, remove {self._kept}" if self._kept.is_file() else "read `aws ec2 get-console-output`"
+            return PermissionDenied(
+                f"{name} shows another host key than {last}: there is no login",
+                next_step=f"somebody may be in between; {cure}",
+            )
         return PermissionDenied(
             f"{name} refuses the login of {self.user}" + (f": {said}" if said else ""),
             next_step="--user for another login, --identity for your key pair's private key",
         )
 
+    def _probe(self) -> str:
+        """What ssh says without a login: a shell's ssh has said it to the terminal alone."""
+        argv = ["ssh", "-F", str(self._config), "-T", "-o", "BatchMode=yes", "-o", "PreferredAuthentications=none",
+                self.host.address, "true"]  # fmt: skip
+        with suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=2 * CONNECT_SECONDS)
+            return done.stderr.decode(errors="replace")
+        return ""
+
     def _place(self) -> tuple[str, int]:
         """Where ssh goes, by the configuration in force."""
         found = self._in_force()
         return found.get("hostname", self.host.address), int(found.get("port", "22"))
+
+
+def _kept_key(instance: str) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "spotheal" / "known_hosts" / instance

@@ -30,6 +30,9 @@ needs_sshd = pytest.mark.skipif(
 needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh here (openssh-client)")
 
 
+OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
+
+
 def host(**changes: Any) -> Host:
     values: dict[str, Any] = {
         "instance": "i-0a", "state": "running", "zone": "us-west-2a", "address": "192.0.2.7", "is_public": True,
@@ -220,14 +223,75 @@ def test_a_command_runs_there_with_a_key_of_a_minute_and_the_consoles_host_key(m
 @pytest.mark.processes
 def test_a_host_that_shows_another_key_than_its_console_is_not_talked_to(machine: Any) -> None:
     session, _, _ = machine
-    other = "AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
-    session.console = f"{session.console.split('AAAA')[0]}{other} x\n-----END SSH HOST KEY KEYS-----\n"
+    session.console = BLOCK.format(OTHER_KEY)
     with connect(session) as connection:
         await_port(connection)
         argv = connection.argv(["true"], ["-T", "-o", "BatchMode=yes"])
         done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         assert 255 == done.returncode
         assert isinstance(connection.refusal("Host key verification failed."), PermissionDenied)
+
+
+BLOCK = "-----BEGIN SSH HOST KEY KEYS-----\n{}\n-----END SSH HOST KEY KEYS-----\n"
+
+
+@pytest.mark.parametrize(
+    ("console", "keys"),
+    [
+        (BLOCK.format("ssh-ed25519 AAAATRUE a@ip") + BLOCK.format("ssh-ed25519 AAAAEVIL"), ["ssh-ed25519 AAAATRUE"]),
+        ("agent: " + BLOCK.format("ssh-ed25519 AAAAEVIL x") + BLOCK.format("ssh-rsa AAAATRUE"), ["ssh-rsa AAAATRUE"]),
+        (BLOCK.format("agent: ssh-ed25519 AAAAEVIL x"), []),
+        (BLOCK.format("ssh-ed25519 AAAATRUE\n@cert-authority * ssh-rsa AAAAEVIL"), ["ssh-ed25519 AAAATRUE"]),
+        (BLOCK.format("ssh-ed25519 AAAATRUE a\n\nssh-rsa BBBB b\n").replace("\n", "\r\n"),
+         ["ssh-ed25519 AAAATRUE", "ssh-rsa BBBB"]),
+        ("-----BEGIN SSH HOST KEY KEYS-----\nssh-ed25519 AAAAHALF", []),
+        ("", []),
+    ],
+)  # fmt: skip
+def test_only_whole_lines_of_the_consoles_first_block_are_keys(console: str, keys: list[str]) -> None:
+    """A `setup` command can print a block of its own later, below a line of the agent's log."""
+    assert ssh.console_keys(console) == keys
+
+
+def _login(connection: Connection, command: str = "true") -> subprocess.CompletedProcess[str]:
+    argv = connection.argv([command], ["-T", "-o", "BatchMode=yes"])
+    return subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+@needs_sshd
+@pytest.mark.processes
+def test_a_key_that_never_let_anybody_in_is_not_kept(machine: Any, home: Path) -> None:
+    session, _, _ = machine
+    true = session.console
+    session.console = BLOCK.format(OTHER_KEY)
+    with connect(session) as connection:
+        await_port(connection)
+        refused = connection.refusal(_login(connection).stderr)
+        assert "another host key" in refused.message
+    session.console = true
+    with connect(session) as connection:
+        assert _login(connection).returncode == 0
+        assert not list((home / "cache").rglob("i-0a"))
+        connection.remember()
+    session.console = BLOCK.format(OTHER_KEY)
+    with connect(session) as connection:
+        assert _login(connection).returncode == 0  # what let somebody in once counts for more than the console
+
+
+@needs_sshd
+@pytest.mark.processes
+def test_a_changed_key_is_said_once_with_the_file_to_remove(machine: Any, home: Path) -> None:
+    session, _, _ = machine
+    known = home / "cache/spotheal/known_hosts/i-0a"
+    known.parent.mkdir(parents=True)
+    known.write_text(f"i-0a {OTHER_KEY}\n")
+    with connect(session) as connection:
+        await_port(connection)
+        assert _login(connection).returncode == 255
+        refused = connection.refusal()  # a shell's: what ssh said went to the terminal
+    assert isinstance(refused, PermissionDenied) and str(known) in refused.next_step
+    assert "i-0a (192.0.2.7) shows another host key than at the last login" in refused.message
+    assert "\n" not in refused.message and "@@@" not in refused.message
 
 
 @needs_sshd

@@ -92,6 +92,7 @@ def ssh(
         code = subprocess.run(connection.argv(there, options)).returncode
         if code == 255:
             raise connection.refusal()
+        connection.remember()
     raise typer.Exit(code)
 
 
