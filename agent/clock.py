@@ -49,6 +49,22 @@ class SystemClock:
         return until.wait(max(0.0, seconds))
 
 
+class Timeout:
+    """The end of a wait, `seconds_max` after it began; None never ends."""
+
+    def __init__(self, clock: Clock, seconds_max: float | None) -> None:
+        self._clock = clock
+        self._end = float("inf") if seconds_max is None else clock.monotonic() + seconds_max
+
+    @property
+    def is_over(self) -> bool:
+        return self._clock.monotonic() >= self._end
+
+    def sleep(self, seconds: float) -> None:
+        """Wait `seconds`, or what remains if that is less: a wait with --timeout 20s once took 25 s."""
+        self._clock.sleep(max(0.0, min(seconds, self._end - self._clock.monotonic())))
+
+
 def never() -> Stop:
     """A stop that is never set."""
     return threading.Event()

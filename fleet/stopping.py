@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.clock import Clock, rfc3339
+from spotheal.agent.clock import Clock, Timeout, rfc3339
 from spotheal.agent.errors import Retryable, WaitTimedOut
 from spotheal.agent.names import HEARTBEAT_SECONDS, LAYOUT, TAG_RUN, Phase
 from spotheal.fleet import cancel, engine, runs
@@ -43,7 +43,7 @@ def save_and_end(
 
     `why` becomes the run's reason. A run that ends by itself meanwhile (done, failed) is left its own end.
     """
-    began, asked_of = clock.monotonic(), set[int]()
+    began, timeout, asked_of = clock.monotonic(), Timeout(clock, seconds_max), set[int]()
     said_at = began
     while True:
         status = _status(run)
@@ -64,13 +64,13 @@ def save_and_end(
                 step = (status.get("progress") or {}).get("step")
                 far = "" if step is None else f", step {step} so far"
                 say(f"waiting for the last checkpoint since {duration(said_at - began)}{far}")
-        if clock.monotonic() - began >= seconds_max:
+        if timeout.is_over:
             raise WaitTimedOut(
                 f"the trainer has not saved and ended after {duration(seconds_max)}; it is still asked to",
                 next_step=f"`fleetctl status {run.job}` shows how far it is; "
                 f"`fleetctl cancel {run.job}` without --save does not wait",
             )
-        clock.sleep(POLL_SECONDS)
+        timeout.sleep(POLL_SECONDS)
     _see_cancelled(session, run, clock, bool(asked_of))
     last = _status(run) or {}
     saved = ((last.get("progress") or {}).get("saved") or {}).get("step")
@@ -79,7 +79,7 @@ def save_and_end(
 
 def await_gone(session: Session, run: runs.Run, clock: Clock, say: Say, seconds_max: float = _GONE_SECONDS) -> None:
     """Return when no instance of the run is left that could still write to its store and volume."""
-    began, said = clock.monotonic(), ""
+    timeout, said = Timeout(clock, seconds_max), ""
     while True:
         left = [one for one in session.ec2.instances_tagged(TAG_RUN, run.id) if one.state != "terminated"]
         if not left:
@@ -88,12 +88,12 @@ def await_gone(session: Session, run: runs.Run, clock: Clock, say: Say, seconds_
         if line != said:
             say(line)
             said = line
-        if clock.monotonic() - began >= seconds_max:
+        if timeout.is_over:
             raise WaitTimedOut(
                 f"{left[0].id} is still {left[0].state} after {duration(seconds_max)}",
                 next_step="`fleetctl request --resume` goes on with the run once it is gone",
             )
-        clock.sleep(POLL_SECONDS)
+        timeout.sleep(POLL_SECONDS)
 
 
 def _status(run: runs.Run) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spotheal.agent.clock import Clock
+from spotheal.agent.clock import Clock, Timeout
 from spotheal.agent.errors import JobFailed, Retryable, WaitTimedOut
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet import runs
@@ -22,7 +22,7 @@ def wait(
 ) -> dict[str, Any]:
     """The last document of a run that is done; JobFailed for every other end, WaitTimedOut after `seconds_max`."""
     look = Look(session, run, clock)
-    began = fleet_at = clock.monotonic()
+    timeout, fleet_at = Timeout(clock, seconds_max), clock.monotonic()
     while True:
         document = look()
         now = clock.monotonic()
@@ -37,11 +37,11 @@ def wait(
         if now - fleet_at >= FLEET_SECONDS:
             fleet_at = now
             _check_fleet(session, run)
-        if seconds_max is not None and now - began >= seconds_max:
+        if timeout.is_over:
             raise WaitTimedOut(
                 f"the run has not ended after {seconds_max:.0f} s; it goes on", next_step=f"`fleetctl status {run.job}`"
             )
-        clock.sleep(POLL_SECONDS)
+        timeout.sleep(POLL_SECONDS)
 
 
 def _check_fleet(session: Session, run: runs.Run) -> None:

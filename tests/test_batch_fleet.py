@@ -296,6 +296,9 @@ def test_waiting_ends_with_6_and_the_job_goes_on(batch_desk: BatchDesk) -> None:
     result = batch_desk.run("submit", "--yes", "--wait", "--timeout", "30s")
     assert result.exit_code == 6 and "`fleetctl batch logs cifar -f` follows it again" in result.output
     assert batch_desk.good("status")["status"] == "RUNNING"
+    before = batch_desk.clock.monotonic()
+    assert batch_desk.run("logs", "cifar", "-f", "--timeout", "10s").exit_code == 6
+    assert batch_desk.clock.monotonic() - before == 10.0, "and not at the next look after it"
 
 
 def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(batch_desk: BatchDesk) -> None:

@@ -8,14 +8,17 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
+from fleet_desk import BUCKET, Desk, HandClock, desk, moto_clients, wheels
 
-from spotheal.agent.errors import ExitCode
-from spotheal.agent.names import LAYOUT, Phase
-from spotheal.fleet import screen, unheard
+from spotheal.agent.errors import ExitCode, WaitTimedOut
+from spotheal.agent.names import LAYOUT, Phase, StoreUrl
+from spotheal.fleet import screen, stopping, unheard, wait
 from spotheal.fleet.engine import FleetEvent
 from spotheal.fleet.live import Lines, line
+from spotheal.fleet.runs import open_run
+from spotheal.fleet.session import Session
 from spotheal.fleet.shortage import Shortage, shortage
+from spotheal.fleet.verbs import ssh as connecting
 from spotheal.fleet.verbs import status as verb
 
 __all__ = ["desk", "moto_clients", "wheels"]
@@ -301,3 +304,24 @@ def test_all_jobs_are_listed_with_a_number_of_calls_that_does_not_grow(desk: Des
 
 def test_all_is_about_no_single_job(desk: Desk) -> None:
     assert ExitCode.USAGE == desk.run("status", "cifar", "--all").exit_code
+
+
+@pytest.mark.parametrize("waits", ["run", "ssh", "gone"])
+def test_a_wait_ends_at_its_timeout_and_no_look_later(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    """The next look was 5 s away, and the wait ended only then."""
+    run = open_run(desk.s3, StoreUrl(BUCKET, ""), "cifar", desk.request()["run"])
+    clock, session = HandClock(), Session("us-west-2")
+    monkeypatch.setattr("spotheal.agent.clock.SystemClock", lambda: clock)
+    if waits == "gone":
+        desk.pass_time(60)
+    with pytest.raises(WaitTimedOut):
+        match waits:
+            case "run":
+                wait.wait(session, run, clock, Lines(lambda _: None, clock), 7.0)
+            case "ssh":
+                connecting._await_host(session, run, 7.0)
+            case "gone":
+                stopping.await_gone(session, run, clock, lambda _: None, 7.0)
+    assert 7.0 == clock.seconds

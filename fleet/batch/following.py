@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.clock import Clock
+from spotheal.agent.clock import Clock, Timeout
 from spotheal.agent.errors import JobFailed, NotFound, Retryable, WaitTimedOut
 from spotheal.fleet.batch import jobs
 from spotheal.fleet.batch.names import Names
@@ -44,7 +44,7 @@ class Followed:
 
     def to_the_end(self, seconds_max: float | None = None) -> dict[str, Any]:
         """The job as it ended, its last lines given. JobFailed with what failed; WaitTimedOut after `seconds_max`."""
-        began = self.clock.monotonic()
+        began, timeout = self.clock.monotonic(), Timeout(self.clock, seconds_max)
         job: dict[str, Any] | None = None
         while True:
             try:
@@ -58,10 +58,10 @@ class Followed:
             is_told = self._tail.is_over and not 0 < self._unlisted < _UNLISTED_LOOKS
             if job is not None and job["status"] in jobs.ENDS and is_told:
                 break
-            if seconds_max is not None and self.clock.monotonic() - began >= seconds_max:
+            if timeout.is_over:
                 raise WaitTimedOut(f"the job has not ended after {seconds_max:.0f} s; it goes on",
                                    next_step=self.come_back())  # fmt: skip
-            self.clock.sleep(POLL_SECONDS)
+            timeout.sleep(POLL_SECONDS)
         if job["status"] == "FAILED":
             cure = (f"`fleetctl batch logs {self.names.job}` has all of it; `fleetctl batch submit` begins anew,"
                     " --resume goes on with what is not done")  # fmt: skip

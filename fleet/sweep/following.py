@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 from typing import Any
 
-from spotheal.agent.clock import Clock
+from spotheal.agent.clock import Clock, Timeout
 from spotheal.agent.errors import JobFailed, Retryable, WaitTimedOut
 from spotheal.agent.names import Phase
 from spotheal.fleet import engine
@@ -26,7 +25,7 @@ def follow(
 
     JobFailed where a run failed or the fleet is gone, WaitTimedOut after `seconds_max`.
     """
-    began, said, said_at = clock.monotonic(), "", float("-inf")
+    timeout, said, said_at = Timeout(clock, seconds_max), "", float("-inf")
     while True:
         try:
             document = progress.summarise(progress.gather(session, sweep))
@@ -48,11 +47,10 @@ def follow(
             if document["fleet"]["id"] and state not in engine.LIVE_STATES:
                 raise JobFailed(f"the fleet is {state or 'gone'}, and the sweep has not ended by itself",
                                 next_step="`fleetctl sweep run LIST --resume` goes on")  # fmt: skip
-        remaining = inf if seconds_max is None else seconds_max - (clock.monotonic() - began)
-        if remaining <= 0:
+        if timeout.is_over:
             raise WaitTimedOut(f"the sweep has not ended after {seconds_max:.0f} s; it goes on",
                                next_step=come_back(sweep))  # fmt: skip
-        clock.sleep(min(POLL_SECONDS, remaining))
+        timeout.sleep(POLL_SECONDS)
 
 
 def come_back(sweep: Run) -> str:

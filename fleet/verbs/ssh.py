@@ -98,12 +98,12 @@ def ssh(
 
 def _await_host(session: Session, run: Run, seconds_max: float | None) -> Host:
     """The next instance that is up, with what keeps it; JobFailed where the run has ended."""
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.clock import SystemClock, Timeout
     from spotheal.fleet import ssh as connecting
     from spotheal.fleet.live import Lines, Look
 
     clock = SystemClock()
-    look, shown, began = Look(session, run, clock), Lines(say, clock), clock.monotonic()
+    look, shown, timeout = Look(session, run, clock), Lines(say, clock), Timeout(clock, seconds_max)
     while True:
         host = connecting.writer(session, run)
         if host is not None:
@@ -116,6 +116,6 @@ def _await_host(session: Session, run: Run, seconds_max: float | None) -> Host:
                     f"the run has ended ({document['phase']}): no instance will come",
                     next_step=f"`fleetctl logs {run.job}`; `fleetctl request --resume`",
                 )
-        if seconds_max is not None and clock.monotonic() - began >= seconds_max:
+        if timeout.is_over:
             raise WaitTimedOut(f"no instance was up within {seconds_max:.0f} s", next_step="`fleetctl status`")
-        clock.sleep(5.0)
+        timeout.sleep(5.0)
