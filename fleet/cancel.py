@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.ec2 import Instance, Volume
 from spotheal.agent.errors import Conflict, Retryable
-from spotheal.agent.names import TAG_JOB, TAG_RUN, TAG_STORE, Phase
+from spotheal.agent.names import LAYOUT, TAG_JOB, TAG_RUN, TAG_STORE, Phase
+from spotheal.agent.store import Store
 from spotheal.fleet import engine, runs
 from spotheal.fleet.request import TAG_LENGTH_MAX
 from spotheal.fleet.session import Session
+from spotheal.fleet.sweep.progress import marks_of
 
 CANCEL_TRIES = 5
+_WRITERS = 16
 _GONE = ("terminated", "shutting-down")
 
 
@@ -66,8 +71,25 @@ def carry_out(session: Session, run: runs.Run, plan: CancelPlan, clock: Clock) -
         now = rfc3339(clock.now())
         end = {"phase": Phase.CANCELLED.value, "reason": f"cancelled by fleetctl at {now}"}
         if run.store.publish_status({**status, **end, "ended": now}) is None:
-            saved = ((status.get("progress") or {}).get("saved") or {}).get("step")
-            run.note(clock, "end", **end, saved_step=saved)
+            run.note(clock, "end", **end, saved_step=_saved_step(status))
+            _end_entries(run, end, clock)
+
+
+def _end_entries(sweep: runs.Run, end: Mapping[str, str], clock: Clock) -> None:
+    """Note the end in the ledger of each run of a sweep that was at work. Its status stays, and with it the run in the
+    queue: `sweep run --resume` goes on with it."""
+    marks = marks_of(sweep.store.keys(LAYOUT.queue))
+
+    def note(index: int) -> None:
+        entry = runs.Run(sweep.job, sweep.id, Store(sweep.store.client, sweep.store.url.below(LAYOUT.entry(index))))
+        entry.note(clock, "end", **end, saved_step=_saved_step(entry.store.read_status() or {}))
+
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        list(pool.map(note, [index for index, (claims, ended) in marks.items() if claims and not ended]))
+
+
+def _saved_step(status: Mapping[str, Any]) -> int | None:
+    return ((status.get("progress") or {}).get("saved") or {}).get("step")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from fleet_desk import BUCKET, Desk, HandClock, desk, moto_clients, wheels
 from spotheal.agent.clock import SystemClock
 from spotheal.agent.errors import ConfigError, ExitCode, WaitTimedOut
 from spotheal.agent.instance_config import InstanceConfig
+from spotheal.agent.ledger import read_events
 from spotheal.agent.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.sweep.queue import Entry, Queue, choose
 from spotheal.agent.sweep.worker import entry_of
@@ -185,6 +186,25 @@ def test_instances_that_left_for_want_of_work_come_back_for_a_run_that_begins_ag
     assert desk.live_fleets()[0].target == 1
     desk.good("sweep", "retry", "cifar")
     assert desk.live_fleets()[0].target == 2, "one trains, one begins again"
+
+
+def test_a_cancel_ends_the_ledger_of_each_run_at_work_and_a_resume_goes_on_with_it(desk: Desk) -> None:
+    """The cost of a run of a cancelled sweep grew for ever: only the sweep's own ledger had an end."""
+    run = sweep(desk, "--parallel", "2")["run"]
+    over(desk, run, 0, Phase.DONE)
+    desk.store(run).put_json(LAYOUT.queue_claim(1, 1), {"instance": "i-1", "time": "2026-11-21T00:00:00Z"})
+    saved = {"phase": "training", "instance": "i-1", "progress": {"step": 9, "saved": {"step": 7}}}
+    desk.store(run).put_json(f"{LAYOUT.entry(1)}/{LAYOUT.status}", saved)
+    for _ in range(2):
+        desk.good("cancel", "--yes")
+    done, ended = (
+        read_events((desk.store(run).get_bytes(f"{LAYOUT.entry(index)}/{LAYOUT.ledger}") or b"").decode())
+        for index in (0, 1)
+    )
+    assert done == []
+    assert [(one["event"], one["phase"], one["saved_step"]) for one in ended] == [("end", "cancelled", 7)]
+    sweep(desk, "--resume")
+    assert (desk.good("sweep", "status")["entries"][1]["state"], desk.live_fleets()[0].target) == ("running", 1)
 
 
 def test_only_runs_that_failed_are_begun_again(desk: Desk) -> None:

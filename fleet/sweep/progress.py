@@ -51,7 +51,7 @@ def gather(session: Session, run: runs.Run) -> Seen:
     if document is None:
         raise NotFound(f"run {run.id} of job {run.job} is no sweep", next_step=f"`fleetctl status {run.job}`")
     entries = list(document["entries"])
-    marks = _marks(store.keys(LAYOUT.queue))
+    marks = marks_of(store.keys(LAYOUT.queue))
     with ThreadPoolExecutor(_READERS) as pool:
         found = pool.map(lambda index: store.get_json(f"{LAYOUT.entry(index)}/{LAYOUT.status}") or {}, sorted(marks))
         statuses = dict(zip(sorted(marks), found, strict=True))
@@ -76,7 +76,8 @@ def _missing(session: Session, fleet: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _marks(keys: list[str]) -> dict[int, tuple[int, str]]:
+def marks_of(keys: list[str]) -> dict[int, tuple[int, str]]:
+    """Entry -> (claims, "" or done or failed), of the keys of a sweep's queue."""
     found: dict[int, tuple[int, str]] = {}
     for key in keys:
         index, _, what = key.removeprefix(LAYOUT.queue).partition(".")
