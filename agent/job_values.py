@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spotheal.agent.names import StoreUrl, parse_results
@@ -16,6 +18,8 @@ POLICY_CHARACTERS_MAX = 2048
 # A card shows less than its name says (ECC, what the driver keeps): 22.5 of 24 GiB on an A10G, 15 of 16 on a T4. Two
 # sizes that are sold are never so close.
 SHOWN_OF_NOMINAL = 0.9
+_OPERATOR = re.compile(r"&&|\|\|?|;|&|[0-9&]?>>?|[0-9]?>&[0-9]?|<{1,3}")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _DURATION = re.compile(r"(\d+)\s*(s|m|h|d)")
 _DURATION_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _HOST_KEY = re.compile(r"[^\s@#-]\S* (?:ssh|ecdsa|sk)-[\w@.-]+ [A-Za-z0-9+/=]+(?: [^\n]*)?")
@@ -101,13 +105,33 @@ results = parsed_by(parse_results)
 reference = parsed_by(SecretReference.parse)
 
 
+def only_a_shell(sign: str) -> str:
+    return f"has `{sign}`, which only a shell understands, and no shell runs the command"
+
+
+def shell_sign(words: Sequence[str]) -> str:
+    """The first of an argv list's words that only a shell understands, "" for none: the trainer would get it."""
+    if not words or posixpath.basename(words[0]) == "find":  # whose -exec ends in `;`
+        return ""
+    signs = [words[0]] if _ASSIGNMENT.match(words[0]) else []
+    return next(iter([*signs, *(word for word in words if _OPERATOR.fullmatch(word))]), "")
+
+
 def argv(value: Any) -> str:
     good = isinstance(value, list) and all(isinstance(word, str) and "\0" not in word for word in value)
-    return "" if good else 'must be a list of strings, such as ["python", "train.py"] (no shell reads it)'
+    if not good:
+        return 'must be a list of strings, such as ["python", "train.py"] (no shell reads it)'
+    if not (sign := shell_sign(value)):
+        return ""
+    is_sign = [bool(_OPERATOR.fullmatch(word) or _ASSIGNMENT.match(word)) for word in value]
+    script = " ".join(word if bare else shlex.quote(word) for word, bare in zip(value, is_sign, strict=True))
+    return f'{only_a_shell(sign)}; let a shell run it: ["sh", "-c", {json.dumps(script)}]'
 
 
 def argvs(value: Any) -> str:
-    good = isinstance(value, list) and all(word and not argv(word) for word in value)
+    if isinstance(value, list) and (faults := [fault for fault in map(argv, value) if fault.startswith("has ")]):
+        return faults[0]
+    good = isinstance(value, list) and all(words and not argv(words) for words in value)
     return "" if good else 'must be a list of commands, each a list of strings, such as [["make", "data"]]'
 
 

@@ -19,6 +19,7 @@ _PLACEHOLDER_CURES = {
 }
 _SUBNET = re.compile(r"subnet-[0-9a-f]{8}(?:[0-9a-f]{9})?")
 _AMI = re.compile(r"ami-[0-9a-f]{8}(?:[0-9a-f]{9})?")
+_IAM_ARN = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):")
 _ROLE_ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+")
 
 
@@ -105,11 +106,23 @@ def _whole_faults(document: dict[str, Any]) -> Iterator[str]:
     role = document.get("IamFleetRole")
     if _filled(role) and not _ROLE_ARN.fullmatch(str(role)):
         yield f'IamFleetRole: "{role}" is not of the form arn:aws:iam::123456789012:role/NAME'
+    yield from _account_faults(document)
     has_specs, has_configs = bool(document.get("LaunchSpecifications")), bool(document.get("LaunchTemplateConfigs"))
     if has_specs and has_configs:
         yield "LaunchSpecifications and LaunchTemplateConfigs: AWS takes one of them; remove the other"
     if not has_specs and not has_configs:
         yield "LaunchSpecifications: is required (or LaunchTemplateConfigs): which instances to launch, and where"
+
+
+def _account_faults(document: dict[str, Any]) -> Iterator[str]:
+    """AWS takes such a request, and then launches nothing: a fleet's role passes no role of another account."""
+    first: dict[str, str] = {}
+    for where, text in _strings(document):
+        if match := _IAM_ARN.match(text):
+            first.setdefault(match.group(1), where)
+    if len(first) > 1:
+        places = " and ".join(f"{where} is of account {account}" for account, where in first.items())
+        yield f"{places}; both must be of the account that pays (`aws sts get-caller-identity` says which)"
 
 
 def _place_faults(document: dict[str, Any]) -> Iterator[str]:

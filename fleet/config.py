@@ -92,6 +92,12 @@ class FleetConfig:
         return tuple(dict.fromkeys(named))
 
     @property
+    def profiles(self) -> tuple[str, ...]:
+        """The names of the instance profiles in the launch specifications; those of templates are known to AWS only."""
+        named = [spec.get("IamInstanceProfile") or {} for spec in self.specifications]
+        return tuple(dict.fromkeys(one.get("Name") or one.get("Arn", "").rpartition("/")[2] for one in named))
+
+    @property
     def region(self) -> str:
         """The region of the zones, or "" where the file names none."""
         return next((region_of(zone) for zone in self.zones), "")
@@ -191,6 +197,15 @@ def read_job(path: Path) -> JobConfig:
     return job
 
 
+def is_job_file(path: Path) -> bool:
+    """Whether a file has the form of a job.toml; its faults are not looked at."""
+    try:
+        table = tomllib.loads(text_of(path)).get("job")
+    except (OSError, ValueError, RecursionError, ConfigError):
+        return False
+    return isinstance(table, dict) and {"name", "repository", "command"} <= table.keys()
+
+
 def _with_policy(job: JobConfig, path: Path) -> JobConfig:
     """`cage.trainer_policy` names a file beside job.toml; an instance gets what is in it, on one line."""
     named = job.cage.trainer_policy
@@ -249,6 +264,16 @@ def read_request(fleet_file: Path, job_file: Path) -> tuple[FleetConfig, JobConf
 
 def _check_together(fleet: FleetConfig, job: JobConfig, job_file: Path) -> None:
     """What is wrong only because of what the other file says."""
+    from spotheal.fleet.account.roles import job_of, job_role
+
+    for profile in fleet.profiles:
+        if (other := job_of(profile)) not in ("", job.job.name):
+            raise ConfigError(
+                f"{fleet.source} names the instance profile {profile}, which is job {other}'s, and {job_file.name} is "
+                f"job {job.job.name}'s: its machines could not use their own store",
+                next_step=f'"Name": "{job_role(job.job.name)}" in {fleet.source}; or `fleetctl init --force` writes '
+                "both files anew",
+            )
     if job.fleet.engine == "ec2-fleet" and (unknown := ec2fleet.check(fleet.document)):
         raise ConfigError(
             "\n".join(f"{fleet.source}: {fault}" for fault in unknown),

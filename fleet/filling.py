@@ -73,9 +73,9 @@ class Filling:
 
     def says(self) -> list[str]:
         what = f"run {' '.join(self.command)}" if self.command else "unpack the upload"
-        market = "spot" if self.spot else "on-demand"
+        market, volume = "spot" if self.spot else "on-demand", self.volume.id or "the new volume"
         return [f"launch an {market} {self.instance_type} in {self.volume.zone}, for {self.hours_max:g} h at most",
-                f"{what} with {self.volume.id} at {self.job.volume.mount}, then terminate it"]  # fmt: skip
+                f"{what} with {volume} at {self.job.volume.mount}, then terminate it"]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,18 @@ argument lists, never asks for a password, and may not use transports that run c
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from spotheal.agent.config import JobConfig
 from spotheal.agent.errors import ConfigError, Conflict, NotFound, PermissionDenied, Retryable
+from spotheal.fleet.config import is_job_file
+from spotheal.fleet.script import script_of
 
 HERE = "."
 GIT_SECONDS_MAX = 60.0
@@ -79,10 +83,14 @@ def resolve(config: JobConfig, folder: Path, *, ours: tuple[Path, ...] = (), all
     """
     repository, revision = config.job.repository, config.job.revision
     if repository == HERE:
-        return _checkout(folder, revision, ours)
+        source = _checkout(folder, revision, ours)
+        assert source.bundle is not None
+        return replace(source, warnings=(*source.warnings, *_script_notes(config, source.bundle, source.commit)))
     _refuse_address(repository, allow_paths)
     commit, ref = _remote(repository, revision, allow_paths)
     warnings = _compare_with_checkout(repository, revision, commit, ref, folder, ours)
+    if (clone := _clone_of(config, folder)) is not None and _commit(clone, commit):
+        warnings = (*warnings, *_script_notes(config, clone, commit))
     by_ssh = repository.startswith("ssh:") or _SCP.fullmatch(repository)
     if not allow_paths and by_ssh and not config.job.repository_secret:
         warnings = (
@@ -91,6 +99,14 @@ def resolve(config: JobConfig, folder: Path, *, ours: tuple[Path, ...] = (), all
             ' key, and `repository = "."` carries the commit without one',
         )
     return Source(repository, commit, ref, None, warnings)
+
+
+def check_script(config: JobConfig, folder: Path) -> list[str]:
+    """As `resolve` looks for the script, in what can be read without the network; [] if nothing can be."""
+    clone = _clone_of(config, folder)
+    if clone is None or (commit := _commit(clone, config.job.revision or "HEAD")) is None:
+        return []
+    return _script_notes(config, clone, commit)
 
 
 def write_bundle(source: Source, target: Path) -> Path:
@@ -136,6 +152,33 @@ def _refuse_address(repository: str, allow_paths: bool) -> None:
             f'[job] repository {repository!r} is no https or ssh address, nor "."; instances cannot clone a path',
             next_step='write `repository = "."` to carry this checkout\'s commit, or push it and write its address',
         )
+
+
+# --------------------------------------------------------------------------------------------------------------- script
+def _clone_of(config: JobConfig, folder: Path) -> Path | None:
+    """A clone of the job's repository on this machine, None if there is none."""
+    repository = config.job.repository
+    if repository != HERE and Path(repository).is_dir():
+        return Path(repository)
+    top = _top_of(folder)
+    return top if top is not None and (repository == HERE or _remote_named(top, repository)) else None
+
+
+def _script_notes(config: JobConfig, clone: Path, commit: str) -> list[str]:
+    """ConfigError if the commit lacks the script that the command runs; a note if something else may bring it."""
+    script = script_of(config.job.command)
+    path = posixpath.normpath(posixpath.join(config.job.directory, script))
+    if not script or _git(["ls-tree", "--name-only", "-z", commit, "--", path], clone):
+        return []
+    message = f"[job] command runs {script}, which is not in commit {commit[:10]}"
+    if config.job.setup or config.job.submodules:
+        return [f"{message}; without a `setup` or a submodule that brings it, the trainer cannot start"]
+    if (clone / path).is_file():
+        raise ConfigError(message, next_step=f"`git add -f {path}` and `git commit`: it was never committed")
+    names = [name for name in _git(["ls-tree", "-r", "--name-only", "-z", commit], clone).split("\0") if name]
+    near = get_close_matches(path, names, n=3) or [name for name in names if Path(name).suffix == Path(path).suffix]
+    cure = f"the commit has {_few(near)}" if near else "correct [job] command in job.toml"
+    raise ConfigError(message, next_step=f"{cure}; paths are relative to [job] directory")
 
 
 # --------------------------------------------------------------------------------------------------------------- remote
@@ -248,12 +291,17 @@ def _refuse_uncommitted(top: Path, ours: tuple[Path, ...], cure: str) -> tuple[s
     own = {path.resolve() for path in ours}
     output = _git(["status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all"], top)
     entries = [(entry[:2], entry[3:]) for entry in output.split("\0") if entry]
-    entries = [(state, name) for state, name in entries if (top / name).resolve() not in own]
-    refused = [name for state, name in entries if state != "??" or Path(name).suffix in _CODE]
-    if refused:
+    entries = [
+        (state, name) for state, name in entries if (top / name).resolve() not in own and not is_job_file(top / name)
+    ]
+    changed = [name for state, name in entries if state != "??"]
+    new = [name for state, name in entries if state == "??" and Path(name).suffix in _CODE]
+    if changed or new:
+        named = [f"changed: {_few(changed)}"] if changed else []
+        named += [f"not added to git: {_few(new)}"] if new else []
+        add = f"`git add {new[0]}` adds a new file; one that the job does not need goes to .gitignore" if new else ""
         raise Conflict(
-            f"this checkout has uncommitted work: {_few(refused)}",
-            next_step=f"{cure}; new files that do not belong to it go to .gitignore",
+            f"this checkout has uncommitted work: {'; '.join(named)}", next_step="; ".join(filter(None, [cure, add]))
         )
     left = [name for _, name in entries]
     return (f"not part of the commit, so not there on the instances: {_few(left)}",) if left else ()

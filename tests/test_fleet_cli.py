@@ -126,7 +126,7 @@ def test_uncommitted_work_is_refused_before_anything_is_read_from_aws(folder: Pa
     (folder / "train.py").write_text("changed\n")
     result = run("request", "--dry-run")
     assert result.exit_code == ExitCode.CONFLICT
-    assert "uncommitted work: train.py" in result.stderr
+    assert "uncommitted work: changed: train.py" in result.stderr
 
 
 def test_another_region_than_the_files_zones_is_refused(folder: Path) -> None:

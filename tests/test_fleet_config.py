@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spotheal.agent.config import parse_job
 from spotheal.agent.errors import ConfigError, NotFound
 from spotheal.fleet import jsonfile
 from spotheal.fleet.config import parse_fleet, read_job, read_request
@@ -48,6 +49,49 @@ def test_a_good_file_gives_types_zones_and_region() -> None:
     assert fleet.instance_types == ("g5.xlarge",)
     assert fleet.zones == ("us-west-2a", "us-west-2b")
     assert fleet.region == "us-west-2"
+
+
+def test_a_file_of_two_accounts_is_refused_before_anybody_asks_aws() -> None:
+    said = faults({**GOOD, "IamFleetRole": "arn:aws:iam::999999999999:role/fleet"})
+    assert "IamFleetRole is of account 999999999999" in said and "of account 123456789012" in said
+
+
+def test_the_profile_of_another_job_is_refused(tmp_path: Path) -> None:
+    """The job's role may touch that job's things alone: each machine would have been refused by its store."""
+    arn = "arn:aws:iam::123456789012:instance-profile/spotheal-job-other"
+    for named in ({"Name": "spotheal-job-other"}, {"Arn": arn}):
+        (tmp_path / "fleet.json").write_text(json.dumps(with_spec(IamInstanceProfile=named)))
+        (tmp_path / "job.toml").write_text('[job]\nname = "mine"\nrepository = "."\ncommand = ["x"]\n')
+        with pytest.raises(ConfigError, match=r"spotheal-job-other, which is job other's, and job.toml is job mine's"):
+            read_request(tmp_path / "fleet.json", tmp_path / "job.toml")
+        (tmp_path / "job.toml").write_text('[job]\nname = "other"\nrepository = "."\ncommand = ["x"]\n')
+        read_request(tmp_path / "fleet.json", tmp_path / "job.toml")
+
+
+@pytest.mark.parametrize(
+    ("key", "words", "sign"),
+    [
+        ("command", ["torchrun", "train.py", "&&", "echo", "done"], "&&"),
+        ("command", ["python", "train.py", "2>&1"], "2>&1"),
+        ("command", ["A=1", "python", "train.py"], "A=1"),
+        ("command", ["python", "train.py", "|", "tee", "log"], "|"),
+        ("resume_command", ["python", "train.py", ">", "log"], ">"),
+        ("setup", [["cd", "src", "&&", "make"]], "&&"),
+    ],
+)
+def test_what_only_a_shell_understands_is_refused_as_init_refuses_it(key: str, words: list[Any], sign: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_job({"job": {"name": "j", "repository": ".", "command": ["x"], key: words}})
+    assert f"has `{sign}`, which only a shell understands, and no shell runs the command" in caught.value.message
+    assert '["sh", "-c", ' in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["sh", "-c", "a && b"], ["x", "--pad", "<pad>"], ["x", "a;b"], ["x", "A=1"], ["find", ".", "-exec", "x", ";"]],
+)
+def test_an_argument_that_only_looks_like_a_shells_is_taken(words: list[str]) -> None:
+    assert parse_job({"job": {"name": "j", "repository": ".", "command": words}}).job.command == tuple(words)
 
 
 def test_the_wrapper_of_the_api_is_taken_too() -> None:

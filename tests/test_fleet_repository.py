@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from spotheal.agent.config import JobConfig, parse_job
 from spotheal.agent.errors import ConfigError, Conflict, NotFound, SpothealError
-from spotheal.fleet.repository import resolve, same_repository, write_bundle
+from spotheal.fleet.repository import check_script, resolve, same_repository, write_bundle
+from spotheal.fleet.script import script_of
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -21,7 +23,8 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def job(repository: str, revision: str = "", **more: Any) -> JobConfig:
-    return parse_job({"job": {"name": "j", "repository": repository, "revision": revision, "command": ["x"], **more}})
+    table = {"name": "j", "repository": repository, "revision": revision, "command": ["x"], **more}
+    return parse_job({"job": table})
 
 
 def commit(folder: Path, name: str = "train.py", text: str = "print(1)\n") -> str:
@@ -130,7 +133,7 @@ def test_a_bundle_may_be_of_another_commit_than_the_checkouts(checkout: Path, tm
 
 def test_uncommitted_work_is_refused_with_the_cure(checkout: Path) -> None:
     (checkout / "train.py").write_text("changed\n")
-    with pytest.raises(Conflict, match=r"uncommitted work: train\.py") as caught:
+    with pytest.raises(Conflict, match=r"uncommitted work: changed: train\.py") as caught:
         resolve(job("."), checkout)
     assert "commit" in caught.value.next_step
 
@@ -141,6 +144,63 @@ def test_a_forgotten_source_file_is_refused_and_other_new_files_are_a_note(check
     (checkout / "model.py").write_text("x")
     with pytest.raises(Conflict, match=r"model\.py"):
         resolve(job("."), checkout)
+
+
+def test_what_is_changed_and_what_is_new_is_told_apart_with_a_way_out_for_each(checkout: Path) -> None:
+    (checkout / "train.py").write_text("changed\n")
+    (checkout / "model.py").write_text("x")
+    (checkout / "notes.bin").write_text("x")
+    with pytest.raises(Conflict) as caught:
+        resolve(job("."), checkout)
+    assert caught.value.message == "this checkout has uncommitted work: changed: train.py; not added to git: model.py"
+    assert "`git add model.py`" in caught.value.next_step and ".gitignore" in caught.value.next_step
+
+
+def test_the_job_file_of_another_job_blocks_no_request(checkout: Path) -> None:
+    """A second job.toml lay beside the first, and no request went out before it was committed or hidden."""
+    other = '[job]\nname = "other"\nrepository = "."\ncommand = ["x"]\n'
+    (checkout / "second.toml").write_text(other)
+    assert resolve(job("."), checkout).warnings == ()
+    commit(checkout, "second.toml", other)
+    (checkout / "second.toml").write_text(other.replace("other", "third"))
+    assert resolve(job("."), checkout).warnings == ()
+    (checkout / "settings.toml").write_text("[model]\nlayers = 3\n")
+    with pytest.raises(Conflict, match=r"not added to git: settings\.toml"):
+        resolve(job("."), checkout)
+
+
+# ---------------------------------------------------------------------------------------------------------- the script
+@pytest.mark.parametrize("here", [True, False])
+def test_a_script_that_the_commit_lacks_is_named_with_the_one_that_it_has(
+    checkout: Path, remote: Path, here: bool
+) -> None:
+    """It showed on the machine, minutes and cents later, as `can't open file`."""
+    commit(checkout, "scripts.py")
+    git(checkout, "push", "-q", "origin", "HEAD:side")
+    asked = job(".") if here else job(str(remote), "side")
+    wrong = replace(asked, job=replace(asked.job, command=("python", "-u", "trian.py", "--epochs", "3")))
+    with pytest.raises(ConfigError, match=r"\[job\] command runs trian\.py, which is not in commit") as caught:
+        resolve(wrong, checkout, allow_paths=True)
+    assert "train.py" in caught.value.next_step
+    with pytest.raises(ConfigError, match=r"trian\.py"):
+        check_script(wrong, checkout)
+    right = replace(asked, job=replace(asked.job, command=("python", "train.py")))
+    check_script(right, checkout)
+    assert resolve(right, checkout, allow_paths=True).commit
+
+
+def test_a_script_that_was_never_added_is_found_out_though_it_lies_there(checkout: Path) -> None:
+    (checkout / ".git" / "info" / "exclude").write_text("mine.py\n")
+    (checkout / "mine.py").write_text("x")
+    with pytest.raises(ConfigError) as caught:
+        resolve(job(".", command=["python", "mine.py"]), checkout)
+    assert "`git add -f mine.py`" in caught.value.next_step
+
+
+@pytest.mark.parametrize("more", [{"setup": [["make", "trainer.py"]]}, {"submodules": True}])
+def test_a_script_that_setup_or_a_submodule_may_bring_is_only_noted(checkout: Path, more: dict[str, Any]) -> None:
+    (note,) = resolve(job(".", command=["python", "trainer.py"], **more), checkout).warnings
+    assert "trainer.py, which is not in commit" in note
 
 
 def test_the_two_files_of_the_request_need_not_be_committed(checkout: Path) -> None:
@@ -192,3 +252,28 @@ def test_the_same_repository_is_known_by_each_of_its_addresses() -> None:
     assert same_repository("git@github.com:a/b.git", "https://github.com/a/b")
     assert same_repository("ssh://git@github.com/a/b.git", "https://me@GitHub.com/a/b/")
     assert not same_repository("https://github.com/a/b", "https://github.com/a/c")
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        (["python", "train.py", "other.py"], "train.py"),
+        (["python3.11", "-u", "-X", "dev", "src/train.py"], "src/train.py"),
+        (["torchrun", "--nproc-per-node", "2", "train.py"], "train.py"),
+        (["accelerate", "launch", "--config_file", "a.yaml", "train.py"], "train.py"),
+        (["bash", "run.sh"], "run.sh"),
+        (["./run", "--config", "a.py"], "./run"),
+        (["python", "-m", "trainer", "eval.py"], ""),
+        (["python", "-c", "import x", "train.py"], ""),
+        (["torchrun", "-m", "trainer", "x.py"], ""),
+        (["bash", "-c", "python train.py"], ""),
+        (["python", "/opt/train.py"], ""),
+        (["python", "${SPOTHEAL_CHECKPOINT_DIR}/train.py"], ""),
+        (["python", "../train.py"], ""),
+        (["mytrainer", "train.py"], ""),
+        (["python", "train"], ""),
+        ([], ""),
+    ],
+)
+def test_the_script_of_a_command_is_known_only_where_it_is_plain(command: list[str], script: str) -> None:
+    assert script_of(command) == script

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from cloud_desk import CloudDesk, cloud_desk, served
 
+from spotheal.agent.config import parse_job
+from spotheal.agent.ec2 import Volume
 from spotheal.agent.errors import ConfigError, ExitCode
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.store import Store
@@ -157,3 +159,10 @@ def test_exit_codes(cloud_desk: CloudDesk, arguments: tuple[str, ...], code: Exi
 @pytest.mark.parametrize("name", ["ls", "create", "adopt", "prepare", "upload", "rm"])
 def test_each_has_help_with_an_example(cloud_desk: CloudDesk, name: str) -> None:
     assert f"Example: fleetctl volume {name}" in cloud_desk.run("volume", name, "--help").stdout
+
+
+def test_the_plan_names_the_volume_that_is_not_made_yet() -> None:
+    """It read `unpack the upload with  at /dltraining`."""
+    job = parse_job({"job": {"name": "j", "repository": ".", "command": ["x"]}})
+    told = filling.Filling(Volume("", "us-west-2a", "", 10, "gp3"), job, "ami-1", "c7i.large", "subnet-1").says()
+    assert told[1] == "unpack the upload with the new volume at /dltraining, then terminate it"

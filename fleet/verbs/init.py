@@ -108,6 +108,8 @@ def _words(command: str) -> tuple[str, ...]:
     import re
     import shlex
 
+    from spotheal.agent.job_values import only_a_shell
+
     try:
         words = tuple(shlex.split(command))
         tokens = list(shlex.shlex(command, posix=True, punctuation_chars=True))
@@ -122,7 +124,7 @@ def _words(command: str) -> tuple[str, ...]:
     if shell:
         script = f"sh -c {shlex.quote(command)}"
         raise ConfigError(
-            f"--command has `{shell[0]}`, which only a shell understands, and no shell runs the command",
+            f"--command {only_a_shell(shell[0])}",
             next_step=f"let a shell run it: --command {shlex.quote(script)}",
         )
     return words

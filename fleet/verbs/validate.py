@@ -34,6 +34,7 @@ def validate(
         fleet, described = config.read_request(file, job_file)
         userdata.check_size(described)
         warnings = [*fleet.warnings, *repository.check_address(described.job.repository)]
+        warnings += repository.check_script(described, job_file.resolve().parent)
     except ConfigError as error:
         if as_json:
             listed = faults.listed(error, (str(file), str(job_file)))
