@@ -31,7 +31,7 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	@echo "  torch and torchvision ..."
 	@$(PIP) install --constraint constraints.txt torch torchvision
 	@echo "  the rest ..."
-	@$(PIP) install --constraint constraints.txt --editable '.[rehearsal,training,integrations,streaming,test]'
+	@$(PIP) install --constraint constraints.txt --editable '.[rehearsal,training,integrations,streaming,tracking,test]'
 	@touch $@
 
 # Debian and Ubuntu ship Python without its venv.

@@ -22,6 +22,7 @@ _AGENTS_OWN = {
     "CREDENTIALS_DIRECTORY", "STATE_DIRECTORY", "RUNTIME_DIRECTORY", "LOGS_DIRECTORY", "MEMORY_PRESSURE_WATCH",
     "LISTEN_PID", "LISTEN_FDS", "VIRTUAL_ENV", "PYTHONHOME", "PYTHONSAFEPATH", "OLDPWD", "PWD",
 }  # fmt: skip
+_WANDB = ("WANDB_RUN_ID", "WANDB_RESUME")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _VARIABLE = re.compile(r"\$\{(SPOTHEAL_[A-Z0-9_]*)\}")
 
@@ -63,6 +64,7 @@ def trainer_environment(
     found.setdefault("PYTHONUNBUFFERED", "1")  # through a pipe, Python would keep back the last lines before a kill
     found.setdefault("PYTHONFAULTHANDLER", "1")  # a Python that hangs says where, at the SIGABRT that ends it
     found |= {**config.job.environment, **(given or {})}
+    _name_the_tracked_run(found, config.run)
     found |= {
         contract.JOB: config.job.job.name,
         contract.RUN: config.run,
@@ -89,6 +91,20 @@ def trainer_environment(
     path = [found["PYTHONPATH"]] if found.get("PYTHONPATH") else []
     found["PYTHONPATH"] = ":".join([*path, str(folders.trainer_lib)])
     return found
+
+
+def _name_the_tracked_run(environment: dict[str, str], run: str) -> None:
+    """Weights & Biases makes each attempt a run of its own, unless it is told the id. The user's values win.
+
+    An id may have no `/\\#?%:` and at most 64 characters (docs.wandb.ai, "Resume a run"); ours, of a run or of an entry
+    of a sweep, have at most 40 letters and digits. W&B refuses an empty value, so an empty one asks for none of both.
+    """
+    given = {name: environment[name] for name in _WANDB if name in environment}
+    if "" in given.values():
+        for name in given:
+            del environment[name]
+    elif "WANDB_RESUME" not in given:
+        environment |= {"WANDB_RUN_ID": run, "WANDB_RESUME": "allow", **given}
 
 
 def make_shims(folder: Path, interpreter: Path) -> list[str]:
