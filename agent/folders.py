@@ -34,9 +34,8 @@ class Folders:
     keep: Path
     environments: Path
     home: Path  # HOME of a trainer whose user has none
-    # Of a run on several machines these lie where all see them, and the ranks' logs apart for each:
+    # Of a run on several machines this lies where all see it, and the ranks' logs apart for each:
     progress: Path | None = None
-    memory: Path | None = None
     ranks: Path | None = None
 
     @classmethod
@@ -64,8 +63,8 @@ class Folders:
 
     @property
     def private(self) -> Path:
-        """What the agent keeps of the run between its machines."""
-        return self.memory or self.environments
+        """What the agent keeps of the run between its machines, next to the environments of `setup`."""
+        return self.environments
 
     @property
     def notice_file(self) -> Path:

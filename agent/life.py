@@ -427,25 +427,40 @@ class Life:
     def prepare(self, clone: Future[Fetched]) -> None:
         """The code at its revision with what the trainer wrote next to it, its environment, and the kept paths."""
         self._secrets.result()
+        copy, interpreter = self._put_code(clone)
+        self._interpreter = self._set_up(interpreter, copy)
+        self._confinement.end_processes()  # what `setup` left running would read the trainer's secrets in /proc
+
+    def _put_code(self, clone: Future[Fetched]) -> tuple[str, Interpreter]:
+        """Which copy it is (another one lacks what `setup` wrote into this), and the Python that `setup` begins with.
+        """
         fetched = self._fetched(clone)  # first of all: nothing foreign runs while git has the repository's secret
+        interpreter = self._find_interpreter()
+        return self._make_clone(fetched, self._confinement.surroundings(), interpreter.path), interpreter
+
+    def _find_interpreter(self) -> Interpreter:
         where = self._confinement.surroundings()
         self._folders.make(where.account)
-        interpreter = find_interpreter(self._config, self._folders, where, self._log)
-        copy = self._make_clone(fetched, where, interpreter.path)
-        self._interpreter = run_setup(self._config, self._folders, interpreter, where, self._log, copy=copy)
-        self._confinement.end_processes()  # what `setup` left running would read the trainer's secrets in /proc
+        return find_interpreter(self._config, self._folders, where, self._log)
+
+    def _set_up(self, interpreter: Interpreter, copy: str) -> Interpreter:
+        return run_setup(
+            self._config, self._folders, interpreter, self._confinement.surroundings(), self._log, copy=copy
+        )
 
     def _fetched(self, clone: Future[Fetched]) -> Fetched | None:
         """None: the volume has the working copy, so neither the network nor the repository is needed."""
         if not (self._folders.has_working_copy and is_on_volume(self._config, self._folders)):
             return clone.result()
+        self._end_fetch(clone)
+        return None
+
+    def _end_fetch(self, clone: Future[Fetched]) -> None:
         self._confinement.end_fetch()
         with contextlib.suppress(SpothealError):
             clone.result()
-        return None
 
     def _make_clone(self, fetched: Fetched | None, where: Surroundings, python: Path) -> str:
-        """Returns which copy it is: another one lacks what `setup` wrote into this."""
         config, folders = self._config, self._folders
         if folders.has_working_copy:
             began = RunMemory.read(folders, config.run).attempt > 0
@@ -592,7 +607,7 @@ class Life:
         """Record the end and cancel the fleet, last. Raises Interrupted where the machine goes away before that."""
         results = self._folders.results if self._has_results_here else None
         stores = results is not None and not self._over
-        unplaced = unplaced_results(self._folders) if stores and end.phase is Phase.DONE else Unplaced()
+        unplaced = self._unplaced() if stores and end.phase is Phase.DONE else Unplaced()
         work = Finishing(
             store=self._store,
             cloud=self._cloud,
@@ -630,6 +645,9 @@ class Life:
         self._world.logs.ship(self._store, self._here.instance)
         self._rescue.drop()
         self._leave_machine(work, end)
+
+    def _unplaced(self) -> Unplaced:
+        return unplaced_results(self._folders)
 
     def _say_unplaced(self, unplaced: Unplaced) -> str:
         """Why what the script wrote next to its code is not all stored; "" if only data sets and so on are."""

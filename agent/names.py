@@ -101,6 +101,8 @@ class StoreLayout:
     terms = "terms/"
     nodes = "nodes/"  # of a run on several machines at once
     end_claim = "rendezvous/end.json"  # which of them records the end
+    copy_claim = "rendezvous/copy-claim.json"  # which of them makes what all share: {"instance", "held"}
+    working_copy = "rendezvous/working-copy.json"  # of which commit the complete one is, and which folder
     checkpoints = "checkpoints/"  # copies of a run without a volume (on AWS Batch): <term>-<number>.json and blobs/
 
     # of a sweep, whose runs have prefixes of their own below its own

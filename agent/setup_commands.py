@@ -64,13 +64,11 @@ def prepare(
     if not setup:
         return interpreter
     folders.make(where.account)
-    place = folders.environments / f"env-{key_of(config, interpreter, copy)}"
-    if (place / _COMPLETE).is_file():
-        found = probe(place / "bin/python", folders, where)
-        if found is not None:
-            log.info("the environment of `setup` is on the volume already", path=str(place))
-            os.utime(place)
-            return found
+    place = _place(config, folders, interpreter, copy)
+    if (found := made_before(config, folders, interpreter, where, copy=copy)) is not None:
+        log.info("the environment of `setup` is there already", path=str(place))
+        os.utime(place)
+        return found
     log.info("making the environment of `setup`", path=str(place), base=str(interpreter.path))
     made = _make(place, interpreter, folders, where)
     environment = trainer_environment(config, folders, made.path, os.environ, where.account, 1, where.environment)
@@ -84,6 +82,20 @@ def prepare(
         log.warning("the environment of `setup` is not kept for the next machine", error=str(fault))
     _drop_old(folders.environments, place)
     return made
+
+
+def made_before(
+    config: InstanceConfig, folders: Folders, interpreter: Interpreter, where: Surroundings, *, copy: str = ""
+) -> Interpreter | None:
+    """The interpreter that `prepare` would find: `interpreter` if there is no `setup`; None if it must run."""
+    if not config.job.job.setup:
+        return interpreter
+    place = _place(config, folders, interpreter, copy)
+    return probe(place / "bin/python", folders, where) if (place / _COMPLETE).is_file() else None
+
+
+def _place(config: InstanceConfig, folders: Folders, interpreter: Interpreter, copy: str) -> Path:
+    return folders.environments / f"env-{key_of(config, interpreter, copy)}"
 
 
 def _sync(place: Path) -> None:

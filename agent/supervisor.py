@@ -400,7 +400,7 @@ class Supervisor:
             self._warned = True
             files = [f"{seen.shown} ({seen.size} bytes)" for seen in found]
             if self._folders.has_working_copy:
-                said = "the trainer writes next to its code: that is on the volume, and the next machine finds it"
+                said = "the trainer writes next to its code: that outlives the machine, and the next one finds it"
                 self.log.info(said, files=files, folder=str(self._folders.clone))
                 return
             self.log.warning(

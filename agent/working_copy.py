@@ -49,11 +49,14 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record | None:
-        """None where there is none; the folder is ours, so one that is there is whole."""
+        """None if there is none; the folder is ours, so one that is there is whole. Retryable if it cannot be read:
+        the copy of a record that only seems to be missing would be set aside, with every checkpoint in it."""
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+        except (FileNotFoundError, ValueError, TypeError):
             return None
+        except OSError as error:
+            raise Retryable(f"the record of the working copy {path} cannot be read: {error.strerror}") from error
 
     def write(self, path: Path) -> None:
         publish(path, json.dumps(asdict(self)), durable=True)
@@ -97,8 +100,11 @@ def files_of_commit(folders: Folders) -> frozenset[str]:
 
 
 def commit_contents(folders: Folders) -> Mapping[str, str]:
-    """The same, with what `carry_over.content_of` said of each."""
-    record = _record_of_copy(folders) if folders.has_working_copy else None
+    """The same, with what `carry_over.content_of` said of each; nothing if that cannot be read now."""
+    try:
+        record = _record_of_copy(folders) if folders.has_working_copy else None
+    except Retryable:
+        record = None
     return {} if record is None else record.files
 
 
@@ -120,7 +126,7 @@ def make_working_copy(
     making = _Making(config, folders, where, python, log)
     making.finish()
     if fetched is None:
-        log.info("the working copy is on the volume already", path=str(folders.clone), revision=config.revision)
+        log.info("the working copy is there already", path=str(folders.clone), revision=config.revision)
     else:
         making.put(fetched, began_earlier)
     if replaced := link_kept(config.job.job.keep, folders, where, python):
@@ -161,7 +167,7 @@ class _Making:
         if began_earlier and record is None:
             order = {"copy": str(self._folders.clone), "keep": str(self._folders.keep)}
             _run_program("link-kept", order, self._folders, self._where, self._python)
-        self._log.info("the working copy is on the volume", path=str(self._folders.clone), files=len(fetched.files))
+        self._log.info("the working copy is made", path=str(self._folders.clone), files=len(fetched.files))
 
     # ------------------------------------------------------------------------------------------------------------ steps
     def finish(self) -> None:

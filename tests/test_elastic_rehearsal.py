@@ -31,6 +31,8 @@ GOOD = ElasticOutcome(
     cancels=1,
     results=("metrics.json", "model.safetensors"),
     resharded=((2, 3), (3, 2)),
+    copies=1,
+    setups=1,
     set_ranks=3,
 )
 
@@ -59,6 +61,8 @@ def test_a_world_that_shrank_and_grew_without_a_loss_beyond_an_interval_has_pass
         ({"set_ranks": 2}, "has 2 shards"),
         ({"cancels": 2}, "cancelled 2 times"),
         ({"results": ("metrics.json",)}, "not whole"),
+        ({"copies": 3}, "the working copy was made 3 times"),
+        ({"setups": 0}, "`setup` ran 0 times"),
         ({"end": replace(END, volumes_left=1)}, "1 volumes are left"),
     ],
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_world import AgentWorld, FolderHost, ToldMetadata
@@ -36,6 +38,7 @@ folder = pathlib.Path(os.environ["SPOTHEAL_CHECKPOINT_DIR"])
 here, host = folder / options["--rdzv_id"], "is_host=1" in options["--rdzv_conf"]
 here.mkdir(exist_ok=True)
 (here / options["--local_addr"]).touch()
+pathlib.Path(f"wrote-{options['--local_addr']}.txt").write_text(here.name)
 told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
 limit = time.monotonic() + 30
@@ -115,20 +118,24 @@ def until(holds: Callable[[], bool], seconds_max: float = 40.0) -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture
-def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **job: Any) -> Run:
     library = tmp_path / "library"
     library.mkdir()
     (library / "stand_in_launcher.py").write_text(LAUNCHER)
     monkeypatch.setattr("spotheal.agent.world.RANKS_MODULE", "stand_in_launcher")
     job = {
-        "job": {"nodes": "2:3"},
+        "job": {"nodes": "2:3", **job},
         "store": {"results": f"efs://{FS}/training"},
         "environment": {"PYTHONPATH": str(library)},
     }
-    world = Run(tmp_path, "", job, target=3)
+    world = Run(tmp_path, "", job, target=4)
     world.told, world.codes = {}, {}
     return world
+
+
+@pytest.fixture
+def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    return machines(tmp_path, monkeypatch)
 
 
 def test_the_machines_of_a_run_end_it_once_and_its_results_are_on_efs(several: Run) -> None:
@@ -162,3 +169,28 @@ def test_a_host_with_a_notice_hands_the_run_to_the_others(several: Run) -> None:
     saved = next(event["last_step"] for event in several.events() if event["event"] == "trainer-ended")
     assert starts[0] == 0 and abs(starts[1] - saved) <= 1
     assert [event["event"] for event in several.events()].count("end") == 1
+    copy = several.shared("working-copy")
+    assert sorted(path.name for path in copy.glob("wrote-*")) == [f"wrote-127.0.0.{n}.txt" for n in (1, 2, 3)]
+    logs = "".join(several.log(number) for number in range(3))
+    assert logs.count("the working copy is made") == 1, "all share one"
+    assert logs.count("the working copy is there already") == 2
+
+
+def test_what_setup_and_script_write_next_to_the_code_outlives_all_machines_and_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = machines(tmp_path, monkeypatch, setup=[["sh", "-c", "echo ran >> by-setup.txt"]])
+    threads = [several.begin(number) for number in (0, 1)]
+    until(lambda: several.shared("checkpoints", "step-5").exists())
+    for number in (0, 1):
+        several.rulebook.kill(several.launched[number])
+    for thread in threads:
+        thread.join(60)
+    shutil.rmtree(several.folder / "repository")
+    for thread in [several.begin(number) for number in (2, 3)]:
+        thread.join(60)
+    assert several.status()["phase"] == "done"
+    copy = several.shared("working-copy")
+    wrote = {f"wrote-127.0.0.{number}.txt" for number in range(1, 5)}
+    assert {path.name for path in copy.glob("*.txt")} == {"by-setup.txt", *wrote}
+    assert (copy / "by-setup.txt").read_text() == "ran\n", "once for all of them"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -123,6 +124,28 @@ def test_a_volume_without_room_is_a_setup_failure_that_says_so(
     with pytest.raises(SetupFailed, match="no room") as caught:
         make(folders, configured(), FIRST)
     assert "size_gib" in caught.value.next_step
+
+
+@pytest.mark.parametrize("fault", [errno.ESTALE, errno.EIO])
+def test_a_record_that_cannot_be_read_sets_no_copy_aside(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, fault: int
+) -> None:
+    """The server of EFS was away for a moment, or the disk failed one read."""
+    make(folders, configured(), FIRST)
+    written(folders.clone, {"checkpoints/last.pt": "step 7"})
+    found, read = fetched(folders, FIRST), Path.read_text
+
+    def failing(path: Path, **more: Any) -> str:
+        if path.name == "working-copy.json":
+            raise OSError(fault, os.strerror(fault))
+        return read(path, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", failing)
+        with pytest.raises(Retryable, match="cannot be read"):
+            make_working_copy(configured(), folders, WHERE, PYTHON, LOG, fetched=found)
+    make(folders, configured(), FIRST)
+    assert texts(folders.clone) == {**FIRST, "checkpoints/last.pt": "step 7"}
 
 
 # ------------------------------------------------------------------------------------------------- of another commit

@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -22,12 +23,17 @@ from spotheal.agent.finish import End, Finishing
 from spotheal.agent.folders import PRIVATE, Folders
 from spotheal.agent.handover import HandoverResult
 from spotheal.agent.instance_config import InstanceConfig
+from spotheal.agent.interpreter import Interpreter
 from spotheal.agent.job_values import seconds
 from spotheal.agent.life import Life, RunOver, World
 from spotheal.agent.names import EfsUrl, Phase
 from spotheal.agent.nodes.meeting import Meeting
+from spotheal.agent.nodes.shared_copy import SharedCopy
 from spotheal.agent.results import LiveMetrics
+from spotheal.agent.setup_commands import made_before
 from spotheal.agent.trainer_stage import Instruments
+from spotheal.agent.unplaced_results import Unplaced
+from spotheal.agent.working_copy import Fetched
 
 END_SECONDS_MAX = 25 * 60.0  # in which another records the end that it has claimed: results may take 15 minutes
 FOLLOW_SECONDS = 120.0  # in which a machine goes with the fleet that another has cancelled
@@ -54,6 +60,10 @@ class NodeLife(Life):
         self._live: _SpokenFor = _SpokenFor(self._results, self._folders, scratch, self._clock, self._log)
         self._live.meeting = self._meeting
         self._money.budget.others = self._meeting.known
+        self._copy = SharedCopy(
+            config, self._folders, self._store, self._cloud, self._meeting, self._here.instance, self._clock,
+            self._stop, self._log,
+        )  # fmt: skip
         self._ended_by_us = False
 
     def __enter__(self) -> NodeLife:
@@ -62,7 +72,7 @@ class NodeLife(Life):
         return self
 
     def _lay_out(self) -> Folders:
-        """datasets are the job's, all else the run's; what a trainer's environment is made of is each machine's own."""
+        """datasets are the job's, all else the run's."""
         root, name = self._world.paths.root, self._config.job.job.name
         of_job = root / MOUNT_POINT / self._shared.folder / name
         run = of_job / self._config.run
@@ -70,15 +80,14 @@ class NodeLife(Life):
         logs = run / "logs"
         return replace(
             own,
-            clone=own.fetched,
+            clone=run / "working-copy",
             datasets=of_job / "datasets",
             checkpoints=run / "checkpoints",
             results=run / "working" / "results",
             logs=logs,
             keep=run / "keep",
-            environments=root / "var/lib/spotheal/environments",
+            environments=run / PRIVATE,
             progress=run / "progress" / "progress.json",
-            memory=run / PRIVATE,
             ranks=logs / "ranks" / self._here.instance,
         )
 
@@ -116,6 +125,32 @@ class NodeLife(Life):
             efs.folder(name, run, PRIVATE)
         except Retryable as error:  # tried for minutes: a run that cannot save must not go on, nor cost
             raise RunOver(End(Phase.SETUP_FAILED, str(error))) from error
+
+    def _put_code(self, clone: Future[Fetched]) -> tuple[str, Interpreter]:
+        """The working copy that all machines share: made by one, and no other touches it while some train in it."""
+        with self._copy.turn(lambda: self._copy.made() is not None, "the working copy") as ours:
+            if ours:
+                self._copy.wait_until_unused()
+                copy, interpreter = super()._put_code(clone)
+                self._copy.publish(copy)
+                return copy, interpreter
+        self._end_fetch(clone)
+        self._log.info("the working copy is there already", path=str(self._folders.clone))
+        return self._copy.made() or "", self._find_interpreter()
+
+    def _set_up(self, interpreter: Interpreter, copy: str) -> Interpreter:
+        """Once for all machines: what the commands write into the copy and into the environment is on EFS."""
+        where = self._confinement.surroundings()
+
+        def is_made() -> bool:
+            return made_before(self._config, self._folders, interpreter, where, copy=copy) is not None
+
+        with self._copy.turn(is_made, "the environment of `setup`"):
+            return super()._set_up(interpreter, copy)
+
+    def _unplaced(self) -> Unplaced:
+        """What the script wrote next to its code is on EFS already, and stays there."""
+        return Unplaced()
 
     def _instruments(self) -> Instruments:
         self._meeting.note("preparing")

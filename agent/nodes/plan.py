@@ -7,7 +7,7 @@ write into one checkpoint folder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,11 @@ class Machine:
     @property
     def is_gone(self) -> bool:
         return self.state in _GONE or (self.state == "" and self.age > ABSENT_SECONDS)
+
+    @property
+    def has_ended(self) -> bool:
+        """No process of it runs any more: one that shuts down may write for minutes."""
+        return self.state in ("terminated", "stopped") or (self.state == "" and self.age > ABSENT_SECONDS)
 
     @property
     def is_here(self) -> bool:
@@ -103,15 +108,22 @@ def decide(seen: Seen) -> Action:
                 return Join(seen.place)
         elif seen.place is None and seen.claim_age <= PREPARING_SECONDS:
             return Wait(f"{holder.instance} prepares rendezvous {seen.term}")
-    for machine in others:
-        if machine.term is not None and not machine.is_gone:
-            if machine.age > SILENT_SECONDS and machine.state == "running":
-                return End(machine.instance)
-            return Wait(f"{machine.instance} has not left rendezvous {machine.term} yet")
+    if (action := still_in_one(others)) is not None:
+        return action
     here = 1 + sum(machine.is_here for machine in others)
     if here < seen.least:
         return Wait(f"{here} of at least {seen.least} machines here", few=True)
     return ClaimTerm(seen.term + 1)
+
+
+def still_in_one(machines: Iterable[Machine]) -> End | Wait | None:
+    """What is done about the first of `machines` that has not left its rendezvous; None if all have."""
+    for machine in machines:
+        if machine.term is not None and not machine.is_gone:
+            if machine.age > SILENT_SECONDS and machine.state == "running":
+                return End(machine.instance)
+            return Wait(f"{machine.instance} has not left rendezvous {machine.term} yet")
+    return None
 
 
 def machine_of(document: Mapping[str, Any], age: float, state: str | None = None) -> Machine:

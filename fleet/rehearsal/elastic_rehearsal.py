@@ -3,7 +3,8 @@
 `elastic` is the example trainer, whose rank 0 saves; `elastic-sharded` is example_fsdp.py in a repository of its own,
 each of whose ranks saves its share. What is asked in the end: the world shrank and grew again, and each time loaded
 what another number of ranks had saved; no more than an interval was done again, one machine alone recorded the end and
-cancelled the fleet, the results are on EFS once, and nothing is left that costs.
+cancelled the fleet, the results are on EFS once, and nothing is left that costs. All machines train in one working
+copy, made once, in which `setup` ran once.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ SHARDED = "elastic-sharded"
 SHARDED_COMMAND = (
     "python", "train_fsdp.py", "--epochs", "20", "--save-every", str(SAVE_STEPS), "--step-seconds", "0.12",
 )  # fmt: skip
+SET_UP = "set-up.txt"  # in the working copy, a line for each time that `setup` ran
 _STORE_SECONDS = 1.0
 _KILL_FROM, _NOTICE_FROM = 0.10, 0.35  # of the steps
 _FAULTS = 2
@@ -76,7 +78,8 @@ class ElasticOutcome(Outcome):
     """Everything that was seen; what was not as it should be is `broken`. `worlds`: sizes, in the order they met.
 
     `resharded`: how many ranks saved and how many loaded it, where these were others. `set_ranks`: how many files of
-    ranks the newest set of shards has, None without such sets.
+    ranks the newest set of shards has, None without such sets. `copies`: how many machines made the working copy;
+    `setups`: how often `setup` ran.
     """
 
     scenario: str
@@ -91,6 +94,8 @@ class ElasticOutcome(Outcome):
     cancels: int
     results: tuple[str, ...]
     resharded: tuple[tuple[int, int], ...]
+    copies: int
+    setups: int
     set_ranks: int | None = None
 
     def faults(self) -> Iterator[str]:
@@ -116,6 +121,7 @@ class ElasticOutcome(Outcome):
             *(("struck", _in_words(one)) for one in self.struck),
             ("rendezvous", f"{self.rendezvous}, a new one where its host went"),
             ("loaded", _loads(self)),
+            ("working copy", f"made {self.copies} times for {self.machines} machines, `setup` ran {self.setups} times"),
             ("fleet", report.fleet(self.end)),
             ("results", ", ".join(self.results) or "none"),
             ("seconds", f"{self.end.seconds:.0f}"),
@@ -159,6 +165,8 @@ def _broken(seen: ElasticOutcome) -> Iterator[str]:
         yield f"the end was recorded {seen.ends} times and the fleet cancelled {seen.cancels} times, not once"
     if not {"model.safetensors", "metrics.json"} <= set(seen.results):
         yield f"the results on EFS are not whole: {', '.join(seen.results) or 'nothing is there'}"
+    if (seen.copies, seen.setups) != (1, 1):
+        yield f"the working copy was made {seen.copies} times and `setup` ran {seen.setups} times, not once"
     if seen.end.volumes_left:
         yield f"{seen.end.volumes_left} volumes are left; these machines need none"
 
@@ -201,7 +209,8 @@ def example(name: str, folder: Path) -> jobs.Rehearsed:
 
 def on_machines(job: JobConfig, file_system: str) -> JobConfig:
     """The job on two to three machines, its results on that file system."""
-    nodes = replace(job.job, nodes=f"{LEAST}:{MOST}", nodes_wait="10m")
+    setup = (("sh", "-c", f"echo ran >> {SET_UP}"),)
+    nodes = replace(job.job, nodes=f"{LEAST}:{MOST}", nodes_wait="10m", setup=setup)
     return replace(job, job=nodes, store=replace(job.store, results=f"efs://{file_system}/training"))
 
 
@@ -356,6 +365,8 @@ class _Elastic:
             cancels=sum(call.outcome == "ok" for call in calls),
             results=self._results(),
             resharded=tuple(sorted((int(before), int(now)) for before, now in found)),
+            copies=sum(_log(machine).count("the working copy is made") for machine in machines),
+            setups=self._setups(),
             set_ranks=set_ranks(self._path("checkpoints")),
         )
 
@@ -364,9 +375,15 @@ class _Elastic:
         found = sorted((self._worlds(machine) for machine in machines), key=len)
         return tuple(found[-1]) if found else ()
 
+    def _setups(self) -> int:
+        try:
+            return len(self._path("working-copy", SET_UP).read_text().splitlines())
+        except OSError:
+            return 0
+
     def _results(self) -> tuple[str, ...]:
         folder = self._path()
-        ours = ("checkpoints", "working", "logs", "keep", "progress", ".spotheal")
+        ours = ("checkpoints", "working", "logs", "keep", "progress", "working-copy", ".spotheal")
         found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
         return tuple(sorted(path.as_posix() for path in found if path.parts[0] not in ours))
 

@@ -74,6 +74,13 @@ MUTANTS = (
         quick=False,
     ),
     Mutant(
+        "a machine that shuts down keeps its claim of the shared copy",
+        "agent/nodes/shared_copy.py",
+        "        return holder.has_ended\n",
+        "        return holder.is_gone\n",
+        ("tests/test_shared_copy.py::test_a_claim_passes_on_only_once_no_process_of_its_machine_runs",),
+    ),
+    Mutant(
         "no configuration of a trainer's for git",
         "agent/repo.py",
         "        if alone:\n            self._environment = {",
