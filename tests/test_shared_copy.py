@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
-from test_nodes import Cloud, Off
+from test_nodes import Off
 from test_nodes import Run as Meetings
 from test_working_copy import FIRST, PYTHON, SECOND, WHERE, configured, fetched, texts, written
 
@@ -18,7 +17,6 @@ from spotheal.agent.errors import Interrupted, Retryable
 from spotheal.agent.folders import Folders
 from spotheal.agent.life import RunOver
 from spotheal.agent.names import LAYOUT, Phase
-from spotheal.agent.nodes import shared_copy
 from spotheal.agent.nodes.shared_copy import TURN_SECONDS_MAX, SharedCopy
 from spotheal.agent.working_copy import is_on_volume, make_working_copy
 

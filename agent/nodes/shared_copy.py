@@ -98,7 +98,7 @@ class SharedCopy:
             self._give_back()
 
     def _wait_for_turn(self, is_made: Callable[[], bool], what: str) -> bool:
-        wait, told = self._wait(), ""
+        wait, told = self._wait(), "the store"
         while True:
             try:
                 self._meeting.check_end()
@@ -113,7 +113,7 @@ class SharedCopy:
                     self._meeting.note(f"waiting for {what}, which {holder} makes")
             except Retryable as error:
                 self._log.warning(f"whether {what} is complete cannot be asked; trying again", error=error.message)
-            wait.pause(f"{what} is not complete: {told or 'no machine'} has not made it")
+            wait.pause(f"{what} is not complete: {told} has not made it")
 
     def _is_needed(self, is_made: Callable[[], bool]) -> bool:
         """Asked again under the claim: the machine before may have completed it and given its claim back meanwhile."""
