@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from spotheal.agent.config import JobConfig
     from spotheal.fleet.session import Session
 
+_MKFS = "mkfs.json"  # of a volume: whether its first mkfs has begun, or has ended
 _LOOK_SECONDS = 2.0
 _RUNNING_SECONDS_MAX = 600.0
 _FREE_SECONDS_MAX = 300.0
@@ -148,12 +149,16 @@ def _config(session: Session, prefix: StoreUrl, filling: Filling) -> dict[str, A
         signed = [session.signed_url("GET", StoreUrl(prefix.bucket, key), seconds) for key in filling.parts]
         Store(session.client("s3"), prefix).put_json("parts.json", {"urls": signed})
         urls["parts"] = session.signed_url("GET", prefix.below("parts.json"), seconds)
+    of_volume = StoreUrl(prefix.bucket, prefix.prefix.rpartition("/")[0])
+    urls["mkfs"] = session.signed_url("PUT", of_volume.below(_MKFS), seconds)
+    mkfs = Store(session.client("s3"), of_volume).get_json(_MKFS) or {}
     table = filling.job.volume
     return {
         "volume": filling.volume.id, "mount": table.mount, "filesystem": table.filesystem,
         "format": filling.volume.tags.get(TAG_STATE) == VolumeState.NEW.value and not filling.volume.snapshot,
-        "command": list(filling.command), "to": filling.to, "total_bytes": filling.total_bytes,
-        "region": session.region, "seconds_max": filling.hours_max * 3600, "urls": urls,
+        "begun": mkfs.get("mkfs") == "begun", "command": list(filling.command), "to": filling.to,
+        "total_bytes": filling.total_bytes, "region": session.region, "seconds_max": filling.hours_max * 3600,
+        "urls": urls,
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from typing import Any
 ROOT = os.environ.get("SPOTHEAL_ROOT", "").rstrip("/")
 DEVICE_SECONDS = 600.0  # until the operator's fleetctl has attached the volume and the device is there
 TOLD_EVERY_SECONDS = 1.0
+INSTALL_SECONDS = 600.0
 LOG_BYTES_MAX = 512 * 1024  # of the output's end
 MIB = 2**20
 FOLDERS = ("datasets", "checkpoints", "results", "logs")
@@ -70,8 +72,8 @@ def put(url: str, body: bytes) -> bool:
     return False
 
 
-def run(*argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, capture_output=True, text=True, check=False)
+def run(*argv: str, seconds_max: float | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=seconds_max)
 
 
 # -------------------------------------------------------------------------------------------------------- the volume
@@ -97,28 +99,50 @@ def filesystem_of(device: str) -> str:
 
 
 def mounted(config: dict[str, Any]) -> str:
-    """The mount point, with the volume at it. Only a blank volume that is marked as new is formatted."""
-    device = device_of(config["volume"])
+    """The mount point, with the volume at it. Only a volume that is marked as new is formatted: if it is blank,
+    or if an earlier mkfs of it was cut short and what that left cannot be mounted."""
+    device, mount = device_of(config["volume"]), str(ROOT + config["mount"])
     there = filesystem_of(device)
-    if not there:
-        if not config["format"]:
-            raise Failed("{} holds no filesystem, and is not marked as new".format(config["volume"]))
+    refusal = mount_at(mount, device, there) if there else "it holds no filesystem"
+    if not refusal and config["begun"]:
+        note_mkfs(config, "ended")  # before anything is written to it that a later mkfs would lose
+    elif refusal and config["format"] and (config["begun"] or not there):
+        make_filesystem(device, config)
+        refusal = mount_at(mount, device, config["filesystem"])
+    if refusal:
+        raise Failed("{} cannot be mounted: {}".format(config["volume"], refusal))
+    for name in FOLDERS:
+        os.makedirs(os.path.join(mount, name), exist_ok=True)
+    return mount
+
+
+def mount_at(mount: str, device: str, filesystem: str) -> str:
+    """Why the kernel refuses, "" if it is mounted."""
+    os.makedirs(mount, exist_ok=True)
+    options = "noatime,nouuid" if filesystem == "xfs" else "noatime"
+    done = run("mount", "-t", filesystem, "-o", options, device, mount)
+    return (done.stderr.strip() or f"exit code {done.returncode}") if done.returncode else ""
+
+
+def make_filesystem(device: str, config: dict[str, Any]) -> None:
+    """The store knows before mkfs that it begins, and after it that it has ended: a machine that died between the two
+    left a volume that nothing could mount and nobody would format (finding D1)."""
+    kind = config["filesystem"]
+    if not config["begun"]:
         with open(device, "rb") as raw:
             if raw.read(MIB).strip(b"\0"):
                 raise Failed("{} is not blank, so it is not formatted".format(config["volume"]))
-        there = config["filesystem"]
-        made = run("mkfs." + there, "-q", device)
-        if made.returncode:
-            raise Failed(f"mkfs.{there} failed: {made.stderr.strip()}")
-    mount = ROOT + config["mount"]
-    os.makedirs(mount, exist_ok=True)
-    options = "noatime,nouuid" if there == "xfs" else "noatime"
-    done = run("mount", "-t", there, "-o", options, device, mount)
-    if done.returncode:
-        raise Failed(f"{device} cannot be mounted: {done.stderr.strip()}")
-    for name in FOLDERS:
-        os.makedirs(os.path.join(mount, name), exist_ok=True)
-    return str(mount)
+    note_mkfs(config, "begun")
+    force = {"xfs": "-f", "ext4": "-F"}[kind]
+    made = run("mkfs." + kind, "-q", *([force] if config["begun"] else []), device)
+    if made.returncode:
+        raise Failed(f"mkfs.{kind} failed: {made.stderr.strip()}")
+    note_mkfs(config, "ended")
+
+
+def note_mkfs(config: dict[str, Any], what: str) -> None:
+    if not put(config["urls"]["mkfs"], json.dumps({"mkfs": what}).encode()):
+        raise Failed(f"the store could not be told that mkfs has {what}")
 
 
 # ------------------------------------------------------------------------------------------------------------ filling
@@ -167,13 +191,39 @@ def unpack(config: dict[str, Any], mount: str, story: Story) -> int:
     return 0
 
 
+def install_aws(path: str) -> None:
+    """Ubuntu's own images have no `aws`, and its snap is the AWS CLI there; Debian packages it. Others bring it."""
+    if shutil.which("aws", path=path):
+        return
+    if shutil.which("snap", path=path):
+        # Minutes after a first boot snapd refuses: "too early for operation, device not yet seeded".
+        steps = [["snap", "wait", "system", "seed.loaded"], ["snap", "install", "aws-cli", "--classic"]]
+    else:
+        steps = [["apt-get", "update", "-q"], ["apt-get", "install", "-q", "-y", "awscli"]]
+    for step in steps:
+        try:
+            done = run(*step, seconds_max=INSTALL_SECONDS)
+        except (OSError, subprocess.TimeoutExpired) as fault:
+            why = f"{fault}"
+        else:
+            if done.returncode == 0:
+                continue
+            why = done.stderr.strip() or f"exit code {done.returncode}"
+        raise Failed(
+            "the image has no program `aws`, and `{}` failed: {}. Write --image AMI with one that has it: the Deep "
+            "Learning AMIs do".format(" ".join(step), why)
+        )
+
+
 def command(config: dict[str, Any], mount: str, story: Story) -> int:
     datasets = os.path.join(mount, "datasets")
     environment = dict(os.environ, HOME=os.environ.get("HOME") or "/root", AWS_REGION=config["region"],
                        SPOTHEAL_DATASETS_DIR=datasets, PYTHONUNBUFFERED="1")  # fmt: skip
-    extra = [folder for folder in ("/opt/pytorch/bin", "/snap/bin", "/usr/local/bin") if os.path.isdir(folder)]
+    extra = ["/opt/pytorch/bin", "/snap/bin", "/usr/local/bin"]
     environment["PATH"] = ":".join([environment.get("PATH", "/usr/bin:/bin"), *extra])
     argv = config["command"]
+    if argv[0] == "aws":
+        install_aws(environment["PATH"])
     with open(story.log, "ab") as log:
         try:
             child = subprocess.Popen(argv, cwd=datasets, env=environment, stdin=subprocess.DEVNULL, stdout=log,

@@ -26,6 +26,7 @@ NAMES = (
     "poweroff",
     "systemctl",
     "nvidia-smi",
+    "snap",
 )
 INSTANCE_DIR = "SPOTHEAL_REHEARSAL_INSTANCE_DIR"
 GPUS = "SPOTHEAL_REHEARSAL_GPUS"  # how many the stand-in nvidia-smi shows; none where it is not set

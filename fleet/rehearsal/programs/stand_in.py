@@ -1,4 +1,5 @@
-"""lsblk, blkid, findmnt, mount, umount, mkfs, fsfreeze, sync, nvidia-smi and the power switch of a rehearsed machine.
+"""lsblk, blkid, findmnt, mount, umount, mkfs, fsfreeze, sync, nvidia-smi, snap and the power switch of a
+rehearsed machine.
 
     stand_in.py NAME ARGUMENTS…
 
@@ -447,6 +448,11 @@ def nvidia_smi(arguments: list[str]) -> None:
     print("".join(f"{line}\n" for line in known[arguments[0]]), end="")
 
 
+def snap(arguments: list[str]) -> None:
+    """Nothing is installed on the machine that a rehearsal runs on."""
+    fail("a rehearsed machine installs nothing: install the program on your own machine", code=64)
+
+
 def power_off(arguments: list[str]) -> None:
     """`shutdown -h now`, `systemctl poweroff`, `poweroff`: the machine's first process ends all others."""
     if PROGRAM == "systemctl" and "poweroff" not in arguments:
@@ -475,6 +481,7 @@ PROGRAMS = {
     "poweroff": power_off,
     "systemctl": power_off,
     "nvidia-smi": nvidia_smi,
+    "snap": snap,
 }
 PROGRAM = sys.argv[1] if len(sys.argv) > 1 else ""
 
