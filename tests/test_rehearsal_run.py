@@ -75,6 +75,14 @@ FLEET = {
         }
     ],
 }
+# A webhook that nobody answers at, and a bucket that is somebody's: a rehearsal uses neither.
+ELSEWHERE = """
+[notify]
+webhook = "https://hooks.invalid/services/T0/B0/secret"
+sns = "arn:aws:sns:us-west-2:999999999999:mine"
+[store]
+results = "s3://their-results/weights"
+"""
 
 
 @pytest.fixture
@@ -97,6 +105,8 @@ def test_a_strangers_job_is_interrupted_in_one_zone_and_ends_in_another_without_
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     kept = tmp_path / "kept"
+    with (checkout / "job.toml").open("a") as file:
+        file.write(ELSEWHERE)
     options = Options(checkout / "spot_fleet_config.json", scenario="notice-other-zone", keep=kept, seconds_max=900)
     summary = rehearse(options)
     found = summary.to_document()
@@ -110,12 +120,13 @@ def test_a_strangers_job_is_interrupted_in_one_zone_and_ends_in_another_without_
         "steps_lost_with_notice": 0,
         "exact": True,
         "volumes_left": 1,
+        "webhook": ["interruption", "done"],
     }
     assert {key: found[key] for key in expected} == expected, f"{summary.broken}\n{last_words(kept)}"
     assert found["throttled_calls"] > 0
     assert found["fleet_cancelled_by"] == found["timeline"][-1]["instance"]
     assert (kept / "volume" / "results" / "weight.npy").is_file()
-    assert (kept / "store" / "results" / "weight.npy").is_file()
+    assert (kept / "results" / "weight.npy").is_file()
     for row in found["timeline"]:
         assert (kept / "instances" / row["instance"] / "logs" / "agent.log").read_text()
 

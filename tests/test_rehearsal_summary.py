@@ -42,6 +42,12 @@ def changed(**changes: Any) -> Story:
     return replace(GOOD, end=end, **changes)
 
 
+def test_a_webhook_that_was_not_told_of_the_end_is_no_success() -> None:
+    assert summarise(replace(GOOD, webhook=("interruption", "done"))).passed
+    (line,) = summarise(replace(GOOD, webhook=("interruption",))).broken
+    assert "was not told that the run is done" in line
+
+
 def test_a_good_story_passes_and_its_document_holds_every_figure_of_the_interface() -> None:
     summary = summarise(GOOD)
     document = summary.to_document()

@@ -20,12 +20,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.clock import SystemClock
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.names import LAYOUT
 from spotheal.agent.trainer_files import progress_of
 from spotheal.fleet.rehearsal import job as jobs
 from spotheal.fleet.rehearsal import stage
+from spotheal.fleet.rehearsal.elsewhere import make_file_system
 from spotheal.fleet.rehearsal.progress import Display, View
 from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, NextZone, NoCapacity, Scenario, is_saved
 from spotheal.fleet.rehearsal.summary import End, Outcome
@@ -35,12 +35,10 @@ if TYPE_CHECKING:
 
     from spotheal.agent.config import JobConfig
     from spotheal.agent.store import Store
-    from spotheal.fleet.config import FleetConfig
     from spotheal.fleet.rehearsal.cloud import Cloud
     from spotheal.fleet.rehearsal.machines import Machine
     from spotheal.fleet.rehearsal.run import Options
     from spotheal.fleet.rehearsal.watch import Watch
-    from spotheal.fleet.session import Session
 
 LEAST, MOST = 2, 3
 SAVE_STEPS = 10
@@ -212,15 +210,6 @@ def on_machines(job: JobConfig, file_system: str) -> JobConfig:
     setup = (("sh", "-c", f"echo ran >> {SET_UP}"),)
     nodes = replace(job.job, nodes=f"{LEAST}:{MOST}", nodes_wait="10m", setup=setup)
     return replace(job, job=nodes, store=replace(job.store, results=f"efs://{file_system}/training"))
-
-
-def make_file_system(session: Session, fleet: FleetConfig) -> str:
-    """What `fleetctl results create-efs` does; its id."""
-    from spotheal.fleet import efs
-
-    asked = efs.Modes("generalPurpose", "bursting")
-    ready = efs.plan(session, "rehearsal", asked, efs.look_at_network(session, fleet), chosen=False)
-    return efs.create(session, ready, SystemClock(), lambda _: None)
 
 
 class _Elastic:

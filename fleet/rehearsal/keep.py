@@ -3,6 +3,7 @@
 DIR/volume/                the files of the final volume
 DIR/instances/<id>/        user-data.sh, console.log, logs/ (what a person would have seen over SSH)
 DIR/store/                 every object of the run's store
+DIR/results/               the same of the bucket that stood for that of [store] results
 DIR/reference/             the uninterrupted run: its volume and its output
 DIR/calls.jsonl            every call to EC2: time, caller, operation, outcome
 """
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from spotheal.fleet.rehearsal.watch import Watch
 
 
-def keep(folder: Path, cloud: Cloud, store: Store, watch: Watch, reference: Reference | None) -> None:
+def keep(
+    folder: Path, cloud: Cloud, store: Store, watch: Watch, reference: Reference | None, results: Store | None = None
+) -> None:
     """Copy it all; what is not there (a rehearsal that was cut short) is left out."""
     folder.mkdir(parents=True, exist_ok=True)
     volume = watch.final_volume()
@@ -44,11 +47,15 @@ def keep(folder: Path, cloud: Cloud, store: Store, watch: Watch, reference: Refe
             line = {"time": rfc3339(call.time), "caller": call.caller, "operation": call.operation}
             file.write(json.dumps({**line, "outcome": call.outcome}) + "\n")
     _copy_store(store, folder / "store")
+    if results is not None:
+        _copy_store(results, folder / "results")
 
 
 def _copy_store(store: Store, target: Path) -> None:
     try:
         for key in store.keys(""):
+            if not key or key.endswith("/"):
+                continue  # a folder, as the S3 console makes it
             path = target / key
             path.parent.mkdir(parents=True, exist_ok=True)
             store.download(key, path)

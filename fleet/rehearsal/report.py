@@ -84,6 +84,7 @@ def _figures(summary: Summary) -> Iterable[tuple[str, str]]:
         ("steps", _all_steps(summary)),
         ("weights", _weights(summary)),
         *([("generators", _generators(story))] if story.generators_apart else []),
+        *([] if story.webhook is None else [("webhook", f"told: {', '.join(story.webhook) or 'nothing'}")]),
         ("fleet", fleet(end)),
         ("left", f"{_counted(end.volumes_left, 'volume')}, {_counted(end.snapshots_left, 'snapshot')}"),
         ("seconds", f"{end.seconds:.0f}"),

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.clock import SystemClock
 from spotheal.agent.errors import ConfigError
+from spotheal.agent.names import StoreUrl
 from spotheal.fleet.account import roles
 from spotheal.fleet.rehearsal import job as jobs
 from spotheal.fleet.rehearsal import stage
+from spotheal.fleet.rehearsal.elsewhere import Sink, stand_in
 from spotheal.fleet.rehearsal.programs import GPUS
 from spotheal.fleet.rehearsal.progress import Display, Silent
 from spotheal.fleet.rehearsal.scenario import Event, Scenario, due, scenario
@@ -148,7 +150,9 @@ class _Rehearsal:
         from spotheal.fleet.rehearsal.watch import Watch
 
         stage.pass_roles(self._rehearsed.fleet.document, self._say)
-        session, ready = self._request(region)
+        sink = Sink()
+        stack.callback(sink.close)
+        session, ready = self._request(region, sink)
         reference = self._reference(stack, ready) if self._options.reference else None
         store = Store(session.client("s3"), ready.plan.store)
         example = self._options.fleet_file is None
@@ -157,7 +161,8 @@ class _Rehearsal:
             stage.until_over(cloud, watch, lambda: self._look(cloud, watch), self._options.seconds_max)
             fault = self._await(reference) if reference is not None else ""
             self._say("comparing the weights" if reference is not None else "reading the weights")
-            summary = summarise(self._story(cloud, watch, ready, reference, fault))
+            told = tuple(sink.events) if self._rehearsed.job.notify.webhook else None
+            summary = summarise(replace(self._story(cloud, watch, ready, reference, fault), webhook=told))
             if self._options.report is not None:
                 self._report(session, ready, self._options.report)
         finally:
@@ -165,21 +170,25 @@ class _Rehearsal:
             if reference is not None:
                 reference.close()
             if self._options.keep is not None:
-                keep(self._options.keep, cloud, store, watch, reference)
+                place = self._rehearsed.job.store.results_place
+                elsewhere = place.below(ready.plan.job, ready.plan.run) if isinstance(place, StoreUrl) else None
+                keep(self._options.keep, cloud, store, watch, reference,
+                     Store(session.client("s3"), elsewhere) if elsewhere else None)  # fmt: skip
         return summary
 
     def _say(self, text: str) -> None:
         self._show.event(time.monotonic() - self._began if self._requested else 0.0, text)
 
     # ---------------------------------------------------------------------------------------------------- the request
-    def _request(self, region: str) -> tuple[Any, Ready]:
+    def _request(self, region: str, sink: Sink) -> tuple[Any, Ready]:
         from spotheal.fleet.session import Session
 
         session = Session(region)
         fleet, notes = self._localised(session)
         for note in notes:
             self._say(note)
-        ready, done = stage.request(session, replace(self._rehearsed, fleet=fleet), planned=self._begin)
+        job = stand_in(session, fleet, self._rehearsed.job, sink, self._say)
+        ready, done = stage.request(session, replace(self._rehearsed, fleet=fleet, job=job), planned=self._begin)
         self._say(f"run {ready.plan.run} requested, volume {done['volume_id']}")
         return session, ready
 

@@ -130,6 +130,7 @@ class Story:
     throttled_calls: int = 0
     files_lost: tuple[Lost, ...] = ()
     example: bool = True  # the job is ours, so an event that did not take place is a fault of the scenario
+    webhook: tuple[str, ...] | None = None  # the events that were told it; None: the job names none
     generators_apart: tuple[str, ...] = ()  # random generators whose last states differ from the uninterrupted run's
 
 
@@ -191,6 +192,7 @@ class Summary:
             "exact": self.exact,
             "generators_apart": list(story.generators_apart),
             "throttled_calls": story.throttled_calls,
+            "webhook": None if story.webhook is None else list(story.webhook),
             "files_lost": sorted({name for lost in story.files_lost for name in lost.files}),
             "timeline": [_rounded(asdict(instance)) for instance in story.instances],
         }
@@ -235,6 +237,7 @@ def _broken(story: Story, lost_with_notice: int | None, exact: bool | None) -> l
         *_work_lost(story),
         *_scenario_faults(story, lost_with_notice),
         *_weight_faults(story, exact),
+        *_untold(story),
     ]
 
 
@@ -262,6 +265,11 @@ def _work_lost(story: Story) -> Iterator[str]:
             f"{', '.join(lost.files[:3])}{more}: written on {lost.instance}, missing when the trainer started on"
             f" {lost.successor}; write below $SPOTHEAL_CHECKPOINT_DIR"
         )
+
+
+def _untold(story: Story) -> Iterator[str]:
+    if story.webhook is not None and Phase.DONE.value not in story.webhook:
+        yield "the webhook's stand-in was not told that the run is done; `notify` in agent.log says why"
 
 
 def _scenario_faults(story: Story, lost_with_notice: int | None) -> Iterator[str]:
