@@ -1,10 +1,11 @@
 """The trainer's cage, from the agent's side: who foreign code runs as, what it sees of the machine, and its end.
 
-`cage.mode`: "on": a user of its own in a sandbox (`cage_user`, `cage_sandbox`), and the relay in place of the metadata
-service (`cage_network`, `relay`). "imds": the same with the metadata service as it is, the instance's role included.
-"off": as `cage.user` where there is such a user, and nothing around it. Where the machine is not ours (a rehearsal, an
-agent run by hand below SPOTHEAL_ROOT) there is no user and no sandbox to make; the relay still stands in for the
-metadata service, by AWS_EC2_METADATA_SERVICE_ENDPOINT.
+`cage.mode`: "on": a user of its own in a sandbox (`cage_user`, `cage_sandbox`) with a filter of system calls
+(`cage_calls`), and the relay in place of the metadata service (`cage_network`, `relay`). "calls": the same without the
+filter. "imds": as "on", with the metadata service as it is, the instance's role included. "off": as `cage.user` where
+there is such a user, and nothing around it. Where the machine is not ours (a rehearsal, an agent run by hand below
+SPOTHEAL_ROOT) there is no user and no sandbox to make; the relay still stands in for the metadata service, by
+AWS_EC2_METADATA_SERVICE_ENDPOINT.
 """
 
 from __future__ import annotations
@@ -100,21 +101,28 @@ def enclose(
     else:
         _refuse_without_root()
         _make_gpu_devices()
-        sandbox = Sandbox(writable_folders(config, paths, folders), paths.root / "var/lib/spotheal/scratch")
+        sandbox = Sandbox(
+            writable_folders(config, paths, folders),
+            paths.root / "var/lib/spotheal/scratch",
+            kept=(str(folders.run_dir),),
+            limits_calls=mode != "calls",
+            tell=partial(_tell_refusal, log),
+        )
         account = cage_account(user, folders.home, sandbox)
         ended = end_all_of(account, clock)  # of an agent that was killed: what it left may not see the next secrets
         if ended:
             log.error("processes of an earlier cage cannot be killed", processes=ended)
         shutil.rmtree(sandbox.scratch, ignore_errors=True)  # /tmp of an earlier boot, as systemd empties it
     cage = Cage(account, log)
-    if mode == "on":
+    relayed = mode in ("on", "calls")
+    if relayed:
         cage.relay = Relay(ask, credentials)
         cage.environment = {metadata.ENDPOINT: cage.relay.url}
         if whole and account is not None:
             cage._redirect = partial(close_imds, account.uid, cage.relay.port, log, endpoint)
             cage._redirect()
     if whole:
-        said = "the relay answers for the metadata service" if mode == "on" else "the metadata service is open to it"
+        said = "the relay answers for the metadata service" if relayed else "the metadata service is open to it"
         log.info(f"the trainer's cage: {said}", user=user, mode=mode)
     return cage
 
@@ -124,6 +132,15 @@ def writable_folders(config: InstanceConfig, paths: Paths, folders: Folders) -> 
     trainer's progress."""
     places = (paths.mount_point(config.job.volume.mount), folders.checkpoints.parent, folders.datasets, folders.results)
     return (*dict.fromkeys(places), folders.clone, folders.home, folders.run_dir / "trainer")
+
+
+def _tell_refusal(log: Any, program: str, call: str) -> None:
+    log.warning(
+        "the cage refused a system call; only the first of each kind is told",
+        program=program,
+        call=call,
+        next_step='where the trainer cannot do without it: `[cage] mode = "calls"`',
+    )
 
 
 def _refuse_without_root() -> None:

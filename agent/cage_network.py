@@ -41,7 +41,7 @@ def rules(uid: int, port: int, endpoint: str = "") -> str:
     other = _other(endpoint)
     if other is not None:
         lines.append(f"{_to(other[0])} tcp dport {other[1]} redirect to :{port}")
-    closed = "\n".join(f"    meta skuid {uid} {_to(a)} reject" for a in (*IMDS_ADDRESSES, *_OTHER_CREDENTIALS))
+    closed = "\n".join(_closed(uid, address) for address in (*IMDS_ADDRESSES, *_OTHER_CREDENTIALS))
     closed += f"\n    meta skuid {uid} tcp dport {_NFS} reject"
     turned = "\n".join(f"    meta skuid {uid} {line}" for line in lines)
     return (
@@ -75,6 +75,17 @@ def open_imds(log: Any) -> None:
 
 def _to(address: str) -> str:
     return f"{'ip6' if ':' in address else 'ip'} daddr {address}"
+
+
+def _closed(uid: int, address: str) -> str:
+    """Also for sockets that belong to nobody: the kernel's own, as the one inside an AF_SMC socket. No rule about a
+    user matches them, not even one that says which it is not. What a socket still sends after its program has closed
+    it belongs to nobody either."""
+    to = _to(address)
+    return (
+        f"    meta skuid {uid} {to} reject\n    {to} meta skuid != {uid} accept\n"
+        f"    {to} ct state established,related accept\n    {to} reject"
+    )
 
 
 def _other(endpoint: str) -> tuple[str, int] | None:

@@ -208,8 +208,9 @@ def _faults_between(values: Mapping[str, Mapping[str, Any]], document: Mapping[s
     faults = [] if job["command"] else ["[job] command: must name a program"]
     if job["repository_secret"] and not re.match(r"https://|ssh://|[\w.@-]+:(?!//)", job["repository"]):
         faults.append("[job] repository_secret: is for a repository with an https or ssh address")
-    if cage["trainer_policy"] and cage["mode"] != "on":
-        faults.append('[cage] trainer_policy: needs mode = "on": without the relay the trainer has no role of its own')
+    if cage["trainer_policy"] and cage["mode"] not in ("on", "calls"):
+        why = "without the relay the trainer has no role of its own"
+        faults.append(f'[cage] trainer_policy: needs mode = "on" or "calls": {why}')
     if machines(job["nodes"]) != (1, 1):
         faults += _machines_faults(values)
     both = sorted(set(document.get("environment", {})) & set(document.get("secrets", {})))

@@ -169,8 +169,9 @@ KEYS: tuple[Key, ...] = (
         "cage",
         "mode",
         "on",
-        one_of("on", "imds", "off"),
-        '"on": the trainer in a sandbox, without a way to the instance\'s role; "imds": with one; "off": no cage',
+        one_of("on", "calls", "imds", "off"),
+        '"on": the trainer in a sandbox, without a way to the instance\'s role; "calls": and all system calls open;'
+        ' "imds": "on" with a way to the role; "off": no cage',
     ),
     Key(
         "cage",

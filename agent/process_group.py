@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from spotheal.agent.account import Account
+from spotheal.agent.cage_refusals import Refusals
 from spotheal.agent.cage_sandbox import PROGRAM as LAUNCHER
 from spotheal.agent.clock import Clock
 from spotheal.agent.errors import SetupFailed
@@ -43,6 +45,7 @@ _KILL_ALL = (
     "if os.getuid() == os.geteuid() == int(sys.argv[1]) != 0:\n"
     "    os.kill(-1, 9)\n"
 )
+_Started = tuple[subprocess.Popen[bytes], int | None]  # and the descriptor where refused calls of a cage are answered
 _RESTORED_BY_PYTHON = {int(signal.SIGPIPE), int(signal.SIGXFSZ)}
 
 
@@ -159,7 +162,7 @@ class ForeignProgram:
         reading, writing = os.pipe()
         try:
             with _RUNNING_LOCK:
-                self._popen = _start(argv, directory, environment, account, writing)
+                self._popen, listener = _start(argv, directory, environment, account, writing)
                 _RUNNING.add(self._popen.pid)
         except BaseException:
             os.close(reading)
@@ -168,6 +171,7 @@ class ForeignProgram:
             os.close(writing)
         self.pid = self._popen.pid
         self._pump = Pump(reading, on_line)
+        self._refusals = _refusals(listener, account)
         threading.Thread(target=self._wait, name="trainer-end", daemon=True).start()
 
     # ------------------------------------------------------------------------------------------------------- looking
@@ -272,6 +276,9 @@ class ForeignProgram:
         with _RUNNING_LOCK:
             _RUNNING.discard(self.pid)
         self._pump.close(0.2 if left else 2.0)
+        refusals, self._refusals = self._refusals, None
+        if refusals is not None:
+            refusals.close()
         return [process.pid for process in left]
 
     def _bury(self, killed: set[tuple[int, int]]) -> None:
@@ -350,13 +357,13 @@ def owned_by(uid: int) -> set[int]:
 
 def _start(
     argv: Sequence[str], directory: Path, environment: Mapping[str, str], account: Account | None, output: int
-) -> subprocess.Popen[bytes]:
+) -> _Started:
     mask = signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the child inherits this thread's
     try:
         if _ignored() or (account is not None and account.sandbox is not None):
             return _start_by_launcher(argv, directory, environment, account, output)
         as_user = account.as_user() if account is not None else {}
-        return _popen(argv, directory, environment, output, **as_user)
+        return _popen(argv, directory, environment, output, **as_user), None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -380,7 +387,7 @@ def _popen(
 
 def _start_by_launcher(
     argv: Sequence[str], directory: Path, environment: Mapping[str, str], account: Account | None, output: int
-) -> subprocess.Popen[bytes]:
+) -> _Started:
     """By way of `cage_exec`: ignored signals stay ignored over exec (SIGINT and SIGQUIT of a background job, SIGHUP
     under nohup), and a trainer with an ignored SIGINT is not the trainer its author tried out. Only the process itself
     can undo that, and only it can enter a sandbox; code between fork and exec (preexec_fn) is not safe beside threads.
@@ -392,18 +399,18 @@ def _start_by_launcher(
         "directory": str(directory),
         "sandbox": sandbox.to_orders() if sandbox is not None else None,
     }
-    errors, to_errors = os.pipe()
-    with open(errors, "rb") as said, _in_memory() as given:
-        try:
+    said, to_us = socket.socketpair()
+    with said, _in_memory() as given:
+        with to_us:
             json.dump(orders, given)
             given.seek(0)
-            command = [sys.executable, "-I", "-S", str(LAUNCHER), str(given.fileno()), str(to_errors), *argv]
-            popen = _popen(command, directory, {}, output, pass_fds=[given.fileno(), to_errors])
-        finally:
-            os.close(to_errors)
-        told = said.read()  # until the exec, which closes the other end
+            command = [sys.executable, "-I", "-S", str(LAUNCHER), str(given.fileno()), str(to_us.fileno()), *argv]
+            popen = _popen(command, directory, {}, output, pass_fds=[given.fileno(), to_us.fileno()])
+        told, listener = _heard(said)
     if not told:
-        return popen
+        return popen, listener
+    if listener is not None:
+        os.close(listener)
     popen.wait()
     fault = json.loads(told)
     if fault["errno"]:
@@ -412,6 +419,25 @@ def _start_by_launcher(
         f"the trainer's cage could not be made on this machine: {fault['text']}",
         next_step='report it with the image\'s name; `[cage] mode = "off"` runs the trainer without a cage',
     )
+
+
+def _heard(said: socket.socket) -> tuple[bytes, int | None]:
+    """Until the exec, which closes the other end: why there was none, and where refused calls are answered."""
+    told, listener = b"", None
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(said, 4096, 1, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+        if descriptors:
+            (listener,) = descriptors
+        if not data:
+            return told.strip(), listener
+        told += data
+
+
+def _refusals(listener: int | None, account: Account | None) -> Refusals | None:
+    sandbox = account.sandbox if account is not None else None
+    if listener is None or sandbox is None or sandbox.machine is None:
+        return None
+    return Refusals(listener, sandbox.machine, sandbox.tell)
 
 
 def _in_memory() -> IO[str]:

@@ -189,8 +189,11 @@ def test_what_contradicts_another_key_is_refused() -> None:
     assert "stands in [environment] too" in faults({**LEAST, "environment": {"A": "1"}, "secrets": {"A": "ssm:/a"}})[0]
     policy = job("cage", "trainer_policy", "policy.json")
     assert parse_job(policy).cage.trainer_policy == "policy.json"
+    for mode in ("on", "calls"):
+        assert parse_job({**policy, "cage": {"trainer_policy": "p.json", "mode": mode}}).cage.mode == mode
     for mode in ("imds", "off"):
-        assert 'needs mode = "on"' in faults({**policy, "cage": {"trainer_policy": "p.json", "mode": mode}})[0]
+        refused = {**policy, "cage": {"trainer_policy": "p.json", "mode": mode}}
+        assert 'needs mode = "on" or "calls"' in faults(refused)[0]
     here = job("job", "repository_secret", "ssm:/x")
     assert "https or ssh" in faults({**here, "job": {**here["job"], "repository": "."}})[0]
 
