@@ -38,6 +38,7 @@ class Cloud:
     endpoint: str = ""
     objects: dict[str, bytes] = field(default_factory=dict)
     faults: dict[str, list[int]] = field(default_factory=dict)
+    late: dict[str, bytes] = field(default_factory=dict)  # what another machine writes just before our next PUT
     asked: list[tuple[str, str]] = field(default_factory=list)
     ec2: list[dict[str, str]] = field(default_factory=list)
     bad_signatures: list[str] = field(default_factory=list)
@@ -62,7 +63,8 @@ class Cloud:
         written = {key: f"2026-11-21T10:00:{number:02}.000Z" for number, key in enumerate(self.objects)}
         start = int(token or 0)
         rows = "".join(
-            f"<Contents><Key>{PREFIX}/{key}</Key><LastModified>{written[key]}</LastModified></Contents>"
+            f"<Contents><Key>{PREFIX}/{key}</Key><LastModified>{written[key]}</LastModified>"
+            f"<ETag>&quot;{etag(self.objects[key])}&quot;</ETag></Contents>"
             for key in keys[start : start + 2]
         )
         more = f"<NextContinuationToken>{start + 2}</NextContinuationToken>" if keys[start + 2 :] else ""
@@ -86,6 +88,10 @@ class Cloud:
         self.objects |= {f"agent/wheels/{name}": body for name, body in wheels.items()}
         self.objects["agent/manifest.json"] = manifest
         return hashlib.sha256(manifest).hexdigest()
+
+
+def etag(body: bytes) -> str:
+    return hashlib.md5(body).hexdigest()
 
 
 def wheel(files: Mapping[str, str]) -> bytes:
@@ -172,6 +178,14 @@ def _handler(cloud: Cloud) -> type[BaseHTTPRequestHandler]:
             if query:
                 return self._answer(200, cloud.page(key, query.get("continuation-token", "")).encode())
             if self.command == "PUT":
+                if key in cloud.late:
+                    cloud.objects[key] = cloud.late.pop(key)
+                there = cloud.objects.get(key)
+                if_match, if_none = self.headers.get("If-Match"), self.headers.get("If-None-Match")
+                if if_match is not None and there is None:
+                    return self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+                if (if_none and there is not None) or (if_match and there and if_match != f'"{etag(there)}"'):
+                    return self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
                 cloud.objects.pop(key, None)
                 cloud.objects[key] = body
                 return self._answer(200, b"")

@@ -626,6 +626,28 @@ def test_the_fifth_boot_in_a_row_that_fails_parks_the_run(
     assert ("PUT", "status.json") in cloud.asked
 
 
+@pytest.mark.parametrize("before", [None, {"phase": "training", "volume": "vol-1"}], ids=["no status", "a status"])
+def test_a_status_that_another_machine_writes_meanwhile_is_kept(
+    instance: Instance, cloud: Cloud, before: dict[str, object] | None
+) -> None:
+    _earlier_launches(cloud, [FAILED] * 4)
+    if before:
+        cloud.objects["status.json"] = json.dumps(before).encode()
+    cloud.late["status.json"] = json.dumps({"phase": "training", "volume": "vol-2", "term": 7}).encode()
+    instance.boot(_changed(cloud))
+    status = cloud.document("status.json")
+    assert (status["phase"], status["volume"], status["term"]) == ("parked", "vol-2", 7)
+    assert str(status["ended"]).endswith("Z"), "the receipt counts to the end of the run"
+
+
+def test_an_end_that_another_machine_writes_meanwhile_stands(instance: Instance, cloud: Cloud) -> None:
+    _earlier_launches(cloud, [FAILED] * 4)
+    cloud.late["status.json"] = json.dumps({"phase": "cancelled"}).encode()
+    instance.boot(_changed(cloud))
+    assert cloud.document("status.json") == {"phase": "cancelled"}
+    assert "CancelSpotFleetRequests" in {form["Action"] for form in cloud.ec2}
+
+
 def test_machines_that_boot_beside_one_that_fails_are_no_failures(instance: Instance, cloud: Cloud) -> None:
     """The twenty machines of a sweep boot at once: one whose disk was bad ended all of it."""
     young = (datetime.now(timezone.utc) - timedelta(seconds=40)).strftime("%Y-%m-%dT%H:%M:%SZ")

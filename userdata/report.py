@@ -96,7 +96,8 @@ def http_call(
         text = error.read(2000).decode("utf-8", "replace")
         code = (re.findall(r"<Code>([^<]*)</Code>", text) or [""])[0]
         said = f"{error.code} {code or error.reason}"
-        if error.code >= 500 or error.code == 429 or code in ("SlowDown", "RequestTimeout", "RequestTimeTooSkewed"):
+        # 409, 412: another machine wrote first.
+        if error.code >= 500 or error.code in (409, 412, 429) or code in ("RequestTimeout", "RequestTimeTooSkewed"):
             raise Passing(said) from None
         if error.code in (401, 403):
             raise Passing(said, REFUSED_SECONDS) from None
@@ -161,17 +162,20 @@ class Aws:
 
     def __init__(self, region: str, store: str, metadata: Metadata) -> None:
         self.region, self.metadata = region, metadata
+        self.unchanged: dict[str, dict[str, str]] = {}  # by key, the header of a PUT over what was listed last
         self.bucket, _, self.prefix = store[len("s3://") :].partition("/")
         self.suffix = "amazonaws." + {"cn-": "com.cn", "eus": "eu"}.get(region[:3], "com")
 
-    def store(self, method: str, key: str = "", body: bytes = b"", query: Iterable[tuple[str, str]] = ()) -> bytes:
+    def store(
+        self, method: str, key: str = "", body: bytes = b"", query: Iterable[tuple[str, str]] = (), **headers: str
+    ) -> bytes:
         own = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         base, path = (own or f"https://s3.{self.region}.{self.suffix}").rstrip("/"), "/" + self.bucket
         if not own and "." not in self.bucket:
             base, path = f"https://{self.bucket}.s3.{self.region}.{self.suffix}", ""
         if not query:
             path += f"/{self.prefix}/{key}"
-        return self._signed("s3", method, base, urllib.parse.quote(path or "/", safe="/-_.~"), query, body)
+        return self._signed("s3", method, base, urllib.parse.quote(path or "/", safe="/-_.~"), query, body, **headers)
 
     def listed(self, prefix: str) -> list[tuple[str, str]]:
         """(key below the run's prefix, time of its last write) of each object whose key begins with `prefix`."""
@@ -184,9 +188,11 @@ class Aws:
         while True:
             text = patiently(f"list the store's {prefix}", page)
             for item in re.findall(r"<Contents>.*?</Contents>", text, re.DOTALL):
-                key, written = re.search(r"<Key>(.*?)</Key>", item), re.search(r"<LastModified>(.*?)</", item)
-                if key and written:
-                    found.append((key.group(1)[len(self.prefix) + 1 :], written.group(1)))
+                key, written, etag = (re.search(f"<{name}>(.*?)</", item) for name in ("Key", "LastModified", "ETag"))
+                if key and written and etag:
+                    name = key.group(1)[len(self.prefix) + 1 :]
+                    found.append((name, written.group(1)))
+                    self.unchanged[name] = {"if-match": etag.group(1).replace("&quot;", '"')}
             more = re.search(r"<NextContinuationToken>(.*?)</", text)
             if not more:
                 return found
@@ -209,7 +215,8 @@ class Aws:
         own = os.environ.get("AWS_ENDPOINT_URL_EC2") or os.environ.get("AWS_ENDPOINT_URL")
         base = (own or f"https://ec2.{self.region}.{self.suffix}").rstrip("/")
         form = urllib.parse.urlencode({"Action": action, "Version": "2016-11-15", **parameters})
-        return self._signed("ec2", "POST", base, "/", (), form.encode(), "application/x-www-form-urlencoded").decode()
+        kind = {"content-type": "application/x-www-form-urlencoded"}
+        return self._signed("ec2", "POST", base, "/", (), form.encode(), **kind).decode()
 
     def _signed(
         self,
@@ -219,13 +226,18 @@ class Aws:
         path: str,
         query: Iterable[tuple[str, str]],
         body: bytes,
-        content_type: str = "application/octet-stream",
+        **more: str,
     ) -> bytes:
         key_id, secret, token = self.metadata.credentials()
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         digest = hashlib.sha256(body).hexdigest()
-        headers = {"content-type": content_type, "host": urllib.parse.urlsplit(base).netloc}
-        headers.update({"x-amz-content-sha256": digest, "x-amz-date": now})
+        headers = {
+            "content-type": "application/octet-stream",
+            "host": urllib.parse.urlsplit(base).netloc,
+            "x-amz-content-sha256": digest,
+            "x-amz-date": now,
+            **more,
+        }
         if token:
             headers["x-amz-security-token"] = token
         names = ";".join(sorted(headers))
@@ -351,17 +363,19 @@ def park(aws: Aws, config: dict[str, Any], instance: str, reason: str) -> None:
     found = patiently("find the fleet", lambda: aws.ec2("DescribeInstances", **{"InstanceId.1": instance}))
     tagged = re.search(r"<key>aws:ec2(?:spot:fleet-request|:fleet)-id</key>\s*<value>([^<]+)</value>", found)
     fleet = tagged.group(1) if tagged else ""
-    status = {"schema_version": 1, "job": config["job"]["name"], "run": config["run"]["id"]}
-    try:
+
+    def record() -> None:
+        status = {"schema_version": 1, "job": config["job"]["name"], "run": config["run"]["id"]}
         status.update(aws.document("status.json"))
-    except Stuck as error:
-        say(str(error))
-    ended = status.get("phase") in ENDS  # it stands; only the fleet is still there
-    status.update({"phase": "parked", "reason": reason, "heartbeat": now(), "instance": instance})
-    status.update({"fleet": fleet or None})
+        if status.get("phase") in ENDS:
+            return  # it stands; only the fleet is still there
+        status.update(phase="parked", reason=reason, heartbeat=now(), ended=now())
+        status.update(instance=instance, fleet=fleet or None)
+        unchanged = aws.unchanged.get("status.json", {"if-none-match": "*"})
+        aws.store("PUT", "status.json", json.dumps(status).encode(), **unchanged)
+
     try:
-        if not ended:
-            patiently("store the reason", lambda: aws.store("PUT", "status.json", json.dumps(status).encode()))
+        patiently("store the reason", record)
     except Stuck as error:  # the store may be what failed; the fleet must end all the same
         say(str(error))
     say(f"{reason}; cancelling {fleet or 'no fleet: this instance has none'}", failed=True)
