@@ -171,7 +171,23 @@ class Store:
             self._status_etag = self._put_etag(LAYOUT.status, body, self._status_etag)
             if self._status_etag is not None:
                 return None
-        raise Retryable(f"could not write {self._name(LAYOUT.status)}: others wrote it {_APPEND_TRIES} times in a row")
+        raise self._outrun(LAYOUT.status)
+
+    def end_status(self, end: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Add `end` to the status that is there, whoever writes it meanwhile; returns that status, or None if an end is
+        recorded already, which stands."""
+        for _ in range(_APPEND_TRIES):
+            status = self.read_status() or {}
+            if _is_end(status):
+                return None
+            body = json.dumps(SECRETS.tree({**status, **end}), indent=1).encode()
+            if self._put_if(LAYOUT.status, body, self._status_etag):
+                self._status_etag = None
+                return status
+        raise self._outrun(LAYOUT.status)
+
+    def _outrun(self, key: str) -> Retryable:
+        return Retryable(f"could not write {self._name(key)}: others wrote it {_APPEND_TRIES} times in a row")
 
     def count_launch(self, instance: str, body: Mapping[str, Any]) -> None:
         """Put `launches/<instance>.json`; the same instance again replaces it."""
@@ -206,7 +222,7 @@ class Store:
                 return
             if self._put_if(key, old + "".join(f"{line}\n" for line in missing).encode(), etag):
                 return
-        raise Retryable(f"could not append to {self._name(key)}: others wrote it {_APPEND_TRIES} times in a row")
+        raise self._outrun(key)
 
     # -------------------------------------------------------------------------------------------------------- claims
     def claim(self, key: str, body: Mapping[str, Any], is_stale: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:

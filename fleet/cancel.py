@@ -64,13 +64,13 @@ def carry_out(session: Session, run: runs.Run, plan: CancelPlan, clock: Clock) -
     else:  # a fleet that was cancelled by other means may have left its instances running
         for instance in plan.instances:
             session.ec2.terminate(instance.id)
-    status = run.store.read_status() or {}
-    if status:
+    if run.store.read_status():
         # An end, which the agent does not write over while its instance goes down (it saves and hands over all the
         # same), and which does not go over one that is recorded. `request --resume` takes it back.
         now = rfc3339(clock.now())
         end = {"phase": Phase.CANCELLED.value, "reason": f"cancelled by fleetctl at {now}"}
-        if run.store.publish_status({**status, **end, "ended": now}) is None:
+        status = run.store.end_status({**end, "ended": now})
+        if status is not None:
             run.note(clock, "end", **end, saved_step=_saved_step(status))
             _end_entries(run, end, clock)
 

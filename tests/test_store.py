@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +189,32 @@ def test_of_two_ends_at_once_the_first_stands(store: Store, s3: Any) -> None:
         one.read_status()
     said = [one.publish_status({"phase": "done", "reason": str(n)}) for n, one in enumerate(stores)]
     assert [None, *[{"phase": "done", "reason": "0"}] * 3] == said
+
+
+class LastMoment:
+    """An S3 client; just before the first PUT, `write` is done."""
+
+    def __init__(self, client: Any, write: Callable[[], object]) -> None:
+        self._client, self._write = client, write
+
+    def put_object(self, **parameters: Any) -> Any:
+        write, self._write = self._write, lambda: None
+        write()
+        return self._client.put_object(**parameters)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+def test_an_end_keeps_what_a_heartbeat_writes_in_the_same_moment(store: Store, s3: Any) -> None:
+    store.publish_status({"phase": "training", "step": 1})
+    late = Store(LastMoment(s3, lambda: store.publish_status({"phase": "training", "step": 2})), URL)
+    assert {"phase": "training", "step": 2} == late.end_status({"phase": "cancelled"})
+    assert {"phase": "cancelled", "step": 2} == store.read_status()
+
+
+def test_an_end_that_is_written_in_the_same_moment_stands(store: Store, s3: Any) -> None:
+    store.publish_status({"phase": "training", "step": 1})
+    late = Store(LastMoment(s3, lambda: store.publish_status({"phase": "done", "step": 2})), URL)
+    assert late.end_status({"phase": "cancelled"}) is None
+    assert {"phase": "done", "step": 2} == store.read_status()

@@ -93,11 +93,8 @@ def _reason(document: dict[str, Any]) -> str:
 
 def _end(store: Store, reason: str, clock: Clock) -> bool:
     """An end that is recorded stands."""
-    status = store.read_status() or {}
-    if status.get("phase") in _ENDS:
-        return False
-    now = rfc3339(clock.now())
-    return store.publish_status({**status, "phase": Phase.FAILED.value, "reason": reason, "heartbeat": now}) is None
+    end = {"phase": Phase.FAILED.value, "reason": reason, "heartbeat": rfc3339(clock.now())}
+    return store.end_status(end) is not None
 
 
 # ---------------------------------------------------------------------------------------------------------------- shown
