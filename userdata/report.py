@@ -372,7 +372,7 @@ def park(aws: Aws, config: dict[str, Any], instance: str, reason: str) -> None:
         status.update(phase="parked", reason=reason, heartbeat=now(), ended=now())
         status.update(instance=instance, fleet=fleet or None)
         unchanged = aws.unchanged.get("status.json", {"if-none-match": "*"})
-        aws.store("PUT", "status.json", json.dumps(status).encode(), **unchanged)
+        aws.store("PUT", "status.json", json.dumps(status).encode(), (), **unchanged)
 
     try:
         patiently("store the reason", record)
