@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 GONE = ("deleting", "deleted", "error")
 ARTICLE_NAME = "DL-datasets-checkpoints"  # what the AWS article's script looks for
+SHOWN_SECONDS_MAX = 15.0
 _MADE_A_DAY_MAX = 20
 
 
@@ -138,11 +139,11 @@ def blank(job: JobConfig, zone: str, size_gib: int, kind: str) -> VolumeSpec:
     return VolumeSpec(zone=zone, size_gib=size_gib, type=kind, tags=tags, encrypted=True, token="")
 
 
-def make(session: Session, spec: VolumeSpec, day: str) -> Volume:
+def make(session: Session, spec: VolumeSpec, day: str, clock: Clock) -> Volume:
     """The volume that `spec` describes. The same command on the same day makes one, however often its answer is lost.
 
-    CreateVolume answers a known token with the volume that it made, whoever has it by now: one that a run has, or that
-    is in use, is not ours to fill, and the next token is tried.
+    CreateVolume answers a known token with the volume that it made, whoever has it by now: one that a run has, that is
+    in use or that was deleted is not ours to fill, and the next token is tried.
     """
     job = spec.tags[TAG_JOB]
     what = f"{job}/{spec.tags[TAG_NAME]}/{spec.size_gib}/{spec.type}/{day}"
@@ -151,13 +152,21 @@ def make(session: Session, spec: VolumeSpec, day: str) -> Volume:
             made = session.ec2.create_volume(replace(spec, token=volume_token(what, 0, spec.zone, "", attempt)))
         except TokenUsed:
             continue
-        seen = session.ec2.volume(made.id) or made  # the answer's tags are those of the first call
-        if free_volumes(job, [seen])[0] and not seen.attachments:
+        seen = _shown(session, made.id, clock)  # the answer's state and tags are those of the first call
+        if seen is not None and free_volumes(job, [seen])[0] and not seen.attachments:
             return seen
     raise Conflict(
         f"{_MADE_A_DAY_MAX} volumes like this were made for job {job!r} today, and all are in use",
         next_step="`fleetctl volume ls` lists them",
     )
+
+
+def _shown(session: Session, volume: str, clock: Clock) -> Volume | None:
+    """None for one that was deleted. A new one may be missing from the describes for seconds."""
+    until = clock.monotonic() + SHOWN_SECONDS_MAX
+    while (seen := session.ec2.volume(volume)) is None and clock.monotonic() < until:
+        clock.sleep(1.0)
+    return seen
 
 
 def as_key(name: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 from fleet_desk import Desk, desk, moto_clients, wheels
 
 from spotheal.agent.errors import ExitCode
-from spotheal.fleet import console
+from spotheal.fleet import console, volumes
 
 __all__ = ["desk", "moto_clients", "wheels"]  # fixtures
 ARTICLE = "DL-datasets-checkpoints"
@@ -67,6 +67,21 @@ def test_a_volume_created_twice_a_day_is_two_once_a_run_has_the_first(desk: Desk
     desk.request()
     second = desk.good("volume", "create", "--yes", "--zone", "us-west-2b")
     assert second["id"] != first["id"] and second["run"] is None
+
+
+@pytest.mark.parametrize("seconds", [5, 300], ids=["at once", "later"])
+def test_a_volume_created_after_one_was_deleted_is_a_new_one(
+    desk: Desk, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the same day, so with the same client token: at first EC2 still answers with the one that is gone."""
+    monkeypatch.setattr(volumes, "SHOWN_SECONDS_MAX", 0.0)
+    write_job(desk, "day")
+    first = desk.good("volume", "create", "--yes", "--zone", "us-west-2b")
+    desk.pass_time(30)
+    assert desk.run("volume", "rm", first["id"], "--yes").exit_code == 0
+    desk.pass_time(seconds)
+    second = desk.good("volume", "create", "--yes", "--zone", "us-west-2b")
+    assert second["id"] != first["id"] and tags_of(desk, second["id"])["spotheal:job"] == "day"
 
 
 def test_no_upload_onto_a_volume_of_another_job(desk: Desk) -> None:

@@ -73,12 +73,15 @@ def test_a_token_is_no_lock_across_zones(region: Region) -> None:
     assert region.a_volume(A, ClientToken="t") != region.a_volume(B, ClientToken="t")
 
 
-def test_a_token_of_a_deleted_volume_answers_with_the_deleted_volume(region: Region) -> None:
+def test_a_token_of_a_deleted_volume_finds_it_for_a_while_and_is_refused_then(region: Region) -> None:
     volume = region.a_volume(ClientToken="t")
     region.ec2.delete_volume(VolumeId=volume)
     region.after(2)
-    again = region.ec2.create_volume(AvailabilityZone=A, Size=10, VolumeType="gp3", ClientToken="t")
-    assert (volume, "deleted") == (again["VolumeId"], again["State"])
+    request = {"AvailabilityZone": A, "Size": 10, "VolumeType": "gp3", "ClientToken": "t"}
+    again = region.ec2.create_volume(**request)
+    assert (volume, "creating") == (again["VolumeId"], again["State"])
+    region.after(120)
+    assert "IdempotentParameterMismatch" == refused(region.ec2.create_volume, **request)
 
 
 def test_a_token_is_forgotten_after_a_day(region: Region) -> None:

@@ -24,6 +24,7 @@ from spotheal.fleet.rehearsal.world import ApiError, Attachment, Snapshot, Volum
 Params = Mapping[str, Any]
 _ATTACHMENTS_MAX = 27  # Nitro: 28 with the root volume
 _TOKEN_SECONDS = 86400.0
+REMEMBERED_SECONDS = 60.0  # how long a volume's token finds it after its end; a guess
 _TYPES = ("gp2", "gp3", "io1", "io2", "st1", "sc1", "standard")
 BUSY_LOOK_SECONDS = 1.0
 
@@ -84,7 +85,14 @@ def _known(world: World, token: str, zone: str, params: Params) -> Volume | None
     found = world.volumes.get(stored[1])
     if found is not None:
         return found
-    return world.deleted_volumes[stored[1]]
+    deleted, moment = world.deleted_volumes[stored[1]]
+    if world.moment() - moment <= REMEMBERED_SECONDS:
+        return deleted
+    raise ApiError(
+        "IdempotentParameterMismatch",
+        "The client token you have provided is associated with a resource that is already deleted. Please use a"
+        " different client token.",
+    )
 
 
 def terms_of_copies(world: World) -> set[str]:
@@ -159,8 +167,9 @@ def delete_volume(world: World, params: Params, caller: str | None) -> Item:
 
 
 def _gone(world: World, volume_id: str) -> None:
-    # A retry of CreateVolume, with its token, is still answered with the volume that is gone.
-    world.deleted_volumes[volume_id] = replace(world.volumes[volume_id], state="deleted")
+    # A retry of CreateVolume, with its token, is still answered with the volume that is gone, as if it were made just
+    # now; a while later it is refused (github.com/kubernetes-sigs/aws-ebs-csi-driver issues 1916 and 1022).
+    world.deleted_volumes[volume_id] = replace(world.volumes[volume_id], state="creating"), world.moment()
     world.volumes.remove(volume_id)
     world.tell(world.hooks.on_volume_deleted, volume_id)
 

@@ -308,7 +308,7 @@ class World:
         self.templates: Table[Template] = Table(self.moment)
         self.history: dict[str, list[FleetEvent]] = {}
         self.tokens: dict[tuple[str, ...], tuple[Any, str, float]] = {}  # key -> parameters, id, moment
-        self.deleted_volumes: dict[str, Volume] = {}
+        self.deleted_volumes: dict[str, tuple[Volume, float]] = {}  # with the moment of their end
         self.no_capacity_until: dict[str, float] = {}
         self.next_zones: list[str] = []
         self.instances_max: int | None = None  # the account's quota

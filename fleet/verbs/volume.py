@@ -98,6 +98,7 @@ def create(
 
     Not needed before `fleetctl request`, which makes one itself.
     """
+    from spotheal.agent.clock import SystemClock
     from spotheal.agent.job_values import volume_type
     from spotheal.fleet import show, volumes
 
@@ -116,7 +117,7 @@ def create(
     month = volumes.month(spec.type, spec.size_gib)
     say(f'create a volume "{table.name}": {spec.size_gib} GiB {spec.type} in {spec.zone}, ${month:.2f} a month')
     ask("Go ahead?", yes)
-    made = volumes.make(session, spec, _day())
+    made = volumes.make(session, spec, _day(), SystemClock())
     document = {"schema_version": 1, **volumes.Row(made, month).to_document()}
     print(show.as_json(document) if as_json else made.id)
     say("next: fleetctl volume upload DIR, fleetctl volume prepare -- COMMAND, or fleetctl request")
@@ -383,7 +384,7 @@ def _begin(session: Session, root: StoreUrl, ready: _Ready, filling: Filling) ->
     if ready.role is not None:
         prerequisites.make(session, ready.role)
     if ready.spec is not None:
-        filling = replace(filling, volume=volumes.make(session, ready.spec, _day()))
+        filling = replace(filling, volume=volumes.make(session, ready.spec, _day(), SystemClock()))
     elif TAG_JOB not in filling.volume.tags:  # named with --volume; from now on it holds this job's data
         session.ec2.tag([filling.volume.id], {TAG_JOB: filling.job.job.name})
     return work.launch(session, root, filling, SystemClock())
