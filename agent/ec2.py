@@ -68,7 +68,7 @@ class Snapshot:
     id: str
     volume: str
     state: str  # pending, completed, error
-    progress: int  # percent
+    progress: int | None  # percent; None if EC2 names none, as it may of a pending one
     started: datetime
     size_gib: int
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -416,12 +416,12 @@ def _volume(item: Mapping[str, Any]) -> Volume:
 
 
 def _snapshot(item: Mapping[str, Any]) -> Snapshot:
-    progress = str(item.get("Progress") or "0").rstrip("%")
+    progress = str(item.get("Progress") or "").rstrip("%")
     return Snapshot(
         id=item["SnapshotId"],
         volume=item["VolumeId"],
         state=item["State"],
-        progress=int(progress) if progress.isdigit() else 0,
+        progress=int(progress) if progress.isdigit() else None,
         started=item["StartTime"],
         size_gib=int(item["VolumeSize"]),
         tags=_tags(item),

@@ -393,6 +393,12 @@ def test_a_promoted_copy_counts_though_a_stale_describe_shows_it_as_moving():
     assert Attach("vol-0b") == seen
 
 
+@pytest.mark.parametrize(("progress", "said"), [(None, "is pending"), (0, "is pending, 0 %"), (99, "is pending, 99 %")])
+def test_a_pending_snapshot_is_told_with_its_percentage_if_aws_names_one(progress, said):
+    pending = replace(snapshot(1, state="pending"), progress=progress)
+    assert f"snap-0a of vol-0a {said}" == other_zone(snapshots=(pending,)).why
+
+
 def test_a_dead_copy_is_made_anew_under_another_token():
     dead = replace(copy(), state="error")
     made = other_zone(volumes=(volume(term=1, zone=THERE), dead), snapshots=(snapshot(1),), attempt=1)

@@ -155,7 +155,8 @@ def _make_copy(desired: Desired, seen: Observed, term: int, source: Source) -> A
         best = snapshots[0]
         if best.state == "completed":
             return _create(desired, seen, term, volume, best.id, best.size_gib)
-        why = f"{best.id} of {source.id} is at {best.progress} %"
+        percent = "" if best.progress is None else f", {best.progress} %"
+        why = f"{best.id} of {source.id} is {best.state}{percent}"
         return Wait(why, f"snapshot {best.id}", DAY, SNAPSHOT_LOOK_SECONDS, snapshot=best.id)
     if volume is None:
         return _without_volume(seen, source)
