@@ -14,6 +14,7 @@ from spotheal.agent.errors import (
     CapacityError,
     ConfigError,
     Conflict,
+    CredentialsEnded,
     Fatal,
     NoCredentials,
     NotFound,
@@ -29,16 +30,17 @@ SERVICES = ("ec2", "s3", "scheduler", "sns", "ssm", "secretsmanager", "sts", "ef
 # Names are AWS's; sources: EC2 API reference "Error codes", S3 API reference "Error responses".
 _RETRYABLE = {
     "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException", "SlowDown",
-    "InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable", "RequestTimeout", "RequestExpired",
+    "InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable", "RequestTimeout",
     "500", "502", "503", "504", "ConditionalRequestConflict", "OperationAborted", "IncorrectState",
-    "SnapshotCreationPerVolumeRateExceeded", "ConcurrentSnapshotLimitExceeded", "RequestTimeTooSkewed",
+    "SnapshotCreationPerVolumeRateExceeded", "ConcurrentSnapshotLimitExceeded",
     "PendingSnapshotLimitExceeded", "IncorrectInstanceState", "InsufficientVolumeCapacity",
     "ThrottledException", "RequestThrottled", "RequestThrottledException", "EC2ThrottledException",
     "PriorRequestNotComplete", "BandwidthLimitExceeded",
     "DependencyTimeout", "IncorrectFileSystemLifeCycleState", "IncorrectMountTargetState",
-    "ConcurrentTagAccess", "InvalidState", "InvalidSecurity.RequestHasExpired", "InvalidPaginationToken",
+    "ConcurrentTagAccess", "InvalidState", "InvalidPaginationToken",
     "InvalidNextToken", "RetryableError",
 }  # fmt: skip
+_SIGNED_TOO_EARLY = {"RequestExpired", "RequestTimeTooSkewed", "InvalidSecurity.RequestHasExpired"}
 _PERMISSION = {
     "UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "AuthFailure", "InvalidClientTokenId",
     "ExpiredToken", "ExpiredTokenException", "SignatureDoesNotMatch", "OptInRequired", "UnrecognizedClientException",
@@ -60,6 +62,7 @@ _NEXT_STEP = {
     PermissionDenied: "check who you are with `aws sts get-caller-identity`, and what is needed in docs/permissions.md",
     CapacityError: "allow more instance types and zones in spot_fleet_config.json, or raise the quota named",
     Retryable: "AWS is busy for a moment: the same command again",
+    CredentialsEnded: "get new credentials; if they are new, set this machine's clock (`timedatectl`)",
 }
 
 _NOT_AWS = "look whether a proxy (HTTPS_PROXY) or a VPC endpoint stands between here and AWS, and try again"
@@ -174,6 +177,8 @@ def _kind(code: str, status: int) -> type[SpothealError]:
         return CapacityError
     if code in _CONFLICT:
         return Conflict
+    if code in _SIGNED_TOO_EARLY:
+        return CredentialsEnded
     if code in _RETRYABLE:
         return Retryable
     if code.startswith("KMS."):  # the key is gone, not the object: who reads "absent" would write over the object

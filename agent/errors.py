@@ -49,6 +49,13 @@ class Retryable(SpothealError):
     """Waiting and asking again may help: throttling, a describe that is stale, a network that is down."""
 
 
+class CredentialsEnded(Retryable):
+    """AWS finds the signature too old: credentials that have ended, or a wrong clock. An instance renews its own
+    credentials and sets its clock by itself, so there waiting helps; an operator must do it."""
+
+    exit_code = ExitCode.PERMISSION
+
+
 class MountRefused(Retryable):
     """The kernel did not mount what is on the device: it may be damaged, or a mkfs that was cut short."""
 

@@ -92,6 +92,10 @@ class Store:
             if not self._is_absent(key, error):
                 raise
             raise NotFound(f"there is no {self._name(key)}", code=error.code) from error
+        except Retryable as error:
+            if error.code == "400":  # of a HEAD, whose answer has no body: a GET's names the fault
+                self.keys(key)
+            raise
 
     def keys(self, prefix: str = "") -> list[str]:
         """Keys below `prefix`, relative to the run, sorted by S3."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from spotheal.agent.billing import about
 from spotheal.agent.clock import Clock
-from spotheal.agent.errors import Retryable
+from spotheal.agent.errors import CredentialsEnded, Retryable
 from spotheal.fleet import runs, screen, status
 from spotheal.fleet.console import colours, says_ascii, width_of
 from spotheal.fleet.session import Session
@@ -48,6 +48,8 @@ class Look:
             found = self._run.store.read_status() or {}
             if self._is_due(found):
                 self._seen, self._at = status.gather(self._session, self._run, self._consoles), self._clock.monotonic()
+        except CredentialsEnded:
+            raise
         except Retryable:
             return None
         assert self._seen is not None

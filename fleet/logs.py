@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spotheal.agent.clock import Clock, parse_rfc3339
-from spotheal.agent.errors import NotFound, Retryable
+from spotheal.agent.errors import CredentialsEnded, NotFound, Retryable
 from spotheal.agent.ledger import read_events
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet import runs
@@ -187,6 +187,8 @@ class Follower:
                         yield line
                     if over and not self._is_fresh(status):
                         break
+                except CredentialsEnded:
+                    raise
                 except Retryable:  # the network was gone for a moment: what was missed comes with the next look
                     over = False
                 quiet = quiet + 1 if over and not given else 0

@@ -50,7 +50,7 @@ def probe(session: Session, job: JobConfig, run: str) -> None:
 def _check_bucket(session: Session, place: StoreUrl) -> None:
     try:
         with translated(f"look at bucket {place.bucket} of [store] results"):
-            session.client("s3").head_bucket(Bucket=place.bucket)
+            session.client("s3").list_objects_v2(Bucket=place.bucket, MaxKeys=1)  # a HEAD's refusal names no code
     except NotFound as error:
         raise NotFound(
             f"there is no bucket {place.bucket}, which [store] results names",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotheal.agent.clock import Clock, Timeout, rfc3339
-from spotheal.agent.errors import Retryable, WaitTimedOut
+from spotheal.agent.errors import CredentialsEnded, Retryable, WaitTimedOut
 from spotheal.agent.names import HEARTBEAT_SECONDS, LAYOUT, TAG_RUN, Phase
 from spotheal.fleet import cancel, engine, runs
 from spotheal.fleet.session import Session
@@ -100,6 +100,8 @@ def _status(run: runs.Run) -> dict[str, Any] | None:
     """None where the store did not answer: then nothing is concluded."""
     try:
         return run.store.read_status() or {}
+    except CredentialsEnded:
+        raise
     except Retryable:
         return None
 

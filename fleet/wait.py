@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spotheal.agent.clock import Clock, Timeout
-from spotheal.agent.errors import JobFailed, Retryable, WaitTimedOut
+from spotheal.agent.errors import CredentialsEnded, JobFailed, Retryable, WaitTimedOut
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet import runs
 from spotheal.fleet.live import Look, Shown
@@ -57,6 +57,8 @@ def _check_fleet(session: Session, run: runs.Run) -> None:
         state = runs.fleet_state(session.client("ec2"), fleet) if fleet else "submitted"
         if state in runs.LIVE_FLEET_STATES or (run.store.read_status() or {}).get("phase") in _ENDS:
             return
+    except CredentialsEnded:
+        raise
     except Retryable:
         return
     raise JobFailed(

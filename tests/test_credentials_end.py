@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,15 @@ import typer.main
 from fleet_desk import FLEET
 from typer.testing import CliRunner
 
-from spotheal.agent.errors import ExitCode
+from spotheal.agent.clock import SystemClock
+from spotheal.agent.errors import CredentialsEnded, ExitCode, PermissionDenied
+from spotheal.agent.names import StoreUrl
+from spotheal.agent.store import Store
+from spotheal.fleet import live, stopping, wait
 from spotheal.fleet.cli import app
-from spotheal.fleet.session import renewal
+from spotheal.fleet.runs import Run
+from spotheal.fleet.session import Session, renewal
+from spotheal.fleet.sweep import following
 
 VOLUME = "vol-0123456789abcdef0"
 # Every verb that speaks to AWS, with what it needs to get there.
@@ -171,3 +177,39 @@ def test_the_table_names_every_verb() -> None:
             yield from verbs(command.get_command(context, name), (*words, name))
 
     assert set(verbs(typer.main.get_command(app), ())) == VERBS.keys() | WITHOUT_AWS
+
+
+class Ended:
+    """Any client or store, all of whose calls are signed with credentials that have ended."""
+
+    def __getattr__(self, name: str) -> Ended:
+        return self
+
+    def __call__(self, *_: object, **__: object) -> None:
+        raise CredentialsEnded("could not look: Request has expired.", code="RequestExpired")
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda session, run: live.Look(session, run, SystemClock())(),
+        lambda session, run: wait._check_fleet(session, run),
+        lambda session, run: stopping._status(run),
+        lambda session, run: following.follow(session, run, SystemClock(), print, 5.0),
+    ],
+    ids=["status --watch", "--wait", "cancel --save", "sweep --wait"],
+)
+def test_credentials_that_end_while_a_run_is_followed_end_the_look(look: Callable[[Any, Run], object]) -> None:
+    with pytest.raises(CredentialsEnded) as ended:
+        look(Ended(), Run("digits", "01J", Ended()))  # type: ignore[arg-type]
+    assert ended.value.exit_code == ExitCode.PERMISSION
+
+
+def test_a_head_that_names_no_code_is_asked_again_by_a_get(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3 answers 400 without a body: github.com/boto/botocore issue 1400."""
+    for name, value in (("ACCESS_KEY_ID", "ASIAENDED"), ("SECRET_ACCESS_KEY", "x"), ("SESSION_TOKEN", "y")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    store = Store(Session("us-west-2").client("s3"), StoreUrl("bucket", "digits/01J"))
+    with pytest.raises(PermissionDenied) as ended:
+        store.download("results/a", folder / "a")
+    assert ended.value.code == "ExpiredToken"

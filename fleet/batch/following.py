@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotheal.agent.clock import Clock, Timeout
-from spotheal.agent.errors import JobFailed, NotFound, Retryable, WaitTimedOut
+from spotheal.agent.errors import CredentialsEnded, JobFailed, NotFound, Retryable, WaitTimedOut
 from spotheal.fleet.batch import jobs
 from spotheal.fleet.batch.names import Names
 from spotheal.fleet.batch.tail import Line, Tail
@@ -49,6 +49,8 @@ class Followed:
         while True:
             try:
                 job = self.look()
+            except CredentialsEnded:
+                raise
             except Retryable:  # throttled, a network that is down: the next look sees it all
                 pass
             except NotFound:

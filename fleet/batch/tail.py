@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotheal.agent.aws import translated
-from spotheal.agent.errors import Fatal, NotFound, Retryable, SpothealError
+from spotheal.agent.errors import CredentialsEnded, Fatal, NotFound, Retryable, SpothealError
 from spotheal.fleet.batch.jobs import Stream
 from spotheal.fleet.session import Session
 
@@ -114,6 +114,8 @@ class Tail:
                 calls, pages = calls + 1, pages + 1
                 try:
                     lines, is_end = self._page(reading)
+                except CredentialsEnded:
+                    raise
                 except Retryable:
                     self.is_throttled = True
                     return

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spotheal.agent.clock import Clock, Timeout
-from spotheal.agent.errors import JobFailed, Retryable, WaitTimedOut
+from spotheal.agent.errors import CredentialsEnded, JobFailed, Retryable, WaitTimedOut
 from spotheal.agent.names import Phase
 from spotheal.fleet import engine
 from spotheal.fleet.runs import Run
@@ -29,6 +29,8 @@ def follow(
     while True:
         try:
             document = progress.summarise(progress.gather(session, sweep))
+        except CredentialsEnded:
+            raise
         except Retryable:
             document = None
         if document is not None:
