@@ -47,6 +47,10 @@ class Launch:
             clock.sleep(2.0)
 
     @property
+    def instance(self) -> str:
+        return self._here.instance
+
+    @property
     def starts(self) -> int:
         return int(self._fields["starts"])
 

@@ -1,12 +1,13 @@
 """What happened to the run, one JSON line an event, in the store: what `status`, the receipt and the rehearsal read.
 
 Events (fields beside time, event, id, instance, zone, term): `boot` (instance_type, launched, root_gib), `price`
-(dollars_per_hour, since, lifecycle), `predecessor` (predecessor, heard, last_step), `volume` (volume, moved_from,
-device, size_gib, type; of a copy initialization_rate), `trainer-started` (attempt, resumed_step), `trainer-resumed`
-(the same, if the step was not known at the start), `trainer-ended` (attempt, kind, exit_code, signal, last_step,
-saved_step, reason), `notice` (action, deadline, ends), `rebalance`, `snapshot` (snapshot, used_gib), `handover`
-(snapshot, saved_step, seconds, used_gib), `deleted` (volumes, snapshots), `read-back` (of copied checkpoints: copy,
-saved_step), `end` (phase, reason), `leaving`.
+(dollars_per_hour, since, lifecycle), `predecessor` (predecessor, heard, last_step), `predecessor-files` (predecessor,
+attempt, written, written_count, missing, missing_count: names of files), `volume` (volume, moved_from, device,
+size_gib, type; of a copy initialization_rate), `trainer-started` (attempt, resumed_step), `trainer-resumed` (the same,
+if the step was not known at the start), `trainer-ended` (attempt, kind, exit_code, signal, last_step, saved_step,
+reason), `notice` (action, deadline, ends), `rebalance`, `snapshot` (snapshot, used_gib), `handover` (snapshot,
+saved_step, seconds, used_gib), `deleted` (volumes, snapshots), `read-back` (of copied checkpoints: copy, saved_step),
+`end` (phase, reason), `leaving`.
 """
 
 from __future__ import annotations

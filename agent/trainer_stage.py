@@ -31,14 +31,17 @@ from spotheal.agent.money import used_gib
 from spotheal.agent.saved_files import SavedFiles
 from spotheal.agent.status import Status
 from spotheal.agent.supervisor import Hooks, Supervisor
+from spotheal.agent.trainer_environment import base_environment
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.heal import Held
 from spotheal.agent.volume.release import create_base
 from spotheal.agent.volume.retention import clean_up
 from spotheal.agent.world import Meeting
+from spotheal.agent.written_files import WrittenFiles
 
 RETENTION_SECONDS = 600.0  # describes are stale for minutes: what one look at the surplus misses, a later one finds
 STOP_SECONDS_MIN, STOP_SECONDS_MAX = 30.0, 3600.0  # what a last checkpoint may take, whatever is asked
+FILES_SECONDS = 30.0  # between two looks at what the trainer writes; a kill leaves what the last but one saw
 BASE_AFTER_SAVE_SECONDS = 30.0  # how long a base snapshot waits for the save that a rebalance asks for
 
 
@@ -79,6 +82,8 @@ class TrainerStage:
         self._looked = threading.Event()  # for the last time: the volume is let go
         self._saved_files = SavedFiles(folders, self._looked)
         self._found_files = self._saved_files.mark()
+        home = Path(base_environment({}, account, folders.home)["HOME"])
+        self._written = WrittenFiles(folders, home, config.run, around.launch.instance, self._looked)
         self._acknowledged = self._stopping = False
         self._cleaned = float("-inf")
         # Two clean-ups at once delete the same things, and one is refused; a base must not be taken after the last one.
@@ -178,11 +183,27 @@ class TrainerStage:
 
     # ---------------------------------------------------------------------------------------------------------- timers
     def _start_timers(self) -> None:
+        if self._around.held is not None:  # on EFS several machines write; on AWS Batch nothing but checkpoints lasts
+            if found := self._written.predecessor():
+                self._tell_of_predecessor(found)
+            self._beside("files", self._watch_files)
         if self._around.limits.any:
             self._beside("limit", lambda: self._around.limits.watch(self._over, self._supervisor.stop_for_limit))
         every = seconds(self._config.job.volume.snapshot_every)
         if every:
             self._beside("base-snapshots", lambda: self._base_snapshots(every))
+
+    def _tell_of_predecessor(self, found: Mapping[str, Any]) -> None:
+        self._around.ledger.note("predecessor-files", **found)
+        if found["missing"]:
+            self._log.warning("files that the machine before had are missing", **found)
+
+    def _watch_files(self) -> None:
+        while not self._clock.sleep(FILES_SECONDS, until=self._looked):
+            try:
+                self._written.look(self._supervisor.attempt)
+            except OSError as error:
+                self._log.warning("what the trainer writes cannot be recorded", error=str(error))
 
     def _ship_curves(self, waiting: bool) -> None:
         """Read before the volume goes; at an interruption the store must not keep the handover waiting."""

@@ -15,6 +15,7 @@ from spotheal.agent.billing import PRICES_AS_OF, PRICES_REGIONS, Bill, about, bi
 from spotheal.agent.clock import rfc3339
 from spotheal.agent.history import Disk, Event, History, Known, Listed, moment_of
 from spotheal.agent.ledger import steps_redone
+from spotheal.agent.lost_work import FilesWritten, files_written, lost_work
 from spotheal.agent.names import Phase
 from spotheal.agent.stays import Stay
 
@@ -99,6 +100,8 @@ class Receipt:
     moves: int
     free_seconds: int
     notes: tuple[str, ...]
+    lost: tuple[str, ...] = ()  # work that was lost without a word, a line each
+    written: tuple[FilesWritten, ...] = ()  # what interrupted attempts had written
 
     @property
     def instances(self) -> Decimal:
@@ -126,6 +129,8 @@ class Receipt:
             "free_seconds": self.free_seconds,
             "steps": vars(self.steps),
             "notes": list(self.notes),
+            "lost": list(self.lost),
+            "files_of_interrupted_attempts": [vars(one) | {"files": list(one.files)} for one in self.written],
         }  # fmt: skip
 
 
@@ -148,6 +153,8 @@ def receipt(history: History, status: Mapping[str, Any] | None = None) -> Receip
         moves=sum(1 for event in events if event["event"] == "volume" and event.get("moved_from")),
         free_seconds=sum(stay.seconds for stay in found.stays if stay.free),
         notes=tuple(_notes(found)),
+        lost=lost_work(events, step_now(status or {})),
+        written=files_written(events),
     )
 
 
@@ -240,7 +247,7 @@ def _saved_percent(found: Bill) -> float | None:
 
 def _steps(events: Sequence[Event], status: Mapping[str, Any]) -> Steps:
     progress = status.get("progress") if isinstance(status.get("progress"), Mapping) else None
-    told = [_whole(event.get("last_step")) for event in events] + [_whole((progress or {}).get("step"))]
+    told = [_whole(event.get("last_step")) for event in events] + [step_now(status)]
     done = max((step for step in told if step is not None), default=None)
     ends = [event for event in events if event["event"] == "trainer-ended"]
     saved = _whole(ends[-1].get("saved_step")) if ends else None
@@ -251,6 +258,12 @@ def _steps(events: Sequence[Event], status: Mapping[str, Any]) -> Steps:
     if ends and ends[-1].get("kind") == "done":
         lost = 0
     return Steps(done, steps_redone(events), lost, _whole((progress or {}).get("steps_total")))
+
+
+def step_now(status: Mapping[str, Any]) -> int | None:
+    """How far the trainer is that runs now, by its status."""
+    progress = status.get("progress")
+    return _whole(progress.get("step")) if isinstance(progress, Mapping) else None
 
 
 def interruptions(events: Sequence[Event]) -> int:

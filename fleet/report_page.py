@@ -11,6 +11,7 @@ from itertools import pairwise
 from spotheal.agent.names import Phase
 from spotheal.fleet.report import Report
 from spotheal.fleet.report_charts import LineChart, Mark, cost_bars, line_chart, safe, stems, timeline
+from spotheal.fleet.report_files import files_card
 from spotheal.fleet.report_pieces import (
     HALF,
     NUMBER,
@@ -50,6 +51,7 @@ def _cards(report: Report) -> Iterable[str]:
     yield _checkpoints(report)
     yield _cost(report)
     yield _steps(report)
+    yield files_card(report.receipt)
     yield _instances(report)
     yield _facts(report)
 

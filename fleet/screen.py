@@ -96,6 +96,8 @@ def _rows(document: dict[str, Any], now: datetime, ascii: bool) -> Iterable[tupl
         yield "notice", Text(printable(f"{notice.get('action')} by {notice.get('deadline')}"), style="yellow")
     if document["space"] and not document["ended"]:
         yield "volume", Text(printable(_space(document["space"])), style="yellow")
+    for number, line in enumerate(document["lost"]):
+        yield "" if number else "lost", Text(printable(line), style="yellow")
     if document["progress"]:
         yield "progress", _bar(document["progress"], ascii)
         more = pace(document["progress"])

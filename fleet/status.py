@@ -15,6 +15,7 @@ from spotheal.agent.clock import parse_rfc3339, rfc3339
 from spotheal.agent.ec2 import Instance, Volume
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.ledger import read_events
+from spotheal.agent.lost_work import lost_work
 from spotheal.agent.names import HEARTBEAT_SECONDS, LAYOUT, TAG_RUN, TAG_STATE, TAG_TERM, Phase
 from spotheal.fleet import engine, machines, receipt, runs
 from spotheal.fleet.session import Session
@@ -138,6 +139,7 @@ def summarise(seen: Seen, now: datetime) -> dict[str, Any]:
         "cost": receipt.cost_so_far(receipt.history_of(seen, now)).to_document() if events else None,
         "notice": status.get("notice"),
         "space": status.get("space"),
+        "lost": list(lost_work(events, receipt.step_now(status))),
         "term": status.get("term"),
         "interruptions": receipt.interruptions(events),
         "zone_moves": sum(1 for event in events if event["event"] == "volume" and event.get("moved_from")),

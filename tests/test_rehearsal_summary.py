@@ -15,12 +15,13 @@ from rich.console import Console
 from spotheal.agent.contract import Progress, Saved
 from spotheal.agent.errors import ConfigError
 from spotheal.agent.folders import Folders
+from spotheal.agent.lost_work import FilesLost
 from spotheal.fleet.rehearsal import scenario, survival, weights
 from spotheal.fleet.rehearsal.progress import Lines, MachineView, View
 from spotheal.fleet.rehearsal.report import report
 from spotheal.fleet.rehearsal.scenario import Event, Interrupt, Kill, Seen, due
 from spotheal.fleet.rehearsal.summary import End, InstanceStory, Story, summarise
-from spotheal.fleet.rehearsal.survival import Lost, Survival
+from spotheal.fleet.rehearsal.survival import Survival
 from spotheal.fleet.rehearsal.watch import in_words
 
 ONE = InstanceStory("i-1", "eu-west-1a", "m5.large", 0.0, 2.0, 8.0, 20.0, "interrupted", 0, 10, 10)
@@ -121,7 +122,7 @@ def test_a_start_from_nothing_after_steps_were_gained_fails() -> None:
 
 
 def test_files_that_the_next_machine_had_not_fail_with_the_line_to_write() -> None:
-    lost = Lost("i-1", "i-2", ("home/last.pt", "home/model.pt", "home/z.csv", "working-copy/x.pt"))
+    lost = FilesLost("i-1", "i-2", ("home/last.pt", "home/model.pt", "home/z.csv", "working-copy/x.pt"))
     (line,) = summarise(changed(files_lost=(lost,))).broken
     assert "home/last.pt, home/model.pt, home/z.csv and 1 more: written on i-1, missing" in line
     assert line.endswith("write below $SPOTHEAL_CHECKPOINT_DIR")
@@ -392,7 +393,7 @@ def test_what_a_trainer_wrote_and_the_next_one_lacks_is_named(tmp_path: Path, mo
     machines.write("i-2", f"{COPY}train.py")
     machines.write("i-2", "v/checkpoints/step-20.pt")
     machines.look("i-2", 1)
-    assert machines.seen.lost() == [Lost("i-1", "i-2", ("working-copy/checkpoints/step-10.pt",))]
+    assert machines.seen.lost() == [FilesLost("i-1", "i-2", ("working-copy/checkpoints/step-10.pt",))]
 
 
 def test_a_file_of_a_moment_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import structlog
 from agent_world import AgentWorld
 from botocore.exceptions import NoCredentialsError
 
-from spotheal.agent import aws, finish, launch, status
+from spotheal.agent import aws, finish, launch, status, trainer_stage
 from spotheal.agent.errors import ExitCode, NoCredentials, PermissionDenied
 from spotheal.agent.metadata import NOTHING, Rebalance, SpotAction
 from spotheal.agent.store import Store
@@ -261,6 +261,26 @@ def test_a_script_that_saves_next_to_its_code_resumes_on_a_machine_that_reaches_
     assert b"setup wrote once\nresumed at step 7\n" in said
     assert b"step 7" == world.store.get_bytes("results/checkpoints/last.txt"), "its results folder is empty"
     assert world.store.get_bytes("results/train.py") is None
+
+
+def test_the_next_machine_tells_what_the_one_before_wrote_and_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rehearsal failed for it; on a real run nobody knew."""
+    monkeypatch.setattr(trainer_stage, "FILES_SECONDS", 0.1)
+    world = AgentWorld(tmp_path, PLAIN, {"job": {"setup": [["python", "-c", "open('data.txt', 'w').write('once')"]]}})
+    recorded = lambda: any("last.txt" in path.read_text() for path in world.disks.glob("*/.spotheal/files.json"))  # noqa: E731
+    after(recorded, world.asked_to_stop.set)
+    assert ExitCode.INTERRUPTED == world.live()
+    (last,) = world.disks.glob("*/working-copy/checkpoints/last.txt")
+    last.rename(last.with_name("elsewhere"))
+    world.asked_to_stop.clear()
+    after(lambda: world.status()["phase"] == "training", world.asked_to_stop.set)
+    world.live()
+    (told,) = [event for event in world.events() if event["event"] == "predecessor-files"]
+    name = "working-copy/checkpoints/last.txt"
+    assert [told["predecessor"], told["attempt"], told["written"]] == [world.instance, 1, [name]]
+    assert [told["missing"], told["missing_count"]] == [[name], 1]
 
 
 def test_an_instance_launched_into_a_finished_run_only_cancels_its_fleet(tmp_path: Path) -> None:

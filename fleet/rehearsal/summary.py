@@ -14,8 +14,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from spotheal.agent.lost_work import Attempt, FilesLost, from_nothing
 from spotheal.agent.names import SNAPSHOTS_KEPT, Phase
-from spotheal.fleet.rehearsal.survival import Lost
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -128,7 +128,7 @@ class Story:
     reference_fault: str = ""
     throttles_planned: int = 0
     throttled_calls: int = 0
-    files_lost: tuple[Lost, ...] = ()
+    files_lost: tuple[FilesLost, ...] = ()
     example: bool = True  # the job is ours, so an event that did not take place is a fault of the scenario
     webhook: tuple[str, ...] | None = None  # the events that were told it; None: the job names none
     generators_apart: tuple[str, ...] = ()  # random generators whose last states differ from the uninterrupted run's
@@ -250,21 +250,12 @@ def _leftovers(end: End) -> Iterator[str]:
 
 def _work_lost(story: Story) -> Iterator[str]:
     """A script of which nothing survives trains to its end as well as any other, so its end proves nothing."""
-    stepped = [instance for instance in story.instances if instance.has_trained and instance.last_step]
-    for before, after in pairwise(stepped):
-        if after.resumed_step == 0:
-            why = (
-                "it had saved nothing by then: save more often, and at SIGTERM"
-                if before.saved_step is None
-                else "load the newest checkpoint at the start, or name a `resume_command`"
-            )
-            yield f"{after.instance} began at step 0, although {before.instance} had come to {before.last_step}; {why}"
-    for lost in story.files_lost:
-        more = f" and {len(lost.files) - 3} more" if len(lost.files) > 3 else ""
-        yield (
-            f"{', '.join(lost.files[:3])}{more}: written on {lost.instance}, missing when the trainer started on"
-            f" {lost.successor}; write below $SPOTHEAL_CHECKPOINT_DIR"
-        )
+    yield from from_nothing(
+        Attempt(one.instance, one.instance, one.resumed_step, one.last_step, one.saved_step)
+        for one in story.instances
+        if one.has_trained
+    )
+    yield from map(str, story.files_lost)
 
 
 def _untold(story: Story) -> Iterator[str]:
