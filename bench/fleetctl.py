@@ -143,7 +143,7 @@ def status_figures(program: str, times: int) -> list[Figure]:
     commands = {"status": [program, "status", "cifar"], "status --all": [program, "status", "--all"]}
     found = []
     with account() as full, tempfile.TemporaryDirectory() as folder:
-        more = environment(full.endpoint.url, REGION)
+        more = environment(full.endpoint, REGION)
         alone = {}
         for name, command in commands.items():
             before = full.calls()

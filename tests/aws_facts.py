@@ -73,7 +73,8 @@ class World:
 
     def client(self, service: str) -> Any:
         if service not in self._clients:
-            maker: Any = boto3.session.Session(OWNER, "secret", region_name=REGION)
+            key = self.endpoint.key_of_person(OWNER)
+            maker: Any = boto3.session.Session(key.id, key.secret, region_name=REGION)
             config = Config(retries={"total_max_attempts": 1, "mode": "standard"}, s3={"addressing_style": "path"})
             self._clients[service] = maker.client(service, endpoint_url=self.endpoint.url, config=config)
         return self._clients[service]

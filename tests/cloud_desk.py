@@ -18,16 +18,26 @@ from typer.testing import CliRunner, Result
 from spotheal.fleet.account import prerequisites
 from spotheal.fleet.cli import app
 from spotheal.fleet.rehearsal import account
-from spotheal.fleet.rehearsal.authorization import OWNER
 from spotheal.fleet.rehearsal.cloud import Cloud
 from spotheal.fleet.rehearsal.serve import environment, serving
 
 REGION = "us-west-2"
 
 
+def speaking_to(cloud: Cloud) -> dict[str, str]:
+    """The environment of a client, whose profiles are those of the cloud's people."""
+    return environment(cloud.endpoint, REGION) | {"AWS_SHARED_CREDENTIALS_FILE": str(cloud.credentials)}
+
+
+def as_person(monkeypatch: pytest.MonkeyPatch, cloud: Cloud, person: str) -> None:
+    """This process speaks as one of the people of the cloud, or as OWNER."""
+    for name, value in cloud.endpoint.key_of_person(person).environment.items():
+        monkeypatch.setenv(name, value)
+
+
 def owner(service: str) -> Any:
     """A client of the account's owner, who may do everything; the environment's is an operator and administrator."""
-    maker: Any = boto3.session.Session(OWNER, "rehearsal", region_name=REGION)
+    maker: Any = boto3.session.Session(profile_name="owner", region_name=REGION)
     return maker.client(service, config=Config(s3={"addressing_style": "path"}))
 
 
@@ -61,7 +71,7 @@ def cloud_desk(served: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)
-    for name, value in environment(served.url, REGION).items():
+    for name, value in speaking_to(served).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(account, "IAM_SECONDS", 0.4)

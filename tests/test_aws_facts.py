@@ -16,6 +16,7 @@ from rulebook_world import BEGIN, A, B, Region
 from spotheal.agent import aws
 from spotheal.fleet import engine
 from spotheal.fleet.engine import FleetEvent
+from spotheal.fleet.rehearsal.authorization import OWNER
 from spotheal.fleet.shortage import shortage
 from spotheal.iam.calls import CALLS
 
@@ -136,6 +137,7 @@ def test_what_the_local_cloud_does_not_do_is_refused_by_name(
 
 def test_another_region_than_the_local_clouds_is_refused_by_name(world: World) -> None:
     """Its zones and instances would be read as those of the region that was asked."""
-    elsewhere: Any = boto3.session.Session("AKIAFACTS", "secret", region_name="eu-west-1")
+    key = world.endpoint.key_of_person(OWNER)
+    elsewhere: Any = boto3.session.Session(key.id, key.secret, region_name="eu-west-1")
     with pytest.raises(ClientError, match="does not do EC2 in eu-west-1, but in us-west-2 alone"):
         elsewhere.client("ec2", endpoint_url=world.endpoint.url).describe_availability_zones()

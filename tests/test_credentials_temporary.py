@@ -179,7 +179,7 @@ def test_a_cloud_with_temporary_credentials_serves_until_they_end(tmp_path: Path
 
 
 def test_the_lines_of_a_cloud_take_away_the_end_of_other_credentials() -> None:
-    lines = shell_lines("http://127.0.0.1:1", "us-west-2", more={"AWS_SESSION_TOKEN": "t"}).splitlines()
+    lines = shell_lines({"AWS_SESSION_TOKEN": "t"}).splitlines()
     assert "AWS_CREDENTIAL_EXPIRATION" in lines[0] and "export AWS_SESSION_TOKEN=t" in lines
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ def test_without_credentials_the_accounts_number_is_zeros(
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
     result = cloud_desk.run("iam", "show", "operator")
     assert result.exit_code == 0
     assert "000000000000" in result.stdout and "without credentials" in result.stderr

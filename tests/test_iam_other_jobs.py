@@ -19,6 +19,7 @@ from spotheal.agent.errors import PermissionDenied
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.store import Store
 from spotheal.fleet.rehearsal.api import Endpoint
+from spotheal.fleet.rehearsal.authorization import OWNER
 from spotheal.fleet.rehearsal.client import InMemoryEc2
 from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
 
@@ -59,10 +60,10 @@ class Account:
         self._clients: dict[str, Any] = {}
         for job in (self.ours, self.theirs):
             key = f"{job.name}/{job.run}/status.json"
-            self._make("s3", "AKIAOPERATOR").put_object(Bucket=self._bucket(), Key=key, Body=b"{}")
+            self._make("s3", OWNER).put_object(Bucket=self._bucket(), Key=key, Body=b"{}")
 
     def _bucket(self) -> str:
-        s3 = self._make("s3", "AKIAOPERATOR")
+        s3 = self._make("s3", OWNER)
         if "store" not in [one["Name"] for one in s3.list_buckets()["Buckets"]]:
             s3.create_bucket(Bucket="store", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
         return "store"
@@ -87,7 +88,8 @@ class Account:
         return job
 
     def _make(self, service: str, key: str) -> Any:
-        maker: Any = boto3.session.Session(key, "secret", region_name="us-west-2")
+        found = self.rules.world.keys.of(key)
+        maker: Any = boto3.session.Session(key, found.secret, found.token or None, region_name="us-west-2")
         config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
         return maker.client(service, endpoint_url=self.endpoint.url, config=config)
 

@@ -78,5 +78,5 @@ def test_a_role_made_a_moment_ago_cannot_be_used_yet(cloud_desk: CloudDesk, monk
 
 
 def test_what_a_shell_reads_is_quoted() -> None:
-    text = serve.shell_lines("http://127.0.0.1:1/$(id)", "us-west-2")
+    text = serve.shell_lines({"AWS_ENDPOINT_URL": "http://127.0.0.1:1/$(id)"})
     assert "export AWS_ENDPOINT_URL='http://127.0.0.1:1/$(id)'" in text

@@ -18,7 +18,7 @@ from typing import Any
 
 import botocore.loaders
 import pytest
-from cloud_desk import owner
+from cloud_desk import owner, speaking_to
 from fleet_desk import wheels
 from typer.testing import CliRunner
 
@@ -27,11 +27,10 @@ from spotheal.agent.store import Store
 from spotheal.fleet import cli, filling, rescue, wheelhouse
 from spotheal.fleet.account import prerequisites
 from spotheal.fleet.rehearsal import account, efs
-from spotheal.fleet.rehearsal.authorization import PEOPLE, of_people
+from spotheal.fleet.rehearsal.authorization import of_people
 from spotheal.fleet.rehearsal.cloud import Cloud
 from spotheal.fleet.rehearsal.machines import Machine
 from spotheal.fleet.rehearsal.rulebook import Latencies
-from spotheal.fleet.rehearsal.serve import environment
 from spotheal.fleet.wheelhouse import Wheelhouse
 from spotheal.iam import policies
 from spotheal.iam.calls import NOT_CALLS, Who
@@ -40,7 +39,6 @@ from spotheal.iam.evaluation import Question, is_allowed
 __all__ = ["wheels"]
 ACCOUNT, REGION = "123456789012", "us-west-2"
 BUCKET = f"spotheal-{ACCOUNT}-{REGION}"
-KEYS = {caller.removeprefix("user/"): key for key, caller in PEOPLE.items()}
 OPERATOR, ADMINISTRATOR, BOTH = "operator", "administrator", "operator-and-administrator"
 QUICK = Latencies(
     create_volume=0, attach=0, device_node=0, detach=0, delete_volume=0, snapshot=(0,), snapshot_interval=0, running=0,
@@ -81,7 +79,7 @@ class Life:
         self.asked.add((caller, json.dumps([question.action, question.resource, question.context], sort_keys=True)))
 
     def verb(self, who: str, *arguments: str, ends: tuple[int, ...] = (0,), typed: str | None = None) -> str:
-        os.environ["AWS_ACCESS_KEY_ID"] = KEYS[who]
+        os.environ |= self.cloud.endpoint.key_of_person(f"user/{who}").environment
         self.lived.add(arguments)
         result = CliRunner().invoke(cli.app, list(arguments), input=typed)
         refused = [one for one in self.cloud.endpoint.authorization.refused if one[0].startswith("user/")]
@@ -243,7 +241,7 @@ def life(tmp_path_factory: pytest.TempPathFactory, wheels: Wheelhouse) -> Iterat
     ) as cloud:  # fmt: skip
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patched.delenv(name)
-        for name, value in {**environment(cloud.url, REGION), "HOME": str(folder / "home")}.items():
+        for name, value in {**speaking_to(cloud), "HOME": str(folder / "home")}.items():
             patched.setenv(name, value)
         patched.setattr(account, "IAM_SECONDS", 0.0)
         patched.setattr(account, "BUCKET_SECONDS", 0.0)

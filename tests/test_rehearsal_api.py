@@ -18,13 +18,17 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
 from botocore.config import Config
+from botocore.credentials import Credentials
 from botocore.exceptions import BotoCoreError, ClientError
 from tests.rulebook_world import ROLE, SPECIFICATION, A, B, VirtualClock, refused
 
 from spotheal.agent.clock import SystemClock
 from spotheal.agent.metadata import NOTHING, UNKNOWN, Metadata, Rebalance, SpotAction
 from spotheal.fleet.rehearsal.api import Endpoint
+from spotheal.fleet.rehearsal.authorization import OWNER
 from spotheal.fleet.rehearsal.client import InMemoryEc2
 from spotheal.fleet.rehearsal.imds import Imds
 from spotheal.fleet.rehearsal.rulebook import Faults, Latencies, Rulebook
@@ -40,9 +44,10 @@ class Cloud:
         self.endpoint = Endpoint(self.rules)
         self._clients: dict[tuple[str, str, int], Any] = {}
 
-    def client(self, service: str, key: str = "AKIAOPERATOR", attempts: int = 1) -> Any:
+    def client(self, service: str, key: str = OWNER, attempts: int = 1) -> Any:
         if (service, key, attempts) not in self._clients:  # making one costs more than all its calls here
-            maker: Any = boto3.session.Session(key, "secret", region_name="us-west-2")
+            found = self.rules.world.keys.of(key)
+            maker: Any = boto3.session.Session(key, found.secret, found.token or None, region_name="us-west-2")
             config = Config(
                 retries={"mode": "standard", "total_max_attempts": attempts}, s3={"addressing_style": "path"}
             )
@@ -65,7 +70,9 @@ def shared() -> Iterator[Cloud]:
 @pytest.fixture()
 def cloud(shared: Cloud) -> Cloud:
     """The endpoint with a fresh rule book behind it: its servers start once."""
+    keys = shared.rules.world.keys
     shared.rules = shared.endpoint.rulebook = Rulebook(SystemClock(), latencies=LATENCIES, seed=1)
+    shared.rules.world.keys = keys
     shared.rules.world.zone_of_subnet = shared.endpoint._zone_of_subnet
     shared.endpoint.store_faults = Faults()
     shared.endpoint.forwarded.clear()
@@ -226,7 +233,10 @@ def test_the_client_token_of_boto3_makes_its_own_retry_safe(cloud: Cloud) -> Non
 
 
 def test_a_request_that_lacks_a_parameter_is_answered_with_an_error(cloud: Cloud) -> None:
-    request = urllib.request.Request(cloud.endpoint.url, data=b"Action=DeleteVolume&Version=2016-11-15")
+    body, key = b"Action=DeleteVolume&Version=2016-11-15", cloud.endpoint.key_of_person(OWNER)
+    signed = AWSRequest("POST", cloud.endpoint.url, {"Content-Type": "application/x-www-form-urlencoded"}, body)
+    SigV4Auth(Credentials(key.id, key.secret), "ec2", "us-west-2").add_auth(signed)
+    request = urllib.request.Request(cloud.endpoint.url, data=body, headers=dict(signed.headers))
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=5)
     assert 400 == caught.value.code
@@ -242,8 +252,7 @@ def test_the_aws_command_works_on_it(cloud: Cloud) -> None:
     environment = {
         "PATH": "/usr/bin:/bin",
         "AWS_ENDPOINT_URL": cloud.endpoint.url,
-        "AWS_ACCESS_KEY_ID": "AKIAOPERATOR",
-        "AWS_SECRET_ACCESS_KEY": "secret",
+        **cloud.endpoint.key_of_person(OWNER).environment,
         "AWS_DEFAULT_REGION": "us-west-2",
     }
     done = subprocess.run(

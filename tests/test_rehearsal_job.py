@@ -142,9 +142,9 @@ def test_a_rehearsal_speaks_to_this_machine_only_and_leaves_the_environment_as_i
 ) -> None:
     monkeypatch.setenv("AWS_PROFILE", "production")
     before = dict(os.environ)
-    with pytest.raises(Fatal, match="only to this machine"), stage.local_aws("https://ec2.amazonaws.com", "x"):
+    with pytest.raises(Fatal, match="only to this machine"), stage.local_aws("https://ec2.amazonaws.com", "x", {}):
         pass
-    with stage.local_aws("http://127.0.0.1:1234", "us-west-2"):
+    with stage.local_aws("http://127.0.0.1:1234", "us-west-2", {}):
         assert "AWS_PROFILE" not in os.environ
         assert os.environ["AWS_ENDPOINT_URL"] == "http://127.0.0.1:1234"
     assert dict(os.environ) == before

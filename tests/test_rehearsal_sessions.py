@@ -76,7 +76,8 @@ def instance_with(desk: CloudDesk, profile: str) -> str:
 
 
 def role_of(desk: CloudDesk, instance: str, policy: dict[str, Any], clock: Clock | None = None) -> TrainerRole:
-    sts = client(desk, "sts", desk.cloud.rules.key_of(instance))
+    key = desk.cloud.rules.world.keys.of(desk.cloud.rules.key_of(instance))
+    sts = client(desk, "sts", key.id, key.secret, key.token)
     return TrainerRole(sts, clock or SystemClock(), "123456789012", "us-west-2", instance, json.dumps(policy))
 
 

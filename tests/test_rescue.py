@@ -19,6 +19,7 @@ from spotheal.agent.names import StoreUrl, rescue_schedule, schedule_expression
 from spotheal.agent.rescue import Rescue
 from spotheal.fleet import rescue
 from spotheal.fleet.rehearsal.api import Endpoint
+from spotheal.fleet.rehearsal.authorization import OWNER
 from spotheal.fleet.rehearsal.client import InMemoryEc2, client_error
 from spotheal.fleet.rehearsal.rulebook import Rulebook
 from spotheal.fleet.rehearsal.schedules import InMemoryScheduler, Schedules
@@ -214,7 +215,8 @@ def test_it_needs_a_limit_in_dollars_and_a_fleet_that_can_launch_on_demand() -> 
 def test_the_schedule_is_made_changed_and_removed_over_http_as_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = HandClock()
     with Endpoint(Rulebook(clock)) as endpoint:
-        keys = {"aws_access_key_id": "x", "aws_secret_access_key": "y"}
+        key = endpoint.key_of_person(OWNER)
+        keys = {"aws_access_key_id": key.id, "aws_secret_access_key": key.secret}
         client = boto3.client("scheduler", region_name="us-west-2", endpoint_url=endpoint.url, **keys)
         rescue.arm(client, rescue.schedule(job(), RUN, "sfr-1", SCOPE, clock), clock)
         rescue.arm(client, rescue.schedule(job(), RUN, "sfr-2", SCOPE, clock), clock)

@@ -278,7 +278,7 @@ def endpoint() -> Iterator[Endpoint]:
 @pytest.fixture
 def cloud_desk(endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
     """As `desk`, with the local cloud, which answers as AWS where moto does not."""
-    for name, value in serve.environment(endpoint.url, "us-west-2").items():
+    for name, value in serve.environment(endpoint, "us-west-2").items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.toml").write_text('[job]\nname = "cifar"\nrepository = "."\ncommand = ["python"]\n')
@@ -288,7 +288,8 @@ def cloud_desk(endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_secret_that_is_scheduled_for_deletion_is_named_with_both_ways_out(cloud_desk: CliRunner) -> None:
     put = ["secret", "put", "KEY", "--store", "secretsmanager"]
     assert cloud_desk.invoke(app, put, input="one").exit_code == 0
-    client("secretsmanager").delete_secret(SecretId="spotheal/cifar/KEY")
+    fresh = boto3.session.Session(region_name="us-west-2")  # boto3's own keeps the credentials of other tests
+    fresh.client("secretsmanager").delete_secret(SecretId="spotheal/cifar/KEY")  # type: ignore[call-overload]
     refused = cloud_desk.invoke(app, put, input="two")
     assert refused.exit_code == ExitCode.CONFLICT
     assert "scheduled for deletion" in refused.output

@@ -1,13 +1,15 @@
 """The rehearsal's AWS_ENDPOINT_URL: the rule book for what it owns of EC2, moto in this process for everything else.
 
-Who calls is told by the access key id of the signature (signatures are not checked): an instance, a role's session, one
-of the people of `authorization`, else the account's owner. One moto, and so one set of
-buckets and roles, exists in a process: a new endpoint empties it.
+Who calls is told by the access key that signed the request (`signatures` checks it): an instance, a role's session, one
+of the people of `authorization`, or the account's owner. Nothing is answered without a key of this cloud: other users
+of this machine and web pages reach the port too. One moto, and so one set of buckets and roles, exists in a process: a
+new endpoint empties it.
 """
 
 from __future__ import annotations
 
 import base64
+import hmac
 import io
 import json
 import math
@@ -18,7 +20,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
 
 from botocore.model import OperationNotFoundError
@@ -31,15 +33,17 @@ from werkzeug.serving import make_server
 
 from spotheal.agent.clock import rfc3339
 from spotheal.agent.names import StoreUrl
-from spotheal.fleet.rehearsal import refusals, sessions, tags, wire
+from spotheal.fleet.rehearsal import refusals, sessions, signatures, tags, web, wire
+from spotheal.fleet.rehearsal.access_keys import AccessKey
 from spotheal.fleet.rehearsal.account import Account
-from spotheal.fleet.rehearsal.authorization import PEOPLE, Authorization
+from spotheal.fleet.rehearsal.authorization import OWNER, PEOPLE, Authorization
 from spotheal.fleet.rehearsal.batch import Batch
 from spotheal.fleet.rehearsal.efs import FileSystems
 from spotheal.fleet.rehearsal.faults import Faults
 from spotheal.fleet.rehearsal.imds import Imds
 from spotheal.fleet.rehearsal.rulebook import ApiError, Call, ReplyLost, Rulebook
 from spotheal.fleet.rehearsal.schedules import Schedules
+from spotheal.fleet.rehearsal.signatures import Fault, Signed
 from spotheal.iam import policies
 
 Environ = dict[str, Any]
@@ -47,9 +51,9 @@ StartResponse = Callable[..., Any]
 _KNOWN_SERVICES = frozenset(list_of_moto_modules())
 _ACCESS_DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 _ROLES = "/_role/"  # credentials of containers, as ECS's agent hands them out
-_CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]*)/([^/]+)/aws4_request")
-_REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 409: "Conflict", 412: "Precondition Failed",
-            500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
+_QUERY_SERVICES = ("iam", "sts", "sns", "")  # their errors are XML, those of the others JSON
+_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 409: "Conflict",
+            412: "Precondition Failed", 500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
 
 
 def is_importable(material: str) -> bool:
@@ -83,6 +87,7 @@ class Endpoint:
         self.schedules = Schedules(rulebook)
         self.batch: Batch | None = None  # with CloudWatch Logs; the cloud's, which runs containers
         self.keys: dict[str, str] = dict(PEOPLE)  # access key ids of people and of roles that are no instance's
+        self._containers: dict[str, str] = {}  # words of addresses -> access key ids
         self.ends: dict[str, float] = {}  # access key id -> when these temporary credentials end, by the clock
         self.efs = FileSystems(rulebook)
         self.authorization = Authorization(rulebook.world, self._policies)
@@ -100,12 +105,18 @@ class Endpoint:
         rulebook.world.role_fault = self.account.role_fault
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self, threaded=True, request_handler=_Quiet)
+        self.hosts = {f"{name}:{self._server.server_port}" for name in web.LOOPBACK}  # what requests may call it
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="aws", daemon=True)
         self._thread.start()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}"
+
+    def key_of_person(self, person: str = "") -> AccessKey:
+        """The key of one of `PEOPLE`, by default of the first, or `OWNER`'s."""
+        found = next(iter(PEOPLE)) if not person else next((key for key, who in PEOPLE.items() if who == person), OWNER)
+        return self.rulebook.world.keys.of(found)
 
     def metadata(self, instance: str) -> Imds:
         """The metadata service of `instance`, started at the first call."""
@@ -133,24 +144,42 @@ class Endpoint:
 
     # ---------------------------------------------------------------------------------------------------------- answers
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        if environ.get("PATH_INFO") == "/_cloud/nfs":  # asked by the machines' own mount and getent
-            given = dict(parse_qsl(environ.get("QUERY_STRING", "")))
-            found = self.efs.mountable(given.get("host", ""), given.get("instance", ""))
-            return _send(start_response, 200, json.dumps(found).encode())
-        if self.control is not None and environ.get("PATH_INFO", "").startswith("/_cloud/"):
-            return self._ordered(environ, start_response)
+        if refused := web.refusal(lambda name: _header(environ, name), self.hosts):
+            return _send(start_response, 403, refused.encode())
+        if environ.get("PATH_INFO") == "/_cloud/nfs":
+            return self._nfs(environ, start_response)
         if environ.get("PATH_INFO", "").startswith(_ROLES):
             return self._role_credentials(environ, start_response)
-        signed = environ.get("HTTP_AUTHORIZATION") or unquote(environ.get("QUERY_STRING", ""))
-        match = _CREDENTIAL.search(signed)
-        key, service = (match.group(1), match.group(3)) if match else ("", "")
+        signed = signatures.read(environ)
+        service = signed.service if signed else ""
+        fault = self._fault(environ, signed)
+        if fault is not None and environ.get("PATH_INFO", "").startswith("/_cloud/"):
+            return _send(start_response, 403, fault.value.encode())
+        if fault is not None or signed is None:
+            is_json = service not in _QUERY_SERVICES or bool(_header(environ, "X-Amz-Target"))
+            answer = signatures.refusal(fault or Fault.MISSING, service, is_json=is_json)
+            return _send(start_response, *answer)
+        return self._answered(environ, start_response, signed)
+
+    def _fault(self, environ: Environ, signed: Signed | None) -> Fault | None:
+        if signed is None:
+            return Fault.MISSING
+        is_known = signed.key == OWNER or signed.key in self.keys or self.rulebook.caller_of(signed.key)
+        key = self.rulebook.world.keys.of(signed.key) if is_known else None
+        if fault := signatures.check(environ, signed, key):
+            return fault
+        is_over = self.rulebook.world.moment() >= self.ends.get(signed.key, math.inf)
+        return Fault.ENDED if is_over else None
+
+    def _answered(self, environ: Environ, start_response: StartResponse, signed: Signed) -> Iterable[bytes]:
+        key, service = signed.key, signed.service
+        if self.control is not None and environ.get("PATH_INFO", "").startswith("/_cloud/"):
+            return self._ordered(environ, start_response, self._caller(key))
         form = _form(environ)
         action = form.get("Action", "")
-        if self.rulebook.world.moment() >= self.ends.get(key, math.inf):
-            return _send(start_response, *_ended(service, action))
-        if service == "ec2" or (not service and self.rulebook.owns(action)):
-            region, is_owned = match.group(2) if match else "", self.rulebook.owns(action)
-            if refusal := refusals.of_ec2(action, region, self.rulebook.region, is_owned=is_owned):
+        if service == "ec2":
+            is_owned = self.rulebook.owns(action)
+            if refusal := refusals.of_ec2(action, signed.region, self.rulebook.region, is_owned=is_owned):
                 return _send(start_response, refusal.status, wire.error(refusal.code, refusal.message, "-"))
             if self.rulebook.owns(action) and not _of_others(action, form):
                 return self._ec2(environ, start_response, action, form, key)
@@ -158,8 +187,8 @@ class Endpoint:
                 return _send(start_response, 403, body)
         elif service == "s3":
             return self._s3(environ, start_response, key)
-        elif service == "sts" and action == "AssumeRole" and (caller := self._caller(key)):
-            return self._assume_role(environ, start_response, form, caller, key)
+        elif service == "sts" and action == "AssumeRole" and not refusals.of_sts(action, form):
+            return self._assume_role(environ, start_response, form, self._caller(key), key)
         elif (caller := self._caller(key)) and (refused := self._refusal(caller, service, action, environ)):
             return _send(start_response, 403, _denied(service, refused))
         elif action == "GetCallerIdentity" and (caller := self.rulebook.caller_of(key)):
@@ -225,8 +254,22 @@ class Endpoint:
         environ["wsgi.input"] = io.BytesIO(body)
         return self.account.answer(target, body)
 
-    def _ordered(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    def _nfs(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Asked by the machines' own mount and getent, with the key that names a machine's metadata service."""
+        key = _header(environ, "X-Machine-Key").encode()
+        with self._metadata_lock:
+            keys = [server.key.encode() for server in self._metadata.values()]
+        if not any(hmac.compare_digest(key, known) for known in keys):
+            return _send(start_response, 403, b"")
+        given = dict(parse_qsl(environ.get("QUERY_STRING", "")))
+        found = self.efs.mountable(given.get("host", ""), given.get("instance", ""))
+        return _send(start_response, 200, json.dumps(found).encode())
+
+    def _ordered(self, environ: Environ, start_response: StartResponse, caller: str | None) -> Iterable[bytes]:
+        """People give orders, their instances do not."""
         assert self.control is not None
+        if caller is not None and not caller.startswith("user/"):
+            return _send(start_response, 403, b"it is an instance's")
         try:
             given = dict(parse_qsl(environ.get("QUERY_STRING", "")))
             answer = self.control(environ["PATH_INFO"].removeprefix("/_cloud/"), given)
@@ -253,9 +296,9 @@ class Endpoint:
             raise _hang_up(environ) from None
 
     def _assume_role(
-        self, environ: Environ, start_response: StartResponse, form: dict[str, str], caller: str, key: str
+        self, environ: Environ, start_response: StartResponse, form: dict[str, str], caller: str | None, key: str
     ) -> Iterable[bytes]:
-        if not self.sessions.may_assume(caller, form):
+        if caller is not None and not self.sessions.may_assume(caller, form):
             return _send(start_response, 403, sessions.refusal(form))
         answer = b"".join(self._forward(environ, start_response, "sts:AssumeRole", key))
         self.sessions.note(form, answer)
@@ -342,19 +385,22 @@ class Endpoint:
         self.keys[key] = next(iter(PEOPLE.values()))
         self.ends[key] = self.rulebook.world.moment() + seconds
         ends = self.rulebook.world.clock.now() + timedelta(seconds=seconds)
-        return {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": "rehearsal", "AWS_SESSION_TOKEN": "rehearsal",
-                "AWS_CREDENTIAL_EXPIRATION": rfc3339(ends)}  # fmt: skip
+        return {**self.rulebook.world.keys.of(key).environment, "AWS_CREDENTIAL_EXPIRATION": rfc3339(ends)}
 
     def container_credentials(self, container: str, role: str) -> str:
-        """The address at which a container finds credentials of its role."""
-        self.keys[self.rulebook.key_of(container)] = f"role/{role}"
-        return f"{self.url}{_ROLES}{container}"
+        """The address at which a container finds credentials of its role: nobody else can guess it, as ECS's."""
+        key = self.rulebook.key_of(container)
+        self.keys[key] = f"role/{role}"
+        path = self.rulebook.world.keys.word("container", container)
+        self._containers[path] = key
+        return f"{self.url}{_ROLES}{path}"
 
     def _role_credentials(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        container = environ["PATH_INFO"].removeprefix(_ROLES)
-        ends = self.rulebook.world.clock.now() + timedelta(hours=6)
-        found = {"AccessKeyId": self.rulebook.key_of(container), "SecretAccessKey": "rehearsal", "Token": "rehearsal",
-                 "Expiration": rfc3339(ends)}  # fmt: skip
+        held = self._containers.get(environ["PATH_INFO"].removeprefix(_ROLES))
+        if held is None:
+            return _send(start_response, 403, _ACCESS_DENIED)
+        ends, key = self.rulebook.world.clock.now() + timedelta(hours=6), self.rulebook.world.keys.of(held)
+        found = {"AccessKeyId": key.id, "SecretAccessKey": key.secret, "Token": key.token, "Expiration": rfc3339(ends)}
         return _send(start_response, 200, json.dumps(found).encode())
 
     def _caller(self, key: str) -> str | None:
@@ -383,16 +429,8 @@ def _denied(service: str, said: str) -> bytes:
     return json.dumps({"__type": "AccessDeniedException", "message": said}).encode()
 
 
-def _ended(service: str, action: str) -> tuple[int, bytes]:
-    """What AWS says when a session token has ended (API references, "Common errors"; EC2 has its own code)."""
-    said = "The security token included in the request is expired"
-    if service == "ec2":
-        return 400, wire.error("RequestExpired", "Request has expired.", str(uuid.uuid4()))
-    if service == "s3":
-        return 400, _s3_error(ApiError("ExpiredToken", "The provided token has expired."))
-    if action:
-        return 403, _iam_error("ExpiredToken", said)
-    return 400, json.dumps({"__type": "ExpiredTokenException", "message": said}).encode()
+def _header(environ: Environ, name: str) -> str:
+    return str(environ.get(f"HTTP_{name.upper().replace('-', '_')}", ""))
 
 
 def _iam_error(code: str, said: str) -> bytes:

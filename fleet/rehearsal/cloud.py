@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from spotheal.agent.clock import SystemClock
+from spotheal.fleet.rehearsal.access_keys import profiles, write_private
 from spotheal.fleet.rehearsal.api import Endpoint
+from spotheal.fleet.rehearsal.authorization import OWNER
 from spotheal.fleet.rehearsal.batch import Batch, Container, image_fault_of
 from spotheal.fleet.rehearsal.batch_containers import ProcessContainer
 from spotheal.fleet.rehearsal.batch_things import Job
@@ -28,6 +30,7 @@ from spotheal.fleet.rehearsal.volumes import Volumes
 from spotheal.fleet.rehearsal.world import Instance
 
 ACCOUNT = "123456789012"
+PROFILES = {"default": "", "operator": "user/operator", "administrator": "user/administrator", "owner": OWNER}
 # A tenth of AWS's times and less: enough that every state is passed through and seen. `set_aside` is shortened most,
 # from 13 minutes: after a shortage a rehearsal goes on much sooner than a real fleet, as docs/rehearsal.md says.
 LATENCIES = Latencies(
@@ -65,6 +68,9 @@ class Cloud:
         self._hook()
         self.endpoint = Endpoint(self.rules)
         self.endpoint.send_key = self.shells.allow
+        self.credentials = folder / "credentials"
+        keys = {profile: self.endpoint.key_of_person(person) for profile, person in PROFILES.items()}
+        write_private(self.credentials, profiles(keys))
         self.batch = self.endpoint.batch = Batch(self.rules, self._container)
         self.batch.image_fault = image_fault_of(self._images)
         self.batch.role_fault = self._batch_fault

@@ -6,6 +6,7 @@ What it says of interruption comes from the rule book at each request. `fault` m
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import re
 import secrets
@@ -18,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from spotheal.agent.clock import rfc3339
+from spotheal.fleet.rehearsal import web
 from spotheal.fleet.rehearsal.rulebook import Rulebook
 from spotheal.fleet.rehearsal.world import Instance
 
@@ -56,6 +58,8 @@ class Imds:
         self.fault = ""
         self.slow_seconds = 3.0
         self.requests: list[str] = []
+        # Any process of this machine reaches 127.0.0.1; an instance's own network is reached by the instance alone.
+        self.key = "" if listener is not None else rulebook.world.keys.word("metadata", instance)
         self.tokens: dict[str, float] = {}  # token -> monotonic time of its end
         service = self
 
@@ -64,10 +68,12 @@ class Imds:
             timeout = 60
 
             def do_GET(self) -> None:
-                service._get(self)
+                if service._is_for_us(self):
+                    service._get(self)
 
             def do_PUT(self) -> None:
-                service._put(self)
+                if service._is_for_us(self):
+                    service._put(self)
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass
@@ -85,7 +91,8 @@ class Imds:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+        """With the key as its path: it names the instance's credentials to whoever asks."""
+        return f"http://127.0.0.1:{self._server.server_port}" + (f"/{self.key}" if self.key else "")
 
     def close(self) -> None:
         self._server.shutdown()
@@ -93,6 +100,20 @@ class Imds:
         self._server.server_close()
 
     # --------------------------------------------------------------------------------------------------------- requests
+    def _is_for_us(self, request: BaseHTTPRequestHandler) -> bool:
+        """Whether the request comes from the instance; takes the key from its path."""
+        if not self.key:
+            return True
+        key, _, path = request.path[1:].partition("/")
+        hosts = [f"{name}:{self._server.server_port}" for name in web.LOOPBACK]
+        is_known = hmac.compare_digest(key.encode(), self.key.encode())
+        if not is_known or web.refusal(lambda name: request.headers.get(name, ""), hosts):
+            _send(request, 403, "")
+            request.close_connection = True  # a body may follow
+            return False
+        request.path = f"/{path}"
+        return True
+
     def _put(self, request: BaseHTTPRequestHandler) -> None:
         request.rfile.read(int(request.headers.get("Content-Length") or 0))
         self.requests.append(request.path)
@@ -231,15 +252,15 @@ class Imds:
         }
 
     def _credentials(self, instance: Instance) -> dict[str, str]:
-        """The key id names the instance to the API; the secret is worth nothing."""
         now = self.rulebook.world.clock.now()
+        key = self.rulebook.world.keys.of(self.rulebook.key_of(instance.id))
         return {
             "Code": "Success",
             "LastUpdated": rfc3339(now),
             "Type": "AWS-HMAC",
-            "AccessKeyId": self.rulebook.key_of(instance.id),
-            "SecretAccessKey": "rehearsal",
-            "Token": "rehearsal",
+            "AccessKeyId": key.id,
+            "SecretAccessKey": key.secret,
+            "Token": key.token,
             "Expiration": rfc3339(now + timedelta(hours=_CREDENTIALS_HOURS)),
         }
 

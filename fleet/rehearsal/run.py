@@ -149,7 +149,7 @@ class _Rehearsal:
         from spotheal.fleet.rehearsal.keep import keep
         from spotheal.fleet.rehearsal.watch import Watch
 
-        stage.pass_roles(self._rehearsed.fleet.document, self._say)
+        stage.pass_roles(cloud, self._rehearsed.fleet.document, self._say)
         sink = Sink()
         stack.callback(sink.close)
         session, ready = self._request(region, sink)

@@ -21,31 +21,39 @@ from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.errors import ConfigError, NotFound, SpothealError
+from spotheal.agent.errors import ConfigError, NotFound, PermissionDenied, SpothealError
 from spotheal.fleet.rehearsal.scenario import Fault, Interrupt, Kill, NextZone, NoCapacity, Rebalance, Throttle
 from spotheal.fleet.rehearsal.stage import ended_by_sigterm, passed_on
 
 if TYPE_CHECKING:
+    from spotheal.fleet.rehearsal.api import Endpoint
     from spotheal.fleet.rehearsal.cloud import Cloud
 
 ORDERS = ("state", "interrupt", "kill", "rebalance", "no-capacity", "capacity", "throttle", "next-zone", "quota",
           "schedules")  # fmt: skip
 NOTICE_SECONDS = 60.0
 _PATH = "/_cloud/"
-_UNSET = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN", "AWS_CREDENTIAL_EXPIRATION")
+_TAKE_OVER = "take over the lines that it prints: `. ./cloud.env` after `fleetctl cloud --env cloud.env`"
+_UNSET = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
+          "AWS_CREDENTIAL_EXPIRATION")  # fmt: skip
 
 
-def environment(endpoint: str, region: str, ssh_config: Path | None = None) -> dict[str, str]:
-    """What a client of the local cloud has in its environment."""
+def environment(
+    endpoint: Endpoint, region: str, ssh_config: Path | None = None, credentials: Path | None = None
+) -> dict[str, str]:
+    """What a client of the local cloud has in its environment: the key of an operator who is an administrator too.
+
+    Or a file of keys, `credentials`, so that what is printed holds no secret.
+    """
+    keys = {} if credentials else endpoint.key_of_person().environment
     hosts = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1"]))
     return {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "AKIAREHEARSAL0000000",
-        "AWS_SECRET_ACCESS_KEY": "rehearsal",
+        "AWS_ENDPOINT_URL": endpoint.url,
+        **keys,
         "AWS_REGION": region,
         "AWS_DEFAULT_REGION": region,
         "AWS_CONFIG_FILE": os.devnull,
-        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": str(credentials or os.devnull),
         "AWS_EC2_METADATA_DISABLED": "true",
         "NO_PROXY": hosts,
         "no_proxy": hosts,
@@ -53,12 +61,9 @@ def environment(endpoint: str, region: str, ssh_config: Path | None = None) -> d
     }
 
 
-def shell_lines(
-    endpoint: str, region: str, ssh_config: Path | None = None, more: Mapping[str, str] | None = None
-) -> str:
-    """For `eval`: the environment with `more`, and what would be stronger than it taken away."""
-    whole = {**environment(endpoint, region, ssh_config), **(more or {})}
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in whole.items()]
+def shell_lines(environment: Mapping[str, str]) -> str:
+    """For `eval`: the environment, and what would be stronger than it taken away."""
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     return "\n".join([f"unset {' '.join(_UNSET)}", *lines]) + "\n"
 
 
@@ -68,7 +73,7 @@ def serving(region: str, folder: Path | None = None, seed: int = 0, strict: bool
     from spotheal.fleet.rehearsal.cloud import Cloud
 
     place = folder or Path(tempfile.mkdtemp(prefix="spotheal-cloud-"))
-    place.mkdir(parents=True, exist_ok=True)
+    _keep_private(place)
     zones = tuple(f"{region}{letter}" for letter in "abcd")
     # As an image with torch has it: the interpreter that `python` means on the instances is this one.
     more = passed_on() | {"CONDA_PREFIX": sys.prefix}
@@ -82,6 +87,21 @@ def serving(region: str, folder: Path | None = None, seed: int = 0, strict: bool
     finally:
         if folder is None:
             shutil.rmtree(place, ignore_errors=True)
+
+
+def _keep_private(folder: Path) -> None:
+    """A folder that no other user enters: keys of the cloud and the machines' environments lie in it.
+
+    ConfigError if it has files already and others may look into it: its permissions are not ours to change.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_mode & 0o077:
+        if any(folder.iterdir()):
+            raise ConfigError(
+                f"{folder} is not empty, and other users of this machine may look into it",
+                next_step=f"`chmod 700 {shlex.quote(str(folder))}`, or name a new folder with --keep DIR",
+            )
+        folder.chmod(0o700)
 
 
 def serve(region: str, folder: Path | None, ready: Callable[[Cloud], None]) -> None:
@@ -157,21 +177,41 @@ def state(cloud: Cloud) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _signature(url: str) -> dict[str, str]:
+    """Headers that sign a POST of nothing, as a service would want it."""
+    import botocore.session
+    from botocore.auth import SigV4Auth
+    from botocore.awsrequest import AWSRequest
+
+    from spotheal.agent.aws import translated
+
+    with translated("read the key of the local cloud"):
+        found = botocore.session.Session().get_credentials()
+    if found is None:
+        raise PermissionDenied("there is no key of the local cloud here", next_step=_TAKE_OVER)
+    request = AWSRequest("POST", url)
+    SigV4Auth(found.get_frozen_credentials(), "spotheal-cloud", "us-east-1").add_auth(request)
+    return dict(request.headers)
+
+
 def send(order: str, given: dict[str, str]) -> dict[str, Any]:
     """Give an order to the local cloud that AWS_ENDPOINT_URL names."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL", "").rstrip("/")
     if urllib.parse.urlsplit(endpoint).hostname not in ("127.0.0.1", "localhost"):
         raise ConfigError(
             "AWS_ENDPOINT_URL names no cloud on this machine",
-            next_step="start one with `fleetctl cloud`, and take over the lines that it prints",
+            next_step=f"start one with `fleetctl cloud`, and {_TAKE_OVER}",
         )
     url = f"{endpoint}{_PATH}{urllib.parse.quote(order)}?{urllib.parse.urlencode(given)}"
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with direct.open(urllib.request.Request(url, method="POST"), timeout=30) as answer:
+        with direct.open(urllib.request.Request(url, headers=_signature(url), method="POST"), timeout=30) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
     except urllib.error.HTTPError as error:
+        if error.code == 403:
+            said = error.read().decode("utf-8", "replace")
+            raise PermissionDenied(f"{endpoint} refuses the key in use: {said}", next_step=_TAKE_OVER) from None
         raise NotFound(error.read().decode("utf-8", "replace") or str(error)) from None
     except (OSError, ValueError) as error:
         raise SpothealError(f"{endpoint} does not answer: {error}", next_step="is `fleetctl cloud` running?") from None

@@ -11,14 +11,16 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any
+from xml.sax.saxutils import unescape
 
 from moto.iam.models import iam_backends
 
+from spotheal.fleet.rehearsal.access_keys import AccessKey
 from spotheal.fleet.rehearsal.authorization import Authorization
 from spotheal.fleet.rehearsal.world import World
 from spotheal.iam.evaluation import Question, is_allowed
 
-_KEY = re.compile(rb"<AccessKeyId>(\w+)</AccessKeyId>")
+_KEY = re.compile(rb"<(AccessKeyId|SecretAccessKey|SessionToken)>([^<]+)</")
 
 
 class Sessions:
@@ -42,9 +44,12 @@ class Sessions:
 
     def note(self, form: Mapping[str, str], answer: bytes) -> None:
         """Whose the credentials in moto's answer are."""
-        if match := _KEY.search(answer):
+        found = {name.decode(): unescape(value.decode()) for name, value in _KEY.findall(answer)}
+        if len(found) == 3:
             name = f"role/{form['RoleArn'].rpartition('/')[2]}/{next(self._numbers)}"
-            self._keys[match.group(1).decode()] = name
+            key = AccessKey(found["AccessKeyId"], found["SecretAccessKey"], found["SessionToken"])
+            self._world.keys.add(key)
+            self._keys[key.id] = name
             if form.get("Policy"):
                 self._authorization.session_policies[name] = json.loads(form["Policy"])
 

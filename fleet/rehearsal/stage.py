@@ -72,11 +72,11 @@ def set_up(
     cloud.endpoint.account.strict = True  # a role that nobody has made does not exist
     # What AWS answers for an absent object is not proven: with odd seeds it is the other answer.
     cloud.endpoint.authorization.key_counts_as_prefix = seed % 2 == 0
-    stack.enter_context(local_aws(cloud.url, region))
+    stack.enter_context(local_aws(cloud.url, region, cloud.endpoint.key_of_person().environment))
     return cloud
 
 
-def pass_roles(document: Mapping[str, Any], say: Callable[[str], None]) -> None:
+def pass_roles(cloud: Cloud, document: Mapping[str, Any], say: Callable[[str], None]) -> None:
     """Let this process pass the roles that the fleet's file names, if they are none of spotheal's.
 
     The printed operator policy passes spotheal's own roles alone. A role of the user's may be passed by a policy of the
@@ -89,13 +89,13 @@ def pass_roles(document: Mapping[str, Any], say: Callable[[str], None]) -> None:
     names = dict.fromkeys(re.findall(r":(?:role|instance-profile)/([\w+=,.@/-]+)", json.dumps(document)))
     foreign = [name for name in names if name not in ours and not name.startswith(JOB_ROLE)]
     if foreign:
-        os.environ["AWS_ACCESS_KEY_ID"] = OWNER
+        os.environ |= cloud.endpoint.key_of_person(OWNER).environment
         say(f"{', '.join(foreign)}: the printed operator policy does not pass it; yours must (iam:PassRole)")
 
 
 @contextmanager
-def local_aws(endpoint: str, region: str) -> Iterator[None]:
-    """Environment in which every AWS client of this process speaks to `endpoint`, with credentials of no account."""
+def local_aws(endpoint: str, region: str, key: Mapping[str, str]) -> Iterator[None]:
+    """Environment in which every AWS client of this process speaks to `endpoint` with `key`, which is of no account."""
     if urlsplit(endpoint).hostname not in ("127.0.0.1", "localhost", "::1"):
         raise Fatal(f"a rehearsal speaks only to this machine, not to {endpoint}")
     before = dict(os.environ)
@@ -104,8 +104,7 @@ def local_aws(endpoint: str, region: str) -> Iterator[None]:
             del os.environ[name]
     os.environ |= {
         "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "AKIAREHEARSAL0000000",
-        "AWS_SECRET_ACCESS_KEY": "rehearsal",
+        **key,
         "AWS_REGION": region,
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,

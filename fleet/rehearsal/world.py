@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
 from spotheal.agent.clock import Clock
+from spotheal.fleet.rehearsal.access_keys import AccessKeys
 from spotheal.fleet.rehearsal.faults import Faults
 
 _REMEMBERED_SECONDS = 120.0
@@ -312,6 +313,7 @@ class World:
         self.no_capacity_until: dict[str, float] = {}
         self.next_zones: list[str] = []
         self.instances_max: int | None = None  # the account's quota
+        self.keys = AccessKeys()
         self.unusable: dict[str, str] = {}  # image or instance profile -> what AWS says of it
         self.settled = (-1, -1)
         self.launching: dict[str, int] = {}  # fleet -> launches on their way

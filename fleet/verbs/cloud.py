@@ -57,6 +57,7 @@ def cloud(
     """
     from spotheal.fleet import show
     from spotheal.fleet.rehearsal import run, serve
+    from spotheal.fleet.rehearsal.access_keys import write_private
 
     as_json = is_json(output)
     if order:
@@ -74,11 +75,10 @@ def cloud(
 
     def ready(up: Cloud) -> None:
         lent = up.endpoint.lend(credentials_seconds) if credentials_seconds else {}
-        lines = serve.shell_lines(up.url, where, up.shells.config, lent)
+        variables = serve.environment(up.endpoint, where, up.shells.config, up.credentials)
+        lines = serve.shell_lines(variables | lent)
         if env is not None:
-            beside = env.with_name(f".{env.name}.part")
-            beside.write_text(lines, encoding="utf-8")
-            beside.replace(env)
+            write_private(env, lines)
         print(lines, end="", file=out, flush=True)
         say("serving until Ctrl-C; `fleetctl cloud interrupt` in a shell with these lines sends a notice")
 

@@ -25,6 +25,7 @@ class AwsSide:
     def __init__(self, cloud: Cloud, instance: str, network: InstanceNetwork) -> None:
         self.imds = Imds(cloud.rules, instance, network.listen(METADATA))
         self._listener = network.listen(GATEWAY)
+        cloud.endpoint.hosts.add(GATEWAY)
         self._api = make_server(
             GATEWAY, 80, cloud.endpoint, threaded=True, request_handler=_Quiet, fd=self._listener.fileno()
         )

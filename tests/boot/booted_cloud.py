@@ -19,6 +19,7 @@ from caged import SECRET
 
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.store import Store
+from spotheal.fleet.rehearsal.authorization import OWNER
 from spotheal.fleet.rehearsal.cloud import LATENCIES, Cloud
 from spotheal.fleet.rehearsal.machines import Launch, Machine
 from spotheal.fleet.rehearsal.serve import environment
@@ -103,7 +104,8 @@ def request(cloud: Cloud, folder: Path, seconds: float, filesystem: str) -> Job:
     fleetctl(cloud, folder, "secret", "put", "TOKEN", given=SECRET)
     said = fleetctl(cloud, folder, "request", "spot_fleet_config.json", "--yes", "--output", "json")
     document = json.loads(said)
-    session = boto3.session.Session("AKIAOWNER00000000000", "rehearsal", region_name=REGION)
+    key = cloud.endpoint.key_of_person(OWNER)
+    session = boto3.session.Session(key.id, key.secret, region_name=REGION)
     store = Store(session.client("s3", endpoint_url=cloud.url), StoreUrl.parse(document["store"]))
     return Job(cloud, folder, store, document["volume_id"])
 
@@ -112,7 +114,7 @@ def fleetctl(cloud: Cloud, folder: Path, *arguments: str, given: str = "") -> st
     ours = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     done = subprocess.run(
         [str(FLEETCTL), *arguments], cwd=folder, input=given, capture_output=True, text=True,
-        timeout=120, check=False, env=ours | environment(cloud.url, REGION),
+        timeout=120, check=False, env=ours | environment(cloud.endpoint, REGION),
     )  # fmt: skip
     assert done.returncode == 0, f"fleetctl {arguments[0]}: {done.returncode}\n{done.stderr}"
     return done.stdout

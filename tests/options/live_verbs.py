@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_desk import CloudDesk, cloud_desk, owner, served
+from cloud_desk import CloudDesk, as_person, cloud_desk, owner, served
 from typer.testing import CliRunner
 
 from spotheal.agent.errors import ExitCode
@@ -68,7 +68,7 @@ def test_a_profile_gives_credentials_and_region(cloud_desk: CloudDesk, monkeypat
 
 
 def test_roles_have_the_names_that_are_given(cloud_desk: CloudDesk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", OWNER)  # the printed policies name the usual roles
+    as_person(monkeypatch, cloud_desk.cloud, OWNER)  # the printed policies name the usual roles
     made = ("--instance-role", "told-instances", "--fleet-role", "told-fleets")
     cloud_desk.good("iam", "create", *made, "--store", "s3://told-store/below", "--yes")
     iam = owner("iam")
@@ -87,7 +87,7 @@ def test_roles_have_the_names_that_are_given(cloud_desk: CloudDesk, monkeypatch:
 def test_a_secret_is_encrypted_with_the_key_that_is_given(
     cloud_desk: CloudDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", OWNER)
+    as_person(monkeypatch, cloud_desk.cloud, OWNER)
     (cloud_desk.folder / "job.toml").write_text(JOB)
     key = owner("kms").create_key()["KeyMetadata"]["Arn"]
     for store in ("ssm", "secretsmanager"):

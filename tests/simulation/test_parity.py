@@ -13,6 +13,7 @@ from moto.s3 import models as s3_models
 from simulated_life import LifeRegion, Machine
 
 from spotheal.fleet.rehearsal.api import Endpoint
+from spotheal.fleet.rehearsal.authorization import OWNER
 from spotheal.fleet.rehearsal.rulebook import Faults, Rulebook
 
 
@@ -34,7 +35,7 @@ def over_http(endpoint: Endpoint) -> type[LifeRegion]:
             super().__init__(**options)
             endpoint.rulebook = self.rules
             self._made: dict[tuple[str, str], Any] = {}
-            self.s3 = self._client("s3", "AKIAOPERATOR")
+            self.s3 = self._client("s3", OWNER)
             self.s3.faults = Faults()
             existing = self.s3.list_objects_v2 if self.s3.list_buckets()["Buckets"] else None
             if existing is None:
@@ -45,7 +46,8 @@ def over_http(endpoint: Endpoint) -> type[LifeRegion]:
 
         def _client(self, service: str, key: str) -> Any:
             if (service, key) not in self._made:
-                maker: Any = boto3.session.Session(key, "secret", region_name="us-west-2")
+                found = self.rules.world.keys.of(key)
+                maker: Any = boto3.session.Session(key, found.secret, found.token or None, region_name="us-west-2")
                 once = Config(retries={"mode": "standard", "total_max_attempts": 1}, s3={"addressing_style": "path"})
                 self._made[service, key] = maker.client(service, endpoint_url=endpoint.url, config=once)
             return self._made[service, key]

@@ -291,8 +291,11 @@ def nfs_at(host: str) -> Record:
     url = os.environ.get("AWS_ENDPOINT_URL", "").rstrip("/")
     query = urllib.parse.urlencode({"host": host, "instance": os.path.basename(FOLDER)})
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    # What only this machine knows: the last part of its metadata service's address.
+    key = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "").rpartition("/")[2]
     try:
-        with direct.open(f"{url}/_cloud/nfs?{query}", timeout=10) as answer:
+        asked = urllib.request.Request(f"{url}/_cloud/nfs?{query}", headers={"X-Machine-Key": key})
+        with direct.open(asked, timeout=10) as answer:
             found: Record = json.load(answer)
             return found
     except (OSError, ValueError):
