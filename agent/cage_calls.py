@@ -34,9 +34,7 @@ _STREAM, _DATAGRAM, _KIND_MASK = 1, 2, 0xF  # above the mask are SOCK_NONBLOCK a
 _PROTOCOLS = (0, 6, 17)
 # Addresses and routes (getaddrinfo, getifaddrs), devices that come and go (libudev), cluster network cards (libibverbs)
 _NETLINK_PROTOCOLS = (0, 15, 20)
-# Level, options, errno of setsockopt. TCP_ULP: "smc" makes an SMC socket of a TCP socket. IP_OPTIONS, IPV6_RTHDR and
-# IPV6_2292PKTOPTIONS: a route of its own, by which packets have another address than the one that rules look at.
-_OPTIONS = ((6, (31,), errno.ENOPROTOOPT), (0, (4,), errno.EPERM), (41, (57, 6), errno.EPERM))
+_TCP, _TCP_ULP = 6, 31  # setsockopt(TCP_ULP, "smc") makes an SMC socket of a TCP socket
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET; NEWTIME is a flag of unshare alone.
 _NAMESPACES, _TIME_NAMESPACE = 0x7E020000, 0x80
 
@@ -136,10 +134,7 @@ def _socket(refuse: Callable[[int], Instruction]) -> list[Instruction]:
 
 def _setsockopt(refuse: Callable[[int], Instruction]) -> list[Instruction]:
     allow = (_RETURN, 0, 0, ALLOW)
-    program = []
-    for level, options, number in _OPTIONS:
-        program += _if(level, [_argument(2), *_unless_in(options, allow), refuse(number)])
-    return [_argument(1), *program, allow]
+    return [_argument(1), *_if(_TCP, [_argument(2), *_if(_TCP_ULP, [refuse(errno.ENOPROTOOPT)]), allow]), allow]
 
 
 def _without(flags: int, refuse: Callable[[int], Instruction]) -> list[Instruction]:
@@ -216,7 +211,7 @@ def describe(machine: Machine, call: Call) -> str:
         kind = arguments[1] & _KIND_MASK
         return f"socket(family {family}, type {kind}, protocol {protocol})"
     if number == machine.setsockopt:
-        return f"setsockopt(level {arguments[1] & 0xFFFFFFFF}, option {arguments[2] & 0xFFFFFFFF})"
+        return "setsockopt(TCP_ULP)"
     if number in (machine.clone, machine.unshare):
         return "a new namespace"
     return f"system call {number & 0xFFFFFFFF}"

@@ -33,6 +33,9 @@ _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 # Without SPEC_ALLOW kernels before 5.16 turn the mitigations against Spectre on for a program with a filter: slower.
 _SECCOMP_SET_MODE_FILTER, _SPEC_ALLOW, _NEW_LISTENER = 1, 4, 8
+# The same on both machines. The struct: file rights handled, network rights handled, scopes.
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446
+_ONLY_ABSTRACT_SOCKETS = struct.pack("=QQQ", 0, 0, 1)
 _CAPABILITY_VERSION_3 = 0x20080522
 # Not 0: the kernel hands a core to a program of the machine (systemd-coredump, apport) whatever the limit, but at 1.
 # It writes the core, with the trainer's secrets, where the cage does not reach. Source: fs/coredump.c.
@@ -73,6 +76,7 @@ def main() -> None:
             _prctl(_PR_SET_NO_NEW_PRIVS, 1)
             _clear_capability_sets()
             resource.setrlimit(resource.RLIMIT_CORE, (_CORE_BYTES, _CORE_BYTES))
+            _keep_from_abstract_sockets()
             if orders["sandbox"]["filters"]:
                 _limit_calls(orders["sandbox"]["filters"], errors_to)
         _execute(program, sys.argv[3:], orders["environment"])
@@ -238,6 +242,15 @@ def _limit_calls(filters: list[list[list[int]]], agent: int) -> None:
     with socket.socket(fileno=os.dup(agent)) as to_agent:
         socket.send_fds(to_agent, [b" "], [listener])
     os.close(listener)
+
+
+def _keep_from_abstract_sockets() -> None:
+    """Of processes outside: their names are in no filesystem, so no mount hides them. Kernels before 6.12 cannot."""
+    size = ctypes.c_long(len(_ONLY_ABSTRACT_SOCKETS))
+    ruleset = _libc().syscall(ctypes.c_long(_LANDLOCK_CREATE_RULESET), _ONLY_ABSTRACT_SOCKETS, size, ctypes.c_long(0))
+    if ruleset >= 0:
+        _check(_libc().syscall(ctypes.c_long(_LANDLOCK_RESTRICT_SELF), ruleset, 0), "landlock_restrict_self")
+        os.close(ruleset)
 
 
 def _seccomp(program: list[list[int]], flags: int) -> int:

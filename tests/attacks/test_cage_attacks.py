@@ -1,0 +1,78 @@
+"""Attempts to get out of a real cage: each is refused with the errno that is expected, or comes back with nothing.
+
+The attempts are in attempts.py, what they are after in siege.py. A new way out is first an attempt here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attempts import EXPECTED, IMDS, IMDS6, TASK_ROLE
+from siege import PYTHON, USER
+
+from spotheal.agent.cage_refusals import TOLD_MAX
+
+HERE = Path(__file__).resolve().parent
+SPACE = f"spotheal-siege-{os.getpid()}"
+NEEDED = ("ip", "nft", "useradd")
+ADDRESSES = (f"{IMDS}/32", f"{TASK_ROLE}/32", "169.254.170.23/32", f"{IMDS6}/128", "fd00:ec2::23/128")
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.processes,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or any(shutil.which(name) is None for name in NEEDED) or not os.path.exists(PYTHON),
+        reason=f"needs root, {', '.join(NEEDED)} and a Python that other users may run",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def siege() -> Iterator[dict[str, Any]]:
+    folder = Path(tempfile.mkdtemp(prefix="spotheal-test-", dir="/var/lib"))
+    folder.chmod(0o755)
+    inside = ["ip", "netns", "exec", SPACE]
+    try:
+        subprocess.run(["ip", "netns", "add", SPACE], check=True)
+        for command in ("link set lo up", *(f"addr add {address} dev lo" for address in ADDRESSES)):
+            subprocess.run([*inside, "ip", *command.split()], check=True)
+        environment = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parents[1] / '.ci/import_path'}"}
+        done = subprocess.run(
+            [*inside, sys.executable, str(HERE / "siege.py"), str(folder), "on"],
+            capture_output=True, text=True, timeout=120, check=False, env=environment, cwd="/",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-4000:]
+        yield json.loads(done.stdout.splitlines()[-1])
+    finally:
+        subprocess.run(["ip", "netns", "del", SPACE], check=False)
+        subprocess.run(["userdel", USER], capture_output=True, check=False)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("attempt", EXPECTED)
+def test_an_attempt_to_get_out_of_the_cage_is_refused(attempt: str, siege: dict[str, Any]) -> None:
+    assert siege["outcomes"][attempt] in EXPECTED[attempt]
+
+
+def test_nothing_of_what_lies_outside_came_back(siege: dict[str, Any]) -> None:
+    open_here = {"an abstract socket of root"} if "REAL SERVICE" in EXPECTED["an abstract socket of root"] else set()
+    assert {name for name, outcome in siege["outcomes"].items() if "REAL" in outcome} <= open_here
+
+
+def test_no_refusal_ends_a_program_and_nothing_is_left(siege: dict[str, Any]) -> None:
+    assert (siege["exit_code"], siege["said"], siege["left"]) == (0, [], [])
+
+
+def test_the_log_tells_the_first_refused_call_of_each_kind_and_not_without_end(siege: dict[str, Any]) -> None:
+    told = [line["call"] for line in siege["told"]]
+    assert len(told) == len(set(told)) == TOLD_MAX
+    assert told[0] == "socket(family 3, type 1, protocol 0)"
+    assert siege["told"][0]["program"] == "python3" and 'mode = "calls"' in siege["told"][0]["next_step"]
