@@ -442,6 +442,20 @@ def test_an_ec2_fleet_replaces_and_is_deleted(region: Region) -> None:
     assert "terminated" == region.state_of(second)
 
 
+def test_a_fleet_that_is_deleted_before_its_first_launch_takes_a_moment_as_at_aws(region: Region) -> None:
+    """As moto's `test_delete_fleet` (aws_verified) found it: deleted twice, once to let its instances run."""
+    fleet = an_ec2_fleet(region)
+    states = [
+        region.ec2.delete_fleets(FleetIds=[fleet], TerminateInstances=ends)["SuccessfulFleetDeletions"][0]
+        for ends in (False, True)
+    ]
+    assert ["deleted_running", "deleted_terminating"] == [one["CurrentFleetState"] for one in states]
+    assert "deleted_terminating" == region.ec2.describe_fleets(FleetIds=[fleet])["Fleets"][0]["FleetState"]
+    region.after(30)
+    assert "deleted" == region.ec2.describe_fleets(FleetIds=[fleet])["Fleets"][0]["FleetState"]
+    assert [] == region.running(fleet)
+
+
 def test_spot_fleets_and_ec2_fleets_are_told_apart(region: Region) -> None:
     one, other = region.a_fleet(), an_ec2_fleet(region)
     spot = region.ec2.describe_spot_fleet_requests()["SpotFleetRequestConfigs"]

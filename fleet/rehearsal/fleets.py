@@ -181,17 +181,31 @@ def record(world: World, fleet_id: str, kind: str, sub_type: str, description: s
 
 # ------------------------------------------------------------------------------------------------------------------ end
 def end_fleet(world: World, fleet: Fleet, terminate: bool) -> str:
-    """Cancel: no launches any more; its instances end soon, or go on. Returns the new state."""
+    """Cancel: no launches any more; its instances end soon, or go on. Returns the new state.
+
+    A fleet that has no instance, too, is `deleted_running` or `deleted_terminating` at first (moto's
+    `test_delete_fleet`, which was run against AWS).
+    """
     left = members(world, fleet.id)
-    state = "cancelled" if not left else "cancelled_terminating" if terminate else "cancelled_running"
+    state = "cancelled_terminating" if terminate else "cancelled_running"
+    world.ending.add(fleet.id)
     world.fleets.put(replace(fleet, state=state))
     record(world, fleet.id, "fleetRequestChange", state, "")
     world.launching[fleet.id] = 0
     if terminate:
         for one in left:
             _end_later(world, one.id)
+    world.later(world.latencies.fleet_terminate, lambda: _seen_to_its_end(world, fleet.id))
     world.later(world.latencies.cancelled_visible, lambda: world.fleets.remove(fleet.id))
     return state
+
+
+def _seen_to_its_end(world: World, fleet_id: str) -> None:
+    world.ending.discard(fleet_id)
+    fleet = world.fleets.get(fleet_id)
+    if fleet is not None and fleet.state != "cancelled" and not members(world, fleet_id):
+        world.fleets.put(replace(fleet, state="cancelled"))
+        record(world, fleet_id, "fleetRequestChange", "cancelled", "")
 
 
 def _end_later(world: World, instance_id: str) -> None:
@@ -205,9 +219,8 @@ def settle(world: World) -> None:
     if changes == world.settled:
         return
     for fleet in world.fleets.all():
-        if fleet.state in ("cancelled_running", "cancelled_terminating") and not members(world, fleet.id):
-            world.fleets.put(replace(fleet, state="cancelled"))
-            record(world, fleet.id, "fleetRequestChange", "cancelled", "")
+        if fleet.state in ("cancelled_running", "cancelled_terminating") and fleet.id not in world.ending:
+            _seen_to_its_end(world, fleet.id)
         _record_ends(world, fleet.id)
         balance(world, fleet.id)
     world.settled = (world.instances.changes, world.fleets.changes)
@@ -253,7 +266,8 @@ def refusal(world: World, fleet_id: str, prefix: str, name: str) -> Item | None:
         return {"Code": f"{name}IdDoesNotExist", "Message": f"The fleet request ID {fleet_id} does not exist."}
     if world.faults.take("cancels_unsuccessful"):
         return {"Code": "unexpectedError", "Message": "An unexpected error occurred."}
-    if fleet.state in _CANCELLED:
+    can_still_end = prefix == "fleet-" and fleet.state == "cancelled_running"  # deleted once, its instances go on
+    if fleet.state in _CANCELLED and not can_still_end:
         code = "fleetRequestNotInCancellableState" if prefix == "sfr-" else "fleetNotInDeletableState"
         return {"Code": code, "Message": f"The fleet request {fleet_id} is in the state {fleet.state}."}
     return None

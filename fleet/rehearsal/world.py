@@ -316,6 +316,7 @@ class World:
         self.keys = AccessKeys()
         self.unusable: dict[str, str] = {}  # image or instance profile -> what AWS says of it
         self.settled = (-1, -1)
+        self.ending: set[str] = set()  # fleets that were cancelled a moment ago
         self.launching: dict[str, int] = {}  # fleet -> launches on their way
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
