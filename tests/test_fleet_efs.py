@@ -190,6 +190,8 @@ def test_what_lies_on_efs_is_listed_without_it_and_fetched_from_where_it_is_moun
     (folder / "model").mkdir(parents=True)
     (folder / "model/model.bin").write_bytes(b"weights")
     (folder / ".metrics.jsonl.7.partial").write_bytes(b"half")
+    there = desk.good("results", "ls", "--from", str(tmp_path / "efs"))
+    assert [one["name"] for one in there["results"]] == ["model/model.bin"], "what is there, not what the store says"
     for mounted in (tmp_path / "efs", tmp_path / "efs/team", folder):
         came = desk.good("results", "get", "--from", str(mounted), "--to", str(tmp_path / "out"))
         assert [(one["name"], one["checked"]) for one in came["results"]] == [("model/model.bin", "sha256")]

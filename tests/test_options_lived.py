@@ -33,7 +33,7 @@ from spotheal.fleet.rehearsal import batch_rehearsal, elastic_rehearsal, job  # 
 OPTIONS = TESTS / "options"
 TABLE: dict[str, dict[str, str]] = tomllib.loads((OPTIONS / "lived.toml").read_text())
 DEFAULTS = {f"{key.table}.{key.name}": key.default for key in KEYS} | {name: {} for name in FREE_TABLES}
-UNLIVED_MAX = 12  # the list only gets shorter
+UNLIVED_MAX = 3  # the list only gets shorter
 
 
 def options() -> Iterator[str]:

@@ -10,6 +10,7 @@ import getpass
 import http.server
 import json
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from typer.testing import CliRunner
 from spotheal.agent.errors import ExitCode
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.store import Store
+from spotheal.fleet import follow
 from spotheal.fleet.cli import app
 from spotheal.fleet.rehearsal.job import git
 from spotheal.fleet.rehearsal.world import Instance
@@ -138,7 +140,7 @@ def nothing_is_left(cloud_desk: CloudDesk) -> Iterator[None]:
     cloud_desk.cloud.rules.no_capacity((), 0.0)
     for fleet in cloud_desk.cloud.rules.fleets():
         if not fleet.state.startswith(("cancelled", "deleted")):
-            for name in ("rescue", "everything", "failing", "swept"):
+            for name in ("rescue", "everything", "failing", "swept", "login"):
                 cloud_desk.run("cancel", name, "--yes")
 
 
@@ -273,6 +275,51 @@ def a_failure_stays_up_to_be_looked_at(cloud_desk: CloudDesk, snapshot: str) -> 
     assert (checkpoints / "hung").exists(), "it hung first, and was started again"
     assert "this instance stays up for debugging" in life.agent_logs()
     cloud_desk.good("cancel", "failing", "--yes")
+
+
+def test_a_person_logs_in_as_another_user_with_a_key_of_their_own(
+    cloud_desk: CloudDesk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machines' own key pair alone lets in here, and no configuration says who logs in."""
+    life, key = login(cloud_desk, tmp_path)
+    life.request()
+    life.await_step(5)
+    (machine,) = life.live()
+    lines = life.cloud.shells.config.read_text().splitlines(keepends=True)
+    (tmp_path / "ssh_config").write_text("".join(line for line in lines if "User" not in line))
+    monkeypatch.setenv("SPOTHEAL_SSH_CONFIG", str(tmp_path / "ssh_config"))
+    monkeypatch.setattr(life.cloud.endpoint, "send_key", lambda instance, given: False)
+    me, own = getpass.getuser(), str(key)
+    assert 0 == cloud_desk.run("ssh", "login", "--user", me, "--identity", own, "--", "true").exit_code
+    assert 0 != cloud_desk.run("ssh", "login", "--identity", own, "--", "true").exit_code, "ubuntu is nobody here"
+    assert 0 != cloud_desk.run("ssh", "login", "--user", me, "--", "true").exit_code, "no key lets in"
+    with webhook() as (address, posted):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            near = free.getsockname()[1]
+        target = address.removeprefix("http://").rstrip("/")
+        post = f"import urllib.request as u; u.urlopen('http://127.0.0.1:{near}/', b'{{}}')"
+        there = ("--instance", machine.id, "--user", me, "--identity", own)
+        said = cloud_desk.run("ssh", "login", *there, "-L", f"{near}:{target}", "--", sys.executable, "-c", f'"{post}"')
+        assert (0, [{}]) == (said.exit_code, posted), said.output
+    monkeypatch.setattr(follow, "RETRY_SECONDS", 0.1)
+    threading.Timer(20.0, lambda: CliRunner().invoke(app, ["cancel", "login", "--yes"])).start()
+    shown = cloud_desk.run("logs", "login", "--follow", "--source", "agent", "--user", me, "--identity", own)
+    assert "no ssh to" not in shown.stderr and machine.id in shown.stderr, shown.output
+
+
+def login(cloud_desk: CloudDesk, tmp_path: Path) -> tuple[Life, Path]:
+    """The life, with results on EFS, and the private key of its machines' key pair."""
+    home, key = tmp_path / "home" / ".ssh", tmp_path / "key"
+    home.mkdir(parents=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    (home / "id_ed25519.pub").write_text(key.with_suffix(".pub").read_text())
+    owner("ec2").delete_key_pair(KeyName="spotheal")
+    life = Life(cloud_desk, "login", PUBLIC_KEY=str(key.with_suffix(".pub")))
+    made = cloud_desk.good("results", "create-efs", "--yes")
+    file = cloud_desk.folder / "job.toml"
+    file.write_text(file.read_text().replace("fs-00000000", made["file_system"]))
+    return life, key
 
 
 def test_ranks_find_the_gpus_that_they_ask_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from cloud_desk import CloudDesk, as_person, cloud_desk, owner, served
 from typer.testing import CliRunner
@@ -17,6 +22,7 @@ from spotheal.fleet.cli import app
 from spotheal.fleet.rehearsal.authorization import OWNER
 
 __all__ = ["cloud_desk", "served"]  # fixtures
+FLEETCTL = (sys.executable, "-m", "spotheal.fleet.cli")
 JOB = '[job]\nname = "asked"\nrepository = "."\ncommand = ["python", "train.py"]\n'
 
 
@@ -117,22 +123,44 @@ def test_a_quota_of_the_local_cloud_is_ordered_and_lifted(cloud_desk: CloudDesk)
     assert cloud_desk.cloud.rules.world.instances_max is None
 
 
+def test_a_cloud_keeps_its_machines_and_volumes_in_the_folder_that_is_given(tmp_path: Path) -> None:
+    lines, kept = tmp_path / "cloud.env", tmp_path / "kept"
+    with subprocess.Popen([*FLEETCTL, "cloud", "--keep", str(kept), "--env", str(lines)]) as cloud:
+        try:
+            while not lines.exists():
+                assert cloud.poll() is None
+                time.sleep(0.1)
+            text = next(line for line in lines.read_text().splitlines() if "AWS_ENDPOINT_URL=" in line)
+            ec2 = boto3.session.Session(OWNER, "rehearsal", region_name="us-west-2").client(
+                "ec2", endpoint_url=text.partition("=")[2]
+            )
+            volume = ec2.create_volume(AvailabilityZone="us-west-2a", Size=1)["VolumeId"]
+        finally:
+            cloud.send_signal(signal.SIGINT)
+    assert 0 == cloud.returncode
+    assert list(kept.rglob(f"*{volume}*")), "the volume's files stay"
+
+
 def test_what_a_job_on_batch_is_told_this_time(cloud_desk: CloudDesk) -> None:
-    (cloud_desk.folder / "job.toml").write_text(JOB + '[batch]\nimage = "rehearsed/spotheal"\ngpus = 1\nvcpus = 3\n')
+    (cloud_desk.folder / "job.toml").write_text(
+        JOB + '[batch]\nimage = "rehearsed/spotheal"\ngpus = 1\nvcpus = 3\non_demand = false\n'
+    )
     vpc = owner("ec2").describe_vpcs()["Vpcs"][0]["VpcId"]
     cloud_desk.good("batch", "create", "--vpc", vpc, "--dry-run")
     cloud_desk.good("batch", "create", "--vpc", vpc, "--yes")
+    (made,) = owner("batch").describe_compute_environments()["computeEnvironments"]
+    assert "SPOT" == made["computeResources"]["type"], "on_demand = false"
     sent = cloud_desk.good("batch", "submit", "--command", "python -c 1", "--yes")
     first = str(sent["job_id"])
     told = cloud_desk.good(
         "batch", "submit", "--vcpus", "2", "--memory", "3", "--gpus", "1", "--env", "COLOUR=red",
-        "--command", "python other.py", "--depends-on", first, "--yes",
+        "--command", "python train.py --other", "--depends-on", first, "--yes",
     )  # fmt: skip
     cloud_desk.good("batch", "submit", "--array", "2", "--dry-run")
     bucket, _, key = str(told["store"]).removeprefix("s3://").partition("/")
     body = owner("s3").get_object(Bucket=bucket, Key=f"{key}/{LAYOUT.job_document}")
     text = json.dumps(told) + body["Body"].read().decode()
-    for part in ("COLOUR", "other.py", first, '"3072"', '"GPU"'):
+    for part in ("COLOUR", "--other", first, '"3072"', '"GPU"'):
         assert part in text, part
     cut = cloud_desk.run("batch", "logs", "--run", told["run"], "--follow", "--timeout", "1s")
     assert ExitCode.WAIT_TIMED_OUT == cut.exit_code, cut.output
