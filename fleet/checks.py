@@ -122,7 +122,8 @@ def _account_faults(document: dict[str, Any]) -> Iterator[str]:
             first.setdefault(match.group(1), where)
     if len(first) > 1:
         places = " and ".join(f"{where} is of account {account}" for account, where in first.items())
-        yield f"{places}; both must be of the account that pays (`aws sts get-caller-identity` says which)"
+        cure = "`aws sts get-caller-identity` says which one is yours, `fleetctl init --force` writes the file for it"
+        yield f"{places}, and a fleet is of one; {cure}"
 
 
 def _place_faults(document: dict[str, Any]) -> Iterator[str]:

@@ -22,6 +22,8 @@ from spotheal.fleet.prices import price_notes, spot_prices
 from spotheal.fleet.session import PLACEHOLDER_ACCOUNT, Session
 from spotheal.fleet.wheelhouse import Wheelhouse
 
+PUBLIC_BLOCKS = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -178,6 +180,7 @@ def make_plan(
         if isinstance(volume, plan.CreateVolume):
             notes += volumes.article_notes(session, job)
         missing = not bucket_exists(session, store.bucket)
+        notes += [] if missing else bucket_notes(session, store.bucket)
         steps = [*found.steps, *_steps(store, wheels, source, volume, built, job, bucket_missing=missing)]
     whole = plan.Plan(
         job=job.job.name, run=run, generation=generation, requested_at=requested_at,
@@ -327,6 +330,25 @@ def bucket_exists(session: Session, bucket: str) -> bool:
             f"one; or --region {region} with a fleet there",
         )
     return True
+
+
+def bucket_notes(session: Session, bucket: str) -> list[str]:
+    """A bucket that is there is the user's: what it lacks, that one made by `request` has, is said and not changed."""
+    try:
+        with translated(f"read the public access block of bucket {bucket}"):
+            answer = session.client("s3").get_public_access_block(Bucket=bucket)
+            blocks = answer["PublicAccessBlockConfiguration"]
+    except PermissionDenied:
+        return []
+    except SpothealError as error:
+        if error.code != "NoSuchPublicAccessBlockConfiguration":
+            raise
+        blocks = {}
+    if all(blocks.get(name) for name in PUBLIC_BLOCKS):
+        return []
+    every = ",".join(f"{name}=true" for name in PUBLIC_BLOCKS)
+    return [f"bucket {bucket} does not block public access: `aws s3api put-public-access-block --bucket {bucket} "
+            f"--public-access-block-configuration {every}` does"]  # fmt: skip
 
 
 def _described_templates(session: Session, fleet: FleetConfig) -> list[dict[str, Any]]:

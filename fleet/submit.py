@@ -29,7 +29,7 @@ from spotheal.fleet.account.between import OpenBetween
 from spotheal.fleet.account.prerequisites import CreateSecurityGroup, ImportKey, OpenSsh, filled
 from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole, CreateTrainerRole
 from spotheal.fleet.account.service_roles import CreateServiceRole
-from spotheal.fleet.gather import Ready, bucket_exists
+from spotheal.fleet.gather import PUBLIC_BLOCKS, Ready, bucket_exists
 from spotheal.fleet.session import Session
 from spotheal.iam.policies import Scope
 
@@ -118,7 +118,7 @@ def _create_bucket(session: Session, bucket: str, clock: Clock) -> None:
     except SpothealError as error:
         if error.code != "BucketAlreadyOwnedByYou":
             raise
-    block = dict.fromkeys(("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets"), True)
+    block = dict.fromkeys(PUBLIC_BLOCKS, True)
     rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
     for attempt in range(1, _BUCKET_TRIES + 1):
         try:

@@ -171,6 +171,7 @@ CALLS: tuple[Call, ...] = (
     Call("iam:DeleteRole", On.ROLES, _A),
     Call("iam:CreateServiceLinkedRole", On.AWS_ROLES, _O),
     Call("s3:CreateBucket", On.BUCKET, _O),
+    Call("s3:GetBucketPublicAccessBlock", On.BUCKET, _O, operations=("GetPublicAccessBlock",)),
     Call("s3:PutBucketPublicAccessBlock", On.BUCKET, _O, operations=("PutPublicAccessBlock",)),
     Call("s3:PutEncryptionConfiguration", On.BUCKET, _O, operations=("PutBucketEncryption",)),
 )

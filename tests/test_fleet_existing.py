@@ -41,7 +41,8 @@ def in_a_subnet(fleet: dict[str, Any]) -> None:
 
 
 def of_another_account(fleet: dict[str, Any]) -> None:
-    fleet["IamFleetRole"] = "arn:aws:iam::999999999999:role/fleet"
+    text = json.dumps(fleet).replace("123456789012", "999999999999")
+    fleet.update(json.loads(text))
 
 
 def with_a_template(fleet: dict[str, Any]) -> None:
@@ -92,3 +93,18 @@ def test_a_bucket_in_another_region_is_refused_with_both_regions(desk: Desk, ord
     assert refused.exit_code == ExitCode.USAGE, refused.output
     assert f"bucket {BUCKET} is in eu-west-1" in refused.stderr and "us-west-2" in refused.stderr
     assert desk.account.changed == changed and desk.account.rules.volumes() == []
+
+
+def test_a_bucket_of_the_users_that_the_public_may_reach_is_noted_and_left_as_it_is(desk: Desk) -> None:
+    desk.s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    told = desk.run("request", "--dry-run")
+    assert f"bucket {BUCKET} does not block public access" in told.output
+    assert f"`aws s3api put-public-access-block --bucket {BUCKET} --public-access-block-configuration" in told.output
+    desk.request()
+    with pytest.raises(Exception, match="NoSuchPublicAccessBlockConfiguration"):
+        desk.s3.get_public_access_block(Bucket=BUCKET)
+
+
+def test_a_bucket_that_request_made_needs_no_note(desk: Desk) -> None:
+    desk.request()
+    assert "public access" not in desk.run("request", "--new-run", "--dry-run").output
