@@ -12,6 +12,7 @@ import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import adding_us
 import forked
 import pytest
 
@@ -44,7 +45,11 @@ def scenarios_table() -> str:
     return "\n".join(["| scenario | faults |", "|---|---|", *rows, ""])
 
 
-GENERATED = {"docs/job-toml.md": ("keys", keys_table), "docs/rehearsal.md": ("scenarios", scenarios_table)}
+GENERATED = {
+    "docs/job-toml.md": ("keys", keys_table),
+    "docs/rehearsal.md": ("scenarios", scenarios_table),
+    **{str(page.relative_to(ROOT)): ("adding us", adding_us.section) for page in adding_us.PAGES},
+}
 
 
 def block(text: str, name: str) -> str:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from spotheal.agent import contract
 from spotheal.agent.errors import ConfigError, SpothealError
@@ -35,8 +36,10 @@ from spotheal.training.notice import Watcher
 from spotheal.training.outcome import Outcome, SaveFailed
 from spotheal.training.pace import Every, Pace, interruption_seconds, too_slow
 from spotheal.training.places import Still, begin_without_draws, place_of, places, warn_of_another_epoch
+from spotheal.training.replayed import replayed
 from spotheal.training.report import Metrics, Reporter
 from spotheal.training.sampler import ExactSampler
+from spotheal.training.sampler import SeededSamples as SeededSamples  # for one line of import in a user's script
 
 DIGEST_SAMPLES = 64
 FAILED_SAVES_MAX = 3
@@ -151,7 +154,8 @@ class Session:
             if not (callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))):
                 raise ConfigError(
                     f"{name} is a {type(part).__name__}, which has no state_dict and load_state_dict",
-                    next_step="give resume() what has a state to be saved, and leave out what has none",
+                    next_step="give resume() what has a state to be saved, and leave out what has none"
+                    + ("; a stream has one in torchdata's StatefulDataLoader" if isinstance(part, DataLoader) else ""),
                 )
         return {name: unwrapped(part) for name, part in parts.items()}
 
@@ -331,6 +335,7 @@ class Loop:
 
     def __init__(self, session: Session, parts: Mapping[str, Any]) -> None:
         self.session, self.step = session, 0
+        parts = {name: replayed(part) for name, part in parts.items()}
         self.parts = session.adapt(parts)
         self._optimizer: torch.optim.Optimizer | None = parts.get("optimizer")
         self.sampler: Any = self.parts.get("sampler")

@@ -24,6 +24,7 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
 
+from spotheal.training.replayed import ReplayedLoader
 from spotheal.training.session import Loop, Session
 
 log = logging.getLogger("spotheal.training")
@@ -35,6 +36,9 @@ class AcceleratedLoop(Loop):
     def __init__(self, accelerator: Accelerator, session: Session, parts: dict[str, Any]) -> None:
         self._accelerator, self._samples, self._epoch = accelerator, 0, 0
         super().__init__(session, parts)
+        self._loaders = [part for part in self.parts.values() if isinstance(part, ReplayedLoader)]
+        for loader in self._loaders:
+            loader.looks_ahead = True
 
     def after_step(self, samples: int = 0, **figures: Any) -> None:
         """Call it after every batch of `samples` of this rank. See Session.after_step."""
@@ -43,6 +47,8 @@ class AcceleratedLoop(Loop):
             # A step may take in the last batches of the epoch before: the sampler has those behind it.
             self._samples, self._epoch = 0, epoch
         self._samples += samples
+        for loader in self._loaders:
+            loader.used += 1
         if self._accelerator.sync_gradients:
             samples, self._samples = self._samples, 0
             super().after_step(samples, **figures)

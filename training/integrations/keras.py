@@ -17,6 +17,8 @@ import keras
 
 from spotheal.agent.errors import SpothealError
 from spotheal.training.sampler import ExactLoader
+from spotheal.training.sampler import ExactSampler as ExactSampler  # for one line of import in a user's script
+from spotheal.training.sampler import exact_loader as exact_loader
 from spotheal.training.session import DIGEST_SAMPLES, Session
 
 

@@ -21,6 +21,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from spotheal.agent.errors import ConfigError
 from spotheal.training.distributed import start, world
 from spotheal.training.sampler import ExactLoader
+from spotheal.training.sampler import ExactSampler as ExactSampler  # for one line of import in a user's script
+from spotheal.training.sampler import exact_loader as exact_loader
 from spotheal.training.session import DIGEST_SAMPLES, Session
 from spotheal.training.state import UnsavableState, changed_in_forward, pack
 
