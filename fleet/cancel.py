@@ -10,7 +10,7 @@ from typing import Any
 from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.ec2 import Instance, Volume
 from spotheal.agent.errors import Conflict, Retryable
-from spotheal.agent.names import LAYOUT, TAG_JOB, TAG_RUN, TAG_STORE, Phase
+from spotheal.agent.names import FILLING, LAYOUT, TAG_JOB, TAG_PURPOSE, TAG_RUN, TAG_STORE, Phase
 from spotheal.agent.store import Store
 from spotheal.fleet import engine, runs
 from spotheal.fleet.request import TAG_LENGTH_MAX
@@ -105,7 +105,9 @@ def find_strays(session: Session, job: str, root: str, *, all_stores: bool = Fal
     """Of the job that was requested with this store: another's of the same name is somebody else's run. With
     `all_stores` of every one."""
     fleets = engine.live_of_job(session.client("ec2"), job)
-    instances = [one for one in session.ec2.instances_tagged(TAG_JOB, job) if one.state not in _GONE]
+    tagged = session.ec2.instances_tagged(TAG_JOB, job)
+    # One that fills a volume ends by itself, and belongs to no run.
+    instances = [one for one in tagged if one.state not in _GONE and one.tags.get(TAG_PURPOSE) != FILLING]
 
     def is_ours(tags: Mapping[str, str]) -> bool:
         return all_stores or tags.get(TAG_STORE) == root[:TAG_LENGTH_MAX]

@@ -27,6 +27,7 @@ from spotheal.agent.errors import (
 )
 from spotheal.agent.names import (
     FILLING,
+    TAG_JOB,
     TAG_NAME,
     TAG_PURPOSE,
     TAG_REASON,
@@ -125,7 +126,8 @@ def launch(session: Session, root: StoreUrl, filling: Filling, clock: Clock) -> 
     data = userdata.render_prepare(json.dumps(_config(session, prefix, filling)))
     if len(data.encode()) > LIMIT_BYTES:
         raise ConfigError("the command is too long for user data", next_step="put it into a script in the bucket")
-    tags = {TAG_NAME: _name(filling.volume.id), TAG_PURPOSE: FILLING, TAG_REASON: str(prefix)}
+    job = filling.job.job.name
+    tags = {TAG_NAME: _name(filling.volume.id), TAG_JOB: job, TAG_PURPOSE: FILLING, TAG_REASON: str(prefix)}
     arguments: dict[str, Any] = {
         "ImageId": filling.image, "InstanceType": filling.instance_type, "MinCount": 1, "MaxCount": 1,
         "SubnetId": filling.subnet, "UserData": data, "MetadataOptions": METADATA_OPTIONS,

@@ -43,7 +43,7 @@ def ensure_role(iam: Any, scope: policies.Scope) -> None:
     """The role that Scheduler calls EC2 with for `scope.job`; made, or brought up to date. Whose role is as it should
     be may be somebody who makes none."""
     document = policies.rescue_role(scope)
-    if _policy_of(iam, scope.rescue_role) == document:
+    if _policy_of(iam, scope) == document:
         return
     trust = policies.trust("scheduler.amazonaws.com")
     try:
@@ -55,15 +55,21 @@ def ensure_role(iam: Any, scope: policies.Scope) -> None:
             raise
     with translated(f"write the policy of role {scope.rescue_role}"):
         iam.put_role_policy(
-            RoleName=scope.rescue_role, PolicyName="rescue", PolicyDocument=json.dumps(document)
+            RoleName=scope.rescue_role, PolicyName=_policy_name(scope), PolicyDocument=json.dumps(document)
         )
 
 
-def _policy_of(iam: Any, role: str) -> Any:
+def _policy_name(scope: policies.Scope) -> str:
+    """One a region: a role is the whole account's, and the policy of another region must stay."""
+    return f"rescue-{scope.region}"
+
+
+def _policy_of(iam: Any, scope: policies.Scope) -> Any:
     """None where it cannot be read, or there is none."""
+    role = scope.rescue_role
     try:
         with translated(f"read the policy of role {role}"):
-            return iam.get_role_policy(RoleName=role, PolicyName="rescue")["PolicyDocument"]
+            return iam.get_role_policy(RoleName=role, PolicyName=_policy_name(scope))["PolicyDocument"]
     except SpothealError:
         return None
 

@@ -200,7 +200,8 @@ def instance_with_results(scope: Scope) -> Document:
 def operator(scope: Scope) -> Document:
     """What `fleetctl` needs of EC2 and IAM: request, look, cancel. The rest of what every operator needs is
     `operator_of_store`: one document of both is longer than IAM's 6,144 characters."""
-    filling = {"StringEquals": {f"ec2:ResourceTag/{TAG_PURPOSE}": FILLING}}
+    of_job = {f"ec2:ResourceTag/{TAG_JOB}": scope.job} if scope.job else {}
+    filling = {"StringEquals": {f"ec2:ResourceTag/{TAG_PURPOSE}": FILLING, **of_job}}
     return _document([
         _statement("Look", _actions(Who.OPERATOR, On.ANYTHING), "*"),
         _statement("LookForImages", _actions(Who.OPERATOR, On.PUBLIC), scope.public_parameters),

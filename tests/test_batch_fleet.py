@@ -108,7 +108,7 @@ def test_results_in_another_bucket_are_the_containers_to_write_and_one_that_is_n
     )
     batch_desk.good("create", "--yes")
     iam = batch_desk.desk.account._others["iam"]
-    document = iam.get_role_policy(RoleName="spotheal-batch-job-cifar", PolicyName="spotheal-batch")["PolicyDocument"]
+    document = iam.get_role_policy(RoleName="spotheal-batch-job-cifar", PolicyName="spotheal-batch-us-west-2")["PolicyDocument"]
     (found,) = [one for one in document["Statement"] if one["Sid"] == "Results"]
     assert found["Resource"] == "arn:aws:s3:::elsewhere-of-ours/models/cifar/*" and "s3:PutObject" in found["Action"]
     assert batch_desk.good("create", "--yes")["steps"] == []
@@ -612,3 +612,18 @@ def test_a_job_that_a_spot_fleet_works_on_is_not_submitted_beside_it(batch_desk:
     assert refused.exit_code == ExitCode.CONFLICT
     assert "works on job 'cifar'" in refused.stderr and "fleetctl cancel cifar" in refused.stderr
     assert "SubmitJob" not in batch_desk.calls()
+
+
+# ---------------------------------------------------------------------------------------------------------- two regions
+def test_a_job_in_two_regions_keeps_the_policy_of_each_until_it_is_deleted_there(batch_desk: BatchDesk) -> None:
+    """A role is the account's, not a region's."""
+    made(batch_desk)
+    iam = batch_desk.desk.account.client("iam", "")
+    here = {"RoleName": "spotheal-batch-job-cifar", "PolicyName": "spotheal-batch-us-west-2"}
+    other = {**here, "PolicyName": "spotheal-batch-eu-west-1"}
+    document = iam.get_role_policy(**here)["PolicyDocument"]
+    iam.put_role_policy(**other, PolicyDocument=json.dumps(document).replace("us-west-2", "eu-west-1"))
+    batch_desk.good("delete", "--yes")
+    assert iam.list_role_policies(RoleName=here["RoleName"])["PolicyNames"] == [other["PolicyName"]]
+    iam.delete_role_policy(**other)
+    assert iam.get_role(RoleName=here["RoleName"])

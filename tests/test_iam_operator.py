@@ -130,3 +130,10 @@ def test_every_policy_of_people_fits_a_managed_policy_in_every_partition(region:
     for scope in scopes(region):
         sizes = {make.__name__: size(make(scope)) for make in documents}
         assert {name: each for name, each in sizes.items() if each > MANAGED_POLICY_CHARACTERS} == {}
+
+
+def test_an_operator_of_one_job_ends_no_machine_that_fills_a_volume_of_another() -> None:
+    document = policies.operator(replace(SCOPE, job="ours"))
+    for job, answer in (("ours", True), ("theirs", False)):
+        context = tags("ec2:ResourceTag", purpose="prepare", job=job)
+        assert is_allowed([document], Question("ec2:TerminateInstances", ec2("instance", "i-1"), context)) is answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -263,7 +264,8 @@ def test_a_request_arms_it_for_its_fleet_and_the_plan_says_so(desk: Desk) -> Non
     found = desk.account.schedules.get(rescue_schedule(JOB, done["run"]))
     assert json.loads(found["Target"]["Input"])["SpotFleetRequestId"] == done["fleet_id"]
     assert found["Target"]["RoleArn"] == "arn:aws:iam::123456789012:role/spotheal-rescue-cifar"
-    role = desk.account.client("iam", "").get_role_policy(RoleName="spotheal-rescue-cifar", PolicyName="rescue")
+    iam = desk.account.client("iam", "")
+    role = iam.get_role_policy(RoleName="spotheal-rescue-cifar", PolicyName="rescue-us-west-2")
     actions = {action for one in role["PolicyDocument"]["Statement"] for action in one["Action"]}
     assert actions == {"ec2:ModifySpotFleetRequest", "ec2:ModifyFleet"}
 
@@ -291,6 +293,17 @@ def test_who_makes_no_roles_may_still_arm_a_rescue_whose_role_is_there() -> None
             return {"PolicyDocument": policies.rescue_role(SCOPE)}
 
     rescue.ensure_role(Iam(), SCOPE)  # any other call of it is a fault
+
+
+def test_a_rescue_in_one_region_leaves_that_of_another_as_it_is(desk: Desk) -> None:
+    """A role is the account's, not a region's."""
+    iam = desk.account.client("iam", "")
+    scopes = [replace(SCOPE, region=region) for region in ("us-west-2", "eu-west-1")]
+    for scope in scopes:
+        rescue.ensure_role(iam, scope)
+    names = iam.list_role_policies(RoleName=SCOPE.rescue_role)["PolicyNames"]
+    documents = [iam.get_role_policy(RoleName=SCOPE.rescue_role, PolicyName=name)["PolicyDocument"] for name in names]
+    assert sorted(map(str, documents)) == sorted(str(policies.rescue_role(scope)) for scope in scopes)
 
 
 def test_a_request_that_dies_anywhere_leaves_a_fleet_that_is_armed_when_it_goes_on(desk: Desk) -> None:

@@ -17,7 +17,7 @@ from spotheal.iam import policies
 
 HOST_POLICY = "service-role/AmazonEC2ContainerServiceforEC2Role"
 EXECUTION_POLICY = "service-role/AmazonECSTaskExecutionRolePolicy"
-INLINE = "spotheal-batch"
+INLINE = "spotheal-batch-"  # and the region: a role is the whole account's
 DESCRIPTION = "Made by fleetctl (spotheal)"  # as `account.roles` writes it: `fleetctl batch delete` looks for it
 
 
@@ -60,9 +60,8 @@ def missing(session: Session, step: MakeRole) -> MakeRole | None:
         return step
     updated = MakeRole(**{**vars(step), "verb": "complete"})
     if step.inline:
-        there = _found(
-            f"read the policy of role {step.name}", lambda: iam.get_role_policy(RoleName=step.name, PolicyName=INLINE)
-        )
+        asked = {"RoleName": step.name, "PolicyName": INLINE + session.region}
+        there = _found(f"read the policy of role {step.name}", lambda: iam.get_role_policy(**asked))
         if there is None or there["PolicyDocument"] != json.loads(step.inline):
             return updated
     if step.managed:
@@ -90,7 +89,7 @@ def make(session: Session, step: MakeRole) -> None:
             iam.attach_role_policy(RoleName=name, PolicyArn=arn)
     if step.inline:
         with translated(f"write the policy of role {name}"):
-            iam.put_role_policy(RoleName=name, PolicyName=INLINE, PolicyDocument=step.inline)
+            iam.put_role_policy(RoleName=name, PolicyName=INLINE + session.region, PolicyDocument=step.inline)
     if step.profile:
         _once(f"create instance profile {name}", lambda: iam.create_instance_profile(InstanceProfileName=name))
         # A profile has one role: that it is full says that ours is in it. Of a role it says that there are too many.
@@ -99,8 +98,18 @@ def make(session: Session, step: MakeRole) -> None:
 
 
 def delete(session: Session, names: Names) -> list[str]:
-    """Those of the three that are ours; what was there, in words."""
+    """Those of the three that are ours; what was there, in words. If the job is in another region too they stay, and
+    only this region's policy goes."""
     gone: list[str] = []
+    iam, mine = session.client("iam"), INLINE + session.region
+    found = _found("list the job's policies", lambda: iam.list_role_policies(RoleName=names.job_role))
+    inline = found["PolicyNames"] if found else []
+    if any(policy.startswith(INLINE) and policy != mine for policy in inline):
+        if mine in inline:
+            with translated(f"delete the policy of role {names.job_role}"):
+                iam.delete_role_policy(RoleName=names.job_role, PolicyName=mine)
+            gone.append(f"policy {mine}")
+        return gone
     for name in names.roles:
         if account_roles.is_made_by_us(session, name):
             gone += account_roles.delete_role(session, name)
