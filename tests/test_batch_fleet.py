@@ -108,7 +108,8 @@ def test_results_in_another_bucket_are_the_containers_to_write_and_one_that_is_n
     )
     batch_desk.good("create", "--yes")
     iam = batch_desk.desk.account._others["iam"]
-    document = iam.get_role_policy(RoleName="spotheal-batch-job-cifar", PolicyName="spotheal-batch-us-west-2")["PolicyDocument"]
+    asked = {"RoleName": "spotheal-batch-job-cifar", "PolicyName": "spotheal-batch-us-west-2"}
+    document = iam.get_role_policy(**asked)["PolicyDocument"]
     (found,) = [one for one in document["Statement"] if one["Sid"] == "Results"]
     assert found["Resource"] == "arn:aws:s3:::elsewhere-of-ours/models/cifar/*" and "s3:PutObject" in found["Action"]
     assert batch_desk.good("create", "--yes")["steps"] == []
