@@ -10,8 +10,8 @@ AWS_EC2_METADATA_SERVICE_ENDPOINT.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import metadata, programs
+from spotheal.agent import beneath, metadata, programs
 from spotheal.agent.account import Account, trainer_account
 from spotheal.agent.cage_network import close_imds, open_imds
 from spotheal.agent.cage_sandbox import Sandbox
@@ -112,7 +112,8 @@ def enclose(
         ended = end_all_of(account, clock)  # of an agent that was killed: what it left may not see the next secrets
         if ended:
             log.error("processes of an earlier cage cannot be killed", processes=ended)
-        shutil.rmtree(sandbox.scratch, ignore_errors=True)  # /tmp of an earlier boot, as systemd empties it
+        with contextlib.suppress(OSError, Retryable):
+            beneath.remove(sandbox.scratch)  # /tmp of an earlier boot, as systemd empties it
     cage = Cage(account, log)
     relayed = mode in ("on", "calls")
     if relayed:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from spotheal.agent import documents
 from spotheal.agent.clock import parse_rfc3339, rfc3339
 
 # Environment of the trainer. All folders exist when it starts.
@@ -37,6 +38,7 @@ EXIT_SAVED_AND_STOPPED = 75  # EX_TEMPFAIL of sysexits.h
 EXIT_RANKS_LOST = 76  # of our launcher on several machines: the others are gone; no fault of the program
 
 NOTICE_MARGIN_SECONDS = 40.0  # the trainer's deadline is AWS's time less this, which the agent needs afterwards
+_TIME_LENGTH_MAX = 64
 ACTIONS = ("terminate", "stop", "hibernate", "shutdown")
 
 
@@ -54,7 +56,7 @@ class Notice:
     @classmethod
     def from_json(cls, text: str) -> Notice:
         """ValueError where `text` is not a notice."""
-        body = json.loads(text)
+        body = documents.parse(text)
         if not isinstance(body, dict) or body.get("action") not in ACTIONS:
             raise ValueError(f"not a notice: {text[:80]!r}")
         return cls(str(body["action"]), parse_rfc3339(str(body.get("deadline"))), str(body.get("kind", "interruption")))
@@ -97,17 +99,14 @@ class Progress:
 
         Numbers that are not finite count as not written: JSON has none, and what is read here is stored as JSON again.
         """
-        try:
-            body = json.loads(text)
-        except RecursionError as fault:
-            raise ValueError("brackets too deep to be read") from fault
+        body = documents.parse(text)
         if not isinstance(body, dict) or not _is_int(body.get("step")):
             raise ValueError("a progress file is a JSON object with at least an integer `step`")
         saved = body.get("saved")
         if saved is not None:
             if not isinstance(saved, dict) or not _is_int(saved.get("step")):
                 raise ValueError("`saved` is an object with at least an integer `step`")
-            saved = Saved(saved["step"], str(saved.get("path", "")), str(saved.get("time", "")))
+            saved = Saved(saved["step"], str(saved.get("path", "")), str(saved.get("time", ""))[:_TIME_LENGTH_MAX])
         known = ("step", "epoch", "loss", "steps_total", "samples_per_second", "saved")
         return cls(
             step=body["step"],

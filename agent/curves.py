@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import threading
 from pathlib import Path
 from typing import Any
 
+from spotheal.agent import beneath
 from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.contract import Progress
 from spotheal.agent.errors import SpothealError
@@ -124,17 +124,14 @@ class Metrics:
 def _metrics(path: Path, known: tuple[int, int] | None) -> tuple[tuple[int, int] | None, bytes]:
     """The file's lines, thinned to `METRICS_BYTES_MAX`, and its mark; nothing where it is as `known` or unreadable."""
     try:
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            return known, b""
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            status = os.fstat(file.fileno())
+        with beneath.file(path.parent, path.name) as seen, open(seen, "rb", closefd=False) as file:
+            status = os.fstat(seen)
             mark = (status.st_size, status.st_mtime_ns)
-            if not stat.S_ISREG(status.st_mode) or mark == known or not status.st_size:
+            if mark == known or not status.st_size:
                 return known, b""
             if status.st_size > _READ_BYTES_MAX:
                 file.seek(-_READ_BYTES_MAX, os.SEEK_END)
-                file.readline()
+                file.readline(_READ_BYTES_MAX)
             return mark, thinned(file.read(_READ_BYTES_MAX), METRICS_BYTES_MAX)
     except OSError:
         return known, b""

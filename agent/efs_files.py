@@ -19,6 +19,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Sequence
+from typing import BinaryIO
 
 CHUNK_BYTES = 4 << 20
 PARTIAL = ".partial"
@@ -80,9 +81,8 @@ def make_folder(top: str, parts: Sequence[str], uid: int, gid: int, mode: int) -
 
 def put(source: str, top: str, parts: Sequence[str]) -> tuple[int, str]:
     """Size and sha256 of what was copied. A trainer may have put a link or a pipe there: only files count."""
-    descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as original, descended(top, parts[:-1]) as (folder, _):
-        seen = os.fstat(descriptor)
+    with _opened(source) as original, descended(top, parts[:-1]) as (folder, _):
+        seen = os.fstat(original.fileno())
         if not stat.S_ISREG(seen.st_mode):
             raise OSError(errno.EINVAL, "is no file")
         mark = hashlib.sha256(parts[-1].encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -109,6 +109,21 @@ def put(source: str, top: str, parts: Sequence[str]) -> tuple[int, str]:
             raise
         os.fsync(folder)
     return size, digest.hexdigest()
+
+
+def _opened(source: str) -> BinaryIO:
+    """Folder by folder: between the listing and now a trainer's folder may have become a link."""
+    *folders, name = source.strip("/").split("/")
+    here = os.open("/", _FOLDER)
+    try:
+        for folder in folders:
+            inner = os.open(folder, _FOLDER | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=here)
+            os.close(here)
+            here = inner
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here)
+        return open(descriptor, "rb")
+    finally:
+        os.close(here)
 
 
 def _drop_leftovers(folder: int, mark: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from spotheal.agent import beneath
 from spotheal.agent.clock import Clock, Stop
 from spotheal.agent.efs import Put
 from spotheal.agent.errors import Retryable, SpothealError
@@ -22,6 +23,7 @@ from spotheal.agent.redaction import redacted
 from spotheal.agent.results import InStore, Place
 from spotheal.agent.status import Status
 from spotheal.agent.store import Store
+from spotheal.agent.trainer_files import shown
 
 NOT_STORED = "results not stored"  # in the reason of an end: who cleans up leaves their volume alone
 BARRED = "barred"  # outcome of a launch whose instance type cannot run the job
@@ -32,6 +34,7 @@ RECORD_SECONDS_MAX = 5 * 60.0
 POWER_OFF_SECONDS = 5 * 60.0
 _RETRY_SECONDS = 5.0
 _TAG_VALUE_MAX = 256
+_SHOWN = 80  # characters of a path
 
 
 # ------------------------------------------------------------------------------------------------------- the decision
@@ -145,8 +148,10 @@ def store_results(work: Finishing, stop: Stop) -> str:
         return ""
     if is_foreign_link(work.results):  # what it names may be all of the machine
         return f"{work.results} is a link that a trainer made, to {os.readlink(work.results)!r}"
-    found = sorted(path for path in work.results.rglob("*") if path.is_file() and not path.is_symlink())
-    files = [*((path.relative_to(work.results).as_posix(), path) for path in found), *work.results_too]
+    top, missed = work.results.resolve(), list[str]()
+    found = sorted(name for name, _ in beneath.files(top, missed=missed.append))
+    too = [(name, path.parent.resolve() / path.name) for name, path in work.results_too]
+    files = [*((name, top / name) for name in found), *too]
     place = work.results_to or InStore(work.store, LAYOUT.results)
     names = {path: name for name, path in files}
     began = work.clock.monotonic()
@@ -163,6 +168,8 @@ def store_results(work: Finishing, stop: Stop) -> str:
         if late or work.clock.sleep(_RETRY_SECONDS, until=stop):
             return passing
     work.log.info("stored the results", files=len(stored), to=str(place))
+    if missed:
+        return f"{shown(missed[0][:_SHOWN])!r} lies too deep, or holds more files than can be listed"
     if not hopeless:
         return ""
     path, why = next(iter(hopeless.items()))

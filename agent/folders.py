@@ -7,6 +7,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from spotheal.agent import beneath
 from spotheal.agent.account import Account
 from spotheal.agent.errors import SetupFailed
 
@@ -110,9 +111,11 @@ class Folders:
             if account is not None and folder.stat().st_uid != account.uid:
                 give(folder, account)
         if account is not None:
-            for path in self.logs.iterdir():  # metrics and the ranks' logs, of a trainer that had another number
-                if path.lstat().st_uid not in (0, account.uid):
-                    give(path, account)
+            _, folders, names, here = next(beneath.walk(self.logs))
+            for name in (*folders, *names):  # metrics and the ranks' logs, of a trainer that had another number
+                status = beneath.status_of(here, name)
+                if status is not None and status.st_uid not in (0, account.uid):
+                    give(self.logs / name, account)
         for folder in (self.datasets, self.run_dir / "trainer", self.home):
             folder.mkdir(parents=True, exist_ok=True)
             if account is not None:
@@ -121,13 +124,8 @@ class Folders:
 
 def give(path: Path, account: Account | None) -> None:
     """Make `path` and all below it the account's; links are changed themselves, never followed."""
-    if account is None:
-        return
-    if stat.S_ISDIR(os.lstat(path).st_mode):  # fwalk would open anything else, and wait for a pipe
-        for _, folders, files, here in os.fwalk(path):
-            for name in (*folders, *files):
-                os.chown(name, account.uid, account.gid, dir_fd=here, follow_symlinks=False)
-    os.lchown(path, account.uid, account.gid)
+    if account is not None:
+        beneath.give(path, account.uid, account.gid)
 
 
 def is_foreign_link(path: Path) -> bool:
@@ -155,7 +153,8 @@ def publish(path: Path, text: str, *, durable: bool = False) -> None:
     `durable`: a machine that is killed leaves the old text or the new one; else it may leave an empty file.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+    beside.unlink(missing_ok=True)  # a pipe of that name, in an environment of `setup`, would hold us up for ever
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     with open(descriptor, "w", encoding="utf-8") as file:
         os.fchmod(file.fileno(), 0o644)
         file.write(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spotheal.agent import documents
 from spotheal.agent.errors import SetupFailed
 from spotheal.agent.folders import Folders
 from spotheal.agent.foreign_command import Surroundings, run_command
@@ -97,7 +97,7 @@ def probe(path: Path, folders: Folders, where: Surroundings) -> Interpreter | No
     if not ended.ok or not ended.lines:
         return None
     try:
-        said = json.loads(ended.lines[-1])
+        said = documents.parse_object(ended.lines[-1])
         return Interpreter(path, said["version"], said["torch"], said["venv"], tuple(said["site"]))
     except (ValueError, KeyError, TypeError):
         return None

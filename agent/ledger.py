@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from spotheal.agent import documents
 from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.names import LAYOUT
@@ -82,10 +83,10 @@ def read_events(text: str) -> list[dict[str, Any]]:
 
 def _event(line: str) -> dict[str, Any] | None:
     try:
-        event = json.loads(line)
+        event = documents.parse_object(line)
     except ValueError:
         return None
-    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+    return event if isinstance(event.get("event"), str) else None
 
 
 def steps_redone(events: Iterable[Mapping[str, Any]]) -> int:

@@ -14,6 +14,7 @@ what the store does not take in time is left out there, which it says.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -180,8 +181,14 @@ def _say(stream: IO[str], text: str) -> None:
 
 
 def _own_file(path: Path) -> int:
-    """The folder on the volume is the trainer's too: a link of its is not followed, a pipe not waited for."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    """The folder on the volume is the trainer's too: a link of its is not followed, a pipe not waited for. OSError if
+    the file has a second name, which may be one of root's."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o644)
+    if os.fstat(descriptor).st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.EMLINK, os.strerror(errno.EMLINK), str(path))
+    return descriptor
 
 
 class _Sink:
@@ -206,7 +213,7 @@ class _Sink:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = _own_file(self._path)
             self._file = os.fdopen(descriptor, "a", encoding="utf-8", errors="replace", buffering=1)
-            self._size = self._path.stat().st_size
+            self._size = os.fstat(descriptor).st_size
         except OSError as error:
             _say(sys.stderr, f"spotheal: log file {self._path} cannot be opened: {error}\n")
 

@@ -116,8 +116,9 @@ def patiently(ask: Callable[[], T], clock: Clock, stop: Stop, log: Any) -> T:
 
 def last_saved_at(status: Mapping[str, Any]) -> str:
     """When the last checkpoint that status.json knows of was acknowledged, as our documents write it; "" for never."""
-    saved = ((status.get("progress") or {}).get("saved") or {}).get("time", "")
+    progress = status.get("progress")
+    saved = progress.get("saved") if isinstance(progress, dict) else None
     try:
-        return rfc3339(parse_rfc3339(str(saved)))
-    except ValueError:
+        return rfc3339(parse_rfc3339(str(saved["time"]) if isinstance(saved, dict) else ""))
+    except (ValueError, KeyError):
         return ""

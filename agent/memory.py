@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from spotheal.agent import documents
 from spotheal.agent.folders import Folders, publish
 
 _NAME = "run.json"
@@ -31,7 +32,7 @@ class RunMemory:
     def read(cls, folders: Folders, run: str, requested_at: str = "") -> RunMemory:
         """An empty one where there is none, it cannot be read, or it is another run's (a volume that was adopted)."""
         try:
-            found = json.loads(_path(folders).read_text(encoding="utf-8"))
+            found = documents.parse(_path(folders).read_bytes())
         except (OSError, ValueError):
             return cls(run, requested_at=requested_at)
         if not isinstance(found, dict) or found.get("run") != run:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from spotheal.agent import programs
+from spotheal.agent import beneath, documents, programs
 from spotheal.agent.account import Account
 from spotheal.agent.clock import Clock, Stop, never
 from spotheal.agent.errors import NotFound, PermissionDenied, Retryable, SetupFailed
@@ -315,8 +314,9 @@ class _Git:
             self._set_origin(without_credentials(self._repository))
 
     def _set_origin(self, url: str) -> None:
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         quoted = url.replace("\\", "\\\\").replace('"', '\\"')
-        with open(os.open(self._target / ".git" / "config", os.O_RDWR | os.O_NOFOLLOW), "r+") as file:
+        with beneath.folder(self._target, ".git") as git, open(os.open("config", flags, dir_fd=git), "r+") as file:
             os.fchmod(file.fileno(), 0o600)
             text = re.sub(r'\[remote "origin"\]\n(\t.*\n)*', "", file.read())
             file.seek(0)
@@ -345,18 +345,15 @@ def _home(target: Path) -> Path:
 def _is_complete(target: Path, wanted: dict[str, Any]) -> bool:
     try:
         with open(os.open(_mark(target), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return bool(json.loads(file.read(_MARKER_BYTES_MAX)) == wanted)
-    except (OSError, ValueError, RecursionError):
+            return bool(documents.parse_object(file.read(_MARKER_BYTES_MAX)) == wanted)
+    except (OSError, ValueError):
         return False
 
 
 def _make_empty(folder: Path, account: Account | None) -> None:
-    """A new folder of the account's own; shutil.rmtree follows no links."""
+    """A new folder of the account's own."""
     _mark(folder).unlink(missing_ok=True)
-    if folder.is_symlink():
-        folder.unlink()
-    elif folder.exists():
-        shutil.rmtree(folder)
+    beneath.remove(folder)
     folder.mkdir(parents=True)
     if account is not None:
         os.chown(folder, account.uid, account.gid)

@@ -11,10 +11,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from spotheal.agent import beneath
 from spotheal.agent.clock import Stop, never
 from spotheal.agent.folders import Folders
 from spotheal.agent.torn_saves import TornSave, anything_saved, torn_saves
-from spotheal.agent.trainer_files import NOT_GROWTH, Mark, Seen, mark_of, mark_of_files, seen_at
+from spotheal.agent.trainer_files import NOT_GROWTH, Mark, Seen, mark_of, mark_of_files
 from spotheal.agent.working_copy import files_of_commit
 
 _SAVES_FOLDER = re.compile(r"check-?_?point|ckpt", re.IGNORECASE)
@@ -64,18 +65,12 @@ class SavedFiles:
         """By their path below the working copy; links are not followed."""
         if not self._folders.has_working_copy:
             return
-        top = str(self._folders.clone)
-        for place, folders, names in os.walk(top):
+        for path, status in beneath.files(self._folders.clone, NOT_GROWTH):
             if self._over.is_set():
                 return
-            folders[:] = [name for name in folders if name not in NOT_GROWTH]
-            below = os.path.relpath(place, top)
-            in_saves = _SAVES_FOLDER.search(below) is not None
-            for name in names:
-                path = os.path.normpath(os.path.join(below, name))
-                is_save = in_saves or _is_save_next_to_code(path)
-                if is_save and path not in self._commit and (seen := seen_at(top, path)):
-                    yield seen
+            is_save = _SAVES_FOLDER.search(os.path.dirname(path)) is not None or _is_save_next_to_code(path)
+            if is_save and path not in self._commit:
+                yield Seen(path, status.st_size, status.st_mtime)
 
 
 def _is_save_next_to_code(path: str) -> bool:

@@ -13,6 +13,7 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 
+from spotheal.agent import beneath, documents
 from spotheal.agent.clock import rfc3339
 from spotheal.agent.folders import Folders, publish
 from spotheal.agent.torn_saves import TornSave
@@ -30,11 +31,9 @@ class SetAside:
 
     def put_back(self) -> bool:
         """False if the trainer has written something of that name since, or the volume refuses."""
-        inside = self.original.parent.resolve().is_relative_to(self.save.folder.resolve())
-        if os.path.lexists(self.original) or not inside:  # a link of the trainer's may lead anywhere
-            return False
         try:
-            os.rename(self.moved, self.original)
+            with beneath.folder(self.save.folder, os.path.dirname(self.save.name)) as there:
+                beneath.rename(self.moved.parent, self.moved.name, there, self.original.name)
         except OSError:
             return False
         return True
@@ -54,7 +53,7 @@ class SaveShelf:
         `gained_since`: whether that start gained a step, given the moment of the set-aside (seconds since 1970).
         """
         try:
-            record = json.loads(self._record.read_text("utf-8"))
+            record = documents.parse_object(self._record.read_bytes())
             moment, saves = float(record["time"]), tuple(self._saves_of(record))
         except FileNotFoundError:
             return
@@ -71,7 +70,8 @@ class SaveShelf:
         before, self.saves = self.saves, (*self.saves, aside)
         try:
             self._write(now)  # before the move: what is on record and was never moved is only not put back
-            os.rename(aside.original, aside.moved)
+            with beneath.folder(aside.moved.parent) as there:
+                beneath.rename(save.folder, save.name, there, aside.moved.name)
         except OSError:
             self.saves = before
             raise

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import programs
+from spotheal.agent import beneath, programs
 from spotheal.agent.errors import Retryable, SetupFailed
 from spotheal.agent.folders import Folders, give, publish
 from spotheal.agent.foreign_command import Finished, Surroundings, back_off, run_command
@@ -119,8 +119,7 @@ def _make(place: Path, interpreter: Interpreter, folders: Folders, where: Surrou
 
     Built in place (an environment cannot be moved), so that only the marker says it is complete.
     """
-    if place.exists():
-        shutil.rmtree(place)
+    beneath.remove(place)
     place.mkdir()
     give(place, where.account)
     venv = [str(interpreter.path), "-I", "-m", "venv", "--system-site-packages", "--without-pip", str(place)]
@@ -215,4 +214,5 @@ def _drop_old(folder: Path, current: Path) -> None:
         reverse=True,
     )
     for path in others[ENVIRONMENTS_KEPT - 1 :]:
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError, Retryable):
+            beneath.remove(path)

@@ -14,12 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from spotheal.agent import beneath, documents
 from spotheal.agent.aws import translated
 from spotheal.agent.errors import Conflict, NotFound, PermissionDenied, Retryable
 from spotheal.agent.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.redaction import SECRETS
 
 _APPEND_TRIES = 20
+OBJECT_BYTES_MAX = 64 << 20  # of what is read into memory; our own are far smaller
 _FORBIDDEN = ("AccessDenied", "403")  # the latter of a HEAD, whose answer has no body
 
 
@@ -27,7 +29,7 @@ _ENDS = {phase.value for phase in Phase if phase.is_end}
 
 
 def _is_end(status: Mapping[str, Any]) -> bool:
-    return status.get("phase") in _ENDS
+    return str(status.get("phase")) in _ENDS
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Store:
 
     def _json(self, key: str, body: bytes) -> dict[str, Any]:
         try:
-            document = json.loads(body)
+            document = documents.parse(body, bytes_max=OBJECT_BYTES_MAX)
         except ValueError as fault:
             raise Retryable(f"{self._name(key)} is not JSON: {fault}") from fault
         if not isinstance(document, dict):
@@ -78,9 +80,14 @@ class Store:
         self.put_bytes(key, json.dumps(SECRETS.tree(body), indent=1).encode(), "application/json")
 
     def put_file(self, key: str, path: Path) -> None:
-        """Upload a file of any size (in parts where it is large); OSError where it cannot be read."""
+        """Upload a trainer's file of any size (in parts where it is large); OSError where it cannot be read, or a part
+        of its path is a link."""
         # upload_file would hide AWS's code in an exception of its own; upload_fileobj lets it through.
-        with translated(f"write {self._name(key)}"), path.open("rb") as body:
+        with (
+            beneath.file_without_links(path) as descriptor,
+            open(descriptor, "rb", closefd=False) as body,
+            translated(f"write {self._name(key)}"),
+        ):
             self._s3.upload_fileobj(body, self.url.bucket, self._key(key))
 
     def download(self, key: str, path: Path) -> None:
@@ -135,7 +142,10 @@ class Store:
             document = self.get_json(LAYOUT.term(number))
             if document is None:
                 return None
-            claim = Claim(number, str(document["instance"]), str(document["zone"]), str(document["time"]))
+            try:
+                claim = Claim(number, str(document["instance"]), str(document["zone"]), str(document["time"]))
+            except KeyError as missing:
+                raise Retryable(f"{self._name(LAYOUT.term(number))} is no claim: it has no {missing}") from missing
             self._claims[number] = claim
         return self._claims[number]
 
@@ -220,7 +230,7 @@ class Store:
         for _ in range(_APPEND_TRIES):
             found = self._get(key)
             old, etag = (b"", None) if found is None else found
-            present = set(old.decode().splitlines())
+            present = set(old.decode(errors="replace").splitlines())
             missing = [line for line in new if line not in present]
             if not missing:
                 return
@@ -235,7 +245,7 @@ class Store:
         while True:
             found = self._get(key)
             if found is not None:
-                other = json.loads(found[0])
+                other = self._json(key, found[0])
                 if other == body or not is_stale(other):
                     return dict(other)
             if self._put_if(key, text, None if found is None else found[1]):
@@ -264,6 +274,8 @@ class Store:
         try:
             with translated(f"read {self._name(key)}"):
                 answer = self._s3.get_object(Bucket=self.url.bucket, Key=self._key(key))
+                if (size := int(answer["ContentLength"])) > OBJECT_BYTES_MAX:
+                    raise Retryable(f"{self._name(key)} has {size} bytes; nothing of ours is that large")
                 return answer["Body"].read(), str(answer["ETag"])
         except NotFound as error:
             if error.code == "NoSuchBucket":

@@ -7,15 +7,14 @@ touched, however new it is. The trainer owns these folders: links in them are ne
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from spotheal.agent import beneath, documents
 from spotheal.agent.clock import Stop, never
 from spotheal.agent.trainer_files import NOT_GROWTH, files_below, shown
 
@@ -72,18 +71,18 @@ def anything_saved(checkpoints: Path, elsewhere: Path) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------------- files
-def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    for place, folders, names in os.walk(folder):
+def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str], int]]:
+    for below, folders, names, here in beneath.walk(folder):
         folders[:] = [name for name in folders if name not in NOT_GROWTH]
-        yield place, folders, names
+        yield below, folders, names, here
 
 
 def _torn_files(folder: Path) -> Iterator[TornSave]:
-    for place, _, names in _walk(folder):
+    for below, _, names, here in _walk(folder):
         for name in names:
-            reason = _file_reason(os.path.join(place, name))
+            reason = _file_reason(here, name)
             if reason:
-                path = Path(place, name).relative_to(folder)
+                path = Path(below, name)
                 unit = _unit(path)
                 yield TornSave(folder, str(unit), reason if unit == path else f"{path.relative_to(unit)} {reason}")
 
@@ -99,30 +98,27 @@ def has_save_suffix(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in _SAVE_SUFFIXES
 
 
-def _file_reason(path: str) -> str:
-    """Why the file is surely incomplete, or ""."""
+def _file_reason(folder: int, name: str) -> str:
+    """Why the file in the open folder is surely incomplete, or ""."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with beneath.file(folder, name) as descriptor:
+            return _open_file_reason(descriptor, name)
     except OSError:
         return ""
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return ""
-        if status.st_size == 0:
-            return "is empty" if has_save_suffix(path) else ""
-        head = os.pread(descriptor, 64, 0)
-        if head.startswith(_ZIP):
-            return "" if _has_zip_end(descriptor, status.st_size) else "is a zip file without its end"
-        if head.startswith(_HDF5):
-            return "is an HDF5 file without its end" if _hdf5_bytes(head) > status.st_size else ""
-        if path.lower().endswith(".safetensors"):
-            size = _safetensors_bytes(descriptor, head)
-            return "is a safetensors file without its end" if size > status.st_size else ""
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)
+
+
+def _open_file_reason(descriptor: int, name: str) -> str:
+    length = os.fstat(descriptor).st_size
+    if length == 0:
+        return "is empty" if has_save_suffix(name) else ""
+    head = os.pread(descriptor, 64, 0)
+    if head.startswith(_ZIP):
+        return "" if _has_zip_end(descriptor, length) else "is a zip file without its end"
+    if head.startswith(_HDF5):
+        return "is an HDF5 file without its end" if _hdf5_bytes(head) > length else ""
+    if name.lower().endswith(".safetensors"):
+        size = _safetensors_bytes(descriptor, head)
+        return "is a safetensors file without its end" if size > length else ""
     return ""
 
 
@@ -155,23 +151,24 @@ def _safetensors_bytes(descriptor: int, head: bytes) -> int:
     if len(text) < length:
         return 8 + length
     try:
-        tensors = [tensor for name, tensor in json.loads(text).items() if name != "__metadata__"]
+        header = documents.parse_object(text, bytes_max=_SAFETENSORS_HEADER_BYTES_MAX)
+        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
         return 8 + length + max((int(tensor["data_offsets"][1]) for tensor in tensors), default=0)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError):
+    except (ValueError, TypeError, KeyError, IndexError):
         return 0
 
 
 # ------------------------------------------------------------------------------------------------------------- folders
 def _torn_folders(folder: Path) -> Iterator[TornSave]:
     """Checkpoint folders that are empty, or lack names which each older sibling has."""
-    for place, folders, _ in _walk(folder):
+    for below, folders, _, _ in _walk(folder):
         families: dict[str, list[str]] = {}
         for name in folders:
-            if _CHECKPOINT_FOLDER.fullmatch(name) and not os.path.islink(os.path.join(place, name)):
+            if _CHECKPOINT_FOLDER.fullmatch(name):
                 families.setdefault(_masked(name), []).append(name)
         for family in families.values():
             family.sort(key=lambda name: [int(digits) for digits in _DIGITS.findall(name)])
-            names = {name: _names_below(Path(place, name)) for name in family}
+            names = {name: _names_below(folder, os.path.join(below, name)) for name in family}
             for name in family:
                 reason = "" if names[name] else "is an empty folder"
                 older = [other for other in family[:-1] if names[other]]
@@ -179,11 +176,11 @@ def _torn_folders(folder: Path) -> Iterator[TornSave]:
                     missing = frozenset.intersection(*(names[other] for other in older)) - names[name]
                     reason = f"lacks {min(missing)}, which {older[-1]} has" if missing else ""
                 if reason:
-                    yield TornSave(folder, str(Path(place, name).relative_to(folder)), reason)
+                    yield TornSave(folder, os.path.join(below, name), reason)
 
 
-def _names_below(folder: Path) -> frozenset[str]:
-    return frozenset(_masked(seen.path) for seen in files_below(folder))
+def _names_below(folder: Path, path: str) -> frozenset[str]:
+    return frozenset(_masked(found) for found, _ in beneath.files(folder, NOT_GROWTH, below=path))
 
 
 def _masked(name: str) -> str:

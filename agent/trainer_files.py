@@ -5,7 +5,6 @@ The trainer owns these folders: links in them are never followed, and what canno
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import tempfile
@@ -13,12 +12,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import IO
 
+from spotheal.agent import beneath, documents
 from spotheal.agent.clock import rfc3339
 from spotheal.agent.contract import Progress
 
 _PROGRESS_BYTES_MAX = 1 << 20
 _SMALL_BYTES = 1024
+_METRICS_BYTES_MAX = 1 << 30  # a larger file is left as it is: it was read whole, and 40 GiB of zeros ended the agent
+_LINE_BYTES_MAX = 1 << 20
 NOT_GROWTH = {".git", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", "node_modules"}
 
 
@@ -45,20 +48,8 @@ def shown(path: str) -> str:
 
 def files_below(folder: Path) -> Iterator[Seen]:
     """All regular files below `folder`; links are not followed."""
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name not in NOT_GROWTH]
-        for name in names:
-            if (seen := seen_at(str(folder), os.path.relpath(os.path.join(place, name), folder))) is not None:
-                yield seen
-
-
-def seen_at(folder: str, path: str) -> Seen | None:
-    """The regular file `path` below `folder`; None if there is none."""
-    try:
-        status = os.lstat(os.path.join(folder, path))
-    except OSError:
-        return None
-    return Seen(path, status.st_size, status.st_mtime) if stat.S_ISREG(status.st_mode) else None
+    for path, status in beneath.files(folder, NOT_GROWTH):
+        yield Seen(path, status.st_size, status.st_mtime)
 
 
 def mark_of(folders: Iterable[Path]) -> Mark:
@@ -82,7 +73,11 @@ def newest(folder: Path) -> Seen | None:
 
 def describe(seen: Seen) -> str:
     """`checkpoint-500/model.safetensors (0 bytes, written 2026-11-21T08:00:00Z)`."""
-    return f"{seen.shown} ({seen.size} bytes, written {rfc3339(datetime.fromtimestamp(seen.changed, timezone.utc))})"
+    try:
+        when = rfc3339(datetime.fromtimestamp(seen.changed, timezone.utc))
+    except (ValueError, OverflowError, OSError):  # a trainer sets any time
+        when = "at no time"
+    return f"{seen.shown} ({seen.size} bytes, written {when})"
 
 
 def grown_elsewhere(clone: Path, since: float, count: int = 5) -> list[Seen]:
@@ -94,11 +89,8 @@ def grown_elsewhere(clone: Path, since: float, count: int = 5) -> list[Seen]:
 def progress_of(path: Path) -> tuple[Progress, int] | None:
     """The progress document and a number that changes whenever it is written anew; None where there is none."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            status = os.fstat(file.fileno())  # of what is open: a name may mean another file a moment later
-            if not stat.S_ISREG(status.st_mode):
-                return None  # a pipe would hold the agent up
+        with beneath.file(path.parent, path.name) as seen, open(seen, "rb", closefd=False) as file:
+            status = os.fstat(seen)  # of what is open: a name may mean another file a moment later
             text = file.read(_PROGRESS_BYTES_MAX + 1)
         if len(text) > _PROGRESS_BYTES_MAX:
             return None
@@ -120,29 +112,34 @@ def drop_metrics_after(path: Path, step: int) -> int:
 
 
 def _drop_after(path: Path, step: int) -> int:
-    if not stat.S_ISREG(os.lstat(path).st_mode):
-        return 0
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-        status = os.fstat(file.fileno())
-        lines = file.readlines()
-    # A last line without an end is half of one: the next would be glued to it.
-    kept = [line for line in lines if line.endswith(b"\n") and not _is_after(line, step)]
-    if len(kept) == len(lines):
-        return 0
-    beside, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with open(beside, "wb") as file:
-        file.writelines(kept)
-        os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
-        if os.geteuid() == 0:
-            os.fchown(file.fileno(), status.st_uid, status.st_gid)
+    with beneath.file(path.parent, path.name) as seen, open(seen, "rb", closefd=False) as file:
+        status = os.fstat(seen)
+        if status.st_size > _METRICS_BYTES_MAX:
+            return 0
+        dropped = sum(_is_dropped(line, step) for line in _lines(file))
+        if not dropped:
+            return 0
+        file.seek(0)
+        beside, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with open(beside, "wb") as kept:
+            kept.writelines(line for line in _lines(file) if not _is_dropped(line, step))
+            os.fchmod(kept.fileno(), stat.S_IMODE(status.st_mode))
+            if os.geteuid() == 0:
+                os.fchown(kept.fileno(), status.st_uid, status.st_gid)
     os.replace(name, path)
-    return len(lines) - len(kept)
+    return dropped
 
 
-def _is_after(line: bytes, step: int) -> bool:
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    return iter(lambda: file.readline(_LINE_BYTES_MAX), b"")
+
+
+def _is_dropped(line: bytes, step: int) -> bool:
+    """A line without an end is half of one, or none of a trainer's: the next would be glued to it."""
+    if not line.endswith(b"\n"):
+        return True
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        at = documents.parse_object(line).get("step")
+    except ValueError:
         return False
-    at = found.get("step") if isinstance(found, dict) else None
     return isinstance(at, (int, float)) and at > step

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from spotheal.agent import beneath
 from spotheal.agent.carry_over import content_of
 from spotheal.agent.folders import Folders, publish
 from spotheal.agent.trainer_files import NOT_GROWTH, shown
@@ -49,7 +50,7 @@ def unplaced_results(folders: Folders, bytes_max: int = BYTES_MAX) -> Unplaced:
     commit = commit_contents(folders)
     found = []
     for path, size in _files(folders.clone, left_out):
-        if path not in commit or commit[path] != content_of(str(folders.clone / path)):
+        if path not in commit or commit[path] != _content_of(folders.clone, path):
             found.append((size, path))
     chosen, total = [], 0
     for size, path in sorted(found):
@@ -57,27 +58,41 @@ def unplaced_results(folders: Folders, bytes_max: int = BYTES_MAX) -> Unplaced:
             left_out.append(f"{shown(path)}: {size} bytes, more than {bytes_max >> 30} GiB with the smaller ones")
             continue
         total += size
-        chosen.append((path, folders.clone / path))
+        chosen.append((path, folders.clone.resolve() / path))
     return Unplaced(tuple(chosen), tuple(left_out), len(chosen) < len(found))
+
+
+def _content_of(top: Path, path: str) -> str:
+    try:
+        with beneath.folder(top, os.path.dirname(path)) as here:
+            return content_of(os.path.basename(path), dir_fd=here)
+    except OSError:
+        return ""
 
 
 def _files(top: Path, left_out: list[str]) -> Iterator[tuple[str, int]]:
     """Path below `top` and size of each regular file; links are not followed."""
-    for place, folders, names in os.walk(top):
-        below = os.path.relpath(place, top)
+    for below, folders, names, here in beneath.walk(top):
         kept = []
         for name in sorted(folders):
-            path = os.path.normpath(os.path.join(below, name))
-            is_environment = any(os.path.lexists(os.path.join(place, name, mark)) for mark in _ENVIRONMENT_MARKS)
-            if name not in _NOT_RESULTS and not is_environment:
+            path = os.path.join(below, name)
+            if name not in _NOT_RESULTS and not _is_environment(here, name):
                 kept.append(name)
             elif name not in NOT_GROWTH:
                 left_out.append(f"{shown(path)}/: a data set, an environment, a cache or wandb's files")
         folders[:] = kept
         for name in sorted(names):
-            try:
-                status = os.lstat(os.path.join(place, name))
-            except OSError:
-                continue
-            if stat.S_ISREG(status.st_mode):
-                yield os.path.normpath(os.path.join(below, name)), status.st_size
+            status = beneath.status_of(here, name)
+            if status is not None and stat.S_ISREG(status.st_mode):
+                yield os.path.join(below, name), status.st_size
+
+
+def _is_environment(here: int, name: str) -> bool:
+    try:
+        inner = beneath.opened(here, name, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        return any(beneath.status_of(inner, mark) is not None for mark in _ENVIRONMENT_MARKS)
+    finally:
+        os.close(inner)

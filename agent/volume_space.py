@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from spotheal.agent import beneath
 from spotheal.agent.clock import Stop
 
 FULL_PERCENT = 85
@@ -33,18 +33,13 @@ def grown(top: Path, since: float, stop: Stop) -> list[dict[str, Any]]:
     keeps the volume busy.
     """
     found: Counter[str] = Counter()
-    for place, _, names in os.walk(top):
+    for path, status in beneath.files(top):
         if stop.is_set():
             break
-        parts = Path(os.path.relpath(place, top)).parts
+        parts = Path(path).parts[:-1]
         folder = "/".join(parts[: 2 if parts[:1] == ("working-copy",) else 1])
-        for name in names:
-            try:
-                status = os.lstat(os.path.join(place, name))
-            except OSError:
-                continue
-            if stat.S_ISREG(status.st_mode) and status.st_mtime >= since:
-                found[folder] += status.st_blocks * 512
+        if status.st_mtime >= since:
+            found[folder] += status.st_blocks * 512
     return [{"folder": folder, "bytes": size} for folder, size in found.most_common(_SHOWN) if size]
 
 

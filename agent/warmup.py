@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from spotheal.agent import beneath
 from spotheal.agent.interpreter import candidates
 
 BYTES_MAX = 4 << 30  # torch with CUDA has 2 to 4 GB of libraries
@@ -130,13 +131,22 @@ def torch_libraries(interpreters: Iterable[Path]) -> list[Path]:
 def newest_files(folder: Path) -> list[Path]:
     """By the time of the last change; the trainer writes there, so nothing but regular files is taken."""
     try:
-        entries = [path for path in folder.iterdir() if not path.is_symlink() and not path.name.startswith(".")]
-        newest = max(entries, key=lambda path: path.stat().st_mtime, default=None)
-        if newest is None or not newest.is_dir():
-            return [] if newest is None else [newest]
-        return sorted(path for path in newest.iterdir())
-    except OSError:
+        with beneath.folder(folder) as here:
+            seen = [(name, beneath.status_of(here, name)) for name in _names(here) if not name.startswith(".")]
+            entries = [(status.st_mtime, name, status) for name, status in seen if status is not None]
+            entries = [entry for entry in entries if not stat.S_ISLNK(entry[2].st_mode)]
+        _, name, status = max(entries)
+        if not stat.S_ISDIR(status.st_mode):
+            return [folder / name]
+        with beneath.folder(folder, name) as inner:
+            return [folder / name / each for each in sorted(_names(inner))]
+    except (OSError, ValueError):  # ValueError: it is empty
         return []
+
+
+def _names(folder: int) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        yield from (entry.name for entry in itertools.islice(entries, FILES_MAX))
 
 
 def newest_environment(environments: Path) -> Iterator[Path]:
@@ -144,8 +154,9 @@ def newest_environment(environments: Path) -> Iterator[Path]:
     with contextlib.suppress(OSError):
         found = [path for path in environments.glob("env-*") if not path.is_symlink()]
         newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
-        for place, _, names in os.walk(newest) if newest is not None else ():
-            yield from (Path(place, name) for name in names)
+        if newest is not None:
+            for below, _, names, _ in beneath.walk(newest):
+                yield from (newest / below / name for name in names)
 
 
 def _within(files: Iterable[Path], ended: threading.Event) -> list[Path]:

@@ -17,14 +17,13 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import carry_over, programs
+from spotheal.agent import beneath, carry_over, documents, programs
 from spotheal.agent.errors import Retryable, SetupFailed
 from spotheal.agent.folders import Folders, give, publish
 from spotheal.agent.foreign_command import Surroundings, run_command
@@ -34,6 +33,7 @@ from spotheal.agent.trainer_environment import base_environment
 
 COPY_SECONDS_MAX = 1800.0
 SYNC_SECONDS_MAX = 300.0
+_RECORD_BYTES_MAX = 1 << 30  # a line for each file of a repository
 _SHOWN = 20  # paths that one line of the log names
 
 
@@ -52,7 +52,7 @@ class Record:
         """None if there is none; the folder is ours, so one that is there is whole. Retryable if it cannot be read:
         the copy of a record that only seems to be missing would be set aside, with every checkpoint in it."""
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
+            return cls(**documents.parse_object(path.read_bytes(), bytes_max=_RECORD_BYTES_MAX))
         except (FileNotFoundError, ValueError, TypeError):
             return None
         except OSError as error:
@@ -65,13 +65,12 @@ class Record:
 def files_of(code: Path) -> dict[str, str]:
     """The content of each file of a clone, by its path; git's own files are left out."""
     found = {}
-    for place, folders, names, here in os.fwalk(code):
-        below = os.path.relpath(place, code)
-        if below == ".":
+    for below, folders, names, here in beneath.walk(code):
+        if not below:
             folders[:] = [name for name in folders if name != ".git"]
-        for name in names + folders:
+        for name in names:
             if content := carry_over.content_of(name, dir_fd=here):
-                found[os.path.normpath(os.path.join(below, name))] = content
+                found[os.path.join(below, name)] = content
     return found
 
 
@@ -184,7 +183,7 @@ class _Making:
             self._incoming_record.unlink()
         for rest in (self._incoming, self._outgoing):
             if os.path.lexists(rest):
-                shutil.rmtree(rest)
+                beneath.remove(rest)
         if _record_of_copy(self._folders) is not None:
             self._give(clone)
 
@@ -298,7 +297,7 @@ def _lines(lines: Sequence[str]) -> list[dict[str, str]]:
     found = []
     for line in lines:
         try:
-            found.append({str(name): str(value) for name, value in json.loads(line).items()})
-        except (ValueError, AttributeError):
+            found.append({name: str(value) for name, value in documents.parse_object(line).items()})
+        except ValueError:
             continue
     return found

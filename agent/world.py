@@ -7,12 +7,12 @@ a GPU that nobody uses, and ranks that do not know of each other, cost as much a
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from spotheal.agent import programs
+from spotheal.agent import beneath, programs
 from spotheal.agent.clock import Stop
 from spotheal.agent.errors import Fatal, Retryable, SetupFailed
 from spotheal.agent.launchers import RANKS_MODULE, launches, processes_asked
@@ -128,8 +128,8 @@ def describe(processes: int, gpus: int) -> str:
 def last_words(logs: Path | None, lines_max: int = 15) -> list[str]:
     """The end of what the ranks that were not in the log said, of at most two that failed: why they ended."""
     found: list[str] = []
-    paths = sorted(logs.glob("*/attempt_*/*/stderr.log")) if logs is not None and logs.is_dir() else []
-    tails = [(path.parent.name, _tail(path, lines_max)) for path in paths]
+    paths = sorted(_ranks_errors(logs)) if logs is not None else []
+    tails = [(path.split("/")[-2], _tail(logs, path, lines_max)) for path in paths if logs is not None]
     failed = [tail for tail in tails if any("Error" in line or "error" in line for line in tail[1])]
     for rank, lines in failed[:2]:
         found += [f"rank {rank} | {line}" for line in lines]
@@ -153,12 +153,19 @@ def _launched_by_itself(asked: int | str, argv: tuple[str, ...], gpus: int) -> W
     )
 
 
-def _tail(path: Path, lines_max: int) -> list[str]:
-    """The trainer's own file: a link in its place is not followed."""
+def _ranks_errors(logs: Path) -> Iterator[str]:
+    """`*/attempt_*/*/stderr.log`, as torchrun lays them out."""
+    for path, _ in beneath.files(logs):
+        parts = path.split("/")
+        if len(parts) == 4 and parts[1].startswith("attempt_") and parts[3] == "stderr.log":
+            yield path
+
+
+def _tail(logs: Path, path: str, lines_max: int) -> list[str]:
+    """The trainer's own file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - (16 << 10)))
+        with beneath.file(logs, path) as descriptor, open(descriptor, "rb", closefd=False) as file:
+            file.seek(max(0, os.fstat(descriptor).st_size - (16 << 10)))
             lines = file.read(16 << 10).decode("utf-8", "replace").splitlines()
     except OSError:
         return []

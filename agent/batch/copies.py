@@ -11,6 +11,7 @@ thought dead and lives on, copies have a lower term, and are never preferred to 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -19,8 +20,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
+from spotheal.agent import beneath
 from spotheal.agent.clock import Clock, rfc3339
 from spotheal.agent.errors import NotFound, Retryable, SpothealError
 from spotheal.agent.folders import Folders
@@ -145,7 +147,7 @@ class Copies:
         digest = self._digest(path, status)
         assert self._sent is not None
         if digest not in self._sent:
-            self._store.put_file(_BLOBS + digest, path)
+            self._store.put_file(_BLOBS + digest, self._top.resolve() / self._name(path))
             if _mark(path) != _mark_of(status):
                 self._store.delete(_BLOBS + digest)  # what was sent may be a mixture, under a name that promises more
                 raise Changed(path.name)
@@ -170,7 +172,8 @@ class Copies:
 
     def _send_as_it_is(self, path: Path, status: os.stat_result) -> Entry:
         """A file that only grows: as long as it is now."""
-        body = _read(path)
+        with _open(self._top, path) as file:
+            body = file.read(_GROWING_BYTES_MAX)
         digest = hashlib.sha256(body).hexdigest()
         assert self._sent is not None
         if digest not in self._sent:
@@ -182,7 +185,7 @@ class Copies:
         mark = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
         if mark not in self._hashes:
             digest = hashlib.sha256()
-            with open(_open(path), "rb") as file:
+            with _open(self._top, path) as file:
                 while piece := file.read(1 << 20):
                     digest.update(piece)
             if _mark(path) != _mark_of(status):
@@ -299,17 +302,14 @@ def files_to_copy(folders: Folders) -> Iterator[Path]:
     slots = sorted(int(match.group(1)) for name in _names(folders.checkpoints) if (match := _SLOT.fullmatch(name)))
     old = {f"step-{number}" for number in slots[:-_SLOTS_COPIED]}
     for top in (folders.checkpoints, folders.keep, folders.results):
-        for place, inner, names in os.walk(top):
+        for below, inner, names, here in beneath.walk(top):
             inner.sort()
             for name in sorted(names):
-                path = Path(place, name)
-                if _HALF.fullmatch(name) or (place == str(folders.checkpoints) and name in old):
+                if _HALF.fullmatch(name) or (top == folders.checkpoints and not below and name in old):
                     continue
-                if path.is_symlink() or path.is_file():
-                    yield path
-            for name in inner:
-                if Path(place, name).is_symlink():
-                    yield Path(place, name)
+                status = beneath.status_of(here, name)
+                if status is not None and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+                    yield top / below / name
     for path in (folders.metrics_file, _memory(folders)):
         if path.is_file() and not path.is_symlink():
             yield path
@@ -352,14 +352,11 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
         return None
 
 
-def _open(path: Path) -> int:
-    """The trainer owns the folder: a link in place of a file is not followed."""
+@contextlib.contextmanager
+def _open(top: Path, path: Path) -> Iterator[IO[bytes]]:
+    """The trainer owns the folder: no link is followed, and a file of another kind is no file."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with beneath.file(top, path.relative_to(top).as_posix()) as seen, open(seen, "rb", closefd=False) as file:
+            yield file
     except FileNotFoundError:
         raise Changed(path.name) from None
-
-
-def _read(path: Path) -> bytes:
-    with open(_open(path), "rb") as file:
-        return file.read()

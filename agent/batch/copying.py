@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from spotheal.agent import beneath
 from spotheal.agent.batch.copies import Copies
 from spotheal.agent.clock import Clock
 from spotheal.agent.errors import SpothealError
@@ -83,10 +81,8 @@ class Copying:
 def _seen(folder: Path) -> frozenset[tuple[str, int, int]]:
     """Path, size and time of what is there, links among it."""
     found = set()
-    for place, inner, names in os.walk(folder):
-        for path in (os.path.join(place, name) for name in (*inner, *names)):
-            with contextlib.suppress(OSError):  # it is gone
-                status = os.lstat(path)
-                if not stat.S_ISDIR(status.st_mode):
-                    found.add((path, status.st_size, status.st_mtime_ns))
+    for below, _, names, here in beneath.walk(folder):
+        for name in names:
+            if (status := beneath.status_of(here, name)) is not None:
+                found.add((str(folder / below / name), status.st_size, status.st_mtime_ns))
     return frozenset(found)
