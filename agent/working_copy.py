@@ -52,7 +52,7 @@ class Record:
         """None if there is none; the folder is ours, so one that is there is whole. Retryable if it cannot be read:
         the copy of a record that only seems to be missing would be set aside, with every checkpoint in it."""
         try:
-            return cls(**documents.parse_object(path.read_text("utf-8"), bytes_max=_RECORD_BYTES_MAX))
+            return cls(**documents.parse_object(path.read_text(encoding="utf-8"), bytes_max=_RECORD_BYTES_MAX))
         except (FileNotFoundError, ValueError, TypeError):
             return None
         except OSError as error:
