@@ -153,11 +153,11 @@ def test_overrides_reach_the_container_and_the_trainer(batch_desk: BatchDesk) ->
     made(batch_desk, "gpus = 2")
     document = batch_desk.good(
         "submit", "--vcpus", "8", "--memory", "60", "--gpus", "1", "--env", "LR=0.1", "--command",
-        "python other.py --x", "--yes",
+        "python train.py --x", "--yes",
     )  # fmt: skip
     assert document["request"]["containerOverrides"]["resourceRequirements"] == documents.resources(8, 60, 1)
     told = batch_desk.store(document["run"]).get_json(LAYOUT.job_document) or {}
-    assert told["job"]["command"] == ["python", "other.py", "--x"] and told["environment"]["LR"] == "0.1"
+    assert told["job"]["command"] == ["python", "train.py", "--x"] and told["environment"]["LR"] == "0.1"
     assert batch_desk.run("submit", "--env", "SPOTHEAL_X=1", "--yes").exit_code == 2
 
 
