@@ -3,8 +3,10 @@
     carry_over.py carry {"old", "new", "record", "keep"}  what the trainer wrote in `old` is moved to `new`
     carry_over.py link {"copy", "keep", "paths", "record"} `paths` of `copy` become links to the same paths below `keep`
     carry_over.py link-kept {"copy", "keep"}              the same for what lies in `keep` and not in `copy`
+    carry_over.py changed {"copy", "record"}              the commit's files that differ, each with its content
 
-`record` is a JSON file whose "files" are those of the commit of `old` or `copy`; "" for a fresh clone. Prints a JSON
+`record` is a JSON file whose "files" are those of the commit of `old` or `copy`, and "setup" those that `setup` has
+changed; "" for a fresh clone. Prints a JSON
 line for each path that a person should know of, {"path", "what"}; {"refused"} and exit 3 where an order cannot be
 carried out. Everything is done by rename and may be done again after a kill. Standard library of Python 3.7, as the
 text of `python -I -S -c`: the trainer's interpreter runs it, and the trainer's user may not be able to read this file.
@@ -39,6 +41,8 @@ def main() -> None:
         elif sys.argv[1] == "link":
             files = _files_in(order["record"]) if order["record"] else None
             said = link(order["copy"], order["keep"], order["paths"], files)
+        elif sys.argv[1] == "changed":
+            said = changed(order["copy"], _files_in(order["record"]))
         else:
             said = link_kept(order["copy"], order["keep"])
         for path, what in said:
@@ -50,7 +54,8 @@ def main() -> None:
 
 def _files_in(record: str) -> dict[str, str]:
     with open(record, encoding="utf-8") as file:
-        files: dict[str, str] = json.load(file)["files"]
+        document = json.load(file)
+    files: dict[str, str] = {**document["files"], **document.get("setup", {})}
     return files
 
 
@@ -73,6 +78,14 @@ def content_of(path: str, *, dir_fd: int | None = None) -> str:
         return "file " + total.hexdigest()
     except OSError:
         return ""
+
+
+def changed(copy: str, files: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Those of `files` that are in `copy` with another content."""
+    for path, content in files.items():
+        found = content_of(os.path.join(copy, path))
+        if found not in ("", content):
+            yield path, found
 
 
 # ---------------------------------------------------------------------------------------------------------- carry over

@@ -76,7 +76,14 @@ from spotheal.agent.volume.release import create_base, create_handover, detach, 
 from spotheal.agent.volume.seen import Desired
 from spotheal.agent.volume_space import SpaceWatch
 from spotheal.agent.warmup import Warmup
-from spotheal.agent.working_copy import Fetched, commit_on_volume, is_on_volume, link_kept, make_working_copy
+from spotheal.agent.working_copy import (
+    Fetched,
+    changed_by_setup,
+    commit_on_volume,
+    is_on_volume,
+    link_kept,
+    make_working_copy,
+)
 
 SHUTDOWN_SECONDS = 90.0  # what an operating system that goes down leaves us; the unit asks for 110
 _NOTICES, _HEARTBEAT = "the watch for notices", "the heartbeat"  # loops that prove the agent's life
@@ -444,9 +451,9 @@ class Life:
         return find_interpreter(self._config, self._folders, where, self._log)
 
     def _set_up(self, interpreter: Interpreter, copy: str) -> Interpreter:
-        return run_setup(
-            self._config, self._folders, interpreter, self._confinement.surroundings(), self._log, copy=copy
-        )
+        where = self._confinement.surroundings()
+        around = changed_by_setup(self._folders, where, interpreter.path)
+        return run_setup(self._config, self._folders, interpreter, where, self._log, copy=copy, around=around)
 
     def _fetched(self, clone: Future[Fetched]) -> Fetched | None:
         """None: the volume has the working copy, so neither the network nor the repository is needed."""

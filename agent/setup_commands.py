@@ -52,11 +52,13 @@ def prepare(
     log: Any,
     *,
     copy: str = "",
+    around: contextlib.AbstractContextManager[None] | None = None,
     network_seconds_max: float = NETWORK_SECONDS_MAX,
 ) -> Interpreter:
     """The interpreter the trainer runs with: `interpreter` itself where there is no `setup`, else the environment's.
 
     `copy`: which working copy the commands run in; in a new one they run again, for it lacks what they wrote there.
+    `around`: entered if the commands run, left once all have succeeded.
     Raises SetupFailed with the last lines of a command that failed, Retryable where the network was down too long,
     Interrupted at the stop; a successor then makes the environment anew, as only a complete one is marked.
     """
@@ -72,8 +74,9 @@ def prepare(
     log.info("making the environment of `setup`", path=str(place), base=str(interpreter.path))
     made = _make(place, interpreter, folders, where)
     environment = trainer_environment(config, folders, made.path, os.environ, where.account, 1, where.environment)
-    for command in setup:
-        _run(command, made.path, config, folders, environment, where, log, network_seconds_max)
+    with around or contextlib.nullcontext():
+        for command in setup:
+            _run(command, made.path, config, folders, environment, where, log, network_seconds_max)
     marker = json.dumps({"setup": setup, "revision": config.revision, "base": made.version})
     try:
         _sync(place)

@@ -14,12 +14,13 @@ trainer's user.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import stat
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,14 @@ _SHOWN = 20  # paths that one line of the log names
 @dataclass(frozen=True)
 class Record:
     """`made`: of the first copy of this run on the volume; another one lacks what `setup` wrote into this. `files`:
-    what `carry_over.content_of` said of each file of the commit."""
+    what `carry_over.content_of` said of each file of the commit. `setup`: the same of those that `setup` has changed.
+    """
 
     run: str
     made: str
     source: Mapping[str, Any]
     files: Mapping[str, str]
+    setup: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Record | None:
@@ -99,12 +102,13 @@ def files_of_commit(folders: Folders) -> frozenset[str]:
 
 
 def commit_contents(folders: Folders) -> Mapping[str, str]:
-    """The same, with what `carry_over.content_of` said of each; nothing if that cannot be read now."""
+    """The same, with what `carry_over.content_of` said of each before the script ran; nothing if that cannot be read.
+    """
     try:
         record = _record_of_copy(folders) if folders.has_working_copy else None
     except Retryable:
         record = None
-    return {} if record is None else record.files
+    return {} if record is None else {**record.files, **record.setup}
 
 
 def make_working_copy(
@@ -242,6 +246,29 @@ class _Making:
             give(folder, account)
 
 
+@contextlib.contextmanager
+def changed_by_setup(folders: Folders, where: Surroundings, python: Path) -> Iterator[None]:
+    """Record which of the commit's files `setup`, which runs meanwhile, changes: it runs again at another commit, so
+    there they are not the script's. If a machine is lost meanwhile, or the script has changed a file before, it counts
+    as the script's: nothing of a script may be taken for ours."""
+    record = _record_of_copy(folders) if folders.has_working_copy else None
+    if record is None:
+        yield
+        return
+    place = folders.private / "working-copy.json"
+    order = {"copy": str(folders.clone), "record": str(place)}
+
+    def changed() -> dict[str, str]:
+        found = _run_program("changed", order, folders, where, python)
+        return {each["path"]: each["what"] for each in found}
+
+    before = changed()
+    yield
+    after = {path: content for path, content in changed().items() if path not in before}
+    if after:
+        replace(record, setup={**record.setup, **after}).write(place)
+
+
 def link_kept(paths: Sequence[str], folders: Folders, where: Surroundings, python: Path) -> list[str]:
     """Make `paths` of the working copy links into the folder `keep`; SetupFailed where one would lead out of it.
 
@@ -276,7 +303,8 @@ def _run_in_copy(
 def _run_program(
     order: str, details: Mapping[str, Any], folders: Folders, where: Surroundings, python: Path
 ) -> list[dict[str, str]]:
-    """What `carry_over` prints."""
+    """What `carry_over` prints: all of it, for a line that is missed may be the file that must not be deleted."""
+    lines: list[str] = []
     text = Path(carry_over.__file__).read_text(encoding="utf-8")
     ended = run_command(
         [str(python), "-I", "-S", "-c", text, order, json.dumps(details)],
@@ -284,8 +312,9 @@ def _run_program(
         directory=Path("/"),
         environment=base_environment(os.environ, where.account, folders.home),
         seconds_max=COPY_SECONDS_MAX,
+        on_line=lines.append,
     )
-    found = _lines(ended.lines)
+    found = _lines(lines)
     if ended.exit_code == carry_over.EXIT_REFUSED and found:
         raise SetupFailed(found[-1].get("refused", ""), next_step="correct `keep` in job.toml")
     if not ended.ok:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import threading
@@ -179,7 +180,7 @@ def test_a_host_with_a_notice_hands_the_run_to_the_others(several: Run) -> None:
 def test_what_setup_and_script_write_next_to_the_code_outlives_all_machines_and_the_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    several = machines(tmp_path, monkeypatch, setup=[["sh", "-c", "echo ran >> by-setup.txt"]])
+    several = machines(tmp_path, monkeypatch, setup=[["sh", "-c", "echo ran >> by-setup.txt; echo 'pass' >> train.py"]])
     threads = [several.begin(number) for number in (0, 1)]
     until(lambda: several.shared("checkpoints", "step-5").exists())
     for number in (0, 1):
@@ -194,3 +195,5 @@ def test_what_setup_and_script_write_next_to_the_code_outlives_all_machines_and_
     wrote = {f"wrote-127.0.0.{number}.txt" for number in range(1, 5)}
     assert {path.name for path in copy.glob("*.txt")} == {"by-setup.txt", *wrote}
     assert (copy / "by-setup.txt").read_text() == "ran\n", "once for all of them"
+    record = json.loads(several.shared(".spotheal", "working-copy.json").read_text())
+    assert list(record["setup"]) == ["train.py"], "at another commit it becomes that commit's"

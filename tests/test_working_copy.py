@@ -22,12 +22,19 @@ from spotheal.agent import carry_over, programs, working_copy
 from spotheal.agent.account import Account, trainer_account
 from spotheal.agent.clock import SystemClock, never
 from spotheal.agent.config import parse_job
-from spotheal.agent.errors import Retryable, SetupFailed
+from spotheal.agent.errors import Interrupted, Retryable, SetupFailed
 from spotheal.agent.folders import Folders, give
 from spotheal.agent.foreign_command import Surroundings
 from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import StoreUrl
-from spotheal.agent.working_copy import Fetched, files_of, is_on_volume, link_kept, make_working_copy
+from spotheal.agent.working_copy import (
+    Fetched,
+    changed_by_setup,
+    files_of,
+    is_on_volume,
+    link_kept,
+    make_working_copy,
+)
 
 pytestmark = pytest.mark.processes
 LOG = structlog.get_logger()
@@ -161,6 +168,29 @@ def test_another_commit_replaces_its_own_files_and_keeps_what_the_script_wrote(f
     changed = [line["files"] for line in logged if "stay in place" in line["event"]]
     assert changed == [["log.csv (changed)"]], "appended to by the script: named"
     assert sorted(os.listdir(folders.environments)) == ["working-copy.json"]
+
+
+def test_a_file_that_setup_patched_becomes_the_new_commits(folders: Folders) -> None:
+    """`sed -i` in `setup`, which runs again at the new commit; what the script changed stays."""
+    make(folders, configured(), FIRST)
+    with changed_by_setup(folders, WHERE, PYTHON):
+        written(folders.clone, {"lib/net.py": "patched", "train.py": "patched", "built.so": "made"})
+    written(folders.clone, {"train.py": "patched, then changed by the script", "log.csv": "7,0.5\n"})
+    with changed_by_setup(folders, WHERE, PYTHON):  # of another machine image: what the script wrote is not setup's
+        written(folders.clone, {"log.csv": "7,0.5\npatched"})
+    files = {**SECOND, "lib/net.py": "class Net: more"}
+    make(folders, configured("2" * 40), files)
+    mine = {"train.py": "patched, then changed by the script", "log.csv": "7,0.5\npatched", "built.so": "made"}
+    assert texts(folders.clone) == {**files, **mine}
+
+
+def test_what_setup_changed_when_the_machine_was_lost_counts_as_the_scripts(folders: Folders) -> None:
+    make(folders, configured(), FIRST)
+    with pytest.raises(Interrupted), changed_by_setup(folders, WHERE, PYTHON):
+        written(folders.clone, {"lib/net.py": "half patched"})
+        raise Interrupted("a notice")
+    make(folders, configured("2" * 40), SECOND)
+    assert (folders.clone / "lib/net.py").read_text() == "half patched"
 
 
 def test_a_folder_of_the_scripts_is_renamed_whole(folders: Folders) -> None:
@@ -499,6 +529,22 @@ def test_what_cannot_be_carried_over_stays_next_to_the_new_copy(
     machine.make(configured("2" * 40), SECOND)
     machine.make(configured(), FIRST)
     assert (aside / "of-root/a").read_text() == "1", "another change of commit leaves it"
+
+
+@pytest.mark.root
+@needs_root
+def test_what_could_not_be_moved_is_kept_however_many_files_are_named_after_it(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the last 400 lines none said that something was left, and the copy before was deleted with it."""
+    clone, many = machine.folders.clone, {f"z/{number}.csv": "" for number in range(500)}
+    machine.make(configured(), {**FIRST, **many})
+    machine.written({"a-of-root/a": "1", **dict.fromkeys(many, "appended")})
+    os.chown(clone / "a-of-root", 0, 0)
+    (clone / "a-of-root").chmod(0o755)
+    monkeypatch.setattr(working_copy, "give", lambda path, account: path == clone or give(path, account))
+    machine.make(configured("2" * 40), SECOND)
+    assert (clone.with_name("working-copy-" + "1" * 12) / "a-of-root/a").read_text() == "1"
 
 
 @pytest.mark.root
