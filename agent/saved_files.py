@@ -68,9 +68,13 @@ class SavedFiles:
         for path, status in beneath.files(self._folders.clone, NOT_GROWTH):
             if self._over.is_set():
                 return
-            is_save = _SAVES_FOLDER.search(os.path.dirname(path)) is not None or _is_save_next_to_code(path)
-            if is_save and path not in self._commit:
+            if is_save(path) and path not in self._commit:
                 yield Seen(path, status.st_size, status.st_mtime)
+
+
+def is_save(path: str) -> bool:
+    """Whether the name of a file next to the code, or its folder's, says that it is a save."""
+    return _SAVES_FOLDER.search(os.path.dirname(path)) is not None or _is_save_next_to_code(path)
 
 
 def _is_save_next_to_code(path: str) -> bool:

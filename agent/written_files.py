@@ -35,14 +35,23 @@ Files = Mapping[str, Seen]  # by place and path: `working-copy/last.pt`
 
 def files_of(folders: Folders, home: Path) -> Iterator[tuple[str, Seen]]:
     """All files in the places that a trainer can write, by place and path, less logs, caches and temporary files."""
-    places = {"working-copy": folders.clone, "home": home, "checkpoints": folders.checkpoints,
-              "keep": folders.keep, "results": folders.results}  # fmt: skip
-    for place, folder in places.items():
+    for place, folder in _places(folders, home).items():
         for seen in files_below(folder):
             *above, name = Path(seen.path).parts
             hidden = any(part.startswith(".") or part in _LEFT_OUT_FOLDERS for part in above)
             if not hidden and not _LEFT_OUT_NAMES.match(name):
                 yield f"{place}/{seen.path}", seen
+
+
+def path_of(folders: Folders, home: Path, name: str) -> Path:
+    """Where the file lies that `files_of` names so."""
+    place, _, path = name.partition("/")
+    return _places(folders, home)[place] / path
+
+
+def _places(folders: Folders, home: Path) -> dict[str, Path]:
+    return {"working-copy": folders.clone, "home": home, "checkpoints": folders.checkpoints, "keep": folders.keep,
+            "results": folders.results}  # fmt: skip
 
 
 def is_written(first: Files, name: str, seen: Seen) -> bool:

@@ -363,16 +363,20 @@ class Machines:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(survival, "LIST_SECONDS", 0.0)
         monkeypatch.setattr(survival, "SETTLE_SECONDS", 0.0)
-        self.root, self.seen = root, Survival()
+        self.root, self.seen = root, Survival(root / "links")
 
     def write(self, machine: str, name: str, size: int = 2000) -> None:
         path = self.root / machine / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * size)
 
-    def look(self, machine: str, times: int = 2) -> None:
+    def move(self, machine: str, successor: str) -> None:
+        (self.root / successor).mkdir()
+        (self.root / machine / "v").rename(self.root / successor / "v")
+
+    def look(self, machine: str, times: int = 2, started: bool = True) -> None:
         (self.root / machine).mkdir(exist_ok=True)
-        (self.root / machine / "agent.log").write_text("10:00 starting the trainer attempt=1\n")
+        (self.root / machine / "agent.log").write_text("10:00 starting the trainer attempt=1\n" if started else "")
         for _ in range(times):
             self.seen.look(machine, Folders.at(self.root / machine, "/v"), self.root / machine / "agent.log")
 
@@ -403,3 +407,65 @@ def test_a_file_of_a_moment_is_no_loss(tmp_path: Path, monkeypatch: pytest.Monke
     machines.look("i-1", 1)
     machines.look("i-2")
     assert machines.seen.lost() == []
+
+
+@pytest.mark.parametrize(("loads", "anew"), [(True, False), (False, True)])
+def test_a_script_that_writes_its_save_again_without_having_read_any_began_from_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: bool, anew: bool
+) -> None:
+    """The ImageNet example without `--resume`: it trained all again, and the rehearsal passed."""
+    machines = Machines(tmp_path, monkeypatch)
+    machines.look("i-1", 1)
+    machines.write("i-1", f"{COPY}checkpoint.pth.tar")
+    machines.look("i-1")
+    machines.move("i-1", "i-2")
+    machines.look("i-2", 1, started=False)
+    if loads:
+        (tmp_path / "i-2" / COPY / "checkpoint.pth.tar").read_bytes()
+    machines.look("i-2", 1)
+    machines.write("i-2", f"{COPY}checkpoint.pth.tar", 2001)
+    machines.look("i-2", 1)
+    said = machines.seen.not_resumed()
+    expected = "i-2 began from nothing: its trainer wrote working-copy/checkpoint.pth.tar again and had read no file"
+    assert [line[: len(expected)] for line in said] == [expected] * anew
+
+
+def test_a_save_that_replaces_another_by_rename_was_read_if_the_one_before_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines = Machines(tmp_path, monkeypatch)
+    machines.look("i-1", 1)
+    machines.write("i-1", f"{COPY}last.pt")
+    machines.look("i-1")
+    machines.move("i-1", "i-2")
+    machines.look("i-2", 1, started=False)
+    path = tmp_path / "i-2" / COPY / "last.pt"
+    path.read_bytes()
+    machines.write("i-2", f"{COPY}other", 2001)
+    path.with_name("other").replace(path)
+    machines.look("i-2")
+    assert machines.seen.not_resumed() == []
+
+
+def test_a_machine_that_had_written_nothing_is_named_and_one_that_saved_at_its_notice_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines = Machines(tmp_path, monkeypatch)
+    machines.write("i-1", f"{COPY}train.py")
+    machines.look("i-1")
+    machines.move("i-1", "i-2")
+    machines.look("i-2")
+    (line,) = machines.seen.not_resumed()
+    assert line.startswith("i-2 began from nothing: the trainer on i-1 had saved nothing when it went")
+    machines.move("i-2", "i-3")
+    machines.write("i-3", "v/checkpoints/last.pt")  # by i-2, between the last look and its end
+    machines.look("i-3")
+    assert machines.seen.not_resumed() == [line]
+
+
+def test_what_a_trainer_did_not_resume_fails_a_rehearsal_only_if_it_reports_no_steps() -> None:
+    silent = tuple(replace(i, resumed_step=None, last_step=None, saved_step=None) for i in GOOD.instances)
+    line = "i-2 began from nothing: …"
+    users = changed(not_resumed=(line,), instances=silent, example=False)
+    assert summarise(users).broken == (line,)
+    assert summarise(changed(not_resumed=(line,), example=False)).passed

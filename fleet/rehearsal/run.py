@@ -286,6 +286,7 @@ class _Rehearsal:
             throttles_planned=self._scenario.throttles,
             throttled_calls=cloud.throttled_calls(),
             files_lost=tuple(watch.survival.lost()),
+            not_resumed=tuple(watch.survival.not_resumed()),
             example=self._options.fleet_file is None,
         )
 

@@ -129,6 +129,7 @@ class Story:
     throttles_planned: int = 0
     throttled_calls: int = 0
     files_lost: tuple[FilesLost, ...] = ()
+    not_resumed: tuple[str, ...] = ()  # of trainers that report no steps, by their files
     example: bool = True  # the job is ours, so an event that did not take place is a fault of the scenario
     webhook: tuple[str, ...] | None = None  # the events that were told it; None: the job names none
     generators_apart: tuple[str, ...] = ()  # random generators whose last states differ from the uninterrupted run's
@@ -255,6 +256,8 @@ def _work_lost(story: Story) -> Iterator[str]:
         for one in story.instances
         if one.has_trained
     )
+    if not story.example and all(one.last_step is None for one in story.instances):
+        yield from story.not_resumed
     yield from map(str, story.files_lost)
 
 

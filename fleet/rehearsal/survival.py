@@ -3,23 +3,31 @@
 A script that saves to its home, or clears at its start what it saved, trains as well as any other until its machine
 goes. So the rehearsal lists what lies below the places that a trainer can write, as the trainer starts and until its
 machine ends, and compares one machine's last list with the next one's first, by the rule of `agent.written_files`.
+
+A script that saves and never loads writes its saves anew. It is known by the times of access: links to what earlier
+machines wrote, made before the trainer starts, say whether it read any of that. A link changes the file's status time,
+so that the next read counts also with `relatime`.
 """
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from spotheal.agent.folders import Folders
 from spotheal.agent.lost_work import FilesLost
+from spotheal.agent.saved_files import is_save
 from spotheal.agent.trainer_files import Seen
-from spotheal.agent.written_files import Files, files_of, is_written, missing
+from spotheal.agent.written_files import Files, files_of, is_written, missing, path_of
 
 LIST_SECONDS = 1.0  # between two lists of one machine: a working copy may have thousands of files
 SETTLE_SECONDS = 3.0  # after a save that is seen: its other files follow
 _SAVE_BYTES_MIN = 1024
+_LINKS_MAX = 500  # of the newest files
 _MARK = b"starting the trainer"
 
 
@@ -31,18 +39,25 @@ class _Machine:
     first: Files = field(default_factory=dict)
     before_last: Files = field(default_factory=dict)
     last: Files = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)  # of all sizes
+    links: dict[str, tuple[Path, int]] = field(default_factory=dict)  # what was there: its link, and when it was read
+    begun_anew: str = ""  # a save of an earlier machine that its trainer wrote without having read any
 
 
 class Survival:
     """`look` at each living machine often; all else answers from what was seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, links: Path | None = None) -> None:
+        """`links`: a folder beside the volumes; None: nothing is known of what a trainer reads."""
         self._machines: dict[str, _Machine] = {}
+        self._links = links if links is not None and _tells_reads(links) else None
 
     def look(self, instance: str, folders: Folders, log: Path) -> None:
         machine = self._machines.setdefault(instance, _Machine())
         now = time.monotonic()
         if machine.started is None:
+            if not machine.links:
+                machine.links = self._link(instance, folders)
             if not _holds(log, _MARK):
                 return
             machine.started, machine.first = now, dict(files_of(folders, folders.home))
@@ -52,11 +67,43 @@ class Survival:
         machine.last = dict(files_of(folders, folders.home)) or machine.last  # an unmounted volume shows nothing
         if machine.saved is None and any(_is_save(machine.first, *item) for item in machine.last.items()):
             machine.saved = now
+        machine.written.update(name for name, seen in machine.last.items() if is_written(machine.first, name, seen))
+        if not machine.begun_anew and not any(_is_read(*link) for link in machine.links.values()):
+            machine.begun_anew = next((name for name in machine.links if _is_anew(machine, name)), "")
+
+    def _link(self, instance: str, folders: Folders) -> dict[str, tuple[Path, int]]:
+        """A link to each file that earlier machines wrote, as soon as the volume is mounted."""
+        wrote = {name for machine in self._machines.values() for name in machine.written}
+        if self._links is None or not wrote:
+            return {}
+        there = [(name, seen) for name, seen in files_of(folders, folders.home) if name in wrote]
+        found: dict[str, tuple[Path, int]] = {}
+        for name, _ in sorted(there, key=lambda item: item[1].changed)[-_LINKS_MAX:]:
+            link = self._links / f"{instance}-{len(found)}"
+            with suppress(OSError):
+                os.link(path_of(folders, folders.home, name), link, follow_symlinks=False)
+                found[name] = link, link.stat().st_atime_ns
+        return found
 
     def has_saved(self, instance: str) -> bool:
         """Whether its trainer has something to lose, and a moment has passed since."""
         machine = self._machines.get(instance, _Machine())
         return machine.saved is not None and time.monotonic() - machine.saved >= SETTLE_SECONDS
+
+    def not_resumed(self) -> list[str]:
+        """A line for each machine whose trainer used nothing of what the one before it had done."""
+        started = [(name, machine) for name, machine in self._machines.items() if machine.started is not None]
+        lines = []
+        for (name, machine), (successor, following) in pairwise(started):
+            left = any(is_written(machine.first, *item) for item in following.first.items())
+            if not machine.written and not left:
+                lines.append(f"{successor} began from nothing: the trainer on {name} had saved nothing when it went;"
+                             " save now and then, and load the newest save at the start")  # fmt: skip
+            elif following.begun_anew:
+                lines.append(f"{successor} began from nothing: its trainer wrote {following.begun_anew} again and had"
+                             " read no file of the machines before; load the newest checkpoint at the start, or name a"
+                             " `resume_command` that does")  # fmt: skip
+        return lines
 
     def lost(self) -> list[FilesLost]:
         """For each machine whose trainer started, what the one before it had at its end and this one had not."""
@@ -71,6 +118,26 @@ class Survival:
 def _lasting(machine: _Machine) -> list[str]:
     """What was there twice in a row, so it is no temporary file."""
     return [name for name in machine.last if name in machine.before_last]
+
+
+def _is_anew(machine: _Machine, name: str) -> bool:
+    place, _, path = name.partition("/")
+    return name in machine.written and (place == "checkpoints" or is_save(path))
+
+
+def _is_read(link: Path, before: int) -> bool:
+    return link.stat().st_atime_ns != before
+
+
+def _tells_reads(folder: Path) -> bool:
+    """Whether this file system notes reads: with `noatime` it does not."""
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / "probe"
+    probe.write_bytes(b"x")
+    os.link(probe, folder / "probe-link")
+    before = probe.stat().st_atime_ns
+    probe.read_bytes()
+    return _is_read(probe, before)
 
 
 def _is_save(first: Files, name: str, seen: Seen) -> bool:

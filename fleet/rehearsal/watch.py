@@ -57,7 +57,7 @@ class Watch:
         self._cloud, self.store, self._mount, self.began = cloud, store, mount, began
         self.reports = reports  # whether the trainer is known to write progress
         self._saves_at_notice = reports  # the example's trainers always have something to lose
-        self.survival = Survival()
+        self.survival = Survival(cloud.folder / "links")
         self._machines: dict[str, _Seen] = {}
         self._store_looked = float("-inf")
         self.status: dict[str, Any] = {}
