@@ -5,11 +5,12 @@ VENV := .venv
 READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help venv rehearse test suite types boot-test boot-vm pythons soak mutants bench lint clean day options
+.PHONY: help venv rehearse test suite types boot-test boot-vm pythons soak mutants bench lint clean day options innocents
 help:
 	@echo "make rehearse   a whole job on this machine: local cloud, spot interruptions, real training (no AWS account)"
 	@echo "make day        an operator's whole day with fleetctl on the local cloud, two to four minutes"
 	@echo "make options    every option of job.toml lived once by real machines of the local cloud, about ten minutes"
+	@echo "make innocents  scripts that know nothing of spotheal, each interrupted as a whole job, up to an hour"
 	@echo "make test       style, types and all tests"
 	@echo "make mutants    every safety line taken out in turn: which tests fall"
 	@echo "make boot-test  a fresh machine: Debian's cloud-init and systemd run the user data (root, Debian; a minute)"
@@ -54,6 +55,11 @@ day: $(READY)
 options: $(READY)
 	$(VENV)/bin/python -m pytest -q --durations=10 tests/options/live_options.py tests/options/live_verbs.py
 	SPOTHEAL_SILENT_SCENARIOS=quiet,sweep,elastic,batch $(VENV)/bin/python -m pytest -q tests/test_rehearsal_silence.py
+
+# Every scenario of one machine; SPOTHEAL_INNOCENTS=kill,notice for some.
+SPOTHEAL_INNOCENTS ?= all
+innocents: $(READY)
+	SPOTHEAL_INNOCENTS=$(SPOTHEAL_INNOCENTS) $(VENV)/bin/python -m pytest -q -n 2 tests/options/live_innocents.py
 
 lint: $(READY) types
 	$(VENV)/bin/ruff check .
@@ -102,6 +108,7 @@ soak: $(READY)
 	$(VENV)/bin/python tests/simulation/crashes.py pairs $(PAIRS)
 	$(VENV)/bin/fleetctl rehearse --scenario ddp --output json
 	@$(MAKE) --no-print-directory options
+	@$(MAKE) --no-print-directory innocents SPOTHEAL_INNOCENTS=standard
 	SPOTHEAL_CRASHES=0 SPOTHEAL_HISTORIES=0:1 $(VENV)/bin/python -m pytest -q -n 3 tests/simulation/test_simulated_healing.py
 
 # The checkpoint figures beside torch.save, safetensors, DCP and Lightning, and the trainer beside a bare loop: on a

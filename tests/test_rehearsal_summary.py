@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 from dataclasses import fields, replace
 from pathlib import Path
@@ -469,3 +470,27 @@ def test_what_a_trainer_did_not_resume_fails_a_rehearsal_only_if_it_reports_no_s
     users = changed(not_resumed=(line,), instances=silent, example=False)
     assert summarise(users).broken == (line,)
     assert summarise(changed(not_resumed=(line,), example=False)).passed
+
+
+def test_weights_that_differ_are_another_verdict_than_a_job_that_did_not_survive() -> None:
+    """A user whose script cannot be exact read `did not pass` and took it for lost work."""
+    console = Console(width=120, record=True, file=io.StringIO())
+    differ = summarise(changed(final_sha256="bb"))
+    console.print(report(differ))
+    assert "The job survived every fault. Only the comparison of its weights" in console.export_text()
+    assert (differ.to_document()["outcome"], differ.to_document()["survived"]) == ("failed", True)
+    lost = summarise(changed(final_sha256="bb", phase="failed", reason="exit 1"))
+    assert not lost.to_document()["survived"]
+    assert not summarise(changed(final_sha256="bb", volumes_left=2)).survived
+
+
+def test_scripts_that_name_a_folder_at_each_start_are_compared_by_their_newest_weights(tmp_path: Path) -> None:
+    """Lightning's version_1 beside version_0: two folders there, one in the uninterrupted run, and equal weights."""
+    for run, folders in (("interrupted", ("version_0", "version_1")), ("quiet", ("version_0",))):
+        for number, folder in enumerate(folders, 3 - len(folders)):
+            path = tmp_path / run / "working-copy" / "lightning_logs" / folder / "last.ckpt"
+            path.parent.mkdir(parents=True)
+            path.write_bytes(b"weights %d" % number)
+            os.utime(path, (number, number))
+    one, other = (weights.digest(tmp_path / run) for run in ("interrupted", "quiet"))
+    assert one["sha256"] is not None and one["sha256"] == other["sha256"]

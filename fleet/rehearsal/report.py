@@ -18,7 +18,8 @@ _NO_STEPS = "unknown: the trainer writes no progress file (docs/contract.md)"
 
 def report(summary: Summary) -> RenderableType:
     notes = (Text(f"note: {note}") for note in summary.notes)
-    return Group(timeline(summary), figures(_figures(summary)), verdict(summary.broken), *notes)
+    judged = verdict(summary.broken, survived=summary.survived)
+    return Group(timeline(summary), figures(_figures(summary)), judged, *notes)
 
 
 def timeline(summary: Summary) -> RenderableType:
@@ -138,11 +139,14 @@ def _generators(story: Story) -> str:
     return f"{names} not as in an uninterrupted run: seed at the start what the training draws from"
 
 
-def verdict(broken: Sequence[str]) -> RenderableType:
-    """That it passed, or a line an expectation that was not met."""
+def verdict(broken: Sequence[str], *, survived: bool = False) -> RenderableType:
+    """That it passed, or a line an expectation that was not met; `survived`: only the comparison of weights failed."""
     if not broken:
         return Text("The rehearsal passed.", "bold green")
-    return Group(Text("The rehearsal did not pass:", "bold red"), *(Text(f"  - {line}") for line in broken))
+    heading = Text("The rehearsal did not pass:", "bold red")
+    if survived:
+        heading = Text("The job survived every fault. Only the comparison of its weights did not pass:", "bold yellow")
+    return Group(heading, *(Text(f"  - {line}") for line in broken))
 
 
 def _known(value: object) -> str:

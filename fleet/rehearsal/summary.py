@@ -157,6 +157,11 @@ class Summary:
         return not self.broken
 
     @property
+    def survived(self) -> bool:
+        """Whether nothing is broken but the comparison with the uninterrupted run."""
+        return not set(self.broken) - set(_weight_faults(self.story, self.exact))
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the rehearsal could not try, because the user's script had ended by then."""
         taken, planned = self.story.events_taken, self.story.events_planned
@@ -174,6 +179,7 @@ class Summary:
             "scenario": story.scenario,
             "seed": story.seed,
             "outcome": "ok" if self.passed else "failed",
+            "survived": self.survived,
             "broken": list(self.broken),
             "notes": list(self.notes),
             **story.end.to_document(),

@@ -2,10 +2,11 @@
 
     python -m spotheal.fleet.rehearsal.weights VOLUME     prints {"sha256", "of", "files", "generators"}
 
-Looked at are the weight files in `results/`; if there are none, those of the newest entry of `checkpoints/`, then of
-`keep/`, then of `working-copy/`. A weight file is known by its content or by its name. Files that can be read without
-running code (safetensors; torch's, with weights_only; archives of arrays) count by their tensors: a time stamp inside
-does no harm. All others count by their bytes. States of random generators are no weights: each has a digest of its own.
+Looked at are the weight files in `results/`; if there are none, those of the newest entry of `checkpoints/`, then
+those next to the newest weight file below `keep/`, then below `working-copy/`: scripts name a new folder at each
+start. A weight file is known by its content or by its name. Files that can be read without running code (safetensors;
+torch's, with weights_only; archives of arrays) count by their tensors: a time stamp inside does no harm. All others
+count by their bytes. States of random generators are no weights: each has a digest of its own.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def digest(volume: Path) -> dict[str, Any]:
     for name in ("checkpoints", "keep", "working-copy"):
         if not files:
             base, of = volume / name, "newest checkpoint"
-            files = _newest(base)
+            files = _newest(base) if name == "checkpoints" else _beside_newest(base)
     total = hashlib.sha256()
     generators: dict[str, Any] = defaultdict(hashlib.sha256)
     listed = []
@@ -117,6 +118,13 @@ def _newest(folder: Path) -> list[Path]:
         if weights := [entry] if entry.is_file() and _is_weights(entry) else _weights(entry):
             return weights
     return []
+
+
+def _beside_newest(folder: Path) -> list[Path]:
+    """The weight files in the folder of the newest one."""
+    found = _weights(folder)
+    newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+    return [path for path in found if newest is not None and path.parent == newest.parent]
 
 
 def _is_weights(path: Path) -> bool:
