@@ -16,6 +16,7 @@ from interrupted import options  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler  # noqa: E402
 
 from spotheal.agent.errors import ConfigError  # noqa: E402
+from spotheal.training.sampler import SeededSamples  # noqa: E402
 from spotheal.training.session import SavedAndStopped, Session, resume  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -68,6 +69,10 @@ class Lazy(RandomSampler):
             yield int(torch.randint(20, ()))
 
 
+def _shifted(indices: list[int]) -> Any:
+    return torch.tensor(indices) + 100 * torch.randint(9, ())
+
+
 LOADERS: dict[str, Make] = {
     "shuffle": lambda data: DataLoader(data, 4, shuffle=True),
     "workers": lambda data: DataLoader(data, 4, shuffle=True, num_workers=2),
@@ -77,6 +82,7 @@ LOADERS: dict[str, Make] = {
     "generator of the sampler": lambda data: DataLoader(
         data, 4, sampler=RandomSampler(data, replacement=True, generator=torch.Generator().manual_seed(3))
     ),
+    "random transform": lambda data: DataLoader(data, 4, shuffle=True, collate_fn=_shifted),
     "in order": lambda data: DataLoader(data, 4),
     "no batches": lambda data: DataLoader(data, None, sampler=RandomSampler(data, num_samples=5)),
 }
@@ -129,3 +135,38 @@ def test_a_stream_is_refused_with_the_loader_that_has_a_state(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="no state_dict") as refused:
         resume(Session(**options(tmp_path)), loader=DataLoader(Stream(), 4))
     assert "StatefulDataLoader" in refused.value.next_step
+
+
+class Noisy(Dataset[Any]):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        return index + torch.rand(())
+
+
+def test_accelerate_reads_ahead_and_seeded_samples_stay_exact(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from spotheal.training.integrations.accelerate import resume as accelerated
+
+    def train(folder: Path, stop_at: int = 0) -> list[list[float]]:
+        torch.manual_seed(5)
+        accelerator, session, seen = accelerate.Accelerator(cpu=True), Session(**options(folder)), []
+        loader = accelerator.prepare(DataLoader(SeededSamples(Noisy()), 4, shuffle=True))
+        loop = accelerated(accelerator, session, loader=loader)
+        try:
+            for _ in loop.epochs(EPOCHS):
+                for batch in loader:
+                    seen.append(batch.tolist())
+                    if loop.step + 1 == stop_at:
+                        interrupted.notice(folder, session)
+                    loop.after_step()
+            loop.finish()
+        except SavedAndStopped:
+            interrupted.gone(folder)
+        return seen
+
+    whole = train(tmp_path / "whole")
+    parts = [train(tmp_path / "spot", stop_at) for stop_at in (3, 5, 9, 0)]
+    assert [len(part) for part in parts] == [3, 2, 4, 6]
+    assert [batch for part in parts for batch in part] == whole

@@ -5,10 +5,11 @@
     session.after_step(step, gather, loss=loss)    # after each optimizer step; at a notice: SavedAndStopped
     session.finish(step, gather)
 
-For a loop of one's own, three lines (`resume`):
+For a loop of one's own (`resume`):
 
-    loop = resume(model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler)   # before the epochs
-        loop.after_step(samples=len(batch), loss=loss)                                      # after optimizer.step()
+    loop = resume(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)     # before the epochs
+    for epoch in loop.epochs(20):
+        loop.after_step(loss=loss)                                                          # after optimizer.step()
     loop.finish()                                                                           # behind the epochs
 """
 
@@ -379,8 +380,8 @@ class Loop:
             log.info("resumed at step %d; the data goes on where it was by the state of %s", self.step, named)
             return
         log.warning("resumed at step %d without a sampler: where in the data that was is not known, the loop's epochs"
-                    " begin anew; give resume(sampler=…) an ExactSampler, or resume(loader=…) a loader that has a"
-                    " state", self.step)  # fmt: skip
+                    " begin anew; give resume(loader=…) the loader, or resume(sampler=…) an ExactSampler",
+                    self.step)  # fmt: skip
 
     @property
     def epoch(self) -> int:
@@ -444,8 +445,8 @@ def resume(session: Session | str | os.PathLike[str] | None = None, **parts: Any
     """Bring `parts` (anything with state_dict and load_state_dict) to the newest checkpoint, or begin at step 0.
 
     The names `model`, `optimizer` and `sampler` (an ExactSampler) are known; all others are saved and restored as they
-    are. Call it when everything is built. `session` may be a folder. SpothealError where the checkpoint does not fit
-    the parts.
+    are. A DataLoader without a state is replayed (replayed.py), so give it or a sampler. Call it when everything is
+    built. `session` may be a folder. SpothealError where the checkpoint does not fit the parts.
     """
     return Loop(session if isinstance(session, Session) else Session(session), parts)
 

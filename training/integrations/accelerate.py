@@ -1,15 +1,15 @@
 """Hugging Face Accelerate: the plain loop, with what `prepare` has wrapped.
 
-    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
-    loop = resume(accelerator, model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler)
-    for epoch in range(sampler.epoch, epochs):
-        for inputs, targets in loader:            # exact_loader(...): not prepared, its sampler is the rank's already
+    model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+    loop = resume(accelerator, model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)
+    for epoch in loop.epochs(epochs):
+        for inputs, targets in loader:
             with accelerator.accumulate(model):
                 ...
-            loop.after_step(samples=len(inputs))
-        sampler.next_epoch()
+            loop.after_step()                     # after each batch
     loop.finish()
 
+In the place of the loader a sampler: `exact_loader(...)`, which is not prepared, and `after_step(samples=len(inputs))`.
 Limits: replicated models (no FSDP, DeepSpeed). `accelerator.save_state` is not used: it pickles, and it does not fsync.
 """
 
