@@ -17,7 +17,9 @@ from spotheal.agent.store import Store
 
 PATIENCE_SECONDS = 30 * 60.0
 _RETRY_SECONDS = 2.0
-_KNOWN = ("interrupted", "ended", BARRED)  # outcomes that need no asking
+# Outcomes that need no asking. A boot that failed stays one, even if spot then takes the machine that was kept up for
+# it to be looked at (keep_on_failure).
+_KNOWN = ("interrupted", "ended", BARRED, "boot failed")
 T = TypeVar("T")
 
 

@@ -120,6 +120,15 @@ def count_of_agent(cloud: Cloud) -> int:
 
 
 @pytest.mark.usefixtures("least")
+def test_a_boot_that_failed_counts_even_if_spot_then_takes_the_machine() -> None:
+    """One that keep_on_failure keeps up may be taken; that its boot failed stays true."""
+    taken = ("terminated", "Server.SpotInstanceTermination")
+    launch = {"outcome": "boot failed", "requested_at": REQUESTED_AT, "hour": 1, "state": taken}
+    cloud = world([launch, launch], None, None, False)
+    assert (count_of_bootstrap(cloud), count_of_agent(cloud)) == (3, 2)
+
+
+@pytest.mark.usefixtures("least")
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(LAUNCHES, st.sampled_from(SAVED), st.none() | st.integers(0, 12), st.booleans())
 def test_bootstrap_and_agent_count_the_same_launches(
