@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -778,6 +779,7 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Systemd:
     monkeypatch.setattr(start, "UNITS", f"{tmp_path}/units/")
     monkeypatch.setattr(start, "NEEDRESTART", f"{tmp_path}/needrestart/conf.d/")
     monkeypatch.setattr(start, "has_systemd", lambda: True)
+    monkeypatch.setattr(start, "RUN_FOLDER", f"{tmp_path}/run")
     monkeypatch.setattr(start.subprocess, "run", said)
     return said
 
@@ -822,9 +824,66 @@ def test_systemd_counts_an_agent_that_cannot_stay_up(systemd: Systemd, tmp_path:
     start.start(MOUNTED, "a" * 64)
     limits = f"StartLimitIntervalSec={start.STARTS_SECONDS:.0f}\nStartLimitBurst={start.STARTS_MAX}\n"
     assert limits + "OnFailure=spotheal-failed.service\n" in (tmp_path / "units/spotheal-agent.service").read_text()
-    failed = (tmp_path / "units/spotheal-failed.service").read_text()
-    assert f'/bootstrap.py {"a" * 64} "{start.CANNOT_STAY_UP}; it last said: ' in failed
     assert start.STARTS_MAX > STARTS_WITHOUT_PROGRESS_MAX, "an agent that gets to work parks the run itself, before"
+
+
+class FailedUnit:
+    """spotheal-failed.service, its shell lines run here; `result` is what systemd says of the agent."""
+
+    def __init__(self, place: Path, result: str) -> None:
+        self.place = place
+        text = (place / "units/spotheal-failed.service").read_text().replace("$$", "$")
+        lines = [line.partition("=")[2].lstrip("-") for line in text.splitlines() if "sh -c" in line]
+        self.commands = [shlex.split(line) for line in lines]
+        programs = place / "programs"
+        programs.mkdir()
+        for name, says in (("systemctl", f"Result={result}"), ("journalctl", "last words")):
+            (programs / name).write_text(f"#!/bin/sh\necho '{says}'\n")
+            (programs / name).chmod(0o755)
+        (place / "bootstrap.py").write_text("import sys; open(sys.argv[0] + '.said', 'w').write(sys.argv[2])")
+        self.environment = {"PATH": f"{programs}:/usr/bin:/bin"}
+
+    def reason(self) -> str:
+        """What is counted, "" if nothing is."""
+        for argv in self.commands:
+            if REAL_RUN(argv, env=self.environment).returncode:
+                return ""
+        return (self.place / "bootstrap.py.said").read_text()
+
+
+REAL_RUN = subprocess.run
+
+
+@pytest.mark.parametrize(
+    ("result", "counted"),
+    [("start-limit-hit", f"{start.CANNOT_STAY_UP}; it last said: last words"), ("exit-code", ""), ("success", "")],
+)
+def test_only_an_agent_that_cannot_stay_up_is_counted_and_none_that_a_person_stopped(
+    systemd: Systemd, tmp_path: Path, result: str, counted: str
+) -> None:
+    """`systemctl stop` of an agent that then ended with an error switched the machine off."""
+    start.start(MOUNTED, "a" * 64)
+    assert FailedUnit(tmp_path, result).reason() == counted
+
+
+def test_an_agent_that_hangs_before_it_is_ready_is_counted(
+    systemd: Systemd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd started it again each 15 minutes, for ever."""
+    start.start(MOUNTED, "a" * 64)
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("SERVICE_RESULT", "timeout")
+    begun, asked = tmp_path / "run/starting", ["start", "--no-block", "spotheal-failed.service"]
+    assert start.ended() == 0 and systemd.argvs.count(asked) == 0, "a stop that took too long: it was ready"
+    begun.touch()
+    monkeypatch.setenv("SERVICE_RESULT", "exit-code")
+    assert start.ended() == 0 and not (tmp_path / "run/hangs").exists(), "the start limit counts those"
+    monkeypatch.setenv("SERVICE_RESULT", "timeout")
+    for _ in range(start.HANGS_MAX):
+        assert systemd.argvs.count(asked) == 0
+        start.ended()
+    assert systemd.argvs.count(asked) == 1
+    assert FailedUnit(tmp_path, "timeout").reason() == f"{start.HUNG}; it last said: last words"
 
 
 def test_an_agent_that_handed_over_has_not_failed() -> None:

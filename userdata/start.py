@@ -3,6 +3,7 @@
     python -m spotheal.userdata.start MANIFEST_SHA256        once: on standard output one line, what happened; exit code
                                                              1 and why, if the agent cannot run here
     python -m spotheal.userdata.start keep MANIFEST_SHA256   run the agent, again whenever it ends with anything but 0
+    python -m spotheal.userdata.start ended                  systemd has ended the agent: count it if it had hung
 
 It comes with the wheels and not in the user data, which has no room for what is needed only after they are unpacked.
 """
@@ -39,15 +40,24 @@ RUNNING_SECONDS = 30.0  # how long systemd is asked whether the agent runs, to s
 # after which an agent that does get to work parks the run itself (agent/finish.py).
 STARTS_MAX, STARTS_SECONDS = 15, 300.0
 CANNOT_STAY_UP = f"the agent ended {STARTS_MAX} times within {STARTS_SECONDS:.0f} s"
-# Counts that boot and switches the machine off. Where it cannot be counted, the agent is started again.
+# An agent that hangs this often before it is ready (TimeoutStartSec each) is such a failure too.
+HANGS_MAX = 2
+HUNG = f"the agent hung {HANGS_MAX} times before it was ready"
+RUN_FOLDER = ROOT + "/run/spotheal"
+# Counts that boot and switches the machine off. Where it cannot be counted, the agent is started again. Nothing is
+# counted if a person stopped the agent and it ended with an error: that starts the OnFailure unit, too.
 FAILED_UNIT = """[Unit]
 Description=spotheal: counts an agent that cannot stay up as a boot that failed
 
 [Service]
 Type=oneshot
 EnvironmentFile=-/opt/spotheal/environment
-ExecStart=-/bin/sh -c 'exec {python} -EsB {home}/bootstrap.py {manifest} "{why}; it last said: \
+ExecCondition=/bin/sh -c '[ -e {run}/hung ] || systemctl show -p Result spotheal-agent.service | grep -q start-limit'
+ExecStart=-systemctl stop spotheal-agent.service
+ExecStart=-/bin/sh -c 'exec {python} -EsB {home}/bootstrap.py {manifest} \
+"$$(cat {run}/hung 2>/dev/null || echo {why}); it last said: \
 $$(journalctl _SYSTEMD_UNIT=spotheal-agent.service -n 1 -o cat)"'
+ExecStart=-/bin/rm -f {run}/hung
 ExecStart=systemctl reset-failed spotheal-agent.service
 ExecStart=systemctl start --no-block spotheal-agent.service
 StandardOutput=journal+console
@@ -119,7 +129,8 @@ def write_units(config: dict[str, Any], manifest_sha256: str) -> None:
     # checkpoint would go to the folder below: the mount has to wait for the agent.
     os.makedirs(UNITS + "spotheal-agent.service.d", exist_ok=True)
     _write(UNITS + "spotheal-agent.service.d/volume.conf", f"[Unit]\nAfter={mount_unit(config['volume']['mount'])}\n")
-    failed = FAILED_UNIT.format(python=sys.executable, home=HOME, manifest=manifest_sha256, why=CANNOT_STAY_UP)
+    values = {"python": sys.executable, "home": HOME, "run": RUN_FOLDER, "why": CANNOT_STAY_UP}
+    failed = FAILED_UNIT.format(manifest=manifest_sha256, **values)
     _write(UNITS + "spotheal-failed.service", failed)
     lines = [f'{name}="{value}"\n' for name, value in os.environ.items() if _is_passed_on(name)]
     _write(HOME + "/environment", "".join(lines))
@@ -172,6 +183,25 @@ def start(config: dict[str, Any], manifest_sha256: str) -> str:
     return f"the agent is not up after {RUNNING_SECONDS:.0f} s ({state}): `systemctl status spotheal-agent`"
 
 
+def ended() -> int:
+    """After each end of the agent (ExecStopPost): one that hung before it was ready is counted.
+
+    systemd names a stop that took too long "timeout", too: then the agent had been ready.
+    """
+    if os.environ.get("SERVICE_RESULT") != "timeout" or not os.path.exists(RUN_FOLDER + "/starting"):
+        return 0
+    hangs = 1
+    if os.path.exists(RUN_FOLDER + "/hangs"):
+        hangs += os.path.getsize(RUN_FOLDER + "/hangs")
+    if hangs < HANGS_MAX:
+        _write(RUN_FOLDER + "/hangs", "x" * hangs)
+        return 0
+    _write(RUN_FOLDER + "/hung", HUNG)
+    os.remove(RUN_FOLDER + "/hangs")
+    systemctl("start", "--no-block", "spotheal-failed.service")
+    return 0
+
+
 # ------------------------------------------------------------------------------------------------------ without systemd
 def keep(manifest_sha256: str) -> int:
     """Run the agent until it ends with 0 or we are asked to end; one keeper a machine."""
@@ -216,6 +246,8 @@ def keep(manifest_sha256: str) -> int:
 def main() -> int:
     if sys.argv[1] == "keep":
         return keep(sys.argv[2])
+    if sys.argv[1] == "ended":
+        return ended()
     with open(HOME + "/config.json", encoding="utf-8") as file:
         config = json.load(file)
     try:
