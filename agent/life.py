@@ -79,7 +79,6 @@ from spotheal.agent.warmup import Warmup
 from spotheal.agent.working_copy import (
     Fetched,
     changed_by_setup,
-    commit_on_volume,
     is_on_volume,
     link_kept,
     make_working_copy,
@@ -370,8 +369,7 @@ class Life:
             raise RunOver(found)
         self._held = found
         if found.moved_from is not None:  # a copy of a snapshot gives each block slowly at its first reading
-            folders = self._folders
-            self._warmup.moved_volume(lambda: commit_on_volume(folders), folders.environments, folders.checkpoints)
+            self._warmup.moved_volume(self._folders)
         self._world.logs.use_volume(self._folders.logs, self._here.instance)
         self._status.note(volume=found.volume)
         disk = self._config.job.volume

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import signal
 import stat
 import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import beneath
+from spotheal.agent.folders import Folders
 from spotheal.agent.interpreter import candidates
 
 BYTES_MAX = 4 << 30  # torch with CUDA has 2 to 4 GB of libraries
@@ -40,32 +42,31 @@ class Warmup:
         self._readers: list[subprocess.Popen[bytes]] = []
         self._ended = threading.Event()  # of what is being read now
         self._starting = threading.Lock()  # after `end` no reader is started
-        self._thread: threading.Thread | None = None
 
     def libraries_of_torch(self, named: str) -> None:
         """Those of the Python that `python` in job.toml names, else of the first of the image's that has torch."""
         self._ended = ended = threading.Event()
         self._begin("torch's libraries", _within(torch_libraries(pythons(named)), ended), READERS, ended)
 
-    def moved_volume(self, code: Callable[[], Iterable[Path]], environments: Path, checkpoints: Path) -> None:
-        """What a trainer reads at its start, in that order: the code, the environment of `setup`, the checkpoint.
-
-        In a thread: `code` lists the files of the commit, and even a list has to be read from the volume.
-        """
-
-        self._ended = ended = threading.Event()
-
-        def read() -> None:
-            for what, found, readers in (
-                ("the working copy", code, READERS_OF_SMALL_FILES),
-                ("the environment of `setup`", lambda: newest_environment(environments), READERS_OF_SMALL_FILES),
-                ("the newest checkpoint", lambda: newest_files(checkpoints), 1),
-            ):
-                self._begin(what, _within(found(), ended), readers, ended)
-                self.wait(self._seconds_max)
-
-        self._thread = threading.Thread(target=read, name="read-ahead", daemon=True)
-        self._thread.start()
+    def moved_volume(self, folders: Folders) -> None:
+        """What a trainer reads at its start, by `read_ahead`: the code, the environment of `setup`, the checkpoint."""
+        order = {
+            "copy": str(folders.clone), "record": str(folders.private / "working-copy.json"),
+            "environments": str(folders.environments), "checkpoints": str(folders.checkpoints),
+            "bytes_max": BYTES_MAX, "seconds_max": self._seconds_max,
+        }  # fmt: skip
+        try:
+            # Not at a low priority: the trainer waits for what is not read yet, and this takes a second of one core.
+            # Not below `timeout`: the volume is busy until the reader itself has ended.
+            reader = _started([sys.executable, "-I", "-m", "spotheal.agent.read_ahead"], subprocess.PIPE)
+            self._readers.append(reader)
+            assert reader.stdin is not None
+            reader.stdin.write(json.dumps(order).encode())
+            reader.stdin.close()
+        except OSError as fault:
+            self._log.warning("the moved volume cannot be read ahead", error=str(fault))
+            return
+        self._log.info("reading the code, the environment and the newest checkpoint of the moved volume ahead")
 
     def _begin(self, what: str, files: list[Path], readers: int, ended: threading.Event) -> None:
         shares = [share for share in (files[n::readers] for n in range(readers)) if share]
@@ -96,17 +97,18 @@ class Warmup:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 reader.wait(1.0)  # a read that hangs in the kernel is not waited for
         self._readers.clear()
-        if self._thread is not None:
-            self._thread.join(1.0)  # it may have a folder open
 
 
 def _read(files: list[Path], seconds_max: float) -> subprocess.Popen[bytes]:
-    argv = ["timeout", "--foreground", "--signal=KILL", f"{seconds_max:.0f}", "nice", "-n", "19"]
-    argv += ["ionice", "-c", "3"] if shutil.which("ionice") else []
-    argv += ["cat", "--", *map(str, files)]
+    limited = ["timeout", "--foreground", "--signal=KILL", f"{seconds_max:.0f}"]
+    limited += ["nice", "-n", "19", *(["ionice", "-c", "3"] if shutil.which("ionice") else [])]
+    return _started([*limited, "cat", "--", *map(str, files)])
+
+
+def _started(argv: list[str], orders: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     nothing = subprocess.DEVNULL
     # A session of its own: the group is ended as one, whichever of these programs is there.
-    return subprocess.Popen(argv, cwd="/", stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+    return subprocess.Popen(argv, cwd="/", stdin=orders, stdout=nothing, stderr=nothing, start_new_session=True)
 
 
 def pythons(named: str) -> Iterator[Path]:
@@ -126,37 +128,6 @@ def torch_libraries(interpreters: Iterable[Path]) -> list[Path]:
             if (site / "torch" / "lib").is_dir():
                 return [file for part in _LIBRARIES for file in sorted(site.glob(f"{part}/*.so*"))]
     return []
-
-
-def newest_files(folder: Path) -> list[Path]:
-    """By the time of the last change; the trainer writes there, so nothing but regular files is taken."""
-    try:
-        with beneath.folder(folder) as here:
-            seen = [(name, beneath.status_of(here, name)) for name in _names(here) if not name.startswith(".")]
-            entries = [(status.st_mtime, name, status) for name, status in seen if status is not None]
-            entries = [entry for entry in entries if not stat.S_ISLNK(entry[2].st_mode)]
-        _, name, status = max(entries)
-        if not stat.S_ISDIR(status.st_mode):
-            return [folder / name]
-        with beneath.folder(folder, name) as inner:
-            return [folder / name / each for each in sorted(_names(inner))]
-    except (OSError, ValueError):  # ValueError: it is empty
-        return []
-
-
-def _names(folder: int) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        yield from (entry.name for entry in itertools.islice(entries, FILES_MAX))
-
-
-def newest_environment(environments: Path) -> Iterator[Path]:
-    """The files of the environment that was used last."""
-    with contextlib.suppress(OSError):
-        found = [path for path in environments.glob("env-*") if not path.is_symlink()]
-        newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
-        if newest is not None:
-            for below, _, names, _ in beneath.walk(newest):
-                yield from (newest / below / name for name in names)
 
 
 def _within(files: Iterable[Path], ended: threading.Event) -> list[Path]:

@@ -91,11 +91,6 @@ def is_on_volume(config: InstanceConfig, folders: Folders) -> bool:
     return record is not None and record.run == config.run and record.source == source_of(config)
 
 
-def commit_on_volume(folders: Folders) -> list[Path]:
-    """The commit's files in the working copy."""
-    return [folders.clone / path for path in files_of_commit(folders)]
-
-
 def files_of_commit(folders: Folders) -> frozenset[str]:
     """Paths below the working copy that its commit has."""
     return frozenset(commit_contents(folders))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import structlog
 
 from spotheal.agent import warmup
-from spotheal.agent.warmup import Warmup, newest_files, pythons, torch_libraries
+from spotheal.agent.folders import Folders
+from spotheal.agent.read_ahead import Reader, newest, read_all
+from spotheal.agent.warmup import Warmup, pythons, torch_libraries
+from spotheal.agent.working_copy import Record
 
 LOG = structlog.get_logger()
 
@@ -32,13 +35,38 @@ def environment(tmp_path: Path) -> Path:
     return python
 
 
-def read_newest_of(folder: Path, warming: Warmup) -> None:
-    """As of a moved volume that has nothing but checkpoints; until a reader is at work."""
-    warming.moved_volume(lambda: [], folder / "none", folder)
-    until = time.monotonic() + 20
-    while not warming._readers and time.monotonic() < until:
-        time.sleep(0.01)
-    assert warming._readers
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    """Of a volume that an earlier machine left."""
+    found = Folders.at(tmp_path, "/volume")
+    texts = {
+        "working-copy/train.py": "x", "working-copy/__pycache__/train.pyc": "x", "working-copy/wrote.csv": "x",
+        ".spotheal/env-old/a": "x", ".spotheal/env-new/lib/b.py": "x", "checkpoints/step-1": "x" * 3_000_000,
+    }  # fmt: skip
+    for name, text in texts.items():
+        (tmp_path / "volume" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "volume" / name).write_text(text)
+    os.utime(found.environments / "env-old", (1, 1))
+    Record("run", "1", {}, {"train.py": "x", "deleted.py": "x"}).write(found.private / "working-copy.json")
+    return found
+
+
+class Noting(Reader):
+    """`seen`: what was opened, in that order."""
+
+    def __init__(self, bytes_max: int = 1 << 30) -> None:
+        self.seen: list[str] = []
+        super().__init__(bytes_max)
+
+    def read(self, top: Path, path: str) -> None:
+        super().read(top, path)
+        self.seen.append(Path(path).name)
+
+
+def read_all_of(folders: Folders, reader: Reader) -> None:
+    order = {"copy": folders.clone, "record": folders.private / "working-copy.json",
+             "environments": folders.environments, "checkpoints": folders.checkpoints}  # fmt: skip
+    read_all({name: str(path) for name, path in order.items()}, reader)
 
 
 def test_the_libraries_that_torch_opens_are_found_without_starting_python(environment: Path, tmp_path: Path) -> None:
@@ -51,16 +79,17 @@ def test_a_python_that_job_toml_names_is_the_only_one_looked_at(environment: Pat
     assert [] == list(pythons("no-such-python"))
 
 
-def test_the_newest_checkpoint_is_a_file_or_all_files_of_a_folder(tmp_path: Path) -> None:
-    for age, name in ((30, "step-1"), (20, "step-2"), (10, "checkpoint-3/model"), (10, "checkpoint-3/optimizer")):
+def test_the_newest_checkpoint_is_a_file_or_a_folder(tmp_path: Path) -> None:
+    for age, name in ((30, "step-1"), (20, "step-2"), (10, "checkpoint-3/model"), (5, ".hidden")):
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(b"x")
         os.utime(file, (time.time() - age,) * 2)
     os.utime(tmp_path / "checkpoint-3", (time.time() - 25,) * 2)
-    assert [tmp_path / "step-2"] == newest_files(tmp_path)
+    assert "step-2" == newest(tmp_path)
     os.utime(tmp_path / "checkpoint-3", (time.time(),) * 2)
-    assert ["model", "optimizer"] == [path.name for path in newest_files(tmp_path)]
+    assert "checkpoint-3" == newest(tmp_path)
+    assert newest(tmp_path, "env-") == "" == newest(tmp_path / "none")
 
 
 def test_links_pipes_and_what_exceeds_the_bound_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,11 +102,13 @@ def test_links_pipes_and_what_exceeds_the_bound_are_left_out(tmp_path: Path, mon
     assert ["a", "c"] == [path.name for path in warmup._within(files, threading.Event())]
 
 
+@pytest.mark.processes
 def test_an_empty_or_missing_folder_is_no_fault(tmp_path: Path) -> None:
     warming = Warmup(LOG)
-    for folder in (tmp_path / "none", tmp_path):
-        warming.moved_volume(lambda: [], folder, folder)
+    warming.moved_volume(Folders.at(tmp_path, "/volume"))
     warming.libraries_of_torch("no-such-python")
+    warming.wait(20)
+    assert [0] == [reader.returncode for reader in warming._readers]
     warming.end()
 
 
@@ -91,18 +122,36 @@ def test_all_of_it_is_read(environment: Path) -> None:
     warming.end()
 
 
+def test_of_a_moved_volume_the_code_comes_first_and_the_checkpoint_last(folders: Folders) -> None:
+    """What a trainer reads at its start, in its order; an import reads the byte code."""
+    reader = Noting()
+    read_all_of(folders, reader)
+    assert ["train.pyc", "train.py", "b.py", "step-1"] == reader.seen
+
+
+def test_what_a_trainer_put_in_a_files_place_is_not_read_ahead(folders: Folders) -> None:
+    (folders.clone / "train.py").unlink()
+    (folders.clone / "train.py").symlink_to("/dev/zero")
+    (folders.clone / "__pycache__/away").symlink_to("/etc")
+    (folders.environments / "env-new/away").symlink_to("/etc")
+    os.mkfifo(folders.clone / "__pycache__/pipe")
+    os.mkfifo(folders.clone / "deleted.py")
+    reader = Noting(bytes_max=1000)
+    read_all_of(folders, reader)
+    assert reader._left == 998, "two files: no pipe, nothing behind a link, and not more than the bound"
+
+
 @pytest.mark.processes
-def test_a_reader_is_gone_when_it_is_told_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_is_gone_when_it_is_told_to_end(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A reader that is still there keeps the volume busy, and the unmount at a notice would wait for it."""
-    file = tmp_path / "step-1"
-    file.write_bytes(b"x")
-    slow = tmp_path / "bin/cat"
-    slow.parent.mkdir()
-    slow.write_text(f"#!/bin/sh\nexec 3<{file}\nsleep 60 & wait\n")
+    slow = tmp_path / "slow"
+    slow.write_text(f"#!/bin/sh\nexec 3<{folders.checkpoints}/step-1\nsleep 60 & wait\n")
     slow.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(sys, "executable", str(slow))
     warming = Warmup(LOG)
-    read_newest_of(tmp_path, warming)
+    warming.moved_volume(folders)
     group = warming._readers[0].pid
     warming.end()
     left = subprocess.run(["ps", "-o", "stat=", "-g", str(group)], capture_output=True, text=True, check=False)
@@ -110,64 +159,23 @@ def test_a_reader_is_gone_when_it_is_told_to_end(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.processes
-def test_reading_ends_by_itself_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "step-1").write_bytes(b"x")
-    slow = tmp_path / "bin/cat"
-    slow.parent.mkdir()
-    slow.write_text("#!/bin/sh\nexec sleep 60\n")
-    slow.chmod(0o755)
-    os.utime(slow.parent, (1, 1))
-    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+def test_reading_ends_by_itself_in_time(folders: Folders) -> None:
+    (folders.private / "working-copy.json").unlink()
+    os.mkfifo(folders.private / "working-copy.json")  # nobody writes into it: a read that takes for ever
     warming = Warmup(LOG, seconds_max=1)
-    read_newest_of(tmp_path, warming)
-    warming.wait(10)
-    assert [reader.returncode for reader in warming._readers] != [None]
+    warming.moved_volume(folders)
+    warming.wait(20)
+    assert [-signal.SIGALRM] == [reader.returncode for reader in warming._readers]
     warming.end()
 
 
-def test_a_machine_without_these_programs_boots_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "step-1").write_bytes(b"x")
+def test_a_machine_without_these_programs_boots_all_the_same(
+    environment: Path, folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
     warming = Warmup(LOG)
-    warming.moved_volume(lambda: [tmp_path / "step-1"], tmp_path, tmp_path)
+    warming.libraries_of_torch(str(environment))
+    warming.moved_volume(folders)
     warming.end()
     assert [] == warming._readers
-
-
-@pytest.mark.processes
-def test_of_a_moved_volume_the_code_comes_first_and_the_checkpoint_last(tmp_path: Path) -> None:
-    """What a trainer reads at its start, in its order: a copy gives each block slowly at its first reading."""
-    for name in ("code/train.py", "environments/env-old/a", "environments/env-new/lib/b.py", "checkpoints/step-1"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text("x")
-    os.utime(tmp_path / "environments/env-old", (1, 1))
-    warming = Warmup(LOG)
-    commit = [tmp_path / "code/train.py", tmp_path / "code/deleted.py"]
-    warming.moved_volume(lambda: commit, tmp_path / "environments", tmp_path / "checkpoints")
-    assert warming._thread is not None
-    warming._thread.join(20)
-    assert ["train.py", "b.py", "step-1"] == [Path(str(reader.args[-1])).name for reader in warming._readers]  # type: ignore[index]
-    assert {0} == {reader.returncode for reader in warming._readers}
-    warming.end()
-
-
-@pytest.mark.processes
-def test_what_is_listed_for_reading_ends_with_the_volume_and_goes_on_with_the_next(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("x")
-    warming = Warmup(LOG)
-    listing, over = threading.Event(), threading.Event()
-
-    def slowly() -> Iterator[Path]:
-        for _ in range(1000):
-            listing.set()
-            over.wait(0.05)
-            yield tmp_path / "a"
-
-    warming.moved_volume(slowly, tmp_path / "none", tmp_path / "none")
-    assert listing.wait(20)
-    first = warming._thread
-    warming.end()
-    assert first is not None and not first.is_alive()
-    assert [] == warming._readers
-    read_newest_of(tmp_path, warming)
-    warming.end()

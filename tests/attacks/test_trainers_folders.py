@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -25,6 +24,7 @@ from spotheal.agent.folders import Folders, give, publish
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.logs import Logs
 from spotheal.agent.names import StoreUrl
+from spotheal.agent.read_ahead import Reader, read_all
 from spotheal.agent.saved_files import SavedFiles
 from spotheal.agent.set_aside import SaveShelf
 from spotheal.agent.status import Status
@@ -33,8 +33,7 @@ from spotheal.agent.torn_saves import TornSave
 from spotheal.agent.trainer_files import describe, drop_metrics_after, grown_elsewhere, newest, progress_of
 from spotheal.agent.unplaced_results import unplaced_results
 from spotheal.agent.volume_space import grown
-from spotheal.agent.warmup import _within, newest_environment, newest_files
-from spotheal.agent.working_copy import files_of
+from spotheal.agent.working_copy import Record, files_of
 from spotheal.agent.world import last_words
 
 MEMORY_MAX = 1 << 30
@@ -84,6 +83,17 @@ def folders(tmp_path: Path) -> Folders:
     return found
 
 
+READER = Reader(1 << 30)
+
+
+def order(folders: Folders) -> dict[str, str]:
+    """Of a commit that has files where the trainer has put something else."""
+    record = folders.private / "working-copy.json"
+    Record("run", "1", {}, dict.fromkeys(("model.pt", "d/model.pt", "pipe.pt", "to-root/etc/passwd"), "")).write(record)
+    found = {"copy": folders.clone, "environments": folders.environments, "checkpoints": folders.checkpoints}
+    return {name: str(path) for name, path in {**found, "record": record}.items()}
+
+
 # What root does below the trainer's folders, which are one and the same here.
 DEEDS: dict[str, Callable[[Folders], object]] = {
     "the mark of the saves": lambda it: SavedFiles(it).mark(),
@@ -100,8 +110,7 @@ DEEDS: dict[str, Callable[[Folders], object]] = {
     "what a container copies": lambda it: list(files_to_copy(it)),
     "the results": lambda it: store_results(finishing(it), never()),
     "the last words of ranks": lambda it: last_words(it.logs),
-    "what is read ahead": lambda it: _within(newest_files(it.checkpoints), threading.Event()),
-    "the environment that is read ahead": lambda it: list(newest_environment(it.environments)),
+    "what is read ahead": lambda it: read_all(order(it), READER),
     "another owner": lambda it: give(it.checkpoints, account(os.getuid())),
     "a new environment": lambda it: beneath.remove(it.environments / "env-1"),
 }

@@ -1,0 +1,104 @@
+"""Reads from a copied volume what a trainer needs at its start, so that it does not wait for each block alone.
+
+    read_ahead.py < {"copy", "record", "environments", "checkpoints", "bytes_max", "seconds_max"}
+
+The first reading of a block of such a volume takes milliseconds, however small it is (EBS User Guide, "Initialize
+Amazon EBS volumes"), and many at once take no longer than one. First comes the byte code of the working copy, which is
+what an import opens, then the commit's files, the environment of `setup`, and the newest checkpoint. A process of its
+own, so that the volume is free once it has ended; it has no output, and no fault of it is a fault of the boot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+from spotheal.agent import beneath
+
+READERS = 48
+CHUNK_BYTES = 1 << 20
+
+
+def main() -> None:
+    order = json.load(sys.stdin)
+    signal.setitimer(signal.ITIMER_REAL, order["seconds_max"])  # whose signal ends this process
+    read_all(order, Reader(order["bytes_max"]))
+
+
+def read_all(order: dict[str, str], reader: Reader) -> None:
+    files: list[str] = []
+    with contextlib.suppress(OSError, ValueError, KeyError), open(order["record"], encoding="utf-8") as file:
+        files = list(json.load(file)["files"])
+    copy, environments, checkpoints = (Path(order[name]) for name in ("copy", "environments", "checkpoints"))
+    modules = {os.path.dirname(path) for path in files if path.endswith(".py")}
+    reader.all_of([partial(reader.walk, copy, os.path.join(folder, "__pycache__")) for folder in sorted(modules)])
+    reader.all_of([partial(reader.read, copy, path) for path in files])
+    if environment := newest(environments, "env-"):
+        reader.all_of([partial(reader.walk, environments, environment)])
+    if checkpoint := newest(checkpoints):
+        reader.all_of([partial(work, checkpoints, checkpoint) for work in (reader.walk, reader.read)])
+
+
+def newest(folder: Path, prefix: str = "") -> str:
+    """The name of what was changed last in `folder`; "" if there is nothing that a trainer would load."""
+    with contextlib.suppress(OSError), beneath.folder(folder) as here, os.scandir(here) as entries:
+        found = [e for e in entries if e.name.startswith(prefix) and e.name[0] != "." and not e.is_symlink()]
+        return max(found, key=lambda e: e.stat(follow_symlinks=False).st_mtime).name if found else ""
+    return ""
+
+
+class Reader:
+    """`READERS` at once; `bytes_max` in all. The trainer owns the folders: what is a link, or no file, is left out."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._left, self._lock = bytes_max, threading.Lock()
+        self._tasks: queue.Queue[Callable[[], None]] = queue.Queue()
+        for _ in range(READERS):
+            threading.Thread(target=self._work, daemon=True).start()
+
+    def all_of(self, tasks: Iterable[Callable[[], None]]) -> None:
+        """Until they are done, and what they have begun."""
+        for task in tasks:
+            self._tasks.put(task)
+        self._tasks.join()
+
+    def _work(self) -> None:
+        while True:
+            task = self._tasks.get()
+            with contextlib.suppress(OSError, ValueError):
+                task()
+            self._tasks.task_done()
+
+    def walk(self, top: Path, below: str) -> None:
+        with beneath.folder(top, below) as here, os.scandir(here) as entries:
+            for entry in entries:
+                work = self.walk if entry.is_dir(follow_symlinks=False) else self.read
+                self._tasks.put(partial(work, top, os.path.join(below, entry.name)))
+
+    def read(self, top: Path, path: str) -> None:
+        with beneath.file(top, path) as here:
+            size = os.fstat(here).st_size
+            with self._lock:
+                if size > self._left:
+                    return
+                self._left -= size
+            os.pread(here, CHUNK_BYTES, 0)
+        for offset in range(CHUNK_BYTES, size, CHUNK_BYTES):
+            self._tasks.put(partial(_read_at, top, path, offset))
+
+
+def _read_at(top: Path, path: str, offset: int) -> None:
+    with beneath.file(top, path) as here:
+        os.pread(here, CHUNK_BYTES, offset)
+
+
+if __name__ == "__main__":
+    main()
