@@ -47,7 +47,7 @@ class SecondS3:
             if Key not in self.objects:
                 raise _s3("NoSuchKey", 404, "GetObject")
             body, etag, _ = self.objects[Key]
-            return {"Body": io.BytesIO(body), "ETag": etag}
+            return {"Body": io.BytesIO(body), "ContentLength": len(body), "ETag": etag}
 
         return self._call("GetObject", do)
 
