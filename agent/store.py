@@ -275,7 +275,9 @@ class Store:
             with translated(f"read {self._name(key)}"):
                 answer = self._s3.get_object(Bucket=self.url.bucket, Key=self._key(key))
                 if (size := int(answer["ContentLength"])) > OBJECT_BYTES_MAX:
-                    raise Retryable(f"{self._name(key)} has {size} bytes; nothing of ours is that large")
+                    answer["Body"].close()
+                    raise Retryable(f"{self._name(key)} has {size} bytes; nothing of ours is that large",
+                                    next_step=f"look at it: `aws s3 cp {self._name(key)} - | head`")  # fmt: skip
                 return answer["Body"].read(), str(answer["ETag"])
         except NotFound as error:
             if error.code == "NoSuchBucket":

@@ -20,6 +20,7 @@ from spotheal.agent.names import JOB_NAME, LAYOUT, TAG_JOB, TAG_RUN, StoreUrl
 from spotheal.agent.store import Store
 from spotheal.fleet import engine, overview, runs
 from spotheal.fleet.clean import CleanPlan, RunSeen, Thing, Verdict, decide
+from spotheal.fleet.made_by_others import sensible
 from spotheal.fleet.session import Session
 
 _NAMED = 12  # jobs, in a message
@@ -37,6 +38,7 @@ class Asked:
     store: bool = False
 
 
+@sensible
 def make_plan(session: Session, asked: Asked) -> CleanPlan:
     """A fixed number of calls, and some for each run that has left something."""
     things = _things(session, asked.job)
@@ -68,6 +70,7 @@ def check_known(session: Session, root: StoreUrl, job: str) -> None:
     raise NotFound(f"there is nothing of a job {job!r} in {root}, nor in EC2", next_step=there + more)
 
 
+@sensible
 def look(session: Session, root: StoreUrl, job: str, run: str, *, alive: Iterable[str] | None = None) -> RunSeen:
     """How the run stands; `alive` names runs with instances, None asks AWS. One of a sweep has the sweep's fleet."""
     if not JOB_NAME.fullmatch(job) or not run.isalnum():

@@ -19,6 +19,7 @@ from spotheal.agent.clock import Clock
 from spotheal.agent.errors import CredentialsEnded, Retryable
 from spotheal.fleet import runs, screen, status
 from spotheal.fleet.console import colours, says_ascii, width_of
+from spotheal.fleet.made_by_others import sensible
 from spotheal.fleet.session import Session
 from spotheal.fleet.table import duration, printable
 from spotheal.fleet.unheard import Consoles, in_words
@@ -122,6 +123,7 @@ def _awaited(launches: list[dict[str, Any]]) -> str:
     return f"{newest['instance']} ({newest['zone']}) is starting"
 
 
+@sensible
 def line(document: dict[str, Any]) -> str:
     """`training on i-0a (us-west-2a), step 120 of 400, loss 0.31, 2.1 steps/s, 2 min left, about $0.12 so far`."""
     parts = [str(document["phase"])]

@@ -5,7 +5,6 @@ What an instance wrote reaches the store every minute and at a notice; `follow` 
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -13,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spotheal.agent.clock import Clock, parse_rfc3339
+from spotheal.agent.documents import parse
 from spotheal.agent.errors import CredentialsEnded, NotFound, Retryable
 from spotheal.agent.ledger import read_events
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet import runs
+from spotheal.fleet.made_by_others import sensible
 
 POLL_SECONDS = 5.0
 LIVE_SECONDS = 0.2  # how often lines are taken from a stream that is open
@@ -47,6 +48,7 @@ class Line:
     text: str
 
 
+@sensible
 def select(run: runs.Run, *, attempt: int | None = None, instance: str = "") -> str:
     """The instance that is meant, "" for all; NotFound where the run has no such one."""
     known = list(dict.fromkeys(segment.instance for segment in segments(run)))
@@ -69,6 +71,7 @@ def select(run: runs.Run, *, attempt: int | None = None, instance: str = "") -> 
     return instance
 
 
+@sensible
 def segments(run: runs.Run, instance: str = "") -> list[Segment]:
     """What the store holds, oldest instance first, the agent's before the trainer's."""
     found = []
@@ -239,7 +242,7 @@ def _identity(source: str, text: str) -> str:
 def _plain(line: str) -> str:
     """An agent's JSON line as people read it; anything else as it is."""
     try:
-        event: Any = json.loads(line)
+        event: Any = parse(line)
     except ValueError:
         return line
     if not isinstance(event, dict):

@@ -14,6 +14,7 @@ from spotheal.agent.aws import translated
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.names import JOB_NAME, TAG_JOB, TAG_RUN, StoreUrl
 from spotheal.fleet import runs
+from spotheal.fleet.made_by_others import sensible
 from spotheal.fleet.session import Session
 from spotheal.fleet.table import table
 
@@ -41,6 +42,7 @@ class Overview:
     left_out: int
 
 
+@sensible
 def gather(session: Session, root: StoreUrl) -> Overview:
     s3, living = session.client("s3"), _living(session)
     names = job_names(s3, root)
@@ -87,6 +89,7 @@ def _look(s3: Any, root: StoreUrl, job: str, instances: tuple[str, ...]) -> JobS
                    str(status.get("reason") or ""))  # fmt: skip
 
 
+@sensible
 def document(found: Overview) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
@@ -96,6 +99,7 @@ def document(found: Overview) -> dict[str, Any]:
     }
 
 
+@sensible
 def text(found: Overview) -> str:
     if not found.jobs:
         return f"no job in {found.root} yet"

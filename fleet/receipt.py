@@ -18,6 +18,7 @@ from spotheal.agent.ledger import steps_redone
 from spotheal.agent.lost_work import FilesWritten, files_written, lost_work
 from spotheal.agent.names import Phase
 from spotheal.agent.stays import Stay
+from spotheal.fleet.made_by_others import sensible
 
 if TYPE_CHECKING:
     from spotheal.fleet.status import Seen
@@ -57,6 +58,7 @@ class CostSoFar:
         }
 
 
+@sensible
 def cost_so_far(history: History) -> CostSoFar:
     found = bill(history)
     instances = found.lines["spot"] + found.lines["on_demand"]
@@ -134,6 +136,7 @@ class Receipt:
         }  # fmt: skip
 
 
+@sensible
 def receipt(history: History, status: Mapping[str, Any] | None = None) -> Receipt:
     """The receipt of a run; `status` is its status.json, which knows how far a living trainer is."""
     found = bill(history)
@@ -283,6 +286,7 @@ def _whole(value: Any) -> int | None:
 
 
 # --------------------------------------------------------------------------------------------------------- what is seen
+@sensible
 def history_of(seen: Seen, now: datetime) -> History:
     """The history of a run as its store and AWS show it; what AWS no longer knows, the ledger does."""
     listed = Listed.of(seen.fleet)

@@ -13,6 +13,7 @@ from spotheal.agent.errors import NotFound
 from spotheal.agent.history import Event, moment_of
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.agent.stays import Stay
+from spotheal.fleet.made_by_others import sensible
 from spotheal.fleet.receipt import Receipt, history_of, receipt
 from spotheal.fleet.report_charts import Bar
 from spotheal.fleet.report_series import Sample, Series, is_whole, json_lines, samples_of, series_of
@@ -143,6 +144,7 @@ def gather(session: Session, run: runs.Run) -> Material:
     return Material(seen, text, progress)
 
 
+@sensible
 def make(material: Material, now: datetime, banner: str = "") -> Report:
     """`banner` stands at the top. NotFound where nothing has run yet: a report of nothing helps nobody."""
     seen = material.seen

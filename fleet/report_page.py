@@ -9,6 +9,7 @@ from functools import partial
 from itertools import pairwise
 
 from spotheal.agent.names import Phase
+from spotheal.fleet.made_by_others import sensible
 from spotheal.fleet.report import Report
 from spotheal.fleet.report_charts import LineChart, Mark, cost_bars, line_chart, safe, stems, timeline
 from spotheal.fleet.report_files import files_card
@@ -38,6 +39,7 @@ _TABLE_ROWS = 12
 _BAD = {Phase.FAILED.value, Phase.SETUP_FAILED.value, Phase.PARKED.value}
 
 
+@sensible
 def page(report: Report) -> str:
     """The whole document, valid on its own; `.encode()` never fails."""
     body = "".join([_head(report), _tiles(report), *_cards(report), _foot(report)])
@@ -343,7 +345,7 @@ def _instances(report: Report) -> str:
             "<tr>"
             + cell("Instance", stay.instance, more=stay.instance_type)
             + cell("Zone", stay.zone)
-            + f'<td data-name="Kind"><span class="tag {tag}">{safe(tag)}</span></td>'
+            + f'<td data-name="Kind"><span class="tag {safe(tag)}">{safe(tag)}</span></td>'
             + cell("Launched (UTC)", f"{stay.start:%b %d %H:%M:%S}")
             + cell("Ran", duration(stay.seconds))
             + cell("End", ends.get(stay.ended_by, stay.ended_by))

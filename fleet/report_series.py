@@ -6,7 +6,6 @@ finite number at a whole step is left out.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any, TypeGuard
 
+from spotheal.agent.documents import parse
 from spotheal.agent.history import moment_of
 
 POINTS_MAX = 500  # of a drawn line
@@ -50,8 +50,8 @@ class Sample:
 def json_lines(text: str) -> Iterable[Mapping[str, Any]]:
     for line in text.splitlines():
         try:
-            body = json.loads(line)
-        except (ValueError, RecursionError):
+            body = parse(line)
+        except ValueError:
             continue
         if isinstance(body, Mapping):
             yield body

@@ -20,6 +20,7 @@ from spotheal.agent.clock import parse_rfc3339
 from spotheal.agent.names import Phase, VolumeState
 from spotheal.fleet import unheard
 from spotheal.fleet.machines import in_words
+from spotheal.fleet.made_by_others import sensible
 from spotheal.fleet.table import duration, printable
 
 _LAUNCHES_SHOWN = 10
@@ -31,6 +32,7 @@ _PHASE_STYLES = {Phase.TRAINING.value: "bold green", Phase.DONE.value: "bold gre
 _OUTCOME_STYLES = {"training": "green", "interrupted": "yellow", "failed": "red", "lost": "red"}
 
 
+@sensible
 def render(
     document: dict[str, Any], now: datetime, *, width: int = 200, colour: bool = False, ascii: bool = False
 ) -> str:

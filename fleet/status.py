@@ -18,6 +18,7 @@ from spotheal.agent.ledger import read_events
 from spotheal.agent.lost_work import lost_work
 from spotheal.agent.names import HEARTBEAT_SECONDS, LAYOUT, TAG_RUN, TAG_STATE, TAG_TERM, Phase
 from spotheal.fleet import engine, machines, receipt, runs
+from spotheal.fleet.made_by_others import sensible
 from spotheal.fleet.session import Session
 from spotheal.fleet.shortage import Shortage, shortage, types_in, zones_in
 from spotheal.fleet.unheard import Consoles, Unheard
@@ -49,6 +50,7 @@ class Seen:
     unheard: Unheard | None = None  # a machine whose agent never said who it is
 
 
+@sensible
 def gather(session: Session, run: runs.Run, consoles: Consoles | None = None) -> Seen:
     """All of a run in a fixed number of calls beside one a launch; asked side by side, so that it stays quick.
 
@@ -103,6 +105,7 @@ def gather(session: Session, run: runs.Run, consoles: Consoles | None = None) ->
     )
 
 
+@sensible
 def summarise(seen: Seen, now: datetime) -> dict[str, Any]:
     """The document of `--output json`; figures nobody knows are null."""
     status = seen.status

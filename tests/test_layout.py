@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "fleet": ("spotheal.fleet", "spotheal.agent.names", "spotheal.agent.contract", "spotheal.agent.ec2",
               "spotheal.agent.store", "spotheal.agent.errors", "spotheal.agent.config", "spotheal.agent.job_keys",
               "spotheal.agent.job_values", "spotheal.agent.instance_config", "spotheal.agent.aws",
-              "spotheal.agent.clock", "spotheal.agent.ledger", "spotheal.agent.lost_work",
+              "spotheal.agent.clock", "spotheal.agent.documents", "spotheal.agent.ledger", "spotheal.agent.lost_work",
               "spotheal.agent.secret_reference", "spotheal.agent.redaction",
               "spotheal.agent.volume.first", "spotheal.agent.history",
               "spotheal.agent.stays", "spotheal.agent.billing", "spotheal.userdata", "spotheal.iam",

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from spotheal.agent.clock import SystemClock
 from spotheal.agent.config import JobConfig
 from spotheal.agent.names import EfsUrl, StoreUrl
-from spotheal.fleet.rehearsal.authorization import OWNER
 
 if TYPE_CHECKING:
     from spotheal.fleet.config import FleetConfig
@@ -95,5 +94,5 @@ def _owner(session: Session, service: str) -> Any:
     import boto3
     from botocore.config import Config
 
-    maker: Any = boto3.session.Session(OWNER, "rehearsal", region_name=session.region)
+    maker: Any = boto3.session.Session(profile_name="owner", region_name=session.region)
     return maker.client(service, config=Config(s3={"addressing_style": "path"}))

@@ -72,7 +72,7 @@ def set_up(
     cloud.endpoint.account.strict = True  # a role that nobody has made does not exist
     # What AWS answers for an absent object is not proven: with odd seeds it is the other answer.
     cloud.endpoint.authorization.key_counts_as_prefix = seed % 2 == 0
-    stack.enter_context(local_aws(cloud.url, region, cloud.endpoint.key_of_person().environment))
+    stack.enter_context(local_aws(cloud.url, region, cloud.endpoint.key_of_person().environment, cloud.credentials))
     return cloud
 
 
@@ -94,8 +94,11 @@ def pass_roles(cloud: Cloud, document: Mapping[str, Any], say: Callable[[str], N
 
 
 @contextmanager
-def local_aws(endpoint: str, region: str, key: Mapping[str, str]) -> Iterator[None]:
-    """Environment in which every AWS client of this process speaks to `endpoint` with `key`, which is of no account."""
+def local_aws(endpoint: str, region: str, key: Mapping[str, str], credentials: Path | None = None) -> Iterator[None]:
+    """Environment in which every AWS client of this process speaks to `endpoint` with `key`, which is of no account.
+
+    `credentials`: the file with the keys of the cloud's other people, as profiles.
+    """
     if urlsplit(endpoint).hostname not in ("127.0.0.1", "localhost", "::1"):
         raise Fatal(f"a rehearsal speaks only to this machine, not to {endpoint}")
     before = dict(os.environ)
@@ -107,7 +110,7 @@ def local_aws(endpoint: str, region: str, key: Mapping[str, str]) -> Iterator[No
         **key,
         "AWS_REGION": region,
         "AWS_CONFIG_FILE": os.devnull,
-        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": str(credentials or os.devnull),
         "AWS_EC2_METADATA_DISABLED": "true",
         **_without_proxy(os.environ),
     }

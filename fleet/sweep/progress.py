@@ -14,6 +14,7 @@ from spotheal.agent.clock import parse_rfc3339
 from spotheal.agent.errors import ConfigError, NotFound, SpothealError
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet import engine, runs
+from spotheal.fleet.made_by_others import sensible
 from spotheal.fleet.report_series import finite
 from spotheal.fleet.session import Session
 from spotheal.fleet.shortage import shortage, types_in, zones_in
@@ -44,6 +45,7 @@ class Seen:
     missing: dict[str, Any] | None = None  # why no more instances come
 
 
+@sensible
 def gather(session: Session, run: runs.Run) -> Seen:
     """One list call and one read for each entry that was taken, side by side."""
     store = run.store
@@ -88,6 +90,7 @@ def marks_of(keys: list[str]) -> dict[int, tuple[int, str]]:
     return found
 
 
+@sensible
 def summarise(seen: Seen) -> dict[str, Any]:
     """The document of `--output json`; figures nobody knows are null."""
     rows = [_row(seen, index) for index in range(len(seen.entries))]
@@ -147,6 +150,7 @@ def _has(row: dict[str, Any], metric: str) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------------- shown
+@sensible
 def render(document: dict[str, Any], metric: str = "", width: int = 200) -> str:
     """One screen: what is done, and the runs that say most (failed and running first, then the rest). `width` in
     columns: a row is cut there, at its parameters."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.agent.store import Store
+from spotheal.fleet.made_by_others import sensible
 from spotheal.fleet.report_series import Series, finite, json_lines, series_of, thinned
 from spotheal.fleet.runs import Run
 from spotheal.fleet.sweep import progress
@@ -73,6 +74,7 @@ class SweepReport:
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
+@sensible
 def gather(run: Run, entries: Sequence[int]) -> dict[int, dict[str, Series]]:
     """The curves of `entries`, run -> name -> series: of the metrics file, else of the samples of each instance."""
 
@@ -141,6 +143,7 @@ def parameters_of(entries: Sequence[Mapping[str, Any]]) -> tuple[list[Parameter]
     return found, same
 
 
+@sensible
 def make(
     document: Mapping[str, Any], found: Mapping[int, Mapping[str, Series]], metric: str, smallest: bool, now: datetime
 ) -> SweepReport:

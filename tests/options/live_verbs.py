@@ -123,7 +123,9 @@ def test_a_quota_of_the_local_cloud_is_ordered_and_lifted(cloud_desk: CloudDesk)
     assert cloud_desk.cloud.rules.world.instances_max is None
 
 
-def test_a_cloud_keeps_its_machines_and_volumes_in_the_folder_that_is_given(tmp_path: Path) -> None:
+def test_a_cloud_keeps_its_machines_and_volumes_in_the_folder_that_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines, kept = tmp_path / "cloud.env", tmp_path / "kept"
     with subprocess.Popen([*FLEETCTL, "cloud", "--keep", str(kept), "--env", str(lines)]) as cloud:
         try:
@@ -131,7 +133,8 @@ def test_a_cloud_keeps_its_machines_and_volumes_in_the_folder_that_is_given(tmp_
                 assert cloud.poll() is None
                 time.sleep(0.1)
             text = next(line for line in lines.read_text().splitlines() if "AWS_ENDPOINT_URL=" in line)
-            ec2 = boto3.session.Session(OWNER, "rehearsal", region_name="us-west-2").client(
+            monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(kept / "credentials"))
+            ec2 = boto3.session.Session(profile_name="owner", region_name="us-west-2").client(
                 "ec2", endpoint_url=text.partition("=")[2]
             )
             volume = ec2.create_volume(AvailabilityZone="us-west-2a", Size=1)["VolumeId"]

@@ -1,0 +1,174 @@
+"""Whatever lies in the store, an operator's verb ends in an answer or in one message: never in a traceback."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from fleet_desk import Desk, desk, moto_clients, wheels
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from spotheal.agent import store as stores
+from spotheal.agent.documents import parse
+from spotheal.agent.errors import Retryable, SpothealError
+from spotheal.agent.ledger import read_events
+from spotheal.agent.names import LAYOUT, StoreUrl
+from spotheal.agent.store import Store
+from spotheal.fleet.live import line
+from spotheal.fleet.logs import _plain
+from spotheal.fleet.rehearsal.objects import InMemoryS3
+from spotheal.fleet.report import Material, make
+from spotheal.fleet.report_page import page
+from spotheal.fleet.screen import render
+from spotheal.fleet.status import Seen, summarise
+
+__all__ = ["desk", "moto_clients", "wheels"]
+DEEP = b"[" * 100_000
+HUGE = b'{"step": 1' + b"0" * 5000 + b"}"
+ESCAPE = "\x1b]0;owned\x07\x1b[2J"
+MARKUP = '"><img src=x onerror=alert(1)>'
+VALUES: tuple[Any, ...] = (MARKUP, None, [], {}, "", ESCAPE, -1, 10**18, 1e308, True, ["x"], {"x": ESCAPE})
+VERBS = (("status",), ("logs",), ("results", "ls"), ("report", "--out", "report.html"), ("clean", "--dry-run"))
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=timezone.utc)
+
+
+# ----------------------------------------------------------------------------------------------------------- the bytes
+@pytest.mark.parametrize(
+    "body", [DEEP, b'{"a":' * 50_000, HUGE, b"\xff\xfe", b"", b"NaN}", b'"\\ud800', b"-" + b"9" * 99],
+    ids=["deep", "deep objects", "huge", "not UTF-8", "empty", "half", "surrogate", "minus"],
+)
+def test_bytes_that_are_no_document_are_a_value_error(body: bytes) -> None:
+    with pytest.raises(ValueError):
+        parse(body)
+    store = Store(InMemoryS3("b"), StoreUrl("b", "run"))
+    store.put_bytes(LAYOUT.status, body)
+    with pytest.raises(Retryable, match=r"status\.json is not JSON"):
+        store.read_status()
+    text = body.decode(errors="replace")
+    assert read_events(text) == [] and _plain(text) == text
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(some.binary(max_size=200) | some.text(max_size=200).map(str.encode))
+def test_any_bytes_are_a_value_or_a_value_error(body: bytes) -> None:
+    with suppress(ValueError):
+        parse(body)
+    read_events(body.decode(errors="replace"))
+
+
+def test_an_object_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "OBJECT_BYTES_MAX", 1 << 20)
+    store = Store(InMemoryS3("b"), StoreUrl("b", "run"))
+    store.put_bytes("logs/i-1/agent.0.jsonl", b"x" * (2 << 20))
+    with pytest.raises(Retryable, match="has 2097152 bytes; nothing of ours is that large") as refused:
+        store.get_bytes("logs/i-1/agent.0.jsonl")
+    assert "aws s3 cp s3://b/run/logs/i-1/agent.0.jsonl" in refused.value.next_step
+
+
+def test_a_ledger_with_bytes_of_no_text_is_appended_to() -> None:
+    store = Store(InMemoryS3("b"), StoreUrl("b", "run"))
+    store.put_bytes(LAYOUT.ledger, b"\xff\xfe\n")
+    store.append_lines(LAYOUT.ledger, ["{}"])
+    assert store.get_bytes(LAYOUT.ledger) == b"\xff\xfe\n{}\n"
+
+
+# ----------------------------------------------------------------------------------------------------------- the verbs
+STATUS: dict[str, Any] = {
+    "phase": "training", "instance": "i-0a", "instance_type": "g5.xlarge", "zone": "us-west-2a", "term": 1,
+    "heartbeat": "2026-11-21T11:59:30Z", "reason": "", "notice": {"action": "terminate", "deadline": "x"},
+    "space": {"percent": 1, "grown": [{"folder": "a", "bytes": 1}]},
+    "progress": {"step": 120, "steps_total": 400, "epoch": 1, "loss": 0.31, "samples_per_second": 8.0,
+                 "saved": {"step": 100, "path": "x", "time": "2026-11-21T11:58:00Z"}},
+}  # fmt: skip
+EVENTS: tuple[dict[str, Any], ...] = (
+    {"time": "2026-11-21T11:00:00Z", "event": "boot", "instance": "i-0a", "zone": "us-west-2a", "term": 1,
+     "root_gib": 8, "instance_type": "g5.xlarge", "launched": "2026-11-21T11:00:00Z"},
+    {"time": "2026-11-21T11:00:01Z", "event": "price", "instance": "i-0a", "dollars_per_hour": 0.4,
+     "since": "2026-11-21T10:00:00Z", "lifecycle": "spot"},
+    {"time": "2026-11-21T11:00:02Z", "event": "volume", "instance": "i-0a", "volume": "vol-0a", "moved_from": "vol-0b",
+     "size_gib": 8, "type": "gp3", "term": 1},
+    {"time": "2026-11-21T11:00:03Z", "event": "trainer-started", "instance": "i-0a", "attempt": 1, "resumed_step": 5},
+    {"time": "2026-11-21T11:10:00Z", "event": "trainer-ended", "instance": "i-0a", "attempt": 1, "kind": "interrupted",
+     "exit_code": 1, "signal": None, "last_step": 9, "saved_step": 8, "reason": "x"},
+    {"time": "2026-11-21T11:11:00Z", "event": "notice", "instance": "i-0a", "action": "terminate", "deadline": "x"},
+    {"time": "2026-11-21T11:12:00Z", "event": "snapshot", "instance": "i-0a", "snapshot": "snap-1", "used_gib": 1.0},
+    {"time": "2026-11-21T11:13:00Z", "event": "deleted", "instance": "i-0a", "volumes": ["vol-0b"], "snapshots": []},
+)  # fmt: skip
+
+
+def changed(document: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    head, *rest = path
+    return {**document, head: changed(document[head], tuple(rest), value) if rest else value}
+
+
+def paths(document: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in document.items():
+        yield (*above, name)
+        if isinstance(value, dict):
+            yield from paths(value, (*above, name))
+
+
+def check(desk: Desk, verb: tuple[str, ...], said_of: Any) -> None:
+    result = desk.run(*verb)
+    output = result.stdout + result.stderr
+    assert result.exit_code in (0, 1, 4, 7), (verb, said_of, output)
+    assert "unexpected" not in output and "Traceback" not in output, (verb, said_of, output)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", output), (verb, said_of, output)
+
+
+@pytest.fixture
+def lived(desk: Desk) -> tuple[Desk, Store]:
+    """A job whose store holds what an agent writes."""
+    store = desk.store(desk.request()["run"])
+    store.put_json(LAYOUT.status, STATUS)
+    store.append_lines(LAYOUT.ledger, [json.dumps(event) for event in EVENTS])
+    store.put_bytes("logs/i-0a/agent.0.jsonl", b'{"timestamp": "2026-11-21T11:00:00Z", "event": "x"}\n')
+    return desk, store
+
+
+@pytest.mark.parametrize("key", [LAYOUT.status, LAYOUT.ledger, LAYOUT.fleet_document, LAYOUT.job_document,
+                                 LAYOUT.metrics, "launches/i-0a.json", "nodes/i-0a.json", "logs/i-0a/agent.0.jsonl",
+                                 "logs/i-0a/trainer.0.log"])  # fmt: skip
+def test_a_verb_ends_in_one_message_whatever_bytes_an_object_has(lived: tuple[Desk, Store], key: str) -> None:
+    desk, store = lived
+    for body in (DEEP, b"\xff\xfe" + ESCAPE.encode() + b"\n", b"[]", b'{"instance": {"a": 1}, "time": [], "batch": 1}'):
+        store.put_bytes(key, body)
+        for verb in VERBS:
+            check(desk, verb, body[:40])
+
+
+def shown(status: dict[str, Any], events: tuple[dict[str, Any], ...]) -> None:
+    """All that fleetctl makes of a status and a ledger: a value, or a SpothealError."""
+    seen = Seen(
+        job="cifar", run="01J8Z3T2QK5V9W7X6Y5Z4A3B2C", store="s3://b/run", status=status, events=events,
+        fleet={"fleet_id": "sfr-1", "requested_at": "2026-11-21T10:59:00Z"}, fleet_state="active", volumes=(),
+        launches=({"instance": "i-0a", "time": "2026-11-21T11:00:00Z"},), instances=(),
+    )  # fmt: skip
+    with suppress(SpothealError):
+        document = summarise(seen, NOW)
+        assert "\x1b" not in render(document, NOW) + line(document)
+        json.dumps(document)
+    with suppress(SpothealError):
+        made = make(Material(seen, "", {}), NOW)
+        text = page(made)
+        assert "\x1b" not in text and "<img" not in text
+
+
+def test_a_field_of_a_status_may_say_anything() -> None:
+    for path in paths(STATUS):
+        for value in VALUES:
+            shown(changed(STATUS, path, value), EVENTS)
+
+
+def test_a_field_of_an_event_may_say_anything() -> None:
+    for number, event in enumerate(EVENTS):
+        for name in event:
+            for value in VALUES:
+                rows = [json.dumps(row) for row in (*EVENTS[:number], {**event, name: value}, *EVENTS[number + 1 :])]
+                shown(STATUS, tuple(read_events("\n".join(rows))))
