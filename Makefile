@@ -101,6 +101,7 @@ soak: $(READY)
 	$(VENV)/bin/python tests/mutants/run.py
 	SPOTHEAL_THROTTLED=1000 $(VENV)/bin/python -m pytest -q tests/test_safety.py
 	SPOTHEAL_STOPS=1 $(VENV)/bin/python -m pytest -q tests/test_streaming_loaders.py
+	SPOTHEAL_SLOW_WORKLOADS=1 $(VENV)/bin/python -m pytest -q tests/attacks
 	SPOTHEAL_EXAMPLES=10000 $(VENV)/bin/python -m pytest -q tests/test_userdata_hostile.py tests/test_redaction.py
 	$(VENV)/bin/python tests/simulation/histories.py $(HISTORIES)
 	SPOTHEAL_LIVES=0:300 $(VENV)/bin/python -m pytest -q tests/second_ec2
