@@ -92,9 +92,10 @@ def resumed_is_whole(kind: str, stops: tuple[int, ...], tmp_path: Path, patch: p
 
 @pytest.mark.parametrize("kind", adding_us.KINDS)
 def test_with_the_lines_of_the_page_two_interruptions_change_no_weight(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     resumed_is_whole(kind, (4, 11), tmp_path, monkeypatch)
+    assert "exact" not in caplog.text
 
 
 @pytest.mark.parametrize("step", [1, 5, 6, 7, 12, 17])

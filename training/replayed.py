@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from spotheal.training import state
 from spotheal.training.sampler import ExactSampler, SeededSamples
@@ -44,7 +44,7 @@ class ReplayedLoader:
     def __init__(self, loader: DataLoader[Any]) -> None:
         # A strong one would make a ring, whose collection ends queues before workers, each of which then takes 5 s.
         self._loader = weakref.ref(loader)
-        self.dataset = loader.dataset
+        self.dataset, self._workers = loader.dataset, loader.num_workers
         self._own = _generators(loader, loader.batch_sampler, loader.sampler)
         self.epoch, self.used = -1, 0
         self.looks_ahead = False  # Accelerate asks for a batch before the loop has it: its loop counts itself
@@ -103,6 +103,10 @@ class ReplayedLoader:
             log.warning("the order of the data is not that of the interrupted epoch, so the resume is not exact: the"
                         " data set or the options of the loader changed, or its %s draws while it is read; use"
                         " exact_loader and resume(sampler=…) with an ExactSampler", self._sampler_name())  # fmt: skip
+        if self._workers and not isinstance(self.dataset, (SeededSamples, TensorDataset)):
+            log.warning("the resume is exact if the data set draws no random numbers: workers begin theirs again, and"
+                        " random transforms are others in the rest of this epoch; put SeededSamples(dataset) into the"
+                        " loader")  # fmt: skip
         return made
 
     def _tell_epoch(self) -> None:
