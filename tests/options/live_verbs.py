@@ -63,6 +63,7 @@ def test_a_profile_gives_credentials_and_region(cloud_desk: CloudDesk, monkeypat
     lines = ["[profile asked]", "region = us-west-2", *(f"{key} = {value}" for key, value in keys)]
     (cloud_desk.folder / "config").write_text("\n".join(lines))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(cloud_desk.folder / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name)
     given = ("init", "--command", "python train.py", "--gpus", "0", "--name", "asked")
