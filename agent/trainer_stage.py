@@ -201,7 +201,7 @@ class TrainerStage:
     def _watch_files(self) -> None:
         while not self._clock.sleep(FILES_SECONDS, until=self._looked):
             try:
-                self._written.look(self._supervisor.attempt)
+                self._written.look(self._memory.attempt)
             except OSError as error:
                 self._log.warning("what the trainer writes cannot be recorded", error=str(error))
 

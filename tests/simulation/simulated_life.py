@@ -104,6 +104,8 @@ class LifeRegion(Region):
         self._patch(trainer_stage, "Supervisor", lambda *a, **k: SimulatedTrainer(self, *a, **k))
         self._patch(trainer_stage, "RunMemory", memory_of(self))
         self._patch(trainer_stage, "SavedFiles", lambda folders, over: SimpleNamespace(mark=frozenset))
+        written = SimpleNamespace(predecessor=dict, look=lambda attempt: None)  # no file system here
+        self._patch(trainer_stage, "WrittenFiles", lambda *_: written)
         self._patch(trainer_stage, "RETENTION_SECONDS", RETENTION_SECONDS)
         return self
 
