@@ -46,6 +46,8 @@ _NO_SUCH_COMMIT = re.compile(
     re.IGNORECASE,
 )
 _HOST_KEY = re.compile(r"host key verification failed|remote host identification has changed", re.IGNORECASE)
+_LACKS_OBJECTS = re.compile(r"fatal: unable to read [0-9a-f]{40}")
+_FSCK = "the repository lacks objects, as an incomplete copy does: `git fsck` there names them; clone it again"
 _OTHER_KEY = (
     "the host shows none of the keys in `[job] known_hosts` (default: what known_hosts had where the request was made):"
     " connect once by hand, compare with what the host publishes, and request again"
@@ -73,6 +75,9 @@ def classify(lines: Sequence[str], *, timed_out: bool = False) -> Fault:
     found = next((line for line in said if _HOST_KEY.search(line)), None)
     if found:  # before the network: the connection is closed for it
         return Fault(Cause.PERMANENT, found.strip("@ "), _OTHER_KEY)
+    found = next((line for line in said if _LACKS_OBJECTS.search(line)), None)
+    if found:  # before the network: "early EOF" follows, and it was tried for an hour
+        return Fault(Cause.PERMANENT, found, _FSCK)
     for pattern, cause in ((_NETWORK, Cause.NETWORK), (_NO_SUCH_COMMIT, Cause.NO_SUCH_COMMIT)):
         found = next((line for line in said if pattern.search(line)), None)
         if found:

@@ -77,8 +77,8 @@ def rehearse(folder: Path, scenario: str, kept: Path, reference: bool) -> Row:
     try:
         document = json.loads(done.stdout)
     except ValueError:
-        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        return Row(folder.name, scenario, done.returncode, "-", (), (), None, tuple(last))
+        told = [line for line in done.stderr.splitlines() if line.startswith("fleetctl:")] or ["it said nothing"]
+        return Row(folder.name, scenario, done.returncode, "-", (), (), None, tuple(told))
     return Row(
         program=folder.name,
         scenario=scenario,

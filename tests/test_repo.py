@@ -363,6 +363,9 @@ def test_no_password_is_logged_nor_seen_in_an_argv(host: str, tmp_path: Path) ->
         ("fatal: remote error: upload-pack: not our ref 0123", Cause.NO_SUCH_COMMIT),
         ("error: Server does not allow request for unadvertised object 0123", Cause.NO_SUCH_COMMIT),
         ("fatal: dumb http transport does not support shallow capabilities", Cause.NO_SUCH_COMMIT),
+        ("remote: fatal: unable to read 2d84b35af79e411d73ea7cae83c73964c6ac83b4\nremote: aborting due to possible"
+         " repository corruption on the remote side.\nfatal: early EOF\nfatal: fetch-pack: invalid index-pack output",
+         Cause.PERMANENT),
         ("fatal: something nobody has seen", Cause.UNKNOWN),
     ],
 )  # fmt: skip
