@@ -85,6 +85,7 @@ pythons: $(READY)
 	$(VENV)/bin/python tests/boot/python_pairs.py
 
 boot-vm: $(READY)
+	$(VENV)/bin/python tests/boot/besieged_vm.py
 	$(VENV)/bin/python tests/boot/boot_vm.py
 
 # What the tests are worth: every safety line taken out in turn must make one fall (tests/mutants).
