@@ -1,5 +1,5 @@
-"""A real cage, with what an attacker wants around it. `siege.py FOLDER MODE`, as root in a network namespace that has
-the addresses of the metadata service; prints what came of each attempt as JSON.
+"""A real cage, with what an attacker wants around it. `siege.py FOLDER MODE USER`, as root in a network namespace that
+has the addresses of the metadata service; prints what came of each attempt as JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from spotheal.agent.names import StoreUrl
 from spotheal.agent.paths import Paths
 from spotheal.agent.process_group import ForeignProgram
 
-USER = "spotheal-test-a"
 PYTHON = "/usr/bin/python3"
 SHARED_MEMORY = 0x5B07
 SECONDS_MAX = 60.0
@@ -135,12 +134,12 @@ def remove(outside: dict[str, Any]) -> None:
         Path(path).unlink(missing_ok=True)
 
 
-def attack(folder: Path, mode: str) -> dict[str, Any]:
+def attack(folder: Path, mode: str, user: str) -> dict[str, Any]:
     (folder / "etc").mkdir()
     make = cage_user.cage_account
-    cage.cage_account = lambda user, home, sandbox: make(user, home, sandbox, folder / "etc")
+    cage.cage_account = lambda name, home, sandbox: make(name, home, sandbox, folder / "etc")
     document = {"job": {"name": "j", "repository": "https://example.org/r", "command": ["x"]},
-                "cage": {"mode": mode, "user": USER}}  # fmt: skip
+                "cage": {"mode": mode, "user": user}}  # fmt: skip
     config = InstanceConfig(parse_job(document), "run", "us-west-2", StoreUrl("b", "j/run"), "0" * 40)
     folders, clock, log = Folders.at(folder, "/volume"), SystemClock(), Log()
     folders.clone.mkdir(parents=True)
@@ -171,4 +170,4 @@ def attack(folder: Path, mode: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(attack(Path(sys.argv[1]), sys.argv[2])))
+    print(json.dumps(attack(Path(sys.argv[1]), *sys.argv[2:4])))

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 from attempts import EXPECTED, IMDS, IMDS6, TASK_ROLE
-from siege import PYTHON, USER
+from siege import PYTHON
 
 from spotheal.agent.cage_refusals import TOLD_MAX
 
 HERE = Path(__file__).resolve().parent
-SPACE = f"spotheal-siege-{os.getpid()}"
+SPACE = USER = f"spotheal-s{os.getpid()}"
 NEEDED = ("ip", "nft", "useradd")
 ADDRESSES = (f"{IMDS}/32", f"{TASK_ROLE}/32", "169.254.170.23/32", f"{IMDS6}/128", "fd00:ec2::23/128")
 pytestmark = [
@@ -46,7 +46,7 @@ def siege() -> Iterator[dict[str, Any]]:
             subprocess.run([*inside, "ip", *command.split()], check=True)
         environment = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parents[1] / '.ci/import_path'}"}
         done = subprocess.run(
-            [*inside, sys.executable, str(HERE / "siege.py"), str(folder), "on"],
+            [*inside, sys.executable, str(HERE / "siege.py"), str(folder), "on", USER],
             capture_output=True, text=True, timeout=120, check=False, env=environment, cwd="/",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-4000:]

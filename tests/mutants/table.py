@@ -242,7 +242,9 @@ MUTANTS = (
         "agent/volume/observe.py",
         "        released |= {claim.number}\n",
         "        pass\n",
-        ("tests/simulation/test_simulated_life.py::test_a_machine_that_lives_on_writes_nothing_that_its_handover_would_hide",),
+        (
+            "tests/simulation/test_simulated_life.py::test_a_machine_that_lives_on_writes_nothing_that_its_handover_would_hide",
+        ),
     ),
     Mutant(
         "fsync of the file",
@@ -293,6 +295,33 @@ MUTANTS = (
         quick=False,
     ),
     Mutant(
+        "the cage refuses system calls",
+        "agent/cage_exec.py",
+        '            if orders["sandbox"]["filters"]:\n',
+        "            if False:\n",
+        (
+            "tests/attacks/test_cage_attacks.py"
+            "::test_the_log_tells_the_first_refused_call_of_each_kind_and_not_without_end",
+        ),
+        quick=False,
+    ),
+    Mutant(
+        "of /run only what is kept is in the cage",
+        "agent/cage_exec.py",
+        '            _empty(place, sandbox["kept"] + writable)\n',
+        "            pass\n",
+        ("tests/attacks/test_cage_attacks.py::test_nothing_of_what_lies_outside_came_back",),
+        quick=False,
+    ),
+    Mutant(
+        "packets of no user do not reach the metadata service",
+        "agent/cage_network.py",
+        'related accept\\n    {to} reject"\n',
+        'related accept"\n',
+        ("tests/attacks/test_cage_network.py",),
+        quick=False,
+    ),
+    Mutant(
         "the machine is read-only in the cage",
         "agent/cage_exec.py",
         "            _make_read_only(place, flags)\n",
@@ -305,7 +334,9 @@ MUTANTS = (
         "agent/cage_network.py",
         '        lines.append(f"{_to(address)} tcp dport 80 redirect to :{port}")\n',
         "        pass\n",
-        ("tests/test_relay.py::test_from_the_cages_user_no_credentials_are_to_be_had_by_any_address_and_polling_works",),
+        (
+            "tests/test_relay.py::test_from_the_cages_user_no_credentials_are_to_be_had_by_any_address_and_polling_works",
+        ),
         quick=False,
     ),
     Mutant(
