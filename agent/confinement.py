@@ -48,7 +48,8 @@ class Confinement:
         role = None
         if policy:
             here = self.here
-            role = TrainerRole(self.client("sts"), self.clock, here.account, here.region, here.instance, policy)
+            job = self.config.job.job.name
+            role = TrainerRole(self.client("sts"), self.clock, here.account, here.region, job, here.instance, policy)
             role.check(self.stop)
         # A client of its own: however the relay is kept busy, the watch for notices does not wait for it.
         asks = Metadata(self.metadata.endpoint, self.clock)

@@ -256,7 +256,7 @@ def parse_results(url: str) -> StoreUrl | EfsUrl:
     raise ValueError(f"{url!r} is neither s3://bucket/prefix nor efs://fs-0123456789abcdef0/folder")
 
 
-TRAINER_ROLE = "spotheal-trainer"  # what a caged trainer with a `cage.trainer_policy` acts as
+TRAINER_ROLE = "spotheal-trainer-"  # and the job's name: what its caged trainer acts as (`cage.trainer_policy`)
 
 
 REGION = r"[a-z]{2,4}(?:-[a-z]+)+-\d+"  # four letters: eusc-de-east-1, of the European Sovereign Cloud

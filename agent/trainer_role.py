@@ -1,7 +1,7 @@
 """The trainer's own narrow role (`cage.trainer_policy`), as the metadata service gives a role's credentials.
 
-The agent takes the role `spotheal-trainer` of the account with the job's policy as session policy: the trainer may do
-what both allow, and never what the instance may. A session lasts an hour (AWS's limit where one role takes another) and
+The agent takes the job's role `spotheal-trainer-JOB` with the job's policy as session policy: the trainer may do what
+both allow, and never what the instance may. A session lasts an hour (AWS's limit where one role takes another) and
 is taken anew ten minutes before its end.
 Source: STS API, AssumeRole; EC2 User Guide, "Retrieve security credentials from instance metadata".
 """
@@ -35,6 +35,7 @@ class TrainerRole:
     clock: Clock
     account: str
     region: str
+    job: str
     instance: str
     policy: str
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -42,8 +43,12 @@ class TrainerRole:
     _until: datetime | None = None
 
     @property
+    def name(self) -> str:
+        return f"{TRAINER_ROLE}{self.job}"
+
+    @property
     def arn(self) -> str:
-        return f"arn:{partition_of(self.region)}:iam::{self.account}:role/{TRAINER_ROLE}"
+        return f"arn:{partition_of(self.region)}:iam::{self.account}:role/{self.name}"
 
     def check(self, stop: Stop) -> None:
         """SetupFailed where the role cannot be taken: better now than in the middle of the training.
@@ -64,8 +69,9 @@ class TrainerRole:
                 if is_final:
                     raise SetupFailed(
                         f"the trainer's role cannot be taken: {error.message}",
-                        next_step=f"let fleetctl make the role {TRAINER_ROLE} (`request`, or `iam create` by who makes"
-                        " roles; by hand: `fleetctl iam show trainer-trust`); or leave out `[cage] trainer_policy`",
+                        next_step=f"let fleetctl make the role {self.name} (`request`, or by who makes roles"
+                        f" `fleetctl iam create --job {self.job} --trainer-policy FILE`); or leave out"
+                        " `[cage] trainer_policy`",
                         code=error.code,
                     ) from error
                 if self.clock.sleep(back_off(tries), until=stop):
@@ -80,7 +86,7 @@ class TrainerRole:
             return self._document
 
     def _take(self, now: datetime) -> None:
-        with translated(f"take the role {TRAINER_ROLE}"):
+        with translated(f"take the role {self.name}"):
             given = self.sts.assume_role(
                 RoleArn=self.arn,
                 RoleSessionName=re.sub(r"[^\w+=,.@-]", "-", f"trainer-{self.instance}")[:64],

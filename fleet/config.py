@@ -217,7 +217,7 @@ def _with_policy(job: JobConfig, path: Path) -> JobConfig:
     except OSError as error:
         raise ConfigError(
             f"{path}: [cage] trainer_policy: {file} cannot be read: {error.strerror}",
-            next_step="write an IAM policy there: what the trainer may do, of what its role spotheal-trainer may",
+            next_step="write an IAM policy there: what the trainer may do, of what its role spotheal-trainer-JOB may",
         ) from None
     except (ValueError, RecursionError):
         raise ConfigError(f"{path}: [cage] trainer_policy: {file} is no JSON") from None

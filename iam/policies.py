@@ -166,7 +166,7 @@ def instance_of_region(scope: Scope, *, may_delete: bool = True) -> Document:
         _statement("LookAtEfs", _actions(Who.INSTANCE, On.FILE_SYSTEMS), scope.file_systems),
         _statement("Tell", _actions(Who.INSTANCE, On.TOPIC), scope.topics),
         _statement("Secrets", _actions(Who.INSTANCE, On.SECRETS), scope.secret_arns),
-        _statement("TrainersRole", _actions(Who.INSTANCE, On.TRAINER), scope.role(TRAINER_ROLE)),
+        _statement("TrainersRole", _actions(Who.INSTANCE, On.TRAINER), scope.role(f"{TRAINER_ROLE}{scope.job or '*'}")),
         *_key(scope),
     ]
     return _document([*statements, *_deleting(scope)] if may_delete else statements)
@@ -319,7 +319,7 @@ def _instance_roles(scope: Scope) -> tuple[str, str]:
 
 def _roles(scope: Scope) -> list[str]:
     instances = _instance_roles(scope)
-    roles = map(scope.role, (*instances, scope.fleet_role, scope.rescue_role, TRAINER_ROLE))
+    roles = map(scope.role, (*instances, scope.fleet_role, scope.rescue_role, f"{TRAINER_ROLE}*"))
     profiles = (scope.role(name).replace(":role/", ":instance-profile/") for name in instances)
     return [*roles, *profiles]
 
@@ -362,8 +362,8 @@ def trainer_trust(scope: Scope, takers: Iterable[str] = ()) -> Document:
 
 
 def default_takers(scope: Scope) -> list[str]:
-    """Patterns of ARNs: the roles that fleetctl makes for instances."""
-    return sorted([scope.role(scope.instance_role), scope.role(f"{JOB_ROLE}*")])
+    """Patterns of ARNs: the roles that fleetctl makes for instances of the job, or of any job."""
+    return sorted([scope.role(scope.instance_role), scope.role(f"{JOB_ROLE}{scope.job or '*'}")])
 
 
 def trust(service: str) -> Document:

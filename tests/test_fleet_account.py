@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import json
 from pathlib import Path
@@ -14,7 +15,7 @@ from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
 from moto.iam.models import iam_backends
 
 from spotheal.agent import clock
-from spotheal.agent.errors import CapacityError, ExitCode, PermissionDenied
+from spotheal.agent.errors import ExitCode, PermissionDenied
 from spotheal.agent.names import Phase, StoreUrl
 from spotheal.fleet import repository
 from spotheal.fleet.account import prerequisites, roles
@@ -231,20 +232,6 @@ def test_a_role_without_room_is_refused_before_anything_is_made(empty: Desk, mot
     assert empty.live_fleets() == []
 
 
-def test_the_trainers_role_counts_the_policies_of_all_jobs(empty: Desk) -> None:
-    session = Session("us-west-2")
-    document = json.dumps({"Version": "2012-10-17", "Statement": [
-        {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::data/" + "x" * 1_900}]})  # fmt: skip
-    for number in range(5):
-        step = roles.missing_trainer_role(session, ["spotheal-instance"], f"job{number}", document)
-        roles.check_room(session, [step])
-        prerequisites.make(session, step)  # type: ignore[arg-type]
-    sixth = roles.missing_trainer_role(session, ["spotheal-instance"], "job5", document)
-    with pytest.raises(CapacityError, match=r"spotheal-trainer has no room.*10,240") as refused:
-        roles.check_room(session, [sixth])
-    assert "--trainer-policy" in refused.value.next_step
-
-
 def test_a_role_with_policies_of_somebody_elses_is_left_as_it_is(empty: Desk, moto_clients: dict[str, Any]) -> None:
     iam = moto_clients["iam"]
     iam.create_role(RoleName="spotheal-instance", AssumeRolePolicyDocument=TRUST)
@@ -255,44 +242,55 @@ def test_a_role_with_policies_of_somebody_elses_is_left_as_it_is(empty: Desk, mo
 
 
 def test_a_job_with_a_trainer_policy_gets_its_role_in_the_plan(empty: Desk, moto_clients: dict[str, Any]) -> None:
-    """One inline policy a job: what a trainer gets is narrowed to its own job's."""
-    iam, trainer = moto_clients["iam"], {"RoleName": "spotheal-trainer"}
+    """A role of its own: no other job's policy adds to what it may do."""
+    iam, trainer = moto_clients["iam"], {"RoleName": "spotheal-trainer-cifar"}
     (empty.folder / "policy.json").write_text(THEIRS)
     with (empty.folder / "job.toml").open("a") as job:
         job.write('[cage]\ntrainer_policy = "policy.json"\n')
     first = empty.request()
-    assert "create role spotheal-trainer for caged trainers: what this job's trainer_policy allows" in first["steps"]
-    assert iam.list_role_policies(**trainer)["PolicyNames"] == ["spotheal-cifar"]
-    assert iam.get_role_policy(**trainer, PolicyName="spotheal-cifar")["PolicyDocument"] == json.loads(THEIRS)
+    step = "create role spotheal-trainer-cifar for the caged trainer: what this job's trainer_policy allows"
+    assert step in first["steps"]
+    (policy,) = iam.list_role_policies(**trainer)["PolicyNames"]
+    assert iam.get_role_policy(**trainer, PolicyName=policy)["PolicyDocument"] == json.loads(THEIRS)
     (trust,) = iam.get_role(**trainer)["Role"]["AssumeRolePolicyDocument"]["Statement"]
-    assert trust["Condition"]["ArnLike"]["aws:PrincipalArn"] == OURS
+    ours = [SPOTHEAL_INSTANCE, SPOTHEAL_INSTANCE.replace("spotheal-instance", "spotheal-job-cifar")]
+    assert trust["Condition"]["ArnLike"]["aws:PrincipalArn"] == ours
 
-    session, others = Session("us-west-2"), ["theirs", "spotheal-job-imagenet"]
+    session = Session("us-west-2")
     assert roles.missing_trainer_role(session, ["spotheal-instance"], "cifar", THEIRS) is None
-    assert roles.missing_trainer_role(session, ["spotheal-instance"], "", "") is None
     changed = roles.missing_trainer_role(session, ["spotheal-instance"], "cifar", '{"Statement": []}')
     assert changed is not None and changed.verb == "update"
-    more = roles.missing_trainer_role(session, others, "imagenet", THEIRS)
+    more = roles.missing_trainer_role(session, ["theirs"], "cifar", THEIRS)
     assert more is not None and more.verb == "extend"
     prerequisites.make(session, more)
-    assert sorted(iam.list_role_policies(**trainer)["PolicyNames"]) == ["spotheal-cifar", "spotheal-imagenet"]
     (trust,) = iam.get_role(**trainer)["Role"]["AssumeRolePolicyDocument"]["Statement"]
     theirs = SPOTHEAL_INSTANCE.replace("spotheal-instance", "theirs")
-    assert trust["Condition"]["ArnLike"]["aws:PrincipalArn"] == [*OURS, theirs]
+    assert trust["Condition"]["ArnLike"]["aws:PrincipalArn"] == [*ours, theirs]
 
 
-def test_where_the_administrator_says_what_trainers_may_do_a_job_adds_nothing(empty: Desk) -> None:
-    session = Session("us-west-2")
-    step = roles.missing_trainer_role(session, ["spotheal-instance"], "", THEIRS)
-    assert step is not None
-    prerequisites.make(session, step)
-    assert roles.missing_trainer_role(session, ["spotheal-instance"], "cifar", '{"Statement": []}') is None
+def test_a_trainer_policy_of_one_job_serves_no_other_job(empty: Desk, moto_clients: dict[str, Any]) -> None:
+    """red team S8: a policy that allows everything got the union of all jobs' policies."""
+    session, iam = Session("us-west-2"), moto_clients["iam"]
+    everything = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}'
+    for job, document in (("cifar", THEIRS), ("imagenet", everything)):
+        step = roles.missing_trainer_role(session, [f"spotheal-job-{job}"], job, document)
+        assert step is not None
+        prerequisites.make(session, step)
+    for job, document in (("cifar", THEIRS), ("imagenet", everything)):
+        role = f"spotheal-trainer-{job}"
+        (policy,) = iam.list_role_policies(RoleName=role)["PolicyNames"]
+        assert iam.get_role_policy(RoleName=role, PolicyName=policy)["PolicyDocument"] == json.loads(document)
+        (trust,) = iam.get_role(RoleName=role)["Role"]["AssumeRolePolicyDocument"]["Statement"]
+        other = {"cifar": "imagenet", "imagenet": "cifar"}[job]
+        takers = trust["Condition"]["ArnLike"]["aws:PrincipalArn"]
+        theirs = f"arn:aws:iam::123456789012:role/spotheal-job-{other}"
+        assert not [arn for arn in takers if fnmatch.fnmatchcase(theirs, arn)]
 
 
 def test_a_trainers_role_of_somebody_elses_is_left_as_it_is(empty: Desk, moto_clients: dict[str, Any]) -> None:
     iam = moto_clients["iam"]
-    iam.create_role(RoleName="spotheal-trainer", AssumeRolePolicyDocument=TRUST)
-    iam.put_role_policy(RoleName="spotheal-trainer", PolicyName="theirs", PolicyDocument=THEIRS)
+    iam.create_role(RoleName="spotheal-trainer-cifar", AssumeRolePolicyDocument=TRUST)
+    iam.put_role_policy(RoleName="spotheal-trainer-cifar", PolicyName="theirs", PolicyDocument=THEIRS)
     assert roles.missing_trainer_role(Session("us-west-2"), ["spotheal-instance"], "cifar", THEIRS) is None
 
 
@@ -313,7 +311,8 @@ def test_a_profile_named_after_the_job_is_for_that_job_alone(empty: Desk, moto_c
     job.write_text(job.read_text().replace('"cifar"', '"other"'))
     refused = empty.run("request", "--yes")
     assert refused.exit_code == ExitCode.USAGE
-    assert "spotheal-job-cifar is for job cifar alone" in refused.stderr and "spotheal-job-other" in refused.stderr
+    assert "names the instance profile spotheal-job-cifar, which is job cifar's" in refused.stderr
+    assert "spotheal-job-other" in refused.stderr
 
 
 def test_tomorrows_address_is_opened_beside_todays(empty: Desk, moto_clients: dict[str, Any]) -> None:

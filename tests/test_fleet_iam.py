@@ -46,27 +46,33 @@ def test_without_credentials_the_accounts_number_is_zeros(
 
 def test_roles_are_made_once_and_taken_away_once(cloud_desk: CloudDesk) -> None:
     made = cloud_desk.good("iam", "create", "--yes")
-    assert len(made["made"]) == 3
-    assert made["trainer_role"] == "arn:aws:iam::123456789012:role/spotheal-trainer"
+    assert len(made["made"]) == 2
     assert made["instance_profile"] == "arn:aws:iam::123456789012:instance-profile/spotheal-instance"
     assert made["fleet_role"] == f"arn:aws:iam::123456789012:role/{FLEET_ROLE}"
     assert cloud_desk.good("iam", "create", "--yes")["made"] == []
     gone = cloud_desk.good("iam", "delete", "--yes")["deleted"]
     assert gone == [
-        "instance profile spotheal-instance", "role spotheal-instance", f"role {FLEET_ROLE}", "role spotheal-trainer"
+        "instance profile spotheal-instance", "role spotheal-instance", f"role {FLEET_ROLE}"
     ]  # fmt: skip
     assert cloud_desk.good("iam", "delete", "--yes")["deleted"] == []
 
 
-def test_trainers_of_any_job_may_do_what_the_administrators_policy_says(cloud_desk: CloudDesk) -> None:
+def test_the_trainer_of_one_job_may_do_what_its_policy_says(cloud_desk: CloudDesk) -> None:
     Path("data.json").write_text(json.dumps(READS_DATA))
-    made = cloud_desk.good("iam", "create", "--yes", "--trainer-policy", "data.json")["made"]
-    assert any("role spotheal-trainer" in step for step in made)
+    refused = cloud_desk.run("iam", "create", "--yes", "--trainer-policy", "data.json")
+    assert refused.exit_code == ExitCode.USAGE and "--job JOB" in refused.stderr
+    given = ("iam", "create", "--yes", "--job", "cifar", "--trainer-policy", "data.json")
+    made = cloud_desk.good(*given)
+    assert made["trainer_role"] == "arn:aws:iam::123456789012:role/spotheal-trainer-cifar"
+    assert any("role spotheal-trainer-cifar" in step for step in made["made"])
     iam = owner("iam")
-    (name,) = iam.list_role_policies(RoleName="spotheal-trainer")["PolicyNames"]
-    assert iam.get_role_policy(RoleName="spotheal-trainer", PolicyName=name)["PolicyDocument"] == READS_DATA
-    assert cloud_desk.good("iam", "create", "--yes", "--trainer-policy", "data.json")["made"] == []
-    assert "role spotheal-trainer" in cloud_desk.good("iam", "delete", "--yes")["deleted"]
+    (name,) = iam.list_role_policies(RoleName="spotheal-trainer-cifar")["PolicyNames"]
+    assert iam.get_role_policy(RoleName="spotheal-trainer-cifar", PolicyName=name)["PolicyDocument"] == READS_DATA
+    assert cloud_desk.good(*given)["made"] == []
+    shown = cloud_desk.good("iam", "show", "trainer-trust", "--job", "cifar")["policy"]
+    assert "spotheal-job-cifar" in json.dumps(shown) and "spotheal-job-*" not in json.dumps(shown)
+    assert "role spotheal-trainer-cifar" in cloud_desk.good("iam", "delete", "--yes", "--job", "cifar")["deleted"]
+    cloud_desk.good("iam", "delete", "--yes")
 
 
 def test_a_jobs_own_role_is_made_shown_and_taken_away_alone(cloud_desk: CloudDesk) -> None:
@@ -93,7 +99,7 @@ def test_a_trainers_policy_that_is_none_is_refused_before_anything_is_made(
 ) -> None:
     if text is not None:
         Path("data.json").write_text(text)
-    result = cloud_desk.run("iam", "create", "--yes", "--trainer-policy", "data.json")
+    result = cloud_desk.run("iam", "create", "--yes", "--job", "cifar", "--trainer-policy", "data.json")
     assert result.exit_code == ExitCode.USAGE
     assert "data.json" in result.stderr and "Traceback" not in result.output
 

@@ -51,7 +51,8 @@ def refusal(call: Any, **arguments: Any) -> str:
 def account(cloud_desk: CloudDesk) -> Any:
     """Roles as `iam create` makes them: trainers may read two buckets; the store has an object, too."""
     (cloud_desk.folder / "policy.json").write_text(json.dumps(reads("data", "more")))
-    cloud_desk.good("iam", "create", "--yes", "--trainer-policy", "policy.json")
+    cloud_desk.good("iam", "create", "--yes")
+    cloud_desk.good("iam", "create", "--yes", "--job", "cifar", "--trainer-policy", "policy.json")
     s3 = owner("s3")
     for bucket in ("data", "more", "store"):
         s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
@@ -60,6 +61,7 @@ def account(cloud_desk: CloudDesk) -> Any:
     for bucket in ("data", "more", "store"):
         s3.delete_object(Bucket=bucket, Key="x")
         s3.delete_bucket(Bucket=bucket)
+    cloud_desk.good("iam", "delete", "--yes", "--job", "cifar")
     cloud_desk.good("iam", "delete", "--yes")
 
 
@@ -78,7 +80,7 @@ def instance_with(desk: CloudDesk, profile: str) -> str:
 def role_of(desk: CloudDesk, instance: str, policy: dict[str, Any], clock: Clock | None = None) -> TrainerRole:
     key = desk.cloud.rules.world.keys.of(desk.cloud.rules.key_of(instance))
     sts = client(desk, "sts", key.id, key.secret, key.token)
-    return TrainerRole(sts, clock or SystemClock(), "123456789012", "us-west-2", instance, json.dumps(policy))
+    return TrainerRole(sts, clock or SystemClock(), "123456789012", "us-west-2", "cifar", instance, json.dumps(policy))
 
 
 def ask(relay: Relay, path: str, method: str = "GET", **headers: str) -> str:
@@ -121,7 +123,7 @@ def test_a_machine_with_another_role_cannot_take_it(account: CloudDesk) -> None:
 
 
 def test_a_role_that_is_not_there_fails_the_set_up_with_the_way_to_it(account: CloudDesk) -> None:
-    roles.delete_role(Session("us-west-2"), "spotheal-trainer", has_profile=False)
+    roles.delete_role(Session("us-west-2"), "spotheal-trainer-cifar", has_profile=False)
     with pytest.raises(SetupFailed) as caught:
         role_of(account, instance_with(account, "spotheal-instance"), reads("data"), HandClock()).check(never())
     assert "iam create" in caught.value.next_step

@@ -164,7 +164,7 @@ class Sts:
 
 
 def role(sts: Sts, clock: HandClock) -> TrainerRole:
-    return TrainerRole(sts, clock, "123456789012", "us-west-2", "i-1", '{"Statement":[]}')
+    return TrainerRole(sts, clock, "123456789012", "us-west-2", "j", "i-1", '{"Statement":[]}')
 
 
 def test_the_trainers_role_is_taken_with_the_jobs_policy_and_renewed_before_it_ends() -> None:
@@ -174,7 +174,7 @@ def test_the_trainers_role_is_taken_with_the_jobs_policy_and_renewed_before_it_e
     first = json.loads(one.credentials())
     assert (first["Code"], first["SecretAccessKey"], first["Expiration"][-1]) == ("Success", "secret-1-key", "Z")
     assert sts.asked == [{
-        "RoleArn": "arn:aws:iam::123456789012:role/spotheal-trainer", "RoleSessionName": "trainer-i-1",
+        "RoleArn": "arn:aws:iam::123456789012:role/spotheal-trainer-j", "RoleSessionName": "trainer-i-1",
         "DurationSeconds": 3600, "Policy": '{"Statement":[]}',
     }]  # fmt: skip
     clock.seconds = 3001
@@ -188,7 +188,7 @@ def test_a_role_that_cannot_be_taken_fails_the_set_up() -> None:
     clock = HandClock()
     with pytest.raises(SetupFailed, match="trainer's role cannot be taken") as caught:
         role(sts, clock).check(never())
-    assert "trainer-trust" in caught.value.next_step
+    assert "fleetctl iam create --job j --trainer-policy FILE" in caught.value.next_step
     assert clock.seconds <= 120.0
 
 
@@ -559,7 +559,7 @@ open(os.environ["SPOTHEAL_RESULTS_DIR"] + "/found.json", "w").write(json.dumps(f
         "sts", region_name="us-west-2", aws_access_key_id=found["AccessKeyId"],
         aws_secret_access_key=found["SecretAccessKey"], aws_session_token=found["Token"],
     )  # fmt: skip
-    assert ":assumed-role/spotheal-trainer/trainer-i-" in trainer.get_caller_identity()["Arn"]
+    assert ":assumed-role/spotheal-trainer-j/trainer-i-" in trainer.get_caller_identity()["Arn"]
 
 
 # --------------------------------------------------------------------------------------- canaries through a whole agent

@@ -7,7 +7,6 @@ left as they are.
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
 import re
@@ -33,7 +32,6 @@ ADDITIONS = {
     "topic": policies.instance_that_tells,
     "results": policies.instance_with_results,
 }
-EVERY_JOB = "spotheal--every-job"  # the trainer policy of the account's administrator; no job's name begins with a dash
 _NAME = re.compile(r"[\w+=,.@-]{1,64}")
 _DESCRIPTION = "Made by fleetctl (spotheal)"
 INLINE_CHARACTERS_MAX = 10_240  # of all inline policies of a role, white space not counted (IAM's quotas)
@@ -64,17 +62,19 @@ class CreateFleetRole:
 
 @dataclass(frozen=True)
 class CreateTrainerRole:
-    """What a caged trainer acts as. `document` "" leaves it without a permission; `takers` are ARNs of the roles that
-    may take it."""
+    """What the caged trainer of one job acts as. `takers` are ARNs of the roles that may take it."""
 
-    policy: str
+    role: str
     document: str
     takers: tuple[str, ...]
-    verb: str = "create"  # extend: the role is there, this job's policy or its instances' role is not; or update
+    verb: str = "create"  # extend: the role is there, its policy or the instances' role is not; or update
+
+    @property
+    def policy(self) -> str:
+        return "spotheal-trainer-policy"
 
     def says(self) -> str:
-        allowed = "what this job's trainer_policy allows" if self.document else "which allows nothing yet"
-        return f"{self.verb} role {TRAINER_ROLE} for caged trainers: {allowed}"
+        return f"{self.verb} role {self.role} for the caged trainer: what this job's trainer_policy allows"
 
 
 def policy_name(region: str, store: StoreUrl | None = None) -> str:
@@ -172,8 +172,8 @@ def check_room(session: Session, steps: Iterable[object]) -> None:
     for step in steps:
         if isinstance(step, CreateInstanceRole):
             new.setdefault(step.name, {}).update(step.documents)
-        elif isinstance(step, CreateTrainerRole) and step.document:
-            new.setdefault(TRAINER_ROLE, {})[step.policy] = step.document
+        elif isinstance(step, CreateTrainerRole):
+            new.setdefault(step.role, {})[step.policy] = step.document
     iam = session.client("iam")
     for role, documents in new.items():
         listed = _found(f"list the policies of role {role}", lambda: iam.list_role_policies(RoleName=role))  # noqa: B023
@@ -189,9 +189,6 @@ def check_room(session: Session, steps: Iterable[object]) -> None:
 
 def _more_room(role: str) -> str:
     delete = f"`aws iam delete-role-policy --role-name {role} --policy-name NAME`"
-    if role == TRAINER_ROLE:
-        one_for_all = "`fleetctl iam create --trainer-policy FILE` makes one policy for all jobs"
-        return f"{one_for_all}; or delete that of a job that has ended: {delete}"
     return (
         f"`fleetctl iam create --instance-role OTHER`, and name that profile in the fleet's file; or delete what no run"
         f" needs any more: {delete}"
@@ -211,35 +208,28 @@ def missing_fleet_role(session: Session, name: str) -> CreateFleetRole | None:
 def missing_trainer_role(
     session: Session, profiles: Iterable[str], job: str, document: str
 ) -> CreateTrainerRole | None:
-    """The step that lets caged trainers have what `document`, the job's trainer_policy, allows; `job` "" is the
-    account's administrator, whose policy is every job's. None where nothing is missing, or the role is somebody else's.
+    """The step that lets the job's caged trainers have what `document`, its trainer_policy, allows. None where nothing
+    is missing, or the role is somebody else's.
 
-    Each job's policy is an inline one: a trainer gets the role with its own job's as session policy, and so never what
-    another's allows.
+    A role of each job's own: in one for all jobs a policy of `"Action": "*"` would get what every job's allows.
     """
-    iam = session.client("iam")
-    ours = policies.default_takers(scope(session, StoreUrl("any", "")))
-    named = {_role_of(session, profile) for profile in profiles}
-    takers = {*ours, *(arn for arn in named if not any(fnmatch.fnmatchcase(arn, pattern) for pattern in ours))}
-    wanted = f"spotheal-{job}" if job else EVERY_JOB
-    described = _found(f"look for role {TRAINER_ROLE}", lambda: iam.get_role(RoleName=TRAINER_ROLE))
+    iam, role = session.client("iam"), f"{TRAINER_ROLE}{job}"
+    ours = policies.default_takers(replace(scope(session, StoreUrl("any", "")), job=job))
+    takers = {*ours, *(_role_of(session, profile) for profile in profiles)}
+    described = _found(f"look for role {role}", lambda: iam.get_role(RoleName=role))
     if described is None:
-        return CreateTrainerRole(wanted, document, tuple(sorted(takers)))
-    with translated(f"list the policies of role {TRAINER_ROLE}"):
-        inline = iam.list_role_policies(RoleName=TRAINER_ROLE)["PolicyNames"]
-        attached = iam.list_attached_role_policies(RoleName=TRAINER_ROLE)["AttachedPolicies"]
+        return CreateTrainerRole(role, document, tuple(sorted(takers)))
+    with translated(f"list the policies of role {role}"):
+        inline = iam.list_role_policies(RoleName=role)["PolicyNames"]
+        attached = iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"]
     if attached or not all(one.startswith("spotheal-") for one in inline):
         return None
     there = _takers(described["Role"]["AssumeRolePolicyDocument"])
-    every = tuple(sorted(takers | there))
-    if job and EVERY_JOB in inline:  # then what jobs' trainers may do is the administrator's to say
-        document = ""
-    if not takers <= there or (document and wanted not in inline):
-        return CreateTrainerRole(wanted, document, every, "extend")
-    if not document:
-        return None
-    now = _inline(session, TRAINER_ROLE, wanted)
-    return None if now == json.loads(document) else CreateTrainerRole(wanted, document, every, "update")
+    step = CreateTrainerRole(role, document, tuple(sorted(takers | there)), "extend")
+    if not takers <= there or step.policy not in inline:
+        return step
+    now = _inline(session, role, step.policy)
+    return None if now == json.loads(document) else replace(step, verb="update")
 
 
 def _role_of(session: Session, profile: str) -> str:
@@ -294,13 +284,12 @@ def create_fleet_role(session: Session, step: CreateFleetRole) -> None:
 def create_trainer_role(session: Session, step: CreateTrainerRole) -> None:
     iam = session.client("iam")
     trust = json.dumps(policies.trainer_trust(scope(session, StoreUrl("any", "")), step.takers))
-    _once(f"create role {TRAINER_ROLE}", lambda: iam.create_role(
-        RoleName=TRAINER_ROLE, AssumeRolePolicyDocument=trust, Description=_DESCRIPTION))  # fmt: skip
-    with translated(f"say who may take role {TRAINER_ROLE}"):
-        iam.update_assume_role_policy(RoleName=TRAINER_ROLE, PolicyDocument=trust)
-    if step.document:
-        with translated(f"write the policy of role {TRAINER_ROLE}"):
-            iam.put_role_policy(RoleName=TRAINER_ROLE, PolicyName=step.policy, PolicyDocument=step.document)
+    _once(f"create role {step.role}", lambda: iam.create_role(
+        RoleName=step.role, AssumeRolePolicyDocument=trust, Description=_DESCRIPTION))  # fmt: skip
+    with translated(f"say who may take role {step.role}"):
+        iam.update_assume_role_policy(RoleName=step.role, PolicyDocument=trust)
+    with translated(f"write the policy of role {step.role}"):
+        iam.put_role_policy(RoleName=step.role, PolicyName=step.policy, PolicyDocument=step.document)
 
 
 def _once(what: str, call: Callable[[], Any], also: str = "") -> None:

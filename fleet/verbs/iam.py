@@ -27,7 +27,7 @@ FleetName = Annotated[str, typer.Option("--fleet-role", metavar="NAME", help="Ro
 TrainerPolicy = Annotated[
     str,
     typer.Option("--trainer-policy", metavar="FILE",
-                 help="What trainers of any job may do; else each job's is added by `request`."),
+                 help="With --job: what its caged trainer may do; else `request` adds it."),
 ]  # fmt: skip
 INSTANCE_ROLE, FLEET_ROLE = "spotheal-instance", "aws-ec2-spot-fleet-tagging-role"
 
@@ -71,7 +71,7 @@ def show(
         "instance-trust": policies.trust("ec2.amazonaws.com"),
         "fleet-role": policies.fleet_role(scope),
         "fleet-trust": policies.trust("spotfleet.amazonaws.com"),
-        "trainer-trust": policies.trainer_trust(scope),
+        "trainer-trust": policies.trainer_trust(replace(scope, job=job)),
     }
     if account == PLACEHOLDER_ACCOUNT:
         say(f"note: without credentials the account's number is written as {PLACEHOLDER_ACCOUNT}")
@@ -106,8 +106,8 @@ def create(
 ) -> None:
     """Create what is missing of the roles and the instance profile, once an account.
 
-    `fleetctl request` does the same in its plan; this is for an account whose operators may not make roles. The role of
-    caged trainers is made too; without --trainer-policy it allows nothing yet.
+    `fleetctl request` does the same in its plan; this is for an account whose operators may not make roles. With --job
+    and --trainer-policy the role of that job's caged trainer is made too.
     """
     from spotheal.fleet import show as shown
     from spotheal.fleet.account import prerequisites, roles
@@ -116,13 +116,15 @@ def create(
     instance_role = _role(instance_role, job)
     for name in (instance_role, fleet_role):
         roles.check_name(name)
+    if trainer_policy and not job:
+        raise ConfigError("--trainer-policy is of one job", next_step="name the job with --job JOB")
     policy = _policy(trainer_policy) if trainer_policy else ""
     session = open_session(region, profile)
     root = session.store_root(_checked(store))
     found = (
         roles.missing_fleet_role(session, fleet_role),
         roles.missing_instance_role(session, instance_role, root),
-        roles.missing_trainer_role(session, [instance_role], "", policy),
+        roles.missing_trainer_role(session, [instance_role], job, policy) if policy else None,
     )
     steps = [step for step in found if step is not None]
     roles.check_room(session, steps)
@@ -133,8 +135,9 @@ def create(
     for step in steps:
         prerequisites.make(session, step)
     arns = {"instance_profile": roles.profile_arn(session, instance_role),
-            "fleet_role": roles.scope(session, root).role(fleet_role),
-            "trainer_role": roles.scope(session, root).role(TRAINER_ROLE)}  # fmt: skip
+            "fleet_role": roles.scope(session, root).role(fleet_role)}  # fmt: skip
+    if policy:
+        arns["trainer_role"] = roles.scope(session, root).role(f"{TRAINER_ROLE}{job}")
     made = [step.says() for step in steps]
     if as_json:
         print(shown.as_json({"schema_version": 1, "made": made, **arns}))
@@ -183,7 +186,7 @@ def delete(
     """Delete the roles and the instance profile; runs that are at work lose their permissions.
 
     A role of fleets or of trainers that fleetctl did not make is left: somebody else may use it. With --job that job's
-    alone, the one of its on-demand rescue too.
+    alone, those of its on-demand rescue and of its caged trainer too.
     """
     from spotheal.fleet import show as shown
     from spotheal.fleet.account import roles
@@ -194,10 +197,10 @@ def delete(
     session.settle_region()
     of_instances = _role(instance_role, job)
     names = [of_instances, *([f"{RESCUE_ROLE}{job}"] if job else [])]
-    for role in () if job else (fleet_role, TRAINER_ROLE):
+    for role in (f"{TRAINER_ROLE}{job}",) if job else (fleet_role,):
         if roles.is_made_by_us(session, role):
             names.append(role)
-        else:
+        elif not job:
             say(f"role {role} is not there, or not made by fleetctl, and is left alone")
     say(f"delete {', '.join(names)}, with their policies")
     ask("Go ahead?", yes)

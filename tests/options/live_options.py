@@ -246,7 +246,7 @@ def everything(cloud_desk: CloudDesk, tmp_path: Path) -> Life:
     base = [one for one in life.cloud.rules.snapshots() if one.tags.get("spotheal:purpose") == "base"]
     assert base or life.cloud.rules.counts()["CreateSnapshot"] > 1
     role = owner("iam").get_role_policy(
-        RoleName="spotheal-trainer", PolicyName="spotheal-everything"
+        RoleName="spotheal-trainer-everything", PolicyName="spotheal-trainer-policy"
     )
     assert POLICY == role["PolicyDocument"]
     assert all(fleet.id.startswith("fleet-") for fleet in life.cloud.rules.fleets()[-1:])
