@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,39 @@ def test_only_its_own_folders_are_writable_and_no_program_gives_rights(account: 
     assert [line.split()[1].strip("0") for line in lines if line.startswith("Cap")] == [""] * 5
     assert not any((Path(folder) / "caged").exists() for folder in ("/tmp", "/var/tmp", "/dev/shm"))
     assert "must be superuser" in said or "permission denied" in said.lower()
+
+
+@root_only
+def test_of_run_only_what_is_kept_is_seen_and_a_folder_of_the_trainers_is_writable(
+    account: Account, place: Path
+) -> None:
+    run_folder = Path(tempfile.mkdtemp(prefix="spotheal-test-", dir="/run"))
+    run_folder.chmod(0o755)
+    try:
+        for name in ("kept", "own", "other"):
+            (run_folder / name).mkdir()
+            (run_folder / name / "file").write_text(name)
+        (run_folder / "single").write_text("single")
+        os.chown(run_folder / "own", account.uid, account.gid)
+        kept = (str(run_folder / "kept"), str(run_folder / "single"))
+        sandbox = Sandbox((place / "work", run_folder / "own"), place / "scratch", kept=kept)
+        caged = Account(account.name, account.uid, account.gid, (), account.home, sandbox)
+        said = run(caged, place, f"cd {run_folder}; echo *; cat */file single; echo; touch own/new kept/new 2>&1")
+        assert said.splitlines()[:2] == ["kept own single", "keptownsingle"]
+        assert "cannot touch 'kept/new': Read-only file system" in said
+        assert (run_folder / "own/new").exists()
+    finally:
+        shutil.rmtree(run_folder)
+
+
+@root_only
+@pytest.mark.parametrize(("limits_calls", "filters"), [(True, "2"), (False, "0")])
+def test_a_filter_of_system_calls_stands_unless_they_are_open(
+    limits_calls: bool, filters: str, account: Account, place: Path
+) -> None:
+    sandbox = Sandbox((place / "work",), place / "scratch", limits_calls=limits_calls)
+    caged = Account(account.name, account.uid, account.gid, (), account.home, sandbox)
+    assert run(caged, place, "grep '^Seccomp:' /proc/self/status | cut -f 2") == filters
 
 
 @root_only
@@ -362,6 +396,32 @@ def test_nftables_is_installed_from_lists_that_were_fetched_before(monkeypatch: 
     assert ran[1].endswith("install --yes --no-install-recommends nftables")
 
 
+class WholeMachine(Paths):
+    """Below a folder all the same."""
+
+    @property
+    def is_whole_machine(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("mode", "limits_calls", "relay"), [("on", True, True), ("calls", False, True), ("imds", True, False)]
+)
+def test_each_mode_opens_one_thing(
+    mode: str, limits_calls: bool, relay: bool, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cages, "_refuse_without_root", lambda: None)
+    account = partial(Account, uid=54321, gid=54321, groups=(), home="/")
+    monkeypatch.setattr(cages, "cage_account", lambda user, home, sandbox: account(user, sandbox=sandbox))
+    monkeypatch.setattr(cages, "end_all_of", lambda account, clock: [])
+    monkeypatch.setattr(cages, "close_imds", lambda uid, port, log, endpoint: None)
+    monkeypatch.setattr(cages, "open_imds", lambda log: None)
+    cage = enclose(configured(mode), WholeMachine(place), Folders.at(place, "/mnt"), CLOCK, LOG, ask=lambda path: None)
+    assert cage.account is not None and cage.account.sandbox is not None
+    assert (cage.account.sandbox.limits_calls, cage.relay is not None) == (limits_calls, relay)
+    cage.leave(CLOCK)
+
+
 @pytest.mark.parametrize("mode", ["imds", "off"])
 def test_the_other_modes_have_no_relay(mode: str, place: Path) -> None:
     assert enclosed(mode, place).relay is None
@@ -369,7 +429,7 @@ def test_the_other_modes_have_no_relay(mode: str, place: Path) -> None:
 
 def test_without_root_a_cage_on_a_whole_machine_is_refused_and_not_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cages.os, "geteuid", lambda: 1000)
-    for mode in ("on", "imds"):
+    for mode in ("on", "calls", "imds"):
         with pytest.raises(SetupFailed, match="needs Linux and an agent that runs as root") as caught:
             enclosed(mode, Path("/"))
         assert 'mode = "off"' in caught.value.next_step

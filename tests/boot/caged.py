@@ -67,7 +67,7 @@ def the_trainer_is_caged(machine: BootedMachine) -> None:
     status = machine.run("cat", f"/proc/{pid}/status")
     rows = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     uid = machine.run("id", "--user", USER)
-    assert rows["Uid"].split() == [uid] * 4 and rows["NoNewPrivs"] == "1"
+    assert rows["Uid"].split() == [uid] * 4 and (rows["NoNewPrivs"], rows["Seccomp"]) == ("1", "2")
     sets = {name: int(rows[name], 16) for name in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb")}
     assert not any(sets.values()), sets
     entry = machine.run("getent", "passwd", USER).split(":")
