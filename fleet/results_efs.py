@@ -150,7 +150,7 @@ class Mounted:
                 with suppress(FileNotFoundError):  # it was there a moment ago
                     if not path.is_symlink() and path.is_file():
                         seen, relative = path.stat(), path.relative_to(self._folder).as_posix()
-                        modified = datetime.fromtimestamp(seen.st_mtime, timezone.utc)
+                        modified = _moment(seen.st_mtime)
                         found.append(Result(relative, seen.st_size, modified))
         return _results(found, self._known, self._work)
 
@@ -319,4 +319,12 @@ def _found(printed: bytes) -> Iterable[Result]:
         when, _, name = rest.partition(b" ")
         text = name.decode(sys.getfilesystemencoding(), "replace")
         if size.isdigit():
-            yield Result(text, int(size), datetime.fromtimestamp(float(when), timezone.utc))
+            yield Result(text, int(size), _moment(when.decode("ascii", "replace")))
+
+
+def _moment(seconds: float | str) -> datetime:
+    """Of a file's last write; 1970 if its owner gave it a time that no calendar has."""
+    try:
+        return datetime.fromtimestamp(float(seconds), timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(0, timezone.utc)

@@ -25,6 +25,7 @@ from spotheal.fleet.logs import _plain
 from spotheal.fleet.rehearsal.objects import InMemoryS3
 from spotheal.fleet.report import Material, make
 from spotheal.fleet.report_page import page
+from spotheal.fleet.results_efs import _found
 from spotheal.fleet.screen import render
 from spotheal.fleet.status import Seen, summarise
 
@@ -173,3 +174,10 @@ def test_a_field_of_an_event_may_say_anything() -> None:
             for value in VALUES:
                 rows = [json.dumps(row) for row in (*EVENTS[:number], {**event, name: value}, *EVENTS[number + 1 :])]
                 shown(STATUS, tuple(read_events("\n".join(rows))))
+
+
+def test_a_result_written_in_a_year_that_no_calendar_has_is_listed() -> None:
+    """A trainer may give its files any time."""
+    times = (b"9" * 18, b"-" + b"9" * 18, b"nan", b"inf", b"", b"x", b"\xff")
+    found = list(_found(b"".join(b"1 %s out/a\0" % when for when in times)))
+    assert len(found) == 7 and {one.modified.year for one in found} == {1970}
