@@ -104,6 +104,7 @@ soak: $(READY)
 	SPOTHEAL_STOPS=1 $(VENV)/bin/python -m pytest -q tests/test_streaming_loaders.py
 	SPOTHEAL_SLOW_WORKLOADS=1 $(VENV)/bin/python -m pytest -q tests/attacks
 	SPOTHEAL_EXAMPLES=10000 $(VENV)/bin/python -m pytest -q tests/test_userdata_hostile.py tests/test_redaction.py
+	SPOTHEAL_EXAMPLES=500 $(VENV)/bin/python -m pytest -q tests/attacks/test_parsers.py
 	$(VENV)/bin/python tests/simulation/histories.py $(HISTORIES)
 	SPOTHEAL_LIVES=0:300 $(VENV)/bin/python -m pytest -q tests/second_ec2
 	$(VENV)/bin/python tests/simulation/crashes.py singles

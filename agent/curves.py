@@ -132,7 +132,8 @@ def _metrics(path: Path, known: tuple[int, int] | None) -> tuple[tuple[int, int]
             if status.st_size > _READ_BYTES_MAX:
                 file.seek(-_READ_BYTES_MAX, os.SEEK_END)
                 file.readline(_READ_BYTES_MAX)
-            return mark, thinned(file.read(_READ_BYTES_MAX), METRICS_BYTES_MAX)
+            # Python takes the memory for all that is asked for, before it reads.
+            return mark, thinned(file.read(min(status.st_size, _READ_BYTES_MAX)), METRICS_BYTES_MAX)
     except OSError:
         return known, b""
 

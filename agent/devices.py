@@ -8,12 +8,12 @@ Source: EC2 User Guide, "Amazon EBS volumes and NVMe" and "Device names for volu
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from spotheal.agent import documents
 from spotheal.agent.errors import Fatal, Retryable
 
 LINK_PREFIX = "nvme-Amazon_Elastic_Block_Store_"
@@ -36,7 +36,7 @@ class Device:
 def parse_lsblk(text: str) -> tuple[Device, ...]:
     """The disks in lsblk's JSON; Retryable where it is none."""
     try:
-        rows = json.loads(text)["blockdevices"]
+        rows = documents.parse_object(text)["blockdevices"]
         return tuple(_device(row) for row in rows)
     except (ValueError, KeyError, TypeError, AttributeError) as fault:
         raise Retryable(f"lsblk printed what cannot be read: {text[:200]!r}") from fault

@@ -32,9 +32,10 @@ def parse(text: str | bytes, *, bytes_max: int = BYTES_MAX, depth_max: int = DEP
 
 def parse_object(text: str | bytes, *, bytes_max: int = BYTES_MAX, depth_max: int = DEPTH_MAX) -> dict[str, Any]:
     """As `parse`; ValueError too if the value is no JSON object."""
-    found = parse(text, bytes_max=bytes_max, depth_max=depth_max)
-    if not isinstance(found, dict):
+    if text.lstrip()[:1] not in ("{", b"{"):  # of a million lines that are none each would be parsed
         raise ValueError("not a JSON object")
+    found = parse(text, bytes_max=bytes_max, depth_max=depth_max)
+    assert isinstance(found, dict)
     return found
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
+from spotheal.agent import documents
 from spotheal.agent.config import JobConfig, parse_job
 from spotheal.agent.errors import ConfigError
 from spotheal.agent.job_values import integer
@@ -56,7 +57,7 @@ class InstanceConfig:
     def from_json(cls, text: str, *, source: str = "the agent's configuration") -> InstanceConfig:
         """Raises ConfigError that lists all faults."""
         try:
-            document = json.loads(text)
+            document = documents.parse(text)
         except ValueError as fault:
             raise ConfigError(
                 f"{source} is not JSON: {fault}", next_step="render it again with `fleetctl request`"

@@ -38,7 +38,8 @@ class Launch:
                 fields = {"time": rfc3339(clock.now()), "acknowledged": False, **found}
                 fields |= {"zone": here.zone, "instance_type": here.instance_type, "outcome": "booting"}
                 fields["requested_at"] = requested_at
-                fields["starts"] = int(found.get("starts", 0)) + 1
+                starts = found.get("starts", 0)
+                fields["starts"] = (starts if isinstance(starts, int) else 0) + 1
                 store.count_launch(here.instance, fields)
                 return cls(store, here, fields)
             except (PermissionDenied, Retryable) as error:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from spotheal.agent import documents
 from spotheal.agent.clock import Stop
 from spotheal.agent.folders import Folders, publish
 from spotheal.agent.trainer_files import Seen, files_below, shown
@@ -83,7 +84,7 @@ class Record:
     def read(cls, path: Path, run: str) -> Record | None:
         """None if there is none, it cannot be read, or it is another run's."""
         try:
-            found = cls(**json.loads(path.read_text(encoding="utf-8")))
+            found = cls(**documents.parse_object(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
         if found.run != run:

@@ -59,5 +59,5 @@ def _project(path: Path) -> dict[str, Any]:
     """pyproject.toml, or nothing: what cannot be read is its owner's tools' to complain about."""
     try:
         return dict(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # brackets by the thousand: it is a repository's file
         return {}

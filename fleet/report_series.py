@@ -14,7 +14,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any, TypeGuard
 
-from spotheal.agent.documents import parse
+from spotheal.agent.documents import parse_object
 from spotheal.agent.history import moment_of
 
 POINTS_MAX = 500  # of a drawn line
@@ -50,11 +50,9 @@ class Sample:
 def json_lines(text: str) -> Iterable[Mapping[str, Any]]:
     for line in text.splitlines():
         try:
-            body = parse(line)
+            yield parse_object(line)
         except ValueError:
             continue
-        if isinstance(body, Mapping):
-            yield body
 
 
 def series_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Series]:

@@ -140,5 +140,5 @@ def _belongs(line: bytes, step: int, epoch: int) -> bool:
         body = json.loads(line)
         whole = isinstance(body, Mapping) and line.endswith(b"\n")
         return whole and body["step"] <= step and not (body.get("closes") and body["epoch"] >= epoch)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False

@@ -333,6 +333,10 @@ def _entries_of(document: Mapping[str, Any]) -> list[Entry]:
     except (KeyError, TypeError) as fault:
         raise ValueError(f"its list of files cannot be read: {fault}") from None
     for entry in entries:
+        if not all(isinstance(text, str) for text in (entry.path, entry.sha256, entry.link)):
+            raise ValueError("its list of files has names that are no text")
+        if not all(isinstance(number, int) for number in (entry.size, entry.mode, entry.mtime_ns)):
+            raise ValueError(f"{entry.path!r} has no size, mode or time")
         parts = PurePosixPath(entry.path).parts
         if not parts or entry.path.startswith("/") or ".." in parts:
             raise ValueError(f"{entry.path!r} leads out of the run's folder")
