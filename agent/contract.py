@@ -38,7 +38,6 @@ EXIT_SAVED_AND_STOPPED = 75  # EX_TEMPFAIL of sysexits.h
 EXIT_RANKS_LOST = 76  # of our launcher on several machines: the others are gone; no fault of the program
 
 NOTICE_MARGIN_SECONDS = 40.0  # the trainer's deadline is AWS's time less this, which the agent needs afterwards
-_TIME_LENGTH_MAX = 64
 ACTIONS = ("terminate", "stop", "hibernate", "shutdown")
 
 
@@ -106,7 +105,7 @@ class Progress:
         if saved is not None:
             if not isinstance(saved, dict) or not _is_int(saved.get("step")):
                 raise ValueError("`saved` is an object with at least an integer `step`")
-            saved = Saved(saved["step"], str(saved.get("path", "")), str(saved.get("time", ""))[:_TIME_LENGTH_MAX])
+            saved = Saved(saved["step"], str(saved.get("path", "")), _time(saved.get("time")))
         known = ("step", "epoch", "loss", "steps_total", "samples_per_second", "saved")
         return cls(
             step=body["step"],
@@ -151,6 +150,15 @@ def read_notice(path: Path) -> Notice | None:
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _time(value: object) -> str:
+    """As it was written, "" if it is no time: who reads status.json later reckons with it."""
+    try:
+        parse_rfc3339(str(value))
+    except ValueError:
+        return ""
+    return str(value)
 
 
 def _number(value: object) -> float | None:

@@ -208,7 +208,7 @@ class Aws:
             return {}
         try:
             return dict(json.loads(patiently(f"read the store's {key}", lambda: self.store("GET", key))))
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError):
             return {}
 
     def ec2(self, action: str, **parameters: str) -> str:
@@ -320,7 +320,7 @@ def last_saved_at(status: dict[str, Any]) -> str:
     try:
         saved = datetime.datetime.fromisoformat(status["progress"]["saved"]["time"].strip().replace("Z", "+00:00"))
         return saved.astimezone(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if saved.tzinfo else ""
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
+    except (KeyError, TypeError, AttributeError, ValueError):
         return ""
 
 

@@ -154,8 +154,13 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]
     "fleet/environments.py:_project": (_filed(_TOP / "p.toml", lambda: environments._project(_TOP / "p.toml")), ()),
     "fleet/jsonfile.py:parse": (lambda data: jsonfile.parse(_text(data)[:4096], "x"), ()),
     "fleet/values.py:_time": (lambda data: values._time(_text(data)), ()),
-    "userdata/report.py:Aws.document": (lambda data: report.last_saved_at(_Objects(data).document("status")), ()),
-    "userdata/report.py:last_saved_at": (lambda data: report.last_saved_at(documents.parse(data)), (ValueError,)),
+    # Each failure of a bootstrap is counted, one of its own too; the agent puts no such time into status.json.
+    "userdata/report.py:Aws.document": (
+        lambda data: report.last_saved_at(_Objects(data).document("status")), (RecursionError, OverflowError),
+    ),
+    "userdata/report.py:last_saved_at": (
+        lambda data: report.last_saved_at(documents.parse(data)), (ValueError, OverflowError),
+    ),
 }  # fmt: skip
 
 # The function that parses -> why nobody but us, AWS or the operator writes what it reads.
@@ -171,6 +176,8 @@ TRUSTED: dict[str, str] = {
     "agent/interpreter.py:probe": "by `documents`, whose errors it takes: what a Python of the trainer's prints",
     "agent/repo.py:_is_complete": "by `documents`: the agent's own mark",
     "agent/relay.py:Relay._is_valid": "a token that the relay has signed: the signature is looked at first",
+    "agent/read_ahead.py:main": "the agent's own order, on standard input",
+    "agent/read_ahead.py:read_all": "root's record",
     "agent/secrets.py:_field": "a secret of the operator's",
     "agent/redaction.py:_parts": "a secret of the operator's",
     "agent/batch/place.py:_task": "ECS's own answer, bounded to 1 MiB",

@@ -20,6 +20,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from spotheal.agent.contract import Progress, Saved
+
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX, MEMORY_MAX = 1.0, 64 << 20
 MANY = 100_000 if "SPOTHEAL_EXAMPLES" in os.environ else 3_000
@@ -145,6 +147,12 @@ _HEADERS = _DOCUMENTS.map(lambda text: len(text).to_bytes(8, "little") + text)
 @example(data=b"")
 def test_any_bytes_give_a_value_or_the_documented_error(name: str, data: bytes) -> None:
     attack(name, data)
+
+
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+23:59", "yesterday", {}, "9" * 10_000])
+def test_what_is_no_time_never_reaches_the_status(time: object) -> None:
+    found = Progress.from_json(json.dumps({"step": 1, "saved": {"step": 1, "path": "x", "time": time}}))
+    assert found.saved == Saved(1, "x", "")
 
 
 # ------------------------------------------------------------------------------------------------------------ the table
