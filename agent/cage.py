@@ -22,7 +22,7 @@ from typing import Any
 
 from spotheal.agent import beneath, metadata, programs
 from spotheal.agent.account import Account, trainer_account
-from spotheal.agent.cage_network import close_imds, open_imds
+from spotheal.agent.cage_network import close_imds, is_closed, open_imds, watch_rules
 from spotheal.agent.cage_sandbox import Sandbox
 from spotheal.agent.cage_user import cage_account
 from spotheal.agent.clock import Clock
@@ -49,6 +49,7 @@ class Cage:
     relay: Relay | None = None
     _redirect: Callable[[], None] | None = None  # as long as there are rules
     _changing: threading.Lock = field(default_factory=threading.Lock)
+    _over: threading.Event = field(default_factory=threading.Event)
 
     def keep_closed(self) -> None:
         """The rules anew, in the place of the old ones: a firewall of the machine's that is loaded again, by an update
@@ -59,6 +60,23 @@ class Cage:
                     self._redirect()
             except SetupFailed as error:
                 self.log.error("the trainer's way to the metadata service may be open", error=error.message)
+
+    def watch_rules(self) -> None:
+        """Put the rules back as soon as they are gone, until the cage ends: a heartbeat would leave the way open for a
+        minute, and credentials are had in a millisecond."""
+
+        def look() -> None:
+            if not is_closed() and not self._over.is_set():
+                self.keep_closed()
+                self.log.warning("the firewall was loaded anew; the way to the metadata service is closed again")
+
+        def watch() -> None:
+            try:
+                watch_rules(look, self._over)
+            except OSError as error:
+                self.log.warning("changes of the firewall are seen at the next heartbeat only", error=str(error))
+
+        threading.Thread(target=watch, name="firewall", daemon=True).start()
 
     def end_processes(self, clock: Clock) -> list[int]:
         """No process of the cage is left, whatever it did to hide; those that cannot be killed are returned."""
@@ -73,6 +91,7 @@ class Cage:
         with self._changing:
             if self._redirect is not None and not left:
                 self._redirect = None
+                self._over.set()
                 open_imds(self.log)
         if self.relay is not None:
             self.relay.close()
@@ -122,6 +141,7 @@ def enclose(
         if whole and account is not None:
             cage._redirect = partial(close_imds, account.uid, cage.relay.port, log, endpoint)
             cage._redirect()
+            cage.watch_rules()
     if whole:
         said = "the relay answers for the metadata service" if relayed else "the metadata service is open to it"
         log.info(f"the trainer's cage: {said}", user=user, mode=mode)

@@ -8,13 +8,18 @@ Source: nft(8); AWS, "Instance metadata and user data", "Task IAM role" and "EKS
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import ipaddress
+import socket
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from spotheal.agent import programs
+from spotheal.agent.clock import Stop
 from spotheal.agent.errors import Fatal, Retryable, SetupFailed
 
 TABLE = "spotheal"
@@ -24,6 +29,8 @@ _OTHER_CREDENTIALS = ("169.254.170.2", "169.254.170.23", "fd00:ec2::23")
 # EFS believes a client's user numbers, and the instance's security group is let in: a trainer with an NFS client of its
 # own would be root on the file system, other jobs' results included. The kernel's mounts belong to no user here.
 _NFS = 2049
+_NETLINK_NETFILTER, _NFTABLES_GROUP = 12, 7  # linux/netlink.h; NFNLGRP_NFTABLES of linux/netfilter/nfnetlink.h
+_LOOK_SECONDS = 1.0
 _SECONDS_MAX = 180.0  # the first rules load kernel modules: 20 s ended a run on a machine that was slow
 _INSTALL_SECONDS_MAX = 180.0
 _INSTALLERS = {
@@ -63,6 +70,30 @@ def close_imds(uid: int, port: int, log: Any, endpoint: str = "") -> None:
             next_step="use an AMI with nftables (`apt-get install nftables`, `dnf install nftables`) and a kernel that"
             ' has it; `[cage] mode = "imds"` leaves the trainer the instance\'s role, and says so',
         ) from error
+
+
+def is_closed() -> bool:
+    """Whether the table stands with its rules; False too if nft cannot say."""
+    try:
+        listed = programs.run(["nft", "list", "table", "inet", TABLE], seconds_max=_SECONDS_MAX)
+    except (Fatal, Retryable):
+        return False
+    return listed.code == 0 and "redirect" in listed.out and "reject" in listed.out
+
+
+def watch_rules(on_change: Callable[[], None], over: Stop) -> None:
+    """Call `on_change` after each change of the machine's rules, at once, until `over`. OSError without netlink."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER) as changes:
+        changes.bind((0, 1 << (_NFTABLES_GROUP - 1)))
+        changes.settimeout(_LOOK_SECONDS)
+        while not over.is_set():
+            with contextlib.suppress(TimeoutError):
+                try:
+                    changes.recv(1 << 16)
+                except OSError as error:
+                    if error.errno != errno.ENOBUFS:  # more changes than were read: one look does for all
+                        raise
+                on_change()
 
 
 def open_imds(log: Any) -> None:
