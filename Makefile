@@ -102,7 +102,9 @@ soak: $(READY)
 	$(VENV)/bin/python tests/mutants/run.py
 	SPOTHEAL_THROTTLED=1000 $(VENV)/bin/python -m pytest -q tests/test_safety.py
 	SPOTHEAL_STOPS=1 $(VENV)/bin/python -m pytest -q tests/test_streaming_loaders.py
-	SPOTHEAL_SLOW_WORKLOADS=1 $(VENV)/bin/python -m pytest -q tests/attacks
+	$(PIP) install --upgrade --target $(VENV)/programs wandb py-spy uv
+	SPOTHEAL_SLOW_WORKLOADS=1 SPOTHEAL_EXTRA_PACKAGES=$(CURDIR)/$(VENV)/programs \
+	    $(VENV)/bin/python -m pytest -q tests/attacks
 	SPOTHEAL_EXAMPLES=10000 $(VENV)/bin/python -m pytest -q tests/test_userdata_hostile.py tests/test_redaction.py
 	SPOTHEAL_EXAMPLES=500 $(VENV)/bin/python -m pytest -q tests/attacks/test_parsers.py
 	$(VENV)/bin/python tests/simulation/histories.py $(HISTORIES)

@@ -39,17 +39,18 @@ def caged() -> Iterator[Callable[..., tuple[str, list[str]]]]:
     where they lie; gives the output and the calls that were refused."""
     place = Path(tempfile.mkdtemp(prefix="spotheal-test-", dir="/var/lib"))
     place.chmod(0o755)
-    for name in ("etc", "work", "python", "packages"):
-        (place / name).mkdir()
     torch = importlib.util.find_spec("torch")
-    packages = Path(torch.origin or "").parents[1] if torch is not None else None
+    mounted = {"python": sys.base_prefix, "extra": os.environ.get("SPOTHEAL_EXTRA_PACKAGES", "")}
+    mounted["packages"] = "" if torch is None else str(Path(torch.origin or "").parents[1])
+    for name in ("etc", "work", *mounted):
+        (place / name).mkdir()
     told: list[str] = []
     sandbox = Sandbox((place / "work",), place / "scratch", tell=lambda program, call: told.append(call))
     account = cage_account(USER, place / "work", sandbox, place / "etc")
     os.chown(place / "work", account.uid, account.gid)
-    subprocess.run(["mount", "--bind", sys.base_prefix, str(place / "python")], check=True)
-    if packages is not None:
-        subprocess.run(["mount", "--bind", str(packages), str(place / "packages")], check=True)
+    for name, folder in mounted.items():
+        if folder:
+            subprocess.run(["mount", "--bind", folder, str(place / name)], check=True)
     shutil.copy(WORKLOADS, place / "work")
 
     def run(*parts: str) -> tuple[str, list[str]]:
@@ -60,9 +61,9 @@ def caged() -> Iterator[Callable[..., tuple[str, list[str]]]]:
             [str(place / "python/bin" / version), str(place / "work/workloads.py"), *parts],
             directory=place / "work",
             environment={
-                "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(place / "work"),
+                "PATH": f"/usr/local/bin:/usr/bin:/bin:{place}/extra/bin", "HOME": str(place / "work"),
                 "PYTHONHOME": str(place / "python"), "LD_LIBRARY_PATH": str(place / "python/lib"),
-                "PYTHONPATH": f"{place}/packages:{os.environ.get('SPOTHEAL_EXTRA_PACKAGES', '')}",
+                "PYTHONPATH": f"{place}/packages:{place}/extra",
                 "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
             },
             account=account, on_line=lines.append, on_end=ended.set,
@@ -75,7 +76,7 @@ def caged() -> Iterator[Callable[..., tuple[str, list[str]]]]:
         yield run
     finally:
         end_all_of(account, CLOCK)
-        for name in ("python", "packages"):
+        for name in mounted:
             subprocess.run(["umount", str(place / name)], check=False, capture_output=True)
         shutil.rmtree(place)
         subprocess.run(["userdel", USER], capture_output=True, check=False)
@@ -92,13 +93,15 @@ def test_workers_of_a_data_loader_and_ranks_of_gloo_work(caged: Callable[..., tu
 
 @pytest.mark.torch
 @pytest.mark.skipif(not os.environ.get("SPOTHEAL_SLOW_WORKLOADS"), reason="takes a minute: part of `make soak`")
-def test_a_compiled_model_and_spawned_workers_work(caged: Callable[..., tuple[str, list[str]]]) -> None:
-    assert caged("spawned_workers", "compiled") == ("spawned_workers\ncompiled", [])
+def test_a_compiled_model_a_profiler_and_spawned_workers_work(caged: Callable[..., tuple[str, list[str]]]) -> None:
+    parts = ["spawned_workers", "profiler", "compiled"]
+    said, told = caged(*parts)
+    assert ([line for line in said.splitlines() if line in parts], told) == (parts, []), said
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("wandb") is None and not os.environ.get("SPOTHEAL_EXTRA_PACKAGES"), reason="needs wandb"
-)
-def test_a_tracker_with_a_service_of_its_own_works(caged: Callable[..., tuple[str, list[str]]]) -> None:
-    said, told = caged("tracker")
-    assert (said.splitlines()[-1:], told) == (["tracker"], [])
+# A folder with wandb, py-spy and uv in it (`pip install --target`), which the tests do not install.
+@pytest.mark.skipif("SPOTHEAL_EXTRA_PACKAGES" not in os.environ, reason="needs SPOTHEAL_EXTRA_PACKAGES, a folder")
+@pytest.mark.parametrize("part", ["tracker", "sampler", "installer"])
+def test_programs_that_trainers_bring_work(part: str, caged: Callable[..., tuple[str, list[str]]]) -> None:
+    said, told = caged(part)
+    assert (said.splitlines()[-1:], told) == ([part], [])

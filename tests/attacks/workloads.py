@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from pathlib import Path
 
 
@@ -57,6 +58,15 @@ def compiled() -> None:
     assert torch.allclose(function(x), torch.sin(x) * 2 + x)
 
 
+def profiler() -> None:
+    """torch.profiler, with stacks."""
+    import torch
+
+    with torch.profiler.profile(with_stack=True) as profile:
+        torch.ones(10).sum()
+    assert profile.key_averages()
+
+
 def git() -> None:
     """A repository, a commit, a clone over its own transport."""
     environment = {**os.environ, "GIT_AUTHOR_NAME": "t", "GIT_AUTHOR_EMAIL": "t@e", "GIT_COMMITTER_NAME": "t",
@@ -81,6 +91,20 @@ def tracker() -> None:
 
     with wandb.init(mode="offline", project="p") as run:
         run.log({"loss": 1.0})
+
+
+def sampler() -> None:
+    """py-spy reads the memory of a process of its own user."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        time.sleep(1)
+        seen = subprocess.run(["py-spy", "dump", "--pid", str(child.pid)], capture_output=True, text=True)
+        child.kill()
+    assert "MainThread" in seen.stdout, seen.stderr
+
+
+def installer() -> None:
+    """uv makes an environment."""
+    subprocess.run(["uv", "venv", "--quiet", "--offline", "--python", sys.executable, "environment"], check=True)
 
 
 def subprocesses() -> None:
