@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import resource
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -136,6 +139,17 @@ def test_results_that_cannot_be_listed_are_not_called_stored(folders: Folders) -
     assert "lies too deep" in store_results(finishing(folders), never())
 
 
+def test_more_files_than_a_walk_takes_are_left_out_and_no_result_is_called_stored(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten million files would take the agent's memory."""
+    monkeypatch.setattr(beneath, "WALK_BYTES_MAX", 20_000)
+    for number in range(500):
+        (folders.results / str(number)).touch()
+    assert len(list(beneath.files(folders.results))) < 200
+    assert "more files than can be listed" in store_results(finishing(folders), never())
+
+
 # ---------------------------------------------------------------------------------------- what changes while it is used
 def swapped(inner: Path, outside: Path) -> None:
     """What a trainer does between a check and its use."""
@@ -167,6 +181,31 @@ def test_a_folder_that_becomes_a_link_is_not_walked(
         if not path:
             swapped(top / "a", outside)
     assert seen == []
+
+
+def test_a_folder_that_is_exchanged_with_a_link_all_the_time_is_never_left(tmp_path: Path, outside: Path) -> None:
+    top, link = tmp_path / "top", tmp_path / "top" / "link"
+    (top / "a" / "deep").mkdir(parents=True)
+    (top / "a" / "deep" / "mine.pt").touch()
+    link.symlink_to(outside)
+    over = threading.Event()
+
+    def exchange() -> None:
+        libc = ctypes.CDLL(None)
+        while not over.is_set():
+            libc.renameat2(-100, os.fsencode(top / "a"), -100, os.fsencode(link), 2)  # AT_FDCWD, RENAME_EXCHANGE
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    try:
+        seen = {os.path.basename(path) for _ in range(300) for path, _ in beneath.files(top)}
+        for _ in range(300):
+            with contextlib.suppress(OSError), beneath.file(top, "a/deep/secret.pt"):
+                seen.add("secret.pt")
+    finally:
+        over.set()
+        thread.join()
+    assert seen == {"mine.pt"}
 
 
 @pytest.mark.parametrize(
