@@ -68,15 +68,15 @@ def start(account: Account, argv: list[str]) -> ForeignProgram:
     )
 
 
-def errnos(account: Account, count: int) -> list[str]:
-    """Those that were written, once there are `count`."""
-    file, until = Path(account.home, "errnos"), time.monotonic() + 20
+def written(account: Account, count: int, name: str = "errnos") -> list[str]:
+    """The words of a file in the program's folder, once there are `count`."""
+    file, until = Path(account.home, name), time.monotonic() + 20
     while time.monotonic() < until:
         found = file.read_text().split() if file.exists() else []
         if len(found) >= count:
             return found
         time.sleep(0.02)
-    raise AssertionError("no errno was written")
+    raise AssertionError(f"{name} was not written")
 
 
 def test_a_program_goes_on_when_the_agent_that_answers_it_is_killed(account: Account) -> None:
@@ -84,10 +84,10 @@ def test_a_program_goes_on_when_the_agent_that_answers_it_is_killed(account: Acc
     if agent == 0:
         start(account, [PYTHON, "-I", "-c", TRY])
         signal.pause()
-    assert errnos(account, 1) == ["EAFNOSUPPORT"]
+    assert written(account, 1) == ["EAFNOSUPPORT"]
     os.kill(agent, signal.SIGKILL)
     os.waitpid(agent, 0)
-    assert errnos(account, 2) == ["EAFNOSUPPORT", "ENOSYS"]
+    assert written(account, 2) == ["EAFNOSUPPORT", "ENOSYS"]
 
 
 def test_where_somebody_answers_another_filter_calls_are_refused_all_the_same(account: Account) -> None:
@@ -99,8 +99,8 @@ def test_where_somebody_answers_another_filter_calls_are_refused_all_the_same(ac
         Path(account.home, "answered").write_text(str(program._refusals is not None))
         signal.pause()
     try:
-        assert errnos(account, 1) == ["EAFNOSUPPORT"]
-        assert Path(account.home, "answered").read_text() == "False"
+        assert written(account, 1) == ["EAFNOSUPPORT"]
+        assert written(account, 1, "answered") == ["False"]
     finally:
         os.kill(agent, signal.SIGKILL)
         os.waitpid(agent, 0)
