@@ -135,6 +135,9 @@ def _carry_entry(
     elif _is_link_into(source, keep):
         if not os.path.lexists(target):
             os.rename(source, target)
+    elif _is_of_earlier_mount(source, keep, path):
+        if not os.path.lexists(target):
+            os.symlink(os.path.join(keep, path), target)
     elif path not in files or files[path] != content_of(source):
         changed = path in files or (os.path.lexists(target) and not os.path.isdir(target))
         yield from _move(source, target, path)
@@ -208,6 +211,13 @@ def _is_link_into(path: str, folder: str) -> bool:
     return os.path.islink(path) and os.readlink(path).startswith(folder + "/")
 
 
+def _is_of_earlier_mount(place: str, keep: str, path: str) -> bool:
+    """Whether the link of the kept `path` was made when the volume was mounted elsewhere. Taken for a save of the
+    script, such a link to nothing replaced the kept folder, and the next machine found it empty."""
+    earlier = os.path.join(os.sep, os.path.basename(keep), path)
+    return os.path.islink(place) and os.readlink(place).endswith(earlier)
+
+
 # -------------------------------------------------------------------------------------------------------------- `keep`
 def link(copy: str, keep: str, paths: Sequence[str], files: dict[str, str] | None = None) -> Iterator[tuple[str, str]]:
     """Make each of `paths` below `copy` a link to the same path below `keep`; again is harmless.
@@ -266,6 +276,8 @@ def _link(copy: str, keep: str, path: str, as_file: bool, files: dict[str, str] 
     if os.path.islink(place) and os.readlink(place) == home:
         if os.path.exists(home) or as_file:
             return
+        os.unlink(place)
+    elif _is_of_earlier_mount(place, keep, path):
         os.unlink(place)
     if os.path.islink(home):
         os.unlink(home)  # nothing of ours is a link there

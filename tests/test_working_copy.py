@@ -262,6 +262,21 @@ def test_kept_paths_stay_links_over_another_commit(folders: Folders) -> None:
     assert texts(folders.keep) == {"out/last.pt": "step 7", "out/README": "of the commit", "log.csv": "step,loss\n"}
 
 
+@pytest.mark.parametrize(("revision", "keep"), [("1", ["out", "notes.csv"]), ("2", ["out", "notes.csv"]), ("2", [])])
+def test_kept_paths_are_found_where_the_volume_is_mounted_elsewhere(
+    folders: Folders, revision: str, keep: list[str]
+) -> None:
+    make(folders, configured(keep=["out", "notes.csv"]), FIRST)
+    written(folders.clone, {"out/last.pt": "step 7", "notes.csv": "1,0.5\n"})
+    folders.clone.parent.rename(folders.clone.parent.with_name("elsewhere"))
+    moved = Folders.at(folders.clone.parent.parent, "/elsewhere")
+    moved.make(None)
+    make(moved, configured(revision * 40, keep=keep), SECOND)
+    assert (moved.clone / "out/last.pt").read_text() == "step 7"
+    assert (moved.clone / "notes.csv").read_text() == "1,0.5\n"
+    assert texts(moved.keep) == {"out/last.pt": "step 7", "notes.csv": "1,0.5\n"}
+
+
 def test_what_an_earlier_version_kept_is_found_also_where_job_toml_no_longer_names_it(folders: Folders) -> None:
     written(folders.keep, {"out/last.pt": "step 7", "lib/cache.bin": "cached", "train.py": "old"})
     make(folders, configured(), FIRST, began_earlier=True)
