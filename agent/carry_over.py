@@ -6,10 +6,10 @@
     carry_over.py changed {"copy", "record"}              the commit's files that differ, each with its content
 
 `record` is a JSON file whose "files" are those of the commit of `old` or `copy`, and "setup" those that `setup` has
-changed; "" for a fresh clone. Prints a JSON
-line for each path that a person should know of, {"path", "what"}; {"refused"} and exit 3 where an order cannot be
-carried out. Everything is done by rename and may be done again after a kill. Standard library of Python 3.7, as the
-text of `python -I -S -c`: the trainer's interpreter runs it, and the trainer's user may not be able to read this file.
+changed. Prints a JSON line for each path that a person should know of, {"path", "what"}; {"refused"} and exit 3 where
+an order cannot be carried out. Everything is done by rename and may be done again after a kill. Standard library of
+Python 3.7, as the text of `python -I -S -c`: the trainer's interpreter runs it, and the trainer's user may not be able
+to read this file.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def main() -> None:
         if sys.argv[1] == "carry":
             said = carry(order["old"], order["new"], _files_in(order["record"]), order["keep"])
         elif sys.argv[1] == "link":
-            files = _files_in(order["record"]) if order["record"] else None
-            said = link(order["copy"], order["keep"], order["paths"], files)
+            said = link(order["copy"], order["keep"], order["paths"], _files_in(order["record"]))
         elif sys.argv[1] == "changed":
             said = changed(order["copy"], _files_in(order["record"]))
         else:
@@ -219,11 +218,11 @@ def _is_of_earlier_mount(place: str, keep: str, path: str) -> bool:
 
 
 # -------------------------------------------------------------------------------------------------------------- `keep`
-def link(copy: str, keep: str, paths: Sequence[str], files: dict[str, str] | None = None) -> Iterator[tuple[str, str]]:
+def link(copy: str, keep: str, paths: Sequence[str], files: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Make each of `paths` below `copy` a link to the same path below `keep`; again is harmless.
 
-    `files`: the content of each file of the commit; None: all of `copy` is the commit's. What the trainer wrote in
-    place of a link (a save that replaces the file by rename) goes over the file in `keep`, which is renamed next to it.
+    `files`: the content of each file of the commit. What the trainer wrote in place of a link (a save that replaces the
+    file by rename) goes over the file in `keep`, which is renamed next to it.
     Of a file that is as the commit has it the content in `keep` wins; files that only the copy has are moved. A path
     that neither has becomes a folder, or nothing yet if it has a suffix (`log.csv`) and no slash at its end. Raises
     Refused if a link would lead out of either folder.
@@ -271,7 +270,7 @@ def _is_folder_of(copy: str, path: str) -> bool:
     return os.path.isdir(place) and not os.path.islink(place)
 
 
-def _link(copy: str, keep: str, path: str, as_file: bool, files: dict[str, str] | None) -> Iterator[tuple[str, str]]:
+def _link(copy: str, keep: str, path: str, as_file: bool, files: dict[str, str]) -> Iterator[tuple[str, str]]:
     place, home = os.path.join(copy, path), os.path.join(keep, path)
     if os.path.islink(place) and os.readlink(place) == home:
         if os.path.exists(home) or as_file:
@@ -290,12 +289,12 @@ def _link(copy: str, keep: str, path: str, as_file: bool, files: dict[str, str] 
     os.symlink(home, place)
 
 
-def _move_home(source: str, home: str, path: str, files: dict[str, str] | None) -> Iterator[tuple[str, str]]:
+def _move_home(source: str, home: str, path: str, files: dict[str, str]) -> Iterator[tuple[str, str]]:
     """File by file; a kill between two renames leaves each file in one of the two places."""
     mode = os.lstat(source).st_mode
     if stat.S_ISDIR(mode):
         if os.path.lexists(home) and (os.path.islink(home) or not os.path.isdir(home)):
-            if files is None or not _holds_more(source, path, files):
+            if not _holds_more(source, path, files):
                 return
             yield from _put_aside(home, path)
         os.makedirs(home, exist_ok=True)
@@ -307,7 +306,7 @@ def _move_home(source: str, home: str, path: str, files: dict[str, str] | None) 
     elif stat.S_ISREG(mode) or stat.S_ISLNK(mode):
         if os.path.lexists(home):
             content = content_of(source)
-            if files is None or (content and content in (files.get(path), content_of(home))):
+            if content and content in (files.get(path), content_of(home)):
                 return
             yield from _put_aside(home, path)
         _rename_or_copy(source, home)

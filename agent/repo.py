@@ -338,6 +338,11 @@ def _mark(target: Path) -> Path:
     return target.with_name(f"{target.name}.json")
 
 
+def commit_record(target: Path) -> Path:
+    """Where the content of the commit's files is recorded, for as long as this clone is there."""
+    return target.with_name(f"{target.name}.files.json")
+
+
 def _home(target: Path) -> Path:
     return target.with_name(f"{target.name}.home")
 
@@ -352,7 +357,8 @@ def _is_complete(target: Path, wanted: dict[str, Any]) -> bool:
 
 def _make_empty(folder: Path, account: Account | None) -> None:
     """A new folder of the account's own."""
-    _mark(folder).unlink(missing_ok=True)
+    for record in (_mark(folder), commit_record(folder)):
+        record.unlink(missing_ok=True)
     beneath.remove(folder)
     folder.mkdir(parents=True)
     if account is not None:

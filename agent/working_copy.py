@@ -29,7 +29,7 @@ from spotheal.agent.errors import Retryable, SetupFailed
 from spotheal.agent.folders import Folders, give, publish
 from spotheal.agent.foreign_command import Surroundings, run_command
 from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.repo import source_of
+from spotheal.agent.repo import commit_record, source_of
 from spotheal.agent.trainer_environment import base_environment
 
 COPY_SECONDS_MAX = 1800.0
@@ -270,10 +270,21 @@ def link_kept(paths: Sequence[str], folders: Folders, where: Surroundings, pytho
     Returns what was not as the commit has it and replaced a file in `keep`, as text for a person."""
     if not paths:
         return []
-    record = str(folders.private / "working-copy.json") if folders.has_working_copy and _record_of_copy(folders) else ""
+    record = str(_commit_record(folders))
     order = {"copy": str(folders.clone), "keep": str(folders.keep), "paths": list(paths), "record": record}
     found = _run_in_copy("link", order, [folders.clone, folders.keep], folders, where, python)
     return [f"{each['path']} ({each['what']})" for each in found]
+
+
+def _commit_record(folders: Folders) -> Path:
+    """A clone that is no working copy is recorded before its first trainer: at a restart of the agent on the same boot
+    it is not cloned again, and only the record tells a save that replaced a link from the commit's file."""
+    if folders.has_working_copy:
+        return folders.private / "working-copy.json"
+    record = commit_record(folders.fetched)
+    if not record.exists():
+        publish(record, json.dumps({"files": files_of(folders.clone)}))
+    return record
 
 
 def _run_in_copy(

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -526,46 +527,82 @@ def test_the_first_python_that_can_import_torch_is_used(
 
 
 # ----------------------------------------------------------------------------------------------------------------- keep
-def test_a_kept_path_survives_a_new_clone(folders: Folders, where: Surroundings) -> None:
+@pytest.fixture
+def container(folders: Folders) -> Folders:
+    """As on AWS Batch: the trainer runs in the clone itself."""
+    folders.clone.rmdir()
+    folders.fetched.mkdir()
+    return replace(folders, clone=folders.fetched)
+
+
+def test_a_kept_path_survives_a_new_clone(container: Folders, where: Surroundings) -> None:
     def new_clone() -> None:
-        shutil.rmtree(folders.clone)
-        (folders.clone / "runs").mkdir(parents=True)
-        (folders.clone / "runs/settings.yaml").write_text("of the clone")
-        link_kept(["runs", "deep/er/log.csv"], folders, where, PYTHON)
+        shutil.rmtree(container.clone)
+        (container.clone / "runs").mkdir(parents=True)
+        (container.clone / "runs/settings.yaml").write_text("of the clone")
+        link_kept(["runs", "deep/er/log.csv"], container, where, PYTHON)
 
     new_clone()
-    assert (folders.clone / "runs/settings.yaml").read_text() == "of the clone"
-    (folders.clone / "runs/settings.yaml").write_text("of the trainer")
-    (folders.clone / "runs/model.pt").write_text("weights")
-    (folders.clone / "deep/er/log.csv").write_text("1,2")
+    assert (container.clone / "runs/settings.yaml").read_text() == "of the clone"
+    (container.clone / "runs/settings.yaml").write_text("of the trainer")
+    (container.clone / "runs/model.pt").write_text("weights")
+    (container.clone / "deep/er/log.csv").write_text("1,2")
     new_clone()
-    assert (folders.clone / "runs/settings.yaml").read_text() == "of the trainer"
-    assert (folders.clone / "runs/model.pt").read_text() == "weights"
-    assert (folders.clone / "deep/er/log.csv").read_text() == "1,2"
-    link_kept(["runs", "deep/er/log.csv"], folders, where, PYTHON)
+    assert (container.clone / "runs/settings.yaml").read_text() == "of the trainer"
+    assert (container.clone / "runs/model.pt").read_text() == "weights"
+    assert (container.clone / "deep/er/log.csv").read_text() == "1,2"
+    link_kept(["runs", "deep/er/log.csv"], container, where, PYTHON)
 
 
-def test_a_kept_path_inside_another_needs_no_link_of_its_own(folders: Folders, where: Surroundings) -> None:
-    link_kept(["a/b", "a"], folders, where, PYTHON)
-    assert (folders.clone / "a").is_symlink()
+def test_a_save_over_a_kept_link_outlives_a_restart_of_the_agent(
+    repository: Path, container: Folders, where: Surroundings
+) -> None:
+    """The clone is whole on the same boot, so the script's file stands where the link was."""
+    config = configured(str(repository), git(repository, "rev-parse", "HEAD"))
+
+    def start() -> None:
+        checkout(config, container.fetched, clock=SystemClock(), log=LOG)
+        link_kept(["last.pt", "train.py"], container, where, PYTHON)
+
+    def save(text: str) -> None:
+        (container.clone / "new").write_text(text)
+        (container.clone / "new").replace(container.clone / "last.pt")
+
+    start()
+    (container.clone / "train.py").write_text("of the script")
+    for text in ("first save", "second save"):
+        save(text)
+        start()
+        assert (container.clone / "last.pt").is_symlink()
+        assert (container.clone / "last.pt").read_text() == text
+    assert (container.keep / "last.pt.spotheal").read_text() == "first save"
+    shutil.rmtree(container.clone)
+    (container.fetched.parent / "src.json").unlink()
+    start()
+    assert (container.clone / "train.py").read_text() == "of the script"
+
+
+def test_a_kept_path_inside_another_needs_no_link_of_its_own(container: Folders, where: Surroundings) -> None:
+    link_kept(["a/b", "a"], container, where, PYTHON)
+    assert (container.clone / "a").is_symlink()
 
 
 def test_a_kept_path_that_leads_out_of_the_clone_by_a_link_is_refused(
-    folders: Folders, where: Surroundings, tmp_path: Path
+    container: Folders, where: Surroundings, tmp_path: Path
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (folders.clone / "out").symlink_to(tmp_path / "elsewhere")
+    (container.clone / "out").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SetupFailed, match="leads out"):
-        link_kept(["out/of/passwd"], folders, where, PYTHON)
+        link_kept(["out/of/passwd"], container, where, PYTHON)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_link_that_a_trainer_left_on_the_volume_is_never_followed(
-    folders: Folders, where: Surroundings, tmp_path: Path
+    container: Folders, where: Surroundings, tmp_path: Path
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (folders.keep / "runs").symlink_to(tmp_path / "elsewhere")
-    (folders.clone / "runs").mkdir()
-    (folders.clone / "runs/planted").touch()
-    link_kept(["runs"], folders, where, PYTHON)
+    (container.keep / "runs").symlink_to(tmp_path / "elsewhere")
+    (container.clone / "runs").mkdir()
+    (container.clone / "runs/planted").touch()
+    link_kept(["runs"], container, where, PYTHON)
     assert list((tmp_path / "elsewhere").iterdir()) == []

@@ -267,7 +267,8 @@ def test_a_kept_folder_lets_a_trainer_that_writes_into_the_clone_resume(bench: B
         shutil.rmtree(bench.folders.clone)
         bench.folders.clone.mkdir()
         bench.folders.make(None)
-        link_kept(["runs"], bench.folders, Surroundings(None, SystemClock(), never()), Path(sys.executable))
+        clone = replace(bench.folders, fetched=bench.folders.clone)  # as on AWS Batch
+        link_kept(["runs"], clone, Surroundings(None, SystemClock(), never()), Path(sys.executable))
         bench.trainer("writes_into_clone", job=job).run()
     assert bench.lines == ["fresh", "resumed"]
     assert bench.named("checkpoints-elsewhere") == []

@@ -351,6 +351,7 @@ def test_a_file_in_place_of_a_kept_folder_wins_and_the_folder_stays_next_to_it(f
 
 
 def test_a_kept_path_in_a_folder_that_the_script_closed_is_moved(folders: Folders) -> None:
+    make(folders, configured(), FIRST)
     written(folders.clone, {"closed/x": "1"})
     (folders.clone / "closed").chmod(0o555)
     link_kept(["closed"], folders, WHERE, PYTHON)
