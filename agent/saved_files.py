@@ -65,11 +65,13 @@ class SavedFiles:
         """By their path below the working copy; links are not followed."""
         if not self._folders.has_working_copy:
             return
-        for path, status in beneath.files(self._folders.clone, NOT_GROWTH):
+        for path, status in beneath.files(self._folders.clone, NOT_GROWTH, wanted=self._is_save_of_trainers):
             if self._over.is_set():
                 return
-            if is_save(path) and path not in self._commit:
-                yield Seen(path, status.st_size, status.st_mtime)
+            yield Seen(path, status.st_size, status.st_mtime)
+
+    def _is_save_of_trainers(self, path: str) -> bool:
+        return is_save(path) and path not in self._commit
 
 
 def is_save(path: str) -> bool:

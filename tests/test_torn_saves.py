@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from spotheal.agent import beneath
 from spotheal.agent.folders import Folders
 from spotheal.agent.saved_files import SavedFiles
 from spotheal.agent.set_aside import SaveShelf
@@ -244,3 +245,21 @@ def test_next_to_the_code_only_the_trainers_own_saves_count(tmp_path: Path) -> N
     folders.environments.mkdir(parents=True)
     Record("R", "", {}, {"checkpoints/epoch1/train.py": "x"}).write(folders.environments / "working-copy.json")
     assert [save.name for save in SavedFiles(folders).torn()] == ["out/last.pt"]
+
+
+def test_a_look_for_saves_next_to_the_code_asks_for_the_status_of_no_other_file(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a moved volume each first status is a read of milliseconds, and the trainer's start waits for this look."""
+    asked: list[str] = []
+
+    def status_of(here: int, name: str) -> os.stat_result | None:
+        asked.append(name)
+        return status(here, name)
+
+    status = beneath.status_of
+    for name in ("train.py", "package/module.py", "data/big.bin", "out/last.pt"):
+        written(folders.clone / name)
+    monkeypatch.setattr(beneath, "status_of", status_of)
+    assert SavedFiles(folders).anything()
+    assert asked == ["last.pt"]
