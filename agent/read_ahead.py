@@ -3,9 +3,10 @@
     read_ahead.py < {"copy", "record", "environments", "checkpoints", "bytes_max", "seconds_max"}
 
 The first reading of a block of such a volume takes milliseconds, however small it is (EBS User Guide, "Initialize
-Amazon EBS volumes"), and many at once take no longer than one. First comes the byte code of the working copy, which is
-what an import opens, then the commit's files, the environment of `setup`, and the newest checkpoint. A process of its
-own, so that the volume is free once it has ended; it has no output, and no fault of it is a fault of the boot.
+Amazon EBS volumes"), and many at once take no longer than one. First comes the status of the commit's files, which the
+agent asks for one after the other before the trainer starts; then the byte code, which is what an import opens, the
+commit's files, the environment of `setup`, and the newest checkpoint. A process of its own, so that the volume is free
+once it has ended; it has no output, and no fault of it is a fault of the boot.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from pathlib import Path
 
 from spotheal.agent import beneath
 
-READERS = 48
+READERS = 16  # 48 took 0.2 s more of the processors that the trainer needs, and gained nothing
 CHUNK_BYTES = 1 << 20
+NAMES_AT_ONCE = 64  # XFS reads 64 inodes at once
 
 
 def main() -> None:
@@ -38,6 +40,7 @@ def read_all(order: dict[str, str], reader: Reader) -> None:
     with contextlib.suppress(OSError, ValueError, KeyError), open(order["record"], encoding="utf-8") as file:
         files = list(json.load(file)["files"])
     copy, environments, checkpoints = (Path(order[name]) for name in ("copy", "environments", "checkpoints"))
+    reader.all_of([partial(reader.look, copy, folder, names) for folder, names in _by_folder(files)])
     modules = {os.path.dirname(path) for path in files if path.endswith(".py")}
     reader.all_of([partial(reader.walk, copy, os.path.join(folder, "__pycache__")) for folder in sorted(modules)])
     reader.all_of([partial(reader.read, copy, path) for path in files])
@@ -45,6 +48,17 @@ def read_all(order: dict[str, str], reader: Reader) -> None:
         reader.all_of([partial(reader.walk, environments, environment)])
     if checkpoint := newest(checkpoints):
         reader.all_of([partial(work, checkpoints, checkpoint) for work in (reader.walk, reader.read)])
+
+
+def _by_folder(files: Iterable[str]) -> Iterable[tuple[str, list[str]]]:
+    """`NAMES_AT_ONCE` names of one folder each."""
+    names: dict[str, list[str]] = {}
+    for path in files:
+        folder, name = os.path.split(path)
+        names.setdefault(folder, []).append(name)
+    for folder, all_names in names.items():
+        for begin in range(0, len(all_names), NAMES_AT_ONCE):
+            yield folder, all_names[begin : begin + NAMES_AT_ONCE]
 
 
 def newest(folder: Path, prefix: str = "") -> str:
@@ -76,6 +90,11 @@ class Reader:
             with contextlib.suppress(OSError, ValueError):
                 task()
             self._tasks.task_done()
+
+    def look(self, top: Path, below: str, names: Iterable[str]) -> None:
+        with beneath.folder(top, below) as here:
+            for name in names:
+                beneath.status_of(here, name)
 
     def walk(self, top: Path, below: str) -> None:
         with beneath.folder(top, below) as here, os.scandir(here) as entries:

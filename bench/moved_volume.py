@@ -1,10 +1,11 @@
 """From the mount to the trainer's first line: a moved volume beside a fresh clone. `python bench/moved_volume.py
 [--output json]`; root, Linux. Exit 1 if the moved volume takes longer (the median of `ROUNDS`).
 
-The volume has a repository of 3,000 modules as its working copy, and a checkpoint of 256 MiB. Each read of the device
+The volume has a repository of 3,000 modules as its working copy, an environment of `setup` with 300 files, and a
+checkpoint of 256 MiB. Each read of the device
 takes 10 ms, 64 at once (`lazy_device`). A trainer imports 3,000 or 300 of the modules, then prints its first line:
   moved   mount, reading ahead, the working copy as the agent finds it, its looks at saved files, the trainer
-  fresh   the same trainer in a clone on the machine's own disk, whose fetch was over before the mount
+  fresh   the same looks and trainer in a clone on the machine's own disk, whose fetch was over before the mount
   plain   moved, without the read-ahead
 Not measured on a quiet machine yet. On one with 2 processors and 12 programs that wanted them (2026-11-22), medians:
   3,000 imported  moved 27.0 s, fresh 26.4 s (ratio 1.02, a miss); plain 64.7 s
@@ -41,8 +42,10 @@ from spotheal.agent.names import StoreUrl  # noqa: E402
 from spotheal.agent.saved_files import SavedFiles  # noqa: E402
 from spotheal.agent.warmup import Warmup  # noqa: E402
 from spotheal.agent.working_copy import Fetched, files_of, is_on_volume, make_working_copy  # noqa: E402
+from spotheal.agent.written_files import WrittenFiles  # noqa: E402
 
 MODULES, PACKAGES, LINES = 3000, 30, 150
+ENVIRONMENT_FILES = 300
 READ_SECONDS = 0.010
 CHECKPOINT_MIB = 256
 ROUNDS = 3
@@ -90,9 +93,19 @@ def fill(image: Path, repository: Path, mount: Path, imported: int) -> None:
         fetched = Fetched(repository, files_of(repository))
         make_working_copy(CONFIG, folders, WHERE, Path(sys.executable), LOG, fetched=fetched)
         first_line(folders.clone, imported)
+        environment = folders.environments / "env-1" / "lib"
+        environment.mkdir(parents=True)
+        for number in range(ENVIRONMENT_FILES):
+            (environment / f"library{number}.py").write_bytes(os.urandom(1 << 13))
         (folders.checkpoints / "step-1").write_bytes(os.urandom(1 << 20) * CHECKPOINT_MIB)
     finally:
         run("umount", str(mount))
+
+
+def look(folders: Folders) -> None:
+    """What the agent looks at between the code and the trainer's start, in this order."""
+    SavedFiles(folders).mark()
+    WrittenFiles(folders, folders.home, CONFIG.run, "i-1", never()).predecessor()
 
 
 def laid_out(mount: Path) -> Folders:
@@ -111,7 +124,7 @@ def moved(image: Path, mount: Path, imported: int, *, ahead: bool) -> float:
             assert is_on_volume(CONFIG, folders)
             folders.make(None)
             make_working_copy(CONFIG, folders, WHERE, Path(sys.executable), LOG, fetched=None)
-            SavedFiles(folders).mark()
+            look(folders)
             first_line(folders.clone, imported)
             return time.monotonic() - began
         finally:
@@ -121,9 +134,12 @@ def moved(image: Path, mount: Path, imported: int, *, ahead: bool) -> float:
 
 def fresh(repository: Path, folder: Path, imported: int) -> float:
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(repository, folder)
+    folders = Folders.at(folder, "/volume")
+    folders.make(None)
+    shutil.copytree(repository, folders.clone)
     began = time.monotonic()
-    first_line(folder, imported)
+    look(folders)
+    first_line(folders.clone, imported)
     return time.monotonic() - began
 
 
