@@ -11,11 +11,12 @@ _COMMANDS = {
 }
 WITHOUT_TORCH = (
     "epoch_files", "best_only", "says_nothing", "csv_rows", "hub_folders", "logger_versions", "keras_files",
-    "shell_wrapper", "host_folders", "contract",
+    "shell_wrapper", "host_folders", "contract", "copies_best",
 )  # fmt: skip
 INNOCENT = ("plain_loop", *WITHOUT_TORCH)
 GUILTY = {
     "guilty_never_loads": "began from nothing: its trainer wrote working-copy/checkpoint.pth.tar again",
+    "guilty_copies_best": "began from nothing: its trainer wrote working-copy/",
     "guilty_saves_at_end": "had saved nothing when it went",
     "guilty_home": "home/saves/last.pt: written on",
 }

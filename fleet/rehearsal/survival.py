@@ -4,9 +4,9 @@ A script that saves to its home, or clears at its start what it saved, trains as
 goes. So the rehearsal lists what lies below the places that a trainer can write, as the trainer starts and until its
 machine ends, and compares one machine's last list with the next one's first, by the rule of `agent.written_files`.
 
-A script that saves and never loads writes its saves anew. It is known by the times of access: links to what earlier
-machines wrote, made before the trainer starts, say whether it read any of that. A link changes the file's status time,
-so that the next read counts also with `relatime`.
+A script that saves and never loads writes its saves again without reading any. Links to what earlier machines wrote,
+made before the trainer starts, are watched for that. A link changes the file's status time, so that the next access
+counts also with `relatime`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from spotheal.agent.lost_work import FilesLost
 from spotheal.agent.saved_files import is_save
 from spotheal.agent.trainer_files import Seen
 from spotheal.agent.written_files import Files, files_of, is_written, missing, path_of
+from spotheal.fleet.rehearsal.reads import Reads, tells_reads
 
 LIST_SECONDS = 1.0  # between two lists of one machine: a working copy may have thousands of files
 SETTLE_SECONDS = 3.0  # after a save that is seen: its other files follow
@@ -40,7 +41,8 @@ class _Machine:
     before_last: Files = field(default_factory=dict)
     last: Files = field(default_factory=dict)
     written: set[str] = field(default_factory=set)  # of all sizes
-    links: dict[str, tuple[Path, int]] = field(default_factory=dict)  # what was there: its link, and when it was read
+    links: dict[str, Path] = field(default_factory=dict)  # to what was there, by its name
+    reads: Reads | None = None  # of these
     begun_anew: str = ""  # a save of an earlier machine that its trainer wrote without having read any
 
 
@@ -50,7 +52,7 @@ class Survival:
     def __init__(self, links: Path | None = None) -> None:
         """`links`: a folder beside the volumes; None: nothing is known of what a trainer reads."""
         self._machines: dict[str, _Machine] = {}
-        self._links = links if links is not None and _tells_reads(links) else None
+        self._links = links if links is not None and tells_reads(links) else None
 
     def look(self, instance: str, folders: Folders, log: Path) -> None:
         machine = self._machines.setdefault(instance, _Machine())
@@ -58,6 +60,7 @@ class Survival:
         if machine.started is None:
             if not machine.links:
                 machine.links = self._link(instance, folders)
+                machine.reads = Reads(machine.links.values()) if machine.links else None
             if not _holds(log, _MARK):
                 return
             machine.started, machine.first = now, dict(files_of(folders, folders.home))
@@ -68,21 +71,26 @@ class Survival:
         if machine.saved is None and any(_is_save(machine.first, *item) for item in machine.last.items()):
             machine.saved = now
         machine.written.update(name for name, seen in machine.last.items() if is_written(machine.first, name, seen))
-        if not machine.begun_anew and not any(_is_read(*link) for link in machine.links.values()):
-            machine.begun_anew = next((name for name in machine.links if _is_anew(machine, name)), "")
+        if machine.reads is not None:
+            is_resumed = machine.reads.any()
+            if not is_resumed:
+                machine.begun_anew = next((name for name in machine.links if _is_anew(machine, name)), "")
+            if is_resumed or machine.begun_anew:
+                machine.reads.close()
+                machine.reads = None
 
-    def _link(self, instance: str, folders: Folders) -> dict[str, tuple[Path, int]]:
+    def _link(self, instance: str, folders: Folders) -> dict[str, Path]:
         """A link to each file that earlier machines wrote, as soon as the volume is mounted."""
         wrote = {name for machine in self._machines.values() for name in machine.written}
         if self._links is None or not wrote:
             return {}
         there = [(name, seen) for name, seen in files_of(folders, folders.home) if name in wrote]
-        found: dict[str, tuple[Path, int]] = {}
+        found: dict[str, Path] = {}
         for name, _ in sorted(there, key=lambda item: item[1].changed)[-_LINKS_MAX:]:
             link = self._links / f"{instance}-{len(found)}"
             with suppress(OSError):
                 os.link(path_of(folders, folders.home, name), link, follow_symlinks=False)
-                found[name] = link, link.stat().st_atime_ns
+                found[name] = link
         return found
 
     def has_saved(self, instance: str) -> bool:
@@ -123,21 +131,6 @@ def _lasting(machine: _Machine) -> list[str]:
 def _is_anew(machine: _Machine, name: str) -> bool:
     place, _, path = name.partition("/")
     return name in machine.written and (place == "checkpoints" or is_save(path))
-
-
-def _is_read(link: Path, before: int) -> bool:
-    return link.stat().st_atime_ns != before
-
-
-def _tells_reads(folder: Path) -> bool:
-    """Whether this file system notes reads: with `noatime` it does not."""
-    folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / "probe"
-    probe.write_bytes(b"x")
-    os.link(probe, folder / "probe-link")
-    before = probe.stat().st_atime_ns
-    probe.read_bytes()
-    return _is_read(probe, before)
 
 
 def _is_save(first: Files, name: str, seen: Seen) -> bool:
