@@ -6,10 +6,12 @@ DIR holds a `job.toml`, whose `repository` is the program, and may hold a `measu
 
     step = 'iter (\\d+):'    how the program prints its step (or epoch): the first group is a number
     save_every = 200        its own save interval, in the same unit
+    resumes = true          whether it goes on from its own saves as it is run here
 
+Without `step` the lost steps are unknown: leave it out if the program counts from 0 again after a resume (makemore).
 A step is lost if a machine printed it and a later one prints it again. Ends with 1 if a program was not done, lost more
-than one of its save intervals, or lost something and the rehearsal said nothing of it. Fetched code stays outside the
-repository.
+than one of its save intervals, or lost something and the rehearsal said nothing of it; also if the rehearsal of one
+that resumes did not pass, or that of one that does not resume passed. Fetched code stays outside the repository.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_SECONDS_MAX = 3600
 FLEETCTL = Path(sys.executable).with_name("fleetctl")
 
 
@@ -53,13 +56,17 @@ class Row:
     lost: tuple[int | None, ...]
     save_every: int | None
     messages: tuple[str, ...]
+    resumes: bool | None = None  # as its measure.toml has it
 
     @property
     def is_as_promised(self) -> bool:
-        """A loss of more than a save interval counts only if it was not named."""
+        """A loss of more than a save interval is right only if it was named, or if the program does not resume."""
         known = [steps for steps in self.lost if steps is not None]
         within = self.save_every is not None and all(steps <= self.save_every for steps in known)
-        return self.phase == "done" and (within or not any(known) or bool(self.messages))
+        if self.resumes is None:
+            return self.phase == "done" and (within or not any(known) or bool(self.messages))
+        verdict_is_right = (self.exit_code == 0) == self.resumes
+        return self.phase == "done" and verdict_is_right and (within or not any(known) or not self.resumes)
 
 
 def rehearse(folder: Path, scenario: str, kept: Path, reference: bool) -> Row:
@@ -70,9 +77,11 @@ def rehearse(folder: Path, scenario: str, kept: Path, reference: bool) -> Row:
     fleet_file.write_text(json.dumps(example_fleet(job["job"]["name"])), encoding="utf-8")
     argv = [str(FLEETCTL), "rehearse", str(fleet_file), "--job", str(folder / "job.toml"), "--scenario", scenario]
     argv += [] if reference else ["--no-reference"]
-    done = subprocess.run(
-        [*argv, "--keep", str(kept), "--output", "json"], capture_output=True, text=True, check=False, timeout=3600
-    )
+    argv += ["--keep", str(kept), "--output", "json"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        return Row(folder.name, scenario, 124, "-", (), (), None, (f"not over after {_SECONDS_MAX} s",))
     kept.with_suffix(".log").write_text(done.stderr, encoding="utf-8")
     try:
         document = json.loads(done.stdout)
@@ -88,6 +97,7 @@ def rehearse(folder: Path, scenario: str, kept: Path, reference: bool) -> Row:
         lost=tuple(lost_steps(document["timeline"], kept, measure.get("step"))),
         save_every=measure.get("save_every"),
         messages=(*document["broken"], *document["notes"]),
+        resumes=measure.get("resumes"),
     )
 
 
