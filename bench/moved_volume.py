@@ -8,8 +8,10 @@ takes 10 ms, 64 at once (`lazy_device`). A trainer imports 3,000 or 300 of the m
   fresh   the same looks and trainer in a clone on the machine's own disk, whose fetch was over before the mount
   plain   moved, without the read-ahead
 Not measured on a quiet machine yet. On one with 2 processors and 12 programs that wanted them (2026-11-22), medians:
-  3,000 imported  moved 27.0 s, fresh 26.4 s (ratio 1.02, a miss); plain 64.7 s
-    300 imported  moved  3.7 s, fresh  1.6 s (ratio 2.32, a miss); plain  6.6 s
+    300 imported  moved 3.8 s, fresh 1.9 s (ratio 1.98, a miss); plain 8.0 s
+  3,000 imported  moved 31.1 s, fresh 27.3 s (one run each)
+Of a moved start with 300 (one run each), the agent's two looks took 0.8 s before the read-ahead began with the status
+of the commit's files, and 0.4 s since. The trainer itself took 0.6 s of processor time, and 2.3 s on the clock.
 The device's own process, the reader and the trainer share these processors.
 """
 
