@@ -49,7 +49,8 @@ def next_step(run: Any) -> int:
 
     client, run_id = mlflow.MlflowClient(), run.info.run_id
     names = [name for name in client.get_run(run_id).data.metrics if not name.startswith("system/")]
-    return max([-1, *(metric.step for name in names for metric in client.get_metric_history(run_id, name))]) + 1
+    steps = (int(metric.step) for name in names for metric in client.get_metric_history(run_id, name))
+    return max(steps, default=-1) + 1
 
 
 def _wandb_steps(folder: Path, run_id: str) -> Iterator[int]:
