@@ -45,7 +45,7 @@ _PERMISSION = {
     "UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "AuthFailure", "InvalidClientTokenId",
     "ExpiredToken", "ExpiredTokenException", "SignatureDoesNotMatch", "OptInRequired", "UnrecognizedClientException",
     "InvalidAccessKeyId", "MissingAuthenticationToken", "IncompleteSignature", "403",
-    "AuthorizationError", "InvalidSignatureException", "InvalidToken",
+    "AuthorizationError", "InvalidSignatureException", "InvalidToken", "CustomerKeyHasBeenRevoked",
 }  # fmt: skip
 _CAPACITY = {
     "InsufficientInstanceCapacity", "SpotMaxPriceTooLow", "MaxSpotInstanceCountExceeded", "VcpuLimitExceeded",

@@ -51,6 +51,7 @@ class VolumeTable:
     mount: str
     filesystem: str
     snapshot: str
+    kms_key: str
     initialization_rate: int
     snapshot_every: str
     delete_superseded: bool

@@ -131,6 +131,13 @@ class VolumeSpec:
         return request
 
 
+def key_next_step(key: str) -> str:
+    return (
+        f"check that the key is enabled: `aws kms describe-key --key-id {key}`; the instances' role may use it if"
+        " [volume] kms_key of job.toml names it at the next `fleetctl request`"
+    )
+
+
 class Ec2:
     """`client` is a boto3 EC2 client, or anything that answers like one.
 
@@ -246,6 +253,8 @@ class Ec2:
                 raise _as(DeviceNameTaken, error) from None
             if error.code == "VolumeInUse" and self._attached_to(volume, instance):
                 return
+            if error.code == "CustomerKeyHasBeenRevoked":
+                error.next_step = key_next_step("KEY, which the volume names as its KmsKeyId")
             raise
 
     def detach(self, volume: str, instance: str, *, force: bool = False) -> None:

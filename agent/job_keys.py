@@ -128,6 +128,8 @@ KEYS: tuple[Key, ...] = (
     Key("volume", "mount", "/dltraining", mount, "mount point; datasets/ checkpoints/ results/ logs/ lie below it"),
     Key("volume", "filesystem", "xfs", one_of("xfs", "ext4"), "filesystem of a new volume"),
     Key("volume", "snapshot", "", matching(r"(snap-[0-9a-f]+)?", "a snapshot id"), "start from this one (a dataset)"),
+    Key("volume", "kms_key", "", matching(r"(arn:aws[\w-]*:kms:[\w-]+:\d{12}:key/[\w-]+)?", "the ARN of a KMS key"),
+        "customer key that a new volume is encrypted with; default: the account's key for EBS"),
     Key("volume", "initialization_rate", 100, rate,
         "MiB/s, 100 to 300, at which a volume made from a snapshot is filled; 0 = lazily, which is slow and free"),
     Key("volume", "snapshot_every", "0m", duration, "base snapshots, which make the next move small; 0m = none"),

@@ -23,7 +23,7 @@ from spotheal.agent.errors import Conflict, Retryable, SpothealError
 from spotheal.agent.job_values import seconds
 from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase, StoreUrl
 from spotheal.agent.store import Store
-from spotheal.fleet import engine, plan, repository, rescue, results_check
+from spotheal.fleet import engine, plan, repository, rescue, results_check, volumes
 from spotheal.fleet.account import prerequisites, roles
 from spotheal.fleet.account.between import OpenBetween
 from spotheal.fleet.account.prerequisites import CreateSecurityGroup, ImportKey, OpenSsh, filled
@@ -73,6 +73,7 @@ def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[st
                 _upload_bundle(store, ready)
             case plan.CreateVolume(spec):
                 done["volume_id"] = _create_volume(session, spec)
+                volumes.await_encrypted(session, done["volume_id"], spec.kms_key, clock)
             case plan.AdoptVolume(volume, tags):
                 session.ec2.tag([volume.id], tags)
                 done["volume_id"] = volume.id

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.billing import GIB_MONTH
 from spotheal.agent.ec2 import TokenUsed, Volume, VolumeSpec
-from spotheal.agent.errors import ConfigError, Conflict, NotFound, SpothealError
+from spotheal.agent.errors import ConfigError, Conflict, NotFound, PermissionDenied, SpothealError
 from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, TAG_STATE, VolumeState, volume_token
 from spotheal.fleet import runs
 from spotheal.fleet.plan import free_volumes
@@ -136,7 +136,8 @@ def delete(session: Session, volume: Volume, root: StoreUrl, clock: Clock) -> No
 def blank(job: JobConfig, zone: str, size_gib: int, kind: str) -> VolumeSpec:
     """A new volume of the job, which its next request uses; `new`, so that it is formatted then."""
     tags = {TAG_NAME: job.volume.name, TAG_JOB: job.job.name, TAG_STATE: VolumeState.NEW.value}
-    return VolumeSpec(zone=zone, size_gib=size_gib, type=kind, tags=tags, encrypted=True, token="")
+    key = job.volume.kms_key or None
+    return VolumeSpec(zone=zone, size_gib=size_gib, type=kind, tags=tags, encrypted=True, kms_key=key, token="")
 
 
 def make(session: Session, spec: VolumeSpec, day: str, clock: Clock) -> Volume:
@@ -152,6 +153,7 @@ def make(session: Session, spec: VolumeSpec, day: str, clock: Clock) -> Volume:
             made = session.ec2.create_volume(replace(spec, token=volume_token(what, 0, spec.zone, "", attempt)))
         except TokenUsed:
             continue
+        await_encrypted(session, made.id, spec.kms_key, clock)
         seen = _shown(session, made.id, clock)  # the answer's state and tags are those of the first call
         if seen is not None and free_volumes(job, [seen])[0] and not seen.attachments:
             return seen
@@ -159,6 +161,22 @@ def make(session: Session, spec: VolumeSpec, day: str, clock: Clock) -> Volume:
         f"{_MADE_A_DAY_MAX} volumes like this were made for job {job!r} today, and all are in use",
         next_step="`fleetctl volume ls` lists them",
     )
+
+
+def await_encrypted(session: Session, volume: str, key: str | None, clock: Clock) -> None:
+    """PermissionDenied if EC2 takes back a volume that it said it made: it asks KMS for a customer key only then."""
+    until, seen = clock.monotonic() + SHOWN_SECONDS_MAX, None
+    while key and clock.monotonic() < until:
+        seen = session.ec2.volume(volume)
+        if seen is not None and seen.state not in ("creating", *GONE):
+            return
+        clock.sleep(1.0)
+    if key and (seen is None or seen.state in GONE):
+        raise PermissionDenied(
+            f"{volume} was made and taken back by EC2: KMS key {key} is not enabled, or you may not use it",
+            next_step=f"`aws kms describe-key --key-id {key}`; what is needed is printed by"
+            f" `fleetctl iam show operator-store --kms-key {key}`; then the same with --new-run",
+        )
 
 
 def _shown(session: Session, volume: str, clock: Clock) -> Volume | None:

@@ -212,5 +212,11 @@ NOT_CALLS: dict[str, str] = {
     "ecr:UploadLayerPart": "the same",
     "ecr:CompleteLayerUpload": "the same",
     "ecr:PutImage": "the same",
+    "kms:CreateGrant": "asked by EC2 in the caller's name, where a volume of a customer key is attached",
+    "kms:Decrypt": "the same, where one is made",
+    "kms:DescribeKey": "the same",
+    "kms:GenerateDataKeyWithoutPlaintext": "the same",
+    "kms:ReEncryptFrom": "the same, where one is made of a snapshot that has another key",
+    "kms:ReEncryptTo": "the same",
     "iam:PassRole": "asked where a fleet, an instance or a schedule is made that is to have a role",
 }

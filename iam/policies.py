@@ -147,7 +147,7 @@ def instance_role(scope: Scope, *, may_delete: bool = True) -> Document:
         statement
         for document in (instance_of_region(scope, may_delete=may_delete), instance_of_store(scope))
         for statement in document["Statement"]
-    ])  # fmt: skip
+    ] + _key(scope))  # fmt: skip
 
 
 def instance_of_store(scope: Scope) -> Document:
@@ -167,7 +167,6 @@ def instance_of_region(scope: Scope, *, may_delete: bool = True) -> Document:
         _statement("Tell", _actions(Who.INSTANCE, On.TOPIC), scope.topics),
         _statement("Secrets", _actions(Who.INSTANCE, On.SECRETS), scope.secret_arns),
         _statement("TrainersRole", _actions(Who.INSTANCE, On.TRAINER), scope.role(f"{TRAINER_ROLE}{scope.job or '*'}")),
-        *_key(scope),
     ]
     return _document([*statements, *_deleting(scope)] if may_delete else statements)
 
@@ -195,6 +194,11 @@ def instance_that_tells(scope: Scope) -> Document:
 def instance_with_results(scope: Scope) -> Document:
     """What an instance needs besides to put its results into `scope.results`, another bucket than the store's."""
     return _document([_statement("Results", _actions(Who.INSTANCE, On.RESULTS), scope.results_objects)])
+
+
+def instance_with_key(scope: Scope) -> Document:
+    """What an instance needs besides to use volumes that are encrypted with `scope.kms_key`, a customer key."""
+    return _document(_key(scope))
 
 
 def operator(scope: Scope) -> Document:
@@ -442,13 +446,18 @@ def _rescue(scope: Scope, who: Who) -> list[Document]:
 
 
 def _key(scope: Scope) -> list[Document]:
-    """A customer key: EBS makes grants on it, for itself only. AWS's own key for EBS needs no permission."""
+    """A customer key, used by EBS and by the stores of secrets in the caller's name alone, and the grant on it that
+    AttachVolume makes. AWS's own key for EBS needs no permission (EBS user guide, "Requirements for encryption")."""
     if not scope.kms_key:
         return []
     using = ["Decrypt", "DescribeKey", "GenerateDataKeyWithoutPlaintext", "ReEncryptFrom", "ReEncryptTo"]
-    granting = {"Bool": {"kms:GrantIsForAWSResource": "true"}}
+
+    def via(*services: str) -> Document:  # in China names end with .cn
+        return {"StringLike": {"kms:ViaService": [f"{name}.{scope.region}.amazonaws.com*" for name in services]}}
+
+    granting = {**via("ec2"), "Bool": {"kms:GrantIsForAWSResource": "true"}}
     return [
-        _statement("UseKey", [f"kms:{name}" for name in using], scope.kms_key),
+        _statement("UseKey", [f"kms:{name}" for name in using], scope.kms_key, via("ec2", "secretsmanager", "ssm")),
         _statement("GrantKey", ["kms:CreateGrant"], scope.kms_key, granting),
     ]
 

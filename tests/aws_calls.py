@@ -175,7 +175,8 @@ def allowed() -> dict[str, set[str]]:
     from spotheal.agent.names import StoreUrl
     from spotheal.iam import policies
 
-    scope = policies.Scope("123456789012", "us-west-2", StoreUrl("bucket", "team"))
+    key = "arn:aws:kms:us-west-2:123456789012:key/1"
+    scope = policies.Scope("123456789012", "us-west-2", StoreUrl("bucket", "team"), kms_key=key)
     found: dict[str, set[str]] = {}
     for who, documents in policies.DOCUMENTS.items():
         name = "operator" if who.value == "administrator" else who.value

@@ -189,6 +189,38 @@ def test_a_policy_that_this_version_writes_otherwise_is_updated(empty: Desk, mot
     assert again is not None and again.verb == "update" and [name for name, _ in again.documents] == [name]
 
 
+def key_of(desk: Desk, region: str = "us-west-2") -> str:
+    key = f"arn:aws:kms:{region}:123456789012:key/1"
+    with (desk.folder / "job.toml").open("a") as job:
+        job.write(f'[volume]\nkms_key = "{key}"\n')
+    return key
+
+
+def test_a_role_may_use_the_customer_key_of_its_job(empty: Desk, moto_clients: dict[str, Any]) -> None:
+    key = key_of(empty)
+    assert empty.run("request", "--yes").exit_code == 0
+    (name,) = (name for name in made(moto_clients)["policies"] if "+key-" in name)
+    document = moto_clients["iam"].get_role_policy(RoleName="spotheal-instance", PolicyName=name)["PolicyDocument"]
+    assert {key} == {statement["Resource"] for statement in document["Statement"]}
+    (volume,) = empty.account.rules.volumes()
+    assert (True, key) == (volume.encrypted, volume.kms_key)
+
+
+def test_a_key_of_another_region_is_refused_before_anything_is_made(empty: Desk, moto_clients: dict[str, Any]) -> None:
+    key_of(empty, "eu-west-1")
+    refused = empty.run("request", "--yes")
+    assert refused.exit_code == ExitCode.USAGE and "another region" in refused.output
+    assert not moto_clients["iam"].list_instance_profiles()["InstanceProfiles"] and not empty.account.rules.volumes()
+
+
+def test_a_volume_that_ec2_takes_back_is_exit_3_and_names_the_key(empty: Desk) -> None:
+    key = key_of(empty)
+    empty.account.rules.world.may_use_key = lambda caller, asked, actions: asked != key
+    refused = empty.run("request", "--yes")
+    assert refused.exit_code == ExitCode.PERMISSION and f"describe-key --key-id {key}" in refused.output
+    assert not empty.account.rules.fleets()
+
+
 def test_another_store_gets_a_policy_of_its_own_beside_the_first(empty: Desk, moto_clients: dict[str, Any]) -> None:
     session = Session("us-west-2")
     for store in (StoreUrl(BUCKET, ""), StoreUrl("team", "ml/runs"), StoreUrl("team", "ml/others")):

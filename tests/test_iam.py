@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,11 @@ def test_only_the_modules_named_here_call_aws_from_an_instance() -> None:
 
 @pytest.mark.parametrize("who", [Who.INSTANCE, Who.OPERATOR])
 def test_the_documents_hold_the_table_and_passing_roles_alone_besides(who: Who) -> None:
-    found = [statement for document in policies.DOCUMENTS[who] for statement in statements(document(SCOPE))]
+    scope = replace(SCOPE, kms_key="arn:aws:kms:us-west-2:123456789012:key/1")
+    found = [statement for document in policies.DOCUMENTS[who] for statement in statements(document(scope))]
     named = {action for statement in found for action in statement["Action"]}
-    more = set(NOT_CALLS) if who is Who.OPERATOR else {"iam:PassRole"}
+    of_keys = {action for action in NOT_CALLS if action.startswith("kms:")}
+    more = set(NOT_CALLS) if who is Who.OPERATOR else {"iam:PassRole", *of_keys}
     assert named == {call.action for call in CALLS if who in call.who} | more
 
 
@@ -202,7 +205,20 @@ def test_a_customer_key_is_granted_to_aws_resources_only() -> None:
     scope = policies.Scope("123456789012", "us-west-2", StoreUrl("bucket", ""), kms_key=key)
     (grant,) = [s for s in statements(policies.instance_role(scope)) if "kms:CreateGrant" in s["Action"]]
     assert grant["Resource"] == key
-    assert grant["Condition"] == {"Bool": {"kms:GrantIsForAWSResource": "true"}}
+    assert grant["Condition"] == {
+        "StringLike": {"kms:ViaService": ["ec2.us-west-2.amazonaws.com*"]},
+        "Bool": {"kms:GrantIsForAWSResource": "true"},
+    }
+
+
+def test_a_customer_key_is_used_through_aws_services_only() -> None:
+    key = "arn:aws:kms:us-west-2:123456789012:key/1"
+    scope = policies.Scope("123456789012", "us-west-2", StoreUrl("bucket", ""), kms_key=key)
+    for make in (policies.instance_role, policies.instance_with_key, policies.operator_of_store):
+        found = [s for s in statements(make(scope)) if any(action.startswith("kms:") for action in s["Action"])]
+        assert ["UseKey", "GrantKey"] == [s["Sid"] for s in found]
+        assert {key} == {s["Resource"] for s in found}
+        assert all(s["Condition"]["StringLike"]["kms:ViaService"] for s in found)
 
 
 @pytest.mark.parametrize(("region", "start"), [("cn-north-1", "arn:aws-cn:"), ("us-gov-west-1", "arn:aws-us-gov:")])

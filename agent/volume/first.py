@@ -19,7 +19,8 @@ def first_volume(job: JobConfig, run: str, zone: str) -> VolumeSpec:
         type=job.volume.type,
         snapshot=snapshot or None,
         tags=tags,
-        encrypted=not snapshot,
+        encrypted=not snapshot or bool(job.volume.kms_key),
+        kms_key=job.volume.kms_key or None,
         initialization_rate=job.volume.initialization_rate if snapshot else 0,
         token=volume_token(run, 0, zone, snapshot, 1),
     )

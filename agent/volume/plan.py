@@ -6,7 +6,7 @@ is concluded from an absence that has not lasted, and whatever must not be stale
 
 from __future__ import annotations
 
-from spotheal.agent.ec2 import Instance, Volume, VolumeSpec
+from spotheal.agent.ec2 import Instance, Volume, VolumeSpec, key_next_step
 from spotheal.agent.names import SILENT_CONFIRM_SECONDS, TAG_RUN, TAG_STATE, TAG_TERM, Phase, VolumeState, volume_token
 from spotheal.agent.volume.actions import (
     Action,
@@ -178,7 +178,7 @@ def _create(
 ) -> Action:
     if seen.attempt >= COPY_FAILURES_MAX:
         # EC2 says of a key that may not be used only this: the volume is gone again.
-        key = f"; check that this instance may use the key {like.kms_key}" if like and like.kms_key else ""
+        key = f"; {key_next_step(like.kms_key)}" if like and like.kms_key else ""
         return GiveUp(Phase.PARKED, f"{seen.attempt} volumes in a row could not be made in {desired.zone}{key}")
     if seen.asked_copy is not None:
         return Wait(f"no describe shows {seen.asked_copy} yet", "unseen copy", 600.0)

@@ -92,11 +92,17 @@ def group_placeholder(name: str) -> str:
 def look(session: Session, fleet: FleetConfig, job: JobConfig, store: StoreUrl, *, sweep: bool = False) -> Found:
     """What is missing in the account for this fleet."""
     steps: list[Step] = []
+    if (key := job.volume.kms_key) and key.split(":")[3] != session.region:
+        raise ConfigError(
+            f"[volume] kms_key: {key} is a key of another region than {session.region}",
+            next_step="name a key of the run's region; EBS uses no other",
+        )
     notes: list[str] = []
     try:
         told = job.notify.sns and not job.notify.sns.rpartition(":")[2].startswith("spotheal")
         elsewhere = isinstance(job.store.results_place, StoreUrl)
-        wanted = {"rescue": seconds(job.fleet.on_demand_after), "sweeps": sweep, "topic": told, "results": elsewhere}
+        wanted = {"rescue": seconds(job.fleet.on_demand_after), "sweeps": sweep, "topic": told, "results": elsewhere,
+                  "key": job.volume.kms_key}  # fmt: skip
         additions = [name for name, is_wanted in wanted.items() if is_wanted]
         steps += _missing_roles(session, fleet, job, store, additions)
     except PermissionDenied as error:
@@ -130,6 +136,7 @@ def _missing_roles(
     place = job.store.results_place
     of: dict[str, dict[str, Any]] = {
         "topic": {"topic": job.notify.sns}, "results": {"results": place if isinstance(place, StoreUrl) else None},
+        "key": {"key": job.volume.kms_key},
     }  # fmt: skip
     role = str(fleet.document.get("IamFleetRole") or "").rpartition("/")[2]
     if role and job.fleet.engine == "spot-fleet" and (fleet_role := roles.missing_fleet_role(session, role)):

@@ -31,6 +31,7 @@ ADDITIONS = {
     "sweeps": policies.instance_of_sweep,
     "topic": policies.instance_that_tells,
     "results": policies.instance_with_results,
+    "key": policies.instance_with_key,
 }
 _NAME = re.compile(r"[\w+=,.@-]{1,64}")
 _DESCRIPTION = "Made by fleetctl (spotheal)"
@@ -149,14 +150,20 @@ def _inline(session: Session, role: str, policy: str) -> Any:
 
 
 def missing_addition(
-    session: Session, name: str, store: StoreUrl, which: str, topic: str = "", results: StoreUrl | None = None
+    session: Session,
+    name: str,
+    store: StoreUrl,
+    which: str,
+    topic: str = "",
+    results: StoreUrl | None = None,
+    key: str = "",
 ) -> CreateInstanceRole | None:
     """The step that lets instances do what some jobs need beside the rest (`ADDITIONS`). It is only ever added: another
     job's sweep may be at work with it. None where it is there, or the role is somebody else's."""
     iam = session.client("iam")
-    of = topic or (str(results) if results else "")
+    of = topic or key or (str(results) if results else "")
     mark = f"-{hashlib.sha256(of.encode()).hexdigest()[:8]}" if of else ""
-    where = replace(_scope_of(session, name, store), topic=topic, results=results)
+    where = replace(_scope_of(session, name, store), topic=topic, results=results, kms_key=key)
     wanted = f"{policy_name(session.region)}+{which}{mark}"  # no bucket's name has a plus sign
     if _found(f"look for role {name}", lambda: iam.get_role(RoleName=name)) is not None:
         with translated(f"list the policies of role {name}"):

@@ -92,6 +92,7 @@ class Endpoint:
         self.efs = FileSystems(rulebook)
         self.authorization = Authorization(rulebook.world, self._policies)
         rulebook.authorize = self.authorization.ec2
+        rulebook.world.may_use_key = self.authorization.may_use_key
         self.sessions = sessions.Sessions(rulebook.world, self.authorization, self.keys)
         self._conditional = threading.Lock()
         self._metadata: dict[str, Imds] = {}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.names import StoreUrl, partition_of
 from spotheal.fleet.rehearsal import questions
 from spotheal.fleet.rehearsal.world import World
 from spotheal.iam import policies
@@ -40,6 +40,12 @@ def of_people(scope: policies.Scope) -> dict[str, Documents]:
     return {both: [*operator, *administrator], first: operator, second: administrator}
 
 
+def printed_scope(world: World) -> policies.Scope:
+    """As printed with the `--store` and `--kms-key` that are asked for: which a job has is its job.toml's to say."""
+    key = f"arn:{partition_of(world.region)}:kms:{world.region}:{world.account}:key/*"
+    return policies.Scope(world.account, world.region, StoreUrl("*", ""), kms_key=key)
+
+
 class Authorization:
     """`refused` lists every no: (caller, action, resource). A caller is an instance's id, `role/NAME`, one of `PEOPLE`,
     or None for the owner. Each check returns what AWS says to a caller who may not, "" to one who may.
@@ -52,8 +58,7 @@ class Authorization:
 
     def __init__(self, world: World, roles: Policies) -> None:
         self._world, self._roles = world, roles
-        # As printed with the `--store` that is asked for: which bucket a job has is its job.toml's to say.
-        self._people = of_people(policies.Scope(world.account, world.region, StoreUrl("*", "")))
+        self._people = of_people(printed_scope(world))
         self.refused: list[tuple[str, str, str]] = []
         self.on_question: Callable[[str, Question], None] = lambda caller, question: None
         self.key_counts_as_prefix = True
@@ -69,6 +74,15 @@ class Authorization:
         encoded = base64.b64encode(hashlib.sha512(refused.encode()).digest() * 12).decode()
         said = f"You are not authorized to perform this operation. {refused}"
         return f"{said} Encoded authorization failure message: {encoded}"
+
+    def may_use_key(self, caller: str | None, key: str, actions: tuple[str, ...]) -> bool:
+        """Whether the key is there and enabled, and EC2 may do all of this with it in the name of `caller`."""
+        from moto.kms.models import kms_backends
+
+        found = kms_backends[self._world.account][self._world.region].keys.get(key.rpartition("/")[2])
+        if found is None or found.key_state != "Enabled":
+            return False
+        return caller is None or not self._all(caller, questions.of_key(self._world, key, actions))
 
     def s3(self, caller: str | None, method: str, path: str, query: str) -> str:
         """A request in path style."""

@@ -61,11 +61,20 @@ def create_volume(world: World, params: Params, caller: str | None) -> Item:
         world.tokens["CreateVolume", token, zone] = (_without_zone(params), volume.id, world.moment())
     world.tell(world.hooks.on_volume_created, volume.id, volume.snapshot or None)
     state = "error" if world.faults.take("volumes_fail") else "available"
-    if world.faults.take("volumes_vanish"):
+    if world.faults.take("volumes_vanish") or not _may_encrypt(world, caller, volume.kms_key, source):
         world.later(world.latencies.create_volume, lambda: _gone(world, volume.id))
     else:
         world.later(world.latencies.create_volume, lambda: _set_state(world, volume.id, "creating", state))
     return _volume(volume)
+
+
+def _may_encrypt(world: World, caller: str | None, key: str | None, source: Snapshot | None) -> bool:
+    """KMS is asked after the answer (EC2 API reference, CreateVolume). A snapshot of another key is encrypted again."""
+    other = source.kms_key if source is not None and source.kms_key != key else None
+    into = ("ReEncryptTo",) if other else ()
+    return (key is None or world.may_use_key(caller, key, ("GenerateDataKeyWithoutPlaintext", "Decrypt", *into))) and (
+        other is None or world.may_use_key(caller, other, ("Decrypt", "ReEncryptFrom"))
+    )
 
 
 def _known(world: World, token: str, zone: str, params: Params) -> Volume | None:
@@ -190,6 +199,11 @@ def attach_volume(world: World, params: Params, caller: str | None) -> Item:
         raise ApiError("VolumeInUse", f"{volume.id} is already attached to an instance")
     if volume.state != "available":
         raise ApiError("IncorrectState", f"Volume '{volume.id}' is '{volume.state}', not 'available'.")
+    if volume.kms_key and not world.may_use_key(caller, volume.kms_key, ("CreateGrant",)):
+        raise ApiError(
+            "CustomerKeyHasBeenRevoked",
+            f"Volume {volume.id} cannot be attached. The encrypted volume was unable to access the KMS master key.",
+        )
     held = attached_to(world, instance.id)
     taken = {one.attachment.device for one in held if one.attachment} | {ROOT_DEVICE, "/dev/sda1"}
     if device in taken:

@@ -147,6 +147,13 @@ def _arn_of(world: World, kind: str, name: str) -> str:
     return f"arn:{partition_of(world.region)}:ec2:{world.region}:{account}:{kind}/{name}"
 
 
+def of_key(world: World, key: str, actions: Iterable[str]) -> Questions:
+    """What KMS is asked of its customer `key` by EC2, in the name of EC2's caller."""
+    context = {"kms:ViaService": (f"ec2.{world.region}.amazonaws.com",), "kms:GrantIsForAWSResource": ("true",)}
+    for action in actions:
+        yield Question(f"kms:{action}", key, context)
+
+
 # ------------------------------------------------------------------------------------------------------------------ S3
 def of_s3(method: str, path: str, query: str) -> Questions:
     """Of a request in path style."""

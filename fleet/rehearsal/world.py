@@ -296,6 +296,8 @@ class World:
         self.tags_of_file_system: Callable[[str], Mapping[str, str]] = lambda name: {}  # or of its mount target
         # Why a launch with this specification, or a fleet with this role, cannot be yet; None where it can.
         self.launch_fault: Callable[[Mapping[str, Any]], str | None] = lambda spec: None
+        # Whether the caller may do all of these with the key, each an action of KMS, in the name of EC2.
+        self.may_use_key: Callable[[str | None, str, tuple[str, ...]], bool] = lambda caller, key, actions: True
         self.image_fault: Callable[[str], str] = lambda image: ""
         self.images = {EXAMPLE_IMAGE: "example"}  # names by id
         self.role_fault: Callable[[str], str | None] = lambda arn: None

@@ -40,6 +40,9 @@ def show(
     instance_role: Name = INSTANCE_ROLE,
     job: JobName = "",
     fleet_role: FleetName = FLEET_ROLE,
+    kms_key: Annotated[
+        str, typer.Option("--kms-key", metavar="ARN", help="Customer key of volumes: [volume] kms_key of job.toml.")
+    ] = "",
     region: Region = "",
     profile: Profile = "",
     output: Output = "",
@@ -60,7 +63,8 @@ def show(
     where = session.settle_region()
     account = session.account if session.has_credentials() else PLACEHOLDER_ACCOUNT
     url = StoreUrl.parse(_checked(store)) if store else StoreUrl(default_bucket(account, where), "")
-    scope = policies.Scope(account, where, url, instance_role=_role(instance_role, job), fleet_role=fleet_role)
+    named = _role(instance_role, job)
+    scope = policies.Scope(account, where, url, instance_role=named, fleet_role=fleet_role, kms_key=kms_key)
     made: dict[str, Any] = {
         "operator": policies.operator(scope),
         "operator-store": policies.operator_of_store(scope),

@@ -200,7 +200,7 @@ def test_everything_at_once_and_then_its_data_for_one_that_fails(cloud_desk: Clo
     volumes = [one for one in life.cloud.rules.volumes() if one.tags.get("Name") == "everything-data"]
     snapshot = life.cloud.rules.call("CreateSnapshot", {"VolumeId": volumes[-1].id})["SnapshotId"]
     until(lambda: life.cloud.rules.snapshots()[-1].state == "completed", lambda: "the snapshot")
-    a_failure_stays_up_to_be_looked_at(cloud_desk, snapshot)
+    a_failure_stays_up_to_be_looked_at(cloud_desk, snapshot, str(volumes[-1].kms_key))
 
 
 def everything(cloud_desk: CloudDesk, tmp_path: Path) -> Life:
@@ -214,7 +214,8 @@ def everything(cloud_desk: CloudDesk, tmp_path: Path) -> Life:
     folder.joinpath("inner", "README").touch()
     folder.joinpath("trainer-policy.json").write_text(json.dumps(POLICY))
     git(folder, "add", ".")
-    life = Life(cloud_desk, "everything")
+    key = owner("kms").create_key()["KeyMetadata"]["Arn"]
+    life = Life(cloud_desk, "everything", KMS_KEY=key)
     git(folder, "branch", "trained")
     folder.joinpath("train.py").write_text("raise SystemExit('the newest commit, which nobody asked for')")
     git(folder, "add", "train.py")
@@ -243,6 +244,8 @@ def everything(cloud_desk: CloudDesk, tmp_path: Path) -> Life:
     volumes = [one for one in life.cloud.rules.volumes() if one.tags.get("Name") == "everything-data"]
     assert 2 == len(volumes) and {"gp2"} == {one.type for one in volumes}, "the old one is the operator's to delete"
     assert {"superseded", "done"} == {one.tags["spotheal:state"] for one in volumes}
+    assert {key} == {one.kms_key for one in volumes}, "the volume of the new zone has the old one's key"
+    assert {("GrantKey", key), ("UseKey", key)} <= set(statements_of_role("spotheal-job-everything"))
     base = [one for one in life.cloud.rules.snapshots() if one.tags.get("spotheal:purpose") == "base"]
     assert base or life.cloud.rules.counts()["CreateSnapshot"] > 1
     role = owner("iam").get_role_policy(
@@ -253,16 +256,24 @@ def everything(cloud_desk: CloudDesk, tmp_path: Path) -> Life:
     return life
 
 
+def statements_of_role(role: str) -> list[tuple[str, str]]:
+    """Names and resources of the statements of its inline policies."""
+    iam = owner("iam")
+    names = iam.list_role_policies(RoleName=role)["PolicyNames"]
+    documents = [iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"] for name in names]
+    return [(one["Sid"], str(one["Resource"])) for document in documents for one in document["Statement"]]
+
+
 def put(desk: CloudDesk, name: str, value: str, store: str) -> None:
     result = CliRunner().invoke(app, ["secret", "put", name, "--store", store], input=value)
     assert 0 == result.exit_code, result.output
 
 
-def a_failure_stays_up_to_be_looked_at(cloud_desk: CloudDesk, snapshot: str) -> None:
+def a_failure_stays_up_to_be_looked_at(cloud_desk: CloudDesk, snapshot: str, key: str) -> None:
     git(cloud_desk.folder, "reset", "--quiet", "--hard", "trained")
     cloud_desk.folder.joinpath("spot_fleet_config.json").unlink()
     cloud_desk.folder.joinpath("job.toml").unlink()
-    life = Life(cloud_desk, "failing", SNAPSHOT=snapshot, USER=getpass.getuser())
+    life = Life(cloud_desk, "failing", SNAPSHOT=snapshot, KMS_KEY=key, USER=getpass.getuser())
     life.request()
     status = life.await_end("failed")
     assert "told to" in json.dumps(status) or status["reason"]

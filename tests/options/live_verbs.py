@@ -83,9 +83,12 @@ def test_roles_have_the_names_that_are_given(cloud_desk: CloudDesk, monkeypatch:
     policies = [iam.get_role_policy(RoleName="told-instances", PolicyName=name)["PolicyDocument"] for name in names]
     assert "told-store/below/*" in json.dumps(policies)
     assert iam.get_role(RoleName="told-fleets")
-    given = ("--instance-role", "told-instances", "--fleet-role", "told-fleets", "--store", "s3://told-store/below")
+    key = "arn:aws:kms:us-west-2:123456789012:key/told"
+    given = ("--instance-role", "told-instances", "--fleet-role", "told-fleets", "--store", "s3://told-store/below",
+             "--kms-key", key)  # fmt: skip
     shown = [cloud_desk.run("iam", "show", which, *given).stdout for which in ("operator", "operator-store")]
     assert "role/told-fleets" in "".join(shown) and "told-store" in "".join(shown)
+    assert key in shown[1] and "kms:CreateGrant" in shown[1]
     cloud_desk.good("iam", "delete", "--instance-role", "told-instances", "--fleet-role", "told-fleets", "--yes")
     names = {one["RoleName"] for one in iam.list_roles()["Roles"]}
     assert not names & {"told-instances", "told-fleets"}
