@@ -50,6 +50,10 @@ EXAMPLES: dict[tuple[str, str], tuple[Any, list[Any]]] = {
     ("volume", "mount"): ("/data/x", ["data", "/", "/a b", "/a/../etc", "/a;b", 1]),
     ("volume", "filesystem"): ("ext4", ["btrfs", 1]),
     ("volume", "snapshot"): ("snap-0abc", ["snap-", "vol-0abc", "snap-xyz", 1]),
+    ("volume", "kms_key"): (
+        "arn:aws-cn:kms:cn-north-1:123456789012:key/mrk-0a",
+        ["alias/mine", "1234abcd", "arn:aws:kms:us-west-2:123456789012:alias/mine", "arn:aws:kms:us-west-2:1:key/a", 1],
+    ),
     ("volume", "initialization_rate"): (300, [-1, 1, 99, 301, "300", True, False, 150.0, None]),
     ("volume", "snapshot_every"): ("6h", ["often", 6]),
     ("volume", "delete_superseded"): (False, ["no", 0]),
