@@ -111,11 +111,12 @@ class Folders:
             if account is not None and folder.stat().st_uid != account.uid:
                 give(folder, account)
         if account is not None:
-            _, folders, names, here = next(beneath.walk(self.logs))
-            for name in (*folders, *names):  # metrics and the ranks' logs, of a trainer that had another number
-                status = beneath.status_of(here, name)
-                if status is not None and status.st_uid not in (0, account.uid):
-                    give(self.logs / name, account)
+            for _, folders, names, here in beneath.walk(self.logs):
+                for name in (*folders, *names):  # metrics and the ranks' logs, of a trainer that had another number
+                    status = beneath.status_of(here, name)
+                    if status is not None and status.st_uid not in (0, account.uid):
+                        give(self.logs / name, account)
+                folders.clear()  # no folder below is looked at
         for folder in (self.datasets, self.run_dir / "trainer", self.home):
             folder.mkdir(parents=True, exist_ok=True)
             if account is not None:

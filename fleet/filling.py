@@ -143,7 +143,8 @@ def launch(session: Session, root: StoreUrl, filling: Filling, clock: Clock) -> 
     return Followed(_run(session, arguments, clock), filling.volume.id, prefix)
 
 
-def _config(session: Session, prefix: StoreUrl, filling: Filling) -> dict[str, Any]:
+def _addresses(session: Session, prefix: StoreUrl, filling: Filling) -> dict[str, str]:
+    """Signed addresses that the machine takes and gives objects by, good as long as its work may last."""
     seconds = int(filling.hours_max * 3600 + _AROUND_SECONDS)
     urls = {name: session.signed_url("PUT", prefix.below(key), seconds)
             for name, key in (("status", "status.json"), ("log", "output.log"))}  # fmt: skip
@@ -151,16 +152,23 @@ def _config(session: Session, prefix: StoreUrl, filling: Filling) -> dict[str, A
         signed = [session.signed_url("GET", StoreUrl(prefix.bucket, key), seconds) for key in filling.parts]
         Store(session.client("s3"), prefix).put_json("parts.json", {"urls": signed})
         urls["parts"] = session.signed_url("GET", prefix.below("parts.json"), seconds)
-    of_volume = StoreUrl(prefix.bucket, prefix.prefix.rpartition("/")[0])
-    urls["mkfs"] = session.signed_url("PUT", of_volume.below(_MKFS), seconds)
-    mkfs = Store(session.client("s3"), of_volume).get_json(_MKFS) or {}
+    urls["mkfs"] = session.signed_url("PUT", _of_volume(prefix).below(_MKFS), seconds)
+    return urls
+
+
+def _of_volume(prefix: StoreUrl) -> StoreUrl:
+    return StoreUrl(prefix.bucket, prefix.prefix.rpartition("/")[0])
+
+
+def _config(session: Session, prefix: StoreUrl, filling: Filling) -> dict[str, Any]:
+    mkfs = Store(session.client("s3"), _of_volume(prefix)).get_json(_MKFS) or {}
     table = filling.job.volume
     return {
         "volume": filling.volume.id, "mount": table.mount, "filesystem": table.filesystem,
         "format": filling.volume.tags.get(TAG_STATE) == VolumeState.NEW.value and not filling.volume.snapshot,
         "begun": mkfs.get("mkfs") == "begun", "command": list(filling.command), "to": filling.to,
         "total_bytes": filling.total_bytes, "region": session.region, "seconds_max": filling.hours_max * 3600,
-        "urls": urls,
+        "urls": _addresses(session, prefix, filling),
     }  # fmt: skip
 
 

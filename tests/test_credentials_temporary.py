@@ -70,7 +70,7 @@ def test_a_filling_ends_before_the_credentials_that_sign_its_addresses(keys: pyt
 def test_the_keys_of_a_user_set_no_limit_and_addresses_last_as_long_as_the_command(keys: pytest.MonkeyPatch) -> None:
     session = Session("us-west-2")
     assert filling.limited(session, asked(48)) == (asked(48), "")
-    urls = filling._config(session, StoreUrl("bucket", "x"), asked(48))["urls"].values()
+    urls = filling._addresses(session, StoreUrl("bucket", "x"), asked(48)).values()
     assert {int(parse_qs(urlsplit(url).query)["X-Amz-Expires"][0]) for url in urls} == {48 * 3600 + 600}
 
 

@@ -103,7 +103,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "job": "cifar", "run": "R", "phase": "training", "reason": "", "ended": False, "store": "s3://b/cifar/R",
         "fleet": {"id": "sfr-1", "state": "active", "live": True}, "silent": False,
         "instance": {"id": "i-0a", "type": "g5.xlarge", "zone": "us-west-2a", "attempt": 1},
-        "heartbeat_age_seconds": 3.0, "notice": None, "no_capacity": None, "space": None,
+        "heartbeat_age_seconds": 3.0, "notice": None, "no_capacity": None, "space": None, "lost": [],
         "interruptions": 1, "zone_moves": 0,
         "progress": {"step": 120, "steps_total": 400, "epoch": 1, "loss": 0.31, "samples_per_second": 812.0,
                      "steps_per_second": 2.0, "seconds_left": 140.0},
