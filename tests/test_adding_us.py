@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import runpy
 import subprocess
 from pathlib import Path
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 from torchvision_here import torchvision_here  # noqa: E402
 
+from spotheal.fleet.rehearsal import weights as digests  # noqa: E402
 from spotheal.training.session import SavedAndStopped, Session  # noqa: E402
 
 torchvision_here()
@@ -111,6 +113,31 @@ def test_the_lines_change_no_weight_of_a_script_that_is_not_interrupted(
         pytest.importorskip(LIBRARIES[kind], reason=f"needs {LIBRARIES[kind]}: pip install '.[integrations]'")
     ours = run(script(kind, adding_us.PAGES[0], tmp_path), tmp_path / "with", monkeypatch)
     assert equal(run(adding_us.SCRIPTS / f"train_{kind}.py", tmp_path / "without", monkeypatch), ours)
+
+
+def test_a_script_that_seeds_only_torch_has_equal_weights_in_its_rehearsal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`random` and NumPy are seeded by chance; the loader's copy of their states was counted as weights."""
+    numpy = pytest.importorskip("numpy")
+    path = script("plain", adding_us.PAGES[0], tmp_path)
+    spot, reference = tmp_path / "spot", tmp_path / "reference"
+    spot.mkdir()
+
+    def machine(seed: int, folder: Path, stop_at: int = 0) -> None:
+        random.seed(seed)
+        numpy.random.seed(seed)
+        run(path, folder, monkeypatch, stop_at)
+
+    with pytest.raises(SavedAndStopped):
+        machine(1, spot, stop_at=9)
+    interrupted.gone(spot)
+    machine(2, spot)
+    machine(3, reference)
+    one, other = digests.digest(spot), digests.digest(reference)
+    assert one["sha256"] is not None
+    assert one["sha256"] == other["sha256"]
+    assert digests.apart(one["generators"], other["generators"]) == ("numpy", "python")
 
 
 def test_three_pages_show_the_same_diffs() -> None:

@@ -34,8 +34,11 @@ _UNREADABLE = (
     OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, RuntimeError, ImportError,
     struct.error, pickle.UnpicklingError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-# Where a Session, a ShardedSession and the example trainer keep the generators of each rank.
-_OURS = re.compile(r"/(?:rank-(\d+)/)?(rngs?|others)/(?:(\d+)/)?(python|numpy|torch|cuda)(?:/|$)")
+# Where a Session, a ShardedSession and the example trainer keep the generators of each rank; a DataLoader's place has a
+# copy of them as they were when its epoch began.
+_OURS = re.compile(
+    r"/(?:rank-(\d+)/)?(rngs?|others|places(?=/.+/begin/all/))/(?:(\d+)/)?(?:.+/begin/all/)?(python|numpy|torch|cuda)(?:/|$)"
+)
 _FOREIGN = re.compile(r"(?:^|[/_.])rng(?:s|_?states?)?(?:[/_.]|$)|random_state")
 
 Leaf = tuple[str, bytes]  # its place in the file, and its content with its type
