@@ -154,3 +154,27 @@ def test_a_folder_to_keep_things_in_must_be_new(tmp_path: Path) -> None:
     (tmp_path / "old").touch()
     with pytest.raises(ConfigError, match="not empty"):
         run.rehearse(run.Options(keep=tmp_path))
+
+
+def test_a_job_file_alone_is_rehearsed_on_stand_in_machines(tmp_path: Path) -> None:
+    files(tmp_path).unlink()
+    found = job.users(None, tmp_path / "job.toml")
+    local, _ = job.localise(found.fleet, {}, "in-place")
+    assert found.fleet.zones == ("us-west-2a", "us-west-2b")
+    assert local.specifications[0]["ImageId"] == EXAMPLE_IMAGE
+    assert any("stand in" in note for note in found.notes)
+    assert not run.Options(None, tmp_path / "job.toml").example
+    run.check_zones(scenario("standard"), found)
+
+
+def test_the_verb_needs_no_fleet_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files(tmp_path).unlink()
+    rehearsed: list[run.Options] = []
+
+    def stop(options: run.Options, show: Any) -> Any:
+        rehearsed.append(options)
+        raise ConfigError("seen")
+
+    monkeypatch.setattr(run, "rehearse", stop)
+    assert CliRunner().invoke(app, ["rehearse", "--job", str(tmp_path / "job.toml")]).exit_code == 2
+    assert [(options.fleet_file, options.example) for options in rehearsed] == [(None, False)]

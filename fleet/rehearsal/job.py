@@ -25,7 +25,7 @@ from spotheal.agent.errors import ConfigError, NotFound
 from spotheal.agent.secret_reference import SecretReference
 from spotheal.fleet import secrets
 from spotheal.fleet.account import network, roles
-from spotheal.fleet.config import FleetConfig, job_file_beside, parse_fleet, read_job
+from spotheal.fleet.config import DEFAULT_FLEET_FILE, FleetConfig, job_file_beside, parse_fleet, read_job
 from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE
 
 REGION = "us-west-2"
@@ -114,13 +114,18 @@ def example_fleet(name: str) -> dict[str, Any]:
     }
 
 
-def users(fleet_file: Path, job_file: Path | None = None) -> Rehearsed:
-    """The operator's files; NotFound and ConfigError as for a request."""
+def users(fleet_file: Path | None, job_file: Path | None = None) -> Rehearsed:
+    """The operator's files; without `fleet_file` stand-in machines. NotFound and ConfigError as for a request."""
     notes: list[str] = []
-    fleet = _fleet(fleet_file, notes)
-    job_file = job_file or job_file_beside(fleet_file)
-    job = _job(read_job(job_file), job_file, notes)
-    return Rehearsed(fleet, job, fleet_file, job_file, tuple(notes))
+    fleet = _fleet(fleet_file, notes) if fleet_file else None
+    job_file = job_file or job_file_beside(fleet_file or Path(DEFAULT_FLEET_FILE))
+    job = read_job(job_file)
+    if fleet is None:
+        fleet_file = job_file.with_name(DEFAULT_FLEET_FILE)
+        fleet = parse_fleet(json.dumps(example_fleet(job.job.name)), str(fleet_file))
+        notes.append(f"there is no {fleet_file}: the rehearsal's own machines stand in for yours")
+    assert fleet_file is not None
+    return Rehearsed(fleet, _job(job, job_file, notes), fleet_file, job_file, tuple(notes))
 
 
 def gpus_of(job: JobConfig) -> int:
@@ -194,7 +199,7 @@ def _fleet(path: Path, notes: list[str]) -> FleetConfig:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise NotFound(
-            f"there is no {path}", next_step="name AWS's SpotFleetRequestConfig, or rehearse without an argument"
+            f"there is no {path}", next_step="`fleetctl rehearse --job job.toml` alone uses machines of the rehearsal"
         ) from None
     except (OSError, UnicodeDecodeError) as fault:
         raise ConfigError(f"{path} cannot be read: {fault}") from None

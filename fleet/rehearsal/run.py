@@ -41,7 +41,10 @@ _REFERENCE_SECONDS_MAX = 3600.0
 
 @dataclass(frozen=True)
 class Options:
-    """`fleet_file` None: the example job. `keep`: a folder for the volume's files and all logs, made here."""
+    """Neither file: the example job. `job_file` alone: that job on stand-in machines.
+
+    `keep`: a folder for the volume's files and all logs, made here.
+    """
 
     fleet_file: Path | None = None
     job_file: Path | None = None
@@ -52,12 +55,16 @@ class Options:
     report: Path | None = None  # where `fleetctl report`'s page of it goes
     seconds_max: float = 6 * 3600.0
 
+    @property
+    def example(self) -> bool:
+        return self.fleet_file is None and self.job_file is None
+
 
 def rehearse(options: Options, show: Display | None = None) -> Summary | Outcome:
     """Rehearse a job; returns what came of it. ConfigError where it cannot begin, WaitTimedOut after `seconds_max`."""
     chosen = scenario(options.scenario, options.seed)
     check_machine()
-    check_extras(example=options.fleet_file is None)
+    check_extras(example=options.example)
     if options.keep is not None and options.keep.exists() and any(options.keep.iterdir()):
         raise ConfigError(f"{options.keep} is not empty", next_step="name a new folder with --keep DIR")
     with ExitStack() as stack:
@@ -66,12 +73,12 @@ def rehearse(options: Options, show: Display | None = None) -> Summary | Outcome
         folder = Path(tempfile.mkdtemp(prefix="spotheal-rehearsal-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         if chosen.module:
-            if options.fleet_file is not None:
+            if not options.example:
                 raise ConfigError(f"scenario {chosen.name} is of an example of its own",
                                   next_step="leave out the files, or choose another scenario")  # fmt: skip
             module = importlib.import_module(f"spotheal.fleet.rehearsal.{chosen.module}")
             return module.rehearse(options, chosen, folder, show or Silent(), stack)  # type: ignore[no-any-return]
-        if options.fleet_file is None:
+        if options.example:
             rehearsed = jobs.example(folder / "job", ranks=chosen.ranks)
         else:
             rehearsed = jobs.users(options.fleet_file, options.job_file)
@@ -155,7 +162,7 @@ class _Rehearsal:
         session, ready = self._request(region, sink)
         reference = self._reference(stack, ready) if self._options.reference else None
         store = Store(session.client("s3"), ready.plan.store)
-        example = self._options.fleet_file is None
+        example = self._options.example
         watch = Watch(cloud, store, self._rehearsed.job.volume.mount, self._began, reports=example)
         try:
             stage.until_over(cloud, watch, lambda: self._look(cloud, watch), self._options.seconds_max)
@@ -287,7 +294,7 @@ class _Rehearsal:
             throttled_calls=cloud.throttled_calls(),
             files_lost=tuple(watch.survival.lost()),
             not_resumed=tuple(watch.survival.not_resumed()),
-            example=self._options.fleet_file is None,
+            example=self._options.example,
         )
 
 

@@ -18,7 +18,8 @@ EXAMPLE = "fleetctl rehearse spot_fleet_config.json --job job.toml --keep ./rehe
 @verb
 def rehearse(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="The fleet's file; without this and --job an example.")
+        Path | None,
+        typer.Argument(metavar="FILE", help="The fleet's file; --job alone has stand-in machines, neither an example."),
     ] = None,
     job: JobFile = None,
     scenario: Annotated[
@@ -50,8 +51,9 @@ def rehearse(
     as_json = is_json(output)
     yours = Path("spot_fleet_config.json")
     if file is None and job is not None:
-        file = job.with_name(yours.name)
-    if file is None and yours.exists():
+        beside = job.with_name(yours.name)
+        file = beside if beside.exists() else None
+    if file is None and job is None and yours.exists():
         say(f"note: this is the example job; yours: fleetctl rehearse {yours}")
     options = Options(file, job, scenario, seed, keep, reference, report_file)
 
@@ -88,4 +90,12 @@ def rehearse(
     if report_file:
         say(f"{report_file} is the page about it; open it in a browser")
     if not as_json:
-        say("next: a job of your own, docs/quick-start.md" if file is None else f"next: fleetctl request {file}")
+        say(f"next: {_next_step(file, job)}")
+
+
+def _next_step(file: Path | None, job: Path | None) -> str:
+    if file is not None:
+        return f"fleetctl request {file}" + (f" --job {job}" if job and job != file.with_name("job.toml") else "")
+    if job is not None:
+        return 'fleetctl init --dir NEW_FOLDER --command "…" writes a fleet\'s file, which a request needs'
+    return "a job of your own, docs/quick-start.md"
