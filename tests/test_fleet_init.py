@@ -189,6 +189,16 @@ def test_what_only_a_shell_understands_is_refused_with_the_form_that_works(
     assert tomllib.loads(Path("job.toml").read_text())["job"]["command"] == ["sh", "-c", command]
 
 
+def test_a_command_without_quotes_is_printed_in_a_form_that_reads_well(cloud_desk: CloudDesk) -> None:
+    result = cloud_desk.run("init", "--command", "python train.py && echo ok")
+    assert """--command "sh -c 'python train.py && echo ok'\"""" in " ".join(result.stderr.split())
+
+
+def test_the_next_step_names_the_folder_of_the_files(cloud_desk: CloudDesk) -> None:
+    said = cloud_desk.run(*COMMAND, "--dir", "elsewhere").stderr
+    assert "fleetctl request elsewhere/spot_fleet_config.json" in " ".join(said.split())
+
+
 def test_a_quota_of_nothing_is_exit_5_and_prints_the_command_that_raises_it(cloud_desk: CloudDesk) -> None:
     for code, (name, _) in list(cloud_desk.cloud.endpoint.account.quotas.items()):
         cloud_desk.cloud.endpoint.account.quotas[code] = name, 0.0

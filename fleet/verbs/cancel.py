@@ -119,6 +119,6 @@ def _end_strays(
 
 def remains(job: str, kept: list[str], store: str, done: bool) -> None:
     if kept:
-        resume = "" if done else "; `fleetctl request --resume` goes on with it"
-        say(f"{', '.join(kept)} stays and costs{resume}")
+        resume = "" if done else f"; `fleetctl request --resume` goes on with {'it' if len(kept) == 1 else 'them'}"
+        say(f"{', '.join(kept)} {'stays and costs' if len(kept) == 1 else 'stay and cost'}{resume}")
     say(f"{store} stays: status, logs, results. `fleetctl clean {job}` shows what all that costs, and removes it")

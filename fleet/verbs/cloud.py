@@ -15,7 +15,7 @@ from spotheal.fleet.options import Output, Region
 if TYPE_CHECKING:
     from spotheal.fleet.rehearsal.cloud import Cloud
 
-EXAMPLE = 'fleetctl cloud --env cloud.env & sleep 5; . ./cloud.env; fleetctl init --repo . --command "python train.py"'
+EXAMPLE = "fleetctl cloud --env cloud.env & until [ -f cloud.env ]; do sleep 1; done; . ./cloud.env"
 
 
 @verb

@@ -99,8 +99,9 @@ def init(
             say('note: this folder is in no git checkout: `git init` and commit, or --repo URL, before you request')
         say(f"wrote {' and '.join(files)}; job.toml says why each choice was made")
     ready = bool(choice.account)
-    on = "fleetctl request" if ready else f"fleetctl validate {fleet_file}, which names what a request wants filled in"
-    say(f"next: fleetctl rehearse {fleet_file}, {on}")
+    on = "request" if ready else "validate"
+    wants = "" if ready else ", which names what a request wants filled in"
+    say(f"next: fleetctl rehearse {fleet_file}, fleetctl {on} {fleet_file}{wants}")
 
 
 def _words(command: str) -> tuple[str, ...]:
@@ -123,10 +124,9 @@ def _words(command: str) -> tuple[str, ...]:
     shell = [*operators, *assignments, *backticks]
     if shell:
         script = f"sh -c {shlex.quote(command)}"
-        raise ConfigError(
-            f"--command {only_a_shell(shell[0])}",
-            next_step=f"let a shell run it: --command {shlex.quote(script)}",
-        )
+        # Between double quotes the reader's own shell would act on these.
+        quoted = shlex.quote(script) if re.search(r"""['"$`\\!]""", command) else f'"{script}"'
+        raise ConfigError(f"--command {only_a_shell(shell[0])}", next_step=f"let a shell run it: --command {quoted}")
     return words
 
 
