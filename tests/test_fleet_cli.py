@@ -170,10 +170,18 @@ def test_validate_says_that_a_path_is_for_rehearsals_and_refuses_a_token_in_an_a
 
 
 def test_a_rehearsal_of_a_job_file_takes_the_fleets_file_beside_it_and_not_the_example(folder: Path) -> None:
-    (folder / "spot_fleet_config.json").unlink()
+    (folder / "spot_fleet_config.json").write_text("{")
     result = run("rehearse", "--job", "job.toml")
+    assert result.exit_code == ExitCode.USAGE
+    assert "spot_fleet_config.json" in result.stderr
+
+
+def test_a_fleets_file_that_is_named_and_not_there_is_not_replaced_by_stand_ins(folder: Path) -> None:
+    (folder / "spot_fleet_config.json").unlink()
+    result = run("rehearse", "spot_fleet_config.json", "--job", "job.toml")
     assert result.exit_code == ExitCode.NOT_FOUND
     assert "there is no spot_fleet_config.json" in result.stderr
+    assert "fleetctl rehearse --job job.toml" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(
