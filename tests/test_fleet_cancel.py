@@ -19,6 +19,7 @@ from spotheal.agent.errors import ExitCode, WaitTimedOut
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet import stopping
 from spotheal.fleet.runs import REPLACED, Run
+from spotheal.fleet.verbs.cancel import remains
 
 __all__ = ["desk", "moto_clients", "wheels"]
 COUNTING = """
@@ -262,3 +263,12 @@ def test_a_job_of_that_name_in_another_store_is_ended_only_where_that_is_said(de
     assert len(desk.live_fleets()) == 1
     assert len(desk.good("cancel", "cifar", "--yes", "--all-stores")["ended"]) == 2
     assert desk.live_fleets() == []
+
+
+@pytest.mark.parametrize(("kept", "words"), [(["vol-a"], "vol-a stays and costs"),
+                                             (["vol-a", "vol-b"], "vol-a, vol-b stay and cost")])  # fmt: skip
+def test_what_stays_is_said_in_the_right_number(
+    kept: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remains("mine", kept, "s3://store", done=True)
+    assert words in capsys.readouterr().err
