@@ -66,12 +66,12 @@ def main() -> None:
         if orders["sandbox"]:
             _be_first_to_run_out_of_memory()
             _enclose(orders["sandbox"])
-            os.chdir(orders["directory"])  # the folder as the sandbox has it
             _drop_capabilities()
         if user:
             os.setgroups(user["extra_groups"])
             os.setgid(user["group"])
             os.setuid(user["user"])
+        _enter(orders["directory"])
         if orders["sandbox"]:
             _prctl(_PR_SET_NO_NEW_PRIVS, 1)
             _clear_capability_sets()
@@ -92,6 +92,15 @@ def _be_first_to_run_out_of_memory() -> None:
     """Where memory ends the kernel kills foreign programs, and neither the agent nor sshd."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write(_OOM_SCORE)
+
+
+def _enter(directory: str) -> None:
+    """As the other user: a link in the trainer's folders must not lead root, for instance by /proc/PID/root, to a
+    folder outside of the sandbox. A red team stood in the machine's own mount namespace that way."""
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise OSError(error.errno, f"its folder {directory}: {error.strerror}") from error
 
 
 def _execute(program: str, argv: list[str], environment: dict[str, str]) -> None:

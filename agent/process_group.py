@@ -360,10 +360,9 @@ def _start(
 ) -> _Started:
     mask = signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the child inherits this thread's
     try:
-        if _ignored() or (account is not None and account.sandbox is not None):
+        if _ignored() or account is not None:
             return _start_by_launcher(argv, directory, environment, account, output)
-        as_user = account.as_user() if account is not None else {}
-        return _popen(argv, directory, environment, output, **as_user), None
+        return _popen(argv, directory, environment, output), None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -405,7 +404,7 @@ def _start_by_launcher(
             json.dump(orders, given)
             given.seek(0)
             command = [sys.executable, "-I", "-S", str(LAUNCHER), str(given.fileno()), str(to_us.fileno()), *argv]
-            popen = _popen(command, directory, {}, output, pass_fds=[given.fileno(), to_us.fileno()])
+            popen = _popen(command, Path("/"), {}, output, pass_fds=[given.fileno(), to_us.fileno()])
         told, listener = _heard(said)
     if not told:
         return popen, listener

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,15 @@ def test_where_somebody_answers_another_filter_calls_are_refused_all_the_same(ac
     finally:
         os.kill(agent, signal.SIGKILL)
         os.waitpid(agent, 0)
+
+
+@pytest.mark.parametrize("caged", [True, False])
+def test_a_link_for_the_trainers_folder_does_not_lead_root_out_of_the_sandbox(account: Account, caged: bool) -> None:
+    """By /proc/PID/root of the agent a second attempt stood in the machine's own mount namespace."""
+    Path(account.home, "sub").symlink_to(f"/proc/{os.getpid()}/root/var")
+    user = account if caged else replace(account, sandbox=None)
+    with pytest.raises(OSError, match=r"its folder .*/sub: Permission denied"):
+        ForeignProgram(
+            ["sh", "-c", "pwd"], directory=Path(account.home, "sub"), environment={"PATH": "/usr/bin:/bin"},
+            account=user, on_line=print,
+        )  # fmt: skip
