@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -96,10 +97,14 @@ def _shell_texts(argv: Sequence[str], directory: Path) -> list[str]:
 
 
 def _script(word: str, directory: Path) -> str:
-    path = directory / word
+    """The trainer chooses the path and root reads it: a file of the kernel (/proc/kmsg, trace_pipe) is regular, has no
+    size, and would be waited for without end."""
     try:
-        if path.is_file() and path.stat().st_size <= _SCRIPT_BYTES_MAX:
-            return path.read_text(encoding="utf-8", errors="replace")
+        descriptor = os.open(directory / word, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode) and 0 < status.st_size <= _SCRIPT_BYTES_MAX:
+                return file.read(_SCRIPT_BYTES_MAX).decode("utf-8", "replace")
     except (OSError, ValueError):
         return ""
     return ""

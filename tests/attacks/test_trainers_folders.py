@@ -24,6 +24,7 @@ from spotheal.agent.clock import SystemClock, never
 from spotheal.agent.curves import Metrics
 from spotheal.agent.finish import Finishing, store_results
 from spotheal.agent.folders import Folders, give, publish
+from spotheal.agent.launchers import _script
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.logs import Logs
 from spotheal.agent.names import StoreUrl
@@ -287,3 +288,13 @@ def test_no_log_line_goes_to_a_file_with_a_second_name(folders: Folders, tmp_pat
     logs.use_volume(folders.logs, "i-1")
     logs.trainer_line("x")
     assert record.read_text() == "{}"
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/version"), reason="needs a file of the kernel's")
+def test_a_script_that_is_a_file_of_the_kernels_or_a_pipe_is_not_read(tmp_path: Path) -> None:
+    """As root a read of /proc/kmsg or of trace_pipe waits without end; such files are regular and have no size."""
+    (tmp_path / "launcher.sh").write_text("torchrun train.py")
+    (tmp_path / "kernel.sh").symlink_to("/proc/version")
+    os.mkfifo(tmp_path / "pipe.sh")
+    texts = [_script(f"{name}.sh", tmp_path) for name in ("launcher", "kernel", "pipe")]
+    assert texts == ["torchrun train.py", "", ""]
