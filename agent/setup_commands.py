@@ -94,7 +94,7 @@ def made_before(
     if not config.job.job.setup:
         return interpreter
     place = _place(config, folders, interpreter, copy)
-    return probe(place / "bin/python", folders, where) if (place / _COMPLETE).is_file() else None
+    return probe(place / "bin/python", folders, where) if os.path.isfile(place / _COMPLETE) else None
 
 
 def _place(config: InstanceConfig, folders: Folders, interpreter: Interpreter, copy: str) -> Path:

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import contract, idle_gpus
+from spotheal.agent import beneath, contract, idle_gpus
 from spotheal.agent.account import Account
 from spotheal.agent.attempts import AttemptEnd, Done, GiveUp, StartAgain, Stopped, Tally, decide
 from spotheal.agent.clock import Clock
@@ -153,7 +153,7 @@ class Supervisor:
             self.log.warning("ended what an earlier agent had left running", processes=leftovers)
         self._folders.rebalance_file.unlink(missing_ok=True)
         if self.attempt == 0 and self._leads:
-            self._folders.progress_file.unlink(missing_ok=True)
+            beneath.remove(self._folders.progress_file)  # a `setup` may have made a folder of that name
         try:
             return self._until_over()
         finally:
@@ -278,7 +278,7 @@ class Supervisor:
         )
         argv = expand(command, environment, self._interpreter)
         directory = self._folders.clone / job.directory
-        if not directory.is_dir():
+        if not os.path.isdir(directory):  # False for any OSError: a link to a name that is too long ended the agent
             raise SetupFailed(
                 f"the repository has no folder {job.directory!r}", next_step="correct `directory` in job.toml"
             )

@@ -86,7 +86,7 @@ def trainer_environment(
         found |= {contract.INDEX: index, contract.BATCH_INDEX: index}
     shims = make_shims(folders.run_dir / "bin", interpreter)
     found["PATH"] = ":".join([str(interpreter.parent), *shims, found["PATH"]])
-    if (interpreter.parent.parent / "pyvenv.cfg").exists():
+    if os.path.exists(interpreter.parent.parent / "pyvenv.cfg"):
         found["VIRTUAL_ENV"] = str(interpreter.parent.parent)
     path = [found["PYTHONPATH"]] if found.get("PYTHONPATH") else []
     found["PYTHONPATH"] = ":".join([*path, str(folders.trainer_lib)])
@@ -112,7 +112,7 @@ def make_shims(folder: Path, interpreter: Path) -> list[str]:
 
     A script and no link: an interpreter of a virtual environment finds that by the path it is called by.
     """
-    if (interpreter.parent / "python").exists():
+    if os.path.exists(interpreter.parent / "python"):
         return []
     folder.mkdir(parents=True, exist_ok=True)
     shim = folder / "python"

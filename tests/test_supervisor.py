@@ -278,3 +278,16 @@ def test_a_save_next_to_the_code_is_progress_and_a_log_there_is_none(bench: Benc
     expected = {"model.pt": "done", "checkpoints.txt": "failed", "train.log": "failed"}
     ended = {name: bench.supervisor("python", "-c", code.format(name)).run().kind for name in expected}
     assert ended == expected
+
+
+def test_a_link_to_a_name_that_is_too_long_is_a_setup_failure(bench: Bench) -> None:
+    bench.folders.clone.mkdir(parents=True, exist_ok=True)
+    (bench.folders.clone / "sub").symlink_to("x" * 300)
+    with pytest.raises(SetupFailed, match="has no folder 'sub'"):
+        bench.supervisor("true", job={"directory": "sub"}).run()
+
+
+def test_a_folder_in_the_place_of_the_progress_file_is_removed(bench: Bench) -> None:
+    bench.folders.make(None)
+    (bench.folders.progress_file / "inner").mkdir(parents=True)
+    assert bench.supervisor("true").run().kind == "done"
