@@ -16,9 +16,12 @@ from spotheal.agent import beneath, programs
 from spotheal.agent.clock import Stop
 from spotheal.agent.errors import Fatal, Retryable, SetupFailed
 from spotheal.agent.launchers import RANKS_MODULE, launches, processes_asked
+from spotheal.agent.output import readable
+from spotheal.agent.redaction import SECRETS
 
 NVIDIA_SMI_SECONDS_MAX = 60.0  # a driver that has just been loaded initializes every GPU at the first call
 _QUERY = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+_TAIL_BYTES = 16 << 10  # of a rank's own output
 _NEXT = 'correct `nproc_per_node` in job.toml: a number, or "gpu" for one process a GPU'
 
 
@@ -165,11 +168,14 @@ def _tail(logs: Path, path: str, lines_max: int) -> list[str]:
     """The trainer's own file."""
     try:
         with beneath.file(logs, path) as descriptor, open(descriptor, "rb", closefd=False) as file:
-            file.seek(max(0, os.fstat(descriptor).st_size - (16 << 10)))
-            lines = file.read(16 << 10).decode("utf-8", "replace").splitlines()
+            start = max(0, os.fstat(descriptor).st_size - _TAIL_BYTES)
+            file.seek(start)
+            lines = file.read(_TAIL_BYTES).split(b"\n")
     except OSError:
         return []
-    return lines[-lines_max:]
+    # A line whose beginning is not read is left out: half a secret is not known as one.
+    whole = [line.strip(b"\r") for line in (lines[1:] if start else lines) if line]
+    return list(SECRETS.stream().lines([readable(line) for line in whole]))[-lines_max:]
 
 
 def _some(count: int, what: str) -> str:

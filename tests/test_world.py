@@ -12,6 +12,7 @@ from spotheal.agent import idle_gpus
 from spotheal.agent.clock import SystemClock
 from spotheal.agent.errors import Retryable, SetupFailed
 from spotheal.agent.launchers import is_launcher, launches, processes_asked
+from spotheal.agent.redaction import SECRETS
 from spotheal.agent.world import World, describe, gpu_count, last_words, visible, world_of
 
 PLAIN = ["python", "train.py", "--epochs", "3"]
@@ -252,3 +253,15 @@ def test_links_in_the_place_of_a_ranks_log_are_not_followed(tmp_path: Path) -> N
     (tmp_path / "secret").write_text("Error: secret\n")
     (folder / "stderr.log").symlink_to(tmp_path / "secret")
     assert last_words(tmp_path) == []
+
+
+def test_last_words_of_a_rank_hold_no_secret_and_no_control_character(tmp_path: Path) -> None:
+    folder = tmp_path / "x/attempt_0/1"
+    folder.mkdir(parents=True)
+    (folder / "stderr.log").write_bytes(b"a canary-of-a-rank\n\x1b]0;owned\x07 Error: canary-of-a-rank\n")
+    SECRETS.learn(["canary-of-a-rank"])
+    try:
+        words = last_words(tmp_path)
+    finally:
+        SECRETS.forget()
+    assert words[-1] == "rank 1 |  Error: [redacted]" and not any("canary" in line for line in words)
