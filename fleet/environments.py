@@ -16,6 +16,7 @@ Commands = tuple[tuple[str, ...], ...]
 _PIP = ("python", "-m", "pip", "install")
 _UV: Commands = ((*_PIP, "uv"),)  # from its wheel: few machine images have it
 _CONDA = ("environment.yml", "environment.yaml")
+_PROJECT_BYTES_MAX = 1 << 20  # of a pyproject.toml
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ def propose(folder: Path) -> Environment:
 def _project(path: Path) -> dict[str, Any]:
     """pyproject.toml, or nothing: what cannot be read is its owner's tools' to complain about."""
     try:
-        return dict(tomllib.loads(path.read_text(encoding="utf-8")))
+        if not path.is_file():  # a device or a pipe has no end
+            return {}
+        with path.open("rb") as file:
+            text = file.read(_PROJECT_BYTES_MAX + 1)
+        return dict(tomllib.loads(text.decode())) if len(text) <= _PROJECT_BYTES_MAX else {}
     except (OSError, ValueError, RecursionError):  # brackets by the thousand: it is a repository's file
         return {}

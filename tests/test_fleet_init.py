@@ -18,6 +18,7 @@ from spotheal.agent.errors import ConfigError, ExitCode
 from spotheal.fleet import cli, config, init_files
 from spotheal.fleet.account import network, quotas, types
 from spotheal.fleet.account.types import InstanceType, Need
+from spotheal.fleet.environments import NOTHING, propose
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -169,6 +170,14 @@ def test_init_proposes_the_setup_of_the_checkouts_own_files(
     assert result.exit_code == 0, result.stderr
     assert tomllib.loads(Path("job.toml").read_text())["job"].get("setup", []) == setup
     assert ("environment.yml is not read" in result.stderr) == ("environment.yml" in files)
+
+
+def test_a_project_file_without_an_end_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").symlink_to("/dev/zero")
+    assert propose(tmp_path) == NOTHING
+    (tmp_path / "pyproject.toml").unlink()
+    (tmp_path / "pyproject.toml").write_text("[build-system]\n" + "#" * (1 << 20))
+    assert propose(tmp_path) == NOTHING
 
 
 @pytest.mark.parametrize(
