@@ -192,7 +192,7 @@ def _launch(launch: dict[str, Any], seen: Seen, now: datetime) -> dict[str, Any]
     began = _moment(launch.get("time"))
     outcome = launch.get("outcome") or (ends[-1].get("kind") or ends[-1].get("phase") if ends else None)
     alive = _is_alive(instance, seen, began, now)
-    if alive is False and outcome not in ("interrupted", "ended", "failed", "done"):
+    if alive is False and outcome not in ("interrupted", "ended", "failed", "done", "barred", "boot failed"):
         outcome = "lost"
     last = max((moment for e in events if (moment := _moment(e.get("time")))), default=None)
     stopped = now if alive else last

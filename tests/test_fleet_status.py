@@ -110,6 +110,14 @@ def test_a_shutdown_of_our_own_is_no_interruption() -> None:
     assert "ended" == document["launches"][0]["outcome"]
 
 
+@pytest.mark.parametrize("outcome", ["barred", "boot failed"])
+def test_a_machine_that_ended_itself_is_shown_with_its_own_reason(outcome: str) -> None:
+    launch = {"instance": "i-0a", "time": "2026-11-21T11:01:00Z", "outcome": outcome, "reason": "it has no NVIDIA GPU"}
+    gone = Instance("i-0a", "terminated", "us-west-2a", "g5.xlarge", NOW, state_reason="Client.UserInitiatedShutdown")
+    row = summarise(seen(launches=(launch,), instances=(gone,)), NOW)["launches"][0]
+    assert (outcome, "it has no NVIDIA GPU") == (row["outcome"], row["reason"])
+
+
 def test_a_store_that_holds_almost_nothing_still_gives_a_screen() -> None:
     bare = seen(status={}, fleet={}, launches=(), fleet_state="", volumes=None, instances=None)
     document = summarise(bare, NOW)
