@@ -93,7 +93,7 @@ class Record:
 
 
 class WrittenFiles:
-    """`predecessor` before the trainer starts, then `look` now and again, both in a thread that may take its time."""
+    """`predecessor` before the trainer starts, which waits for it; then `look` now and again, from a thread."""
 
     def __init__(self, folders: Folders, home: Path, run: str, instance: str, over: Stop) -> None:
         self._folders, self._home, self._over = folders, home, over
