@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,15 @@ def torchvision() -> Any:
     from torchvision_here import torchvision_here
 
     return torchvision_here()
+
+
+@pytest.fixture(autouse=True)
+def no_accelerator_of_another_test() -> Iterator[None]:
+    """Accelerate's state belongs to the process: a test that accumulates gradients left the next one without steps."""
+    yield
+    if accelerate := sys.modules.get("accelerate.state"):
+        accelerate.AcceleratorState._reset_state(reset_partial_state=True)
+        accelerate.GradientState._reset_state()
 
 
 # --------------------------------------------------------------------- which worker runs what, and when (longest_first)
