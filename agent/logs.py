@@ -19,12 +19,13 @@ import json
 import os
 import sys
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import IO, Any
 
 import structlog
 
+from spotheal.agent.documents import printable, printable_lines
 from spotheal.agent.errors import SpothealError
 from spotheal.agent.names import LAYOUT
 from spotheal.agent.redaction import SECRETS
@@ -81,12 +82,13 @@ class Logs:
         """One line of the trainer's output, without its line end and without secrets (`output.Pump` takes them out)."""
         with self._lock:
             context = dict(self._context)
-            self._trainer.write(line + "\n")
-            self._plain.write(f"trainer | {line}\n")
+            plain = printable(line)
+            self._trainer.write(plain + "\n")
+            self._plain.write(f"trainer | {plain}\n")
             if self._volume is not None:
                 self._volume.write(json.dumps({**context, "source": "trainer", "event": line}) + "\n")
             if self._stderr.isatty():
-                _say(self._stderr, f"trainer | {line}\n")
+                _say(self._stderr, f"trainer | {plain}\n")
 
     def use_volume(self, folder: Path, instance: str) -> None:
         """Write JSON lines to `<folder>/<instance>.jsonl` too, from now on."""
@@ -130,7 +132,7 @@ class Logs:
     def _write(self, _: Any, __: str, event: MutableMapping[str, Any]) -> str:
         safe: dict[str, Any] = SECRETS.tree(json.loads(json.dumps(event, default=str)))  # what is written, last of all
         as_json = json.dumps(safe) + "\n"
-        as_text = _plain_line(safe)
+        as_text = _plain_line(safe) + "\n"
         with self._lock:
             self._plain.write(as_text)
             self._agent.write(as_json)
@@ -142,13 +144,16 @@ class Logs:
         return ""
 
 
-def _plain_line(event: MutableMapping[str, Any]) -> str:
-    """`2026-11-21 08:00:00 info  attached the volume  volume=vol-0a device=/dev/sdf`."""
+def _plain_line(event: Mapping[str, Any]) -> str:
+    """`2026-11-21 08:00:00 info  attached the volume  volume=vol-0a device=/dev/sdf`.
+
+    A field's text may be a trainer's: a file name with line ends forged records and the console's host keys.
+    """
     hidden = {"timestamp", "level", "event", *FIELDS}
     time = str(event.get("timestamp", ""))[:19].replace("T", " ")
     fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in hidden and value is not None)
     text = f"{time} {event.get('level', '')!s:<7} {event.get('event', '')}"
-    return f"{text}  {fields}\n" if fields else f"{text}\n"
+    return printable_lines(f"{text}  {fields}" if fields else text)
 
 
 def is_journal(stream: IO[str]) -> bool:

@@ -7,13 +7,13 @@ on in time is dropped and counted. Secrets are taken out before anybody gets a l
 from __future__ import annotations
 
 import os
-import re
 import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
+from spotheal.agent.documents import printable
 from spotheal.agent.redaction import SECRETS, Redaction
 
 LINE_BYTES_MAX = 8192
@@ -21,13 +21,11 @@ WAITING_LINES_MAX = 2000
 BAR_SECONDS = 10.0  # a progress bar that only returns the carriage is shown so often
 
 _HELD_BYTES = 36
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def readable(line: bytes) -> str:
-    """`line` as text for a log: colours removed, what is no text shown as �."""
-    return _CONTROLS.sub("�", _ESCAPES.sub("", line.decode("utf-8", "replace")))
+    """`line` as text for a log."""
+    return printable(line.decode("utf-8", "replace"))
 
 
 class Lines:

@@ -43,7 +43,7 @@ class Seen:
 
 def shown(path: str) -> str:
     """The path for people: a trainer may name a file as it likes, with line ends and commands for terminals."""
-    return "".join(c if c.isprintable() else "?" for c in path)
+    return documents.printable(path)
 
 
 def files_below(folder: Path) -> Iterator[Seen]:

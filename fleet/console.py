@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import typer
 
+from spotheal.agent.documents import printable
 from spotheal.agent.errors import ConfigError, ExitCode, SpothealError
 from spotheal.fleet.options import wants_json
 
@@ -103,8 +104,7 @@ def ask(question: str, yes: bool) -> None:
 
 def say(text: str) -> None:
     """To standard error. What a run's reason or a name brings along must not steer the terminal."""
-    plain = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
-    print(plain, file=sys.stderr, flush=True)
+    print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)
 
 
 def say_progress(text: str, *, quiet: bool) -> None:

@@ -16,12 +16,13 @@ from typing import Any, Protocol
 
 from spotheal.agent.billing import about
 from spotheal.agent.clock import Clock
+from spotheal.agent.documents import printable
 from spotheal.agent.errors import CredentialsEnded, Retryable
 from spotheal.fleet import runs, screen, status
 from spotheal.fleet.console import colours, says_ascii, width_of
 from spotheal.fleet.made_by_others import sensible
 from spotheal.fleet.session import Session
-from spotheal.fleet.table import duration, printable
+from spotheal.fleet.table import duration
 from spotheal.fleet.unheard import Consoles, in_words
 
 SAY_SECONDS = 30.0

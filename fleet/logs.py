@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spotheal.agent.clock import Clock, parse_rfc3339
-from spotheal.agent.documents import parse
+from spotheal.agent.documents import parse, printable_lines
 from spotheal.agent.errors import CredentialsEnded, NotFound, Retryable
 from spotheal.agent.ledger import read_events
 from spotheal.agent.names import LAYOUT, Phase
@@ -249,4 +249,5 @@ def _plain(line: str) -> str:
         return line
     time = str(event.get("timestamp", ""))[:19].replace("T", " ")
     fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in _HIDDEN and value is not None)
-    return f"{time} {event.get('level', '')!s:<7} {event.get('event', '')}" + (f"  {fields}" if fields else "")
+    text = f"{time} {event.get('level', '')!s:<7} {event.get('event', '')}"
+    return printable_lines(f"{text}  {fields}" if fields else text)

@@ -13,10 +13,10 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from spotheal.agent.documents import printable
 from spotheal.agent.errors import ConfigError
 from spotheal.fleet.report_charts import safe
 from spotheal.fleet.report_style import STYLE
-from spotheal.fleet.table import printable
 
 NARROW, MIDDLE, WIDE, HALF = 336, 632, 1074, 506  # the insides of a card at the style sheet's three sizes
 NUMBER = ' class="number"'

@@ -17,11 +17,12 @@ from rich.text import Text
 
 from spotheal.agent.billing import about
 from spotheal.agent.clock import parse_rfc3339
+from spotheal.agent.documents import printable
 from spotheal.agent.names import Phase, VolumeState
 from spotheal.fleet import unheard
 from spotheal.fleet.machines import in_words
 from spotheal.fleet.made_by_others import sensible
-from spotheal.fleet.table import duration, printable
+from spotheal.fleet.table import duration
 
 _LAUNCHES_SHOWN = 10
 _BAR_WIDTH = 30

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from spotheal.agent.documents import printable
 from spotheal.fleet.cancel import CancelPlan
 from spotheal.fleet.costs import cost_rows, costs
 from spotheal.fleet.plan import AdoptVolume, CreateTemplate, CreateVolume, KeepVolume, Plan, Price
-from spotheal.fleet.table import lines_of, printable, table
+from spotheal.fleet.table import lines_of, table
 
 SCHEMA_VERSION = 1
 _PRICES_SHOWN = 12

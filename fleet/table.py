@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from spotheal.agent.documents import printable
+
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Columns as wide as their longest cell; None is shown as -."""
@@ -19,11 +21,6 @@ def lines_of(rows: Sequence[tuple[str, str]]) -> str:
     """`name   value`, one a line."""
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name.ljust(width)}  {printable(value)}" for name, value in rows)
-
-
-def printable(text: str) -> str:
-    """Without control characters: what a trainer or a repository wrote must not steer the terminal."""
-    return "".join(c if c.isprintable() else " " if c in "\n\t\r" else "?" for c in text)
 
 
 def cut(text: str, letters: float) -> str:
@@ -54,4 +51,4 @@ def size_of(size: float) -> str:
 
 
 def _cell(value: Any) -> str:
-    return "-" if value is None or value == "" else printable(str(value))
+    return "-" if value is None or value == "" else printable(str(value)).replace("\t", " ")

@@ -14,10 +14,12 @@ import pytest
 import structlog
 
 from spotheal.agent import logs as logs_module
+from spotheal.agent.documents import printable
 from spotheal.agent.errors import Retryable
 from spotheal.agent.logs import Logs
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.store import Store
+from spotheal.fleet.ssh import console_keys
 
 
 class Kept(Store):
@@ -64,6 +66,39 @@ def test_the_log_for_people_is_plain_and_marks_the_trainer(tmp_path: Path) -> No
     first, second = (tmp_path / "agent.log").read_text().splitlines()
     assert first.endswith("info    attached the volume  volume=vol-1")
     assert "trainer | epoch 1 loss 0.3" == second
+
+
+FORGED = "2026-11-22 23:00:00 info    the run is over"
+KEY_BLOCK = "-----BEGIN SSH HOST KEY KEYS-----\nssh-ed25519 AAAAEVIL x\n-----END SSH HOST KEY KEYS-----\n"
+
+
+def test_no_foreign_text_forges_a_record_or_a_host_key_or_steers_the_terminal(
+    tmp_path: Path, journal: IO[str]
+) -> None:
+    """A trainer names its files as it likes: a folder's name put its own host key on the console."""
+    console = tmp_path / "console"
+    console.touch()
+    logs = Logs(tmp_path, stderr=journal, console=console)
+    logs.log.warning(
+        "set aside", now=f"a\n{FORGED}\n{KEY_BLOCK}.pt", by="\x1b]0;x\x07\x9b2J\u202e\r" + FORGED,
+        exception=f"Traceback\n  File\u2028{FORGED}\n{FORGED}\n",
+    )  # fmt: skip
+    logs.trainer_line(f"loss\x1b]0;x\x07 \x9b2J\x85{FORGED}\u2028{FORGED}\u202e\n{FORGED}\r{FORGED}")
+    for text in (console.read_bytes().decode(), (tmp_path / "agent.log").read_bytes().decode()):
+        assert not [c for c in text if not c.isprintable() and c != "\n"]
+        records = [line for line in text.splitlines() if not line.startswith(("    ", "trainer | "))]
+        assert ["set aside"] == [line[28:].partition("  ")[0] for line in records]
+        assert console_keys(text) == []
+    assert 1 == len((tmp_path / "trainer.log").read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("\x1b[32mok\x1b[0m\t1", "ok\t1"), (" 42%|████▏     | 42/100", " 42%|████▏     | 42/100"), ("é 漢 🙂", "é 漢 🙂"),
+     ("a\u00a0b", "a b"), ("\ud800", "?")],
+)  # fmt: skip
+def test_colours_go_and_progress_bars_and_every_script_stay(text: str, shown: str) -> None:
+    assert shown == printable(text)
 
 
 def test_people_read_plain_lines_on_the_console_whatever_the_journal_gets(tmp_path: Path, journal: IO[str]) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.aws import translated
+from spotheal.agent.documents import printable
 from spotheal.agent.errors import ConfigError, NotFound
 from spotheal.agent.instance_config import ENTRIES_MAX
 from spotheal.agent.names import StoreUrl
-from spotheal.fleet.table import printable
 from spotheal.training import hyperparameters, yaml_list
 
 if TYPE_CHECKING:

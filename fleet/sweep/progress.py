@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from spotheal.agent.clock import parse_rfc3339
+from spotheal.agent.documents import printable
 from spotheal.agent.errors import ConfigError, NotFound, SpothealError
 from spotheal.agent.names import LAYOUT, Phase
 from spotheal.fleet import engine, runs
@@ -18,7 +19,7 @@ from spotheal.fleet.made_by_others import sensible
 from spotheal.fleet.report_series import finite
 from spotheal.fleet.session import Session
 from spotheal.fleet.shortage import shortage, types_in, zones_in
-from spotheal.fleet.table import cut, lines_of, printable, table
+from spotheal.fleet.table import cut, lines_of, table
 
 SCHEMA_VERSION = 1
 _READERS = 16

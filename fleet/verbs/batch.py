@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spotheal.agent.documents import printable
 from spotheal.agent.errors import ConfigError, Conflict, ExitCode
 from spotheal.fleet.console import ask, fail, is_json, open_session, say, say_progress, verb
 from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, group, seconds_of
@@ -398,7 +399,7 @@ def _followed(session: Session, job: str, job_id: str, as_json: bool) -> Followe
     from spotheal.fleet.batch.names import Names
 
     def line(found: Line) -> None:
-        plain = "".join(c if c.isprintable() or c == "\t" else "?" for c in found.text)
+        plain = printable(found.text.rstrip("\r").rpartition("\r")[2])  # of a progress bar its last state
         text = f"[{found.label}] {plain}" if found.label else plain
         print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
 

@@ -53,8 +53,8 @@ def logs(
     import json
 
     from spotheal.agent.clock import SystemClock
+    from spotheal.agent.documents import printable
     from spotheal.fleet import logs as reading
-    from spotheal.fleet.table import printable
     from spotheal.fleet.target import find
 
     as_json = is_json(output)
