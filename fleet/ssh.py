@@ -135,6 +135,8 @@ class Connection:
             keys = self._console_keys()
             self._known_hosts.write_text("".join(f"{self.host.instance} {key}\n" for key in keys))
             self._knows_key = bool(keys)
+            if not keys:
+                self._say(f"the console of {self.host.instance} shows no host key: the key that it sends is trusted")
         self._write_config()
         self.user = self._effective_user()
         return self

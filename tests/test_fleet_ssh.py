@@ -127,9 +127,16 @@ def test_its_files_end_with_the_connection() -> None:
 
 
 @needs_ssh
+def test_a_console_without_a_host_key_is_said_before_the_login() -> None:
+    said = list[str]()
+    with connect(Session(), said):
+        assert ["the console of i-0a shows no host key: the key that it sends is trusted"] == said
+
+
+@needs_ssh
 def test_a_key_that_is_refused_is_said_once_and_ones_own_keys_are_tried() -> None:
     session, said = Session(), list[str]()
-    session.refuses = True
+    session.refuses, session.console = True, BLOCK.format(OTHER_KEY)
     with connect(session, said, host=host(key_name="mine")) as connection:
         connection.argv()
         connection.argv()
