@@ -1,5 +1,6 @@
-"""A block device each of whose reads takes milliseconds, as those of a volume that comes from a snapshot do.
+"""A block device whose blocks take milliseconds at their first read, as those of a volume from a snapshot do.
 
+A block that was read or written before takes `LOADED_SECONDS`, about the latency of a gp3 volume.
 A file system of one file, in a process of its own (the kernel's FUSE protocol, version 7.31), and a loop device on that
 file, with direct access: a read that the kernel sends to the device waits, up to `DEPTH` of them at once. Linux, root.
 """
@@ -20,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 DEPTH = 64
+LOADED_SECONDS = 0.001
+_BLOCK_BYTES = 4096
 _HEADER = struct.Struct("<IIQQIIII")
 _ATTRIBUTES = struct.Struct("<QQQQQQIIIIIIIIII")
 _REQUEST_BYTES_MAX = (1 << 20) + 4096
@@ -33,7 +36,8 @@ def lazy_device(image: Path, seconds: float) -> Iterator[str]:
     """The path of a device with the content of `image`."""
     folder = image.with_name("lazy")
     folder.mkdir(exist_ok=True)
-    server = subprocess.Popen([sys.executable, __file__, str(image), str(folder), str(seconds)])
+    argv = [sys.executable, __file__, str(image), str(folder), str(seconds)]
+    server = subprocess.Popen(argv, start_new_session=True)  # a Ctrl-C would end it before the device is unmounted
     try:
         until = time.monotonic() + 20
         while not (folder / "disk").exists():
@@ -56,6 +60,7 @@ class _Server:
     def __init__(self, image: str, folder: str, seconds: float) -> None:
         self._disk, self._seconds = os.open(image, os.O_RDWR), seconds
         self._size = os.fstat(self._disk).st_size
+        self._loaded = bytearray(-(-self._size // _BLOCK_BYTES))
         self._fuse = os.open("/dev/fuse", os.O_RDWR)
         self._pool = ThreadPoolExecutor(DEPTH)
         self._lock = threading.Lock()
@@ -84,11 +89,19 @@ class _Server:
 
     def _transfer(self, operation: int, unique: int, body: bytes) -> None:
         offset, size = struct.unpack_from("<QI", body, 8)
+        blocks = slice(offset // _BLOCK_BYTES, -(-(offset + size) // _BLOCK_BYTES))
         if operation == _WRITE:
-            self._answer(unique, struct.pack("<II", os.pwrite(self._disk, body[40 : 40 + size], offset), 0))
+            written = os.pwrite(self._disk, body[40 : 40 + size], offset)
+            self._load(blocks)
+            self._answer(unique, struct.pack("<II", written, 0))
             return
-        time.sleep(self._seconds)
+        time.sleep(self._seconds if 0 in self._loaded[blocks] else LOADED_SECONDS)
+        self._load(blocks)
         self._answer(unique, os.pread(self._disk, size, offset))
+
+    def _load(self, blocks: slice) -> None:
+        with self._lock:
+            self._loaded[blocks] = b"\1" * len(self._loaded[blocks])
 
     def _content(self, operation: int, node: int, body: bytes) -> tuple[bytes, int]:
         if operation == _INIT:
