@@ -80,7 +80,6 @@ from spotheal.agent.working_copy import (
     Fetched,
     changed_by_setup,
     is_on_volume,
-    link_kept,
     make_working_copy,
 )
 
@@ -455,7 +454,7 @@ class Life:
 
     def _fetched(self, clone: Future[Fetched]) -> Fetched | None:
         """None: the volume has the working copy, so neither the network nor the repository is needed."""
-        if not (self._folders.has_working_copy and is_on_volume(self._config, self._folders)):
+        if not is_on_volume(self._config, self._folders):
             return clone.result()
         self._end_fetch(clone)
         return None
@@ -467,11 +466,8 @@ class Life:
 
     def _make_clone(self, fetched: Fetched | None, where: Surroundings, python: Path) -> str:
         config, folders = self._config, self._folders
-        if folders.has_working_copy:
-            began = RunMemory.read(folders, config.run).attempt > 0
-            return make_working_copy(config, folders, where, python, self._log, fetched=fetched, began_earlier=began)
-        link_kept(config.job.job.keep, folders, where, python)
-        return ""
+        began = RunMemory.read(folders, config.run).attempt > 0
+        return make_working_copy(config, folders, where, python, self._log, fetched=fetched, began_earlier=began)
 
     def run_trainer(self) -> Trained:
         """The trainer, attempt by attempt, until it is done, has failed, or must go."""
