@@ -368,7 +368,7 @@ class Life:
             raise RunOver(found)
         self._held = found
         if found.moved_from is not None:  # a copy of a snapshot gives each block slowly at its first reading
-            self._warmup.moved_volume(self._folders)
+            self._warmup.moved_volume(self._folders, found.device)
         self._world.logs.use_volume(self._folders.logs, self._here.instance)
         self._status.note(volume=found.volume)
         disk = self._config.job.volume

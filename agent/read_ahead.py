@@ -1,18 +1,20 @@
 """Reads from a copied volume what a trainer needs at its start, so that it does not wait for each block alone.
 
-    read_ahead.py < {"copy", "record", "environments", "checkpoints", "bytes_max", "seconds_max"}
+    read_ahead.py < {"device", "extents", "copy", "record", "environments", "checkpoints", "bytes_max", "seconds_max"}
 
 The first reading of a block of such a volume takes milliseconds, however small it is (EBS User Guide, "Initialize
-Amazon EBS volumes"), and many at once take no longer than one. First comes the status of the commit's files, which the
-agent asks for one after the other before the trainer starts; then the byte code, which is what an import opens, the
-commit's files, the environment of `setup`, and the newest checkpoint. A process of its own, so that the volume is free
-once it has ended; it has no output, and no fault of it is a fault of the boot.
+Amazon EBS volumes"), and many at once take no longer than one. First come whole blocks of the device, as an earlier
+machine recorded them (`extents`): by files alone, each folder and inode is a wait, too. Then come the status of the
+commit's files, which the agent asks for one after the other before the trainer starts; the byte code, which is what an
+import opens; the commit's files, the environment of `setup`, and the newest checkpoint. A process of its own, so that
+the volume is free once it has ended; it has no output, and no fault of it is a fault of the boot.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import queue
 import signal
@@ -22,11 +24,17 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from spotheal.agent import beneath
+from spotheal.agent import beneath, documents
 
 READERS = 16  # 48 took 0.2 s more of the processors that the trainer needs, and gained nothing
 CHUNK_BYTES = 1 << 20
 NAMES_AT_ONCE = 64  # XFS reads 64 inodes at once
+BLOCK_BYTES = 1 << 19  # of a snapshot; EBS direct APIs, `BlockSize`
+EXTENTS = "extents.json"  # in the agent's folder on the volume; by `extents`
+EXTENTS_BYTES_MAX = 512 << 20  # of one record
+_RECORD_BYTES_MAX = 1 << 20
+
+Extent = tuple[int, int]  # offset and bytes
 
 
 def main() -> None:
@@ -36,6 +44,8 @@ def main() -> None:
 
 
 def read_all(order: dict[str, str], reader: Reader) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        read_device(order["device"], order["extents"], reader)
     files: list[str] = []
     with contextlib.suppress(OSError, ValueError, KeyError), open(order["record"], encoding="utf-8") as file:
         files = list(json.load(file)["files"])
@@ -48,6 +58,47 @@ def read_all(order: dict[str, str], reader: Reader) -> None:
         reader.all_of([partial(reader.walk, environments, environment)])
     if checkpoint := newest(checkpoints):
         reader.all_of([partial(work, checkpoints, checkpoint) for work in (reader.walk, reader.read)])
+
+
+def read_device(device: str, record: str, reader: Reader) -> None:
+    """Without the page cache, which is not the one that a file is read from. OSError, ValueError without a record."""
+    with open(record, encoding="utf-8") as file:
+        text = file.read(_RECORD_BYTES_MAX + 1)
+    descriptor = os.open(device, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    try:
+        extents = recorded(text, os.lseek(descriptor, 0, os.SEEK_END))
+        places = (place for offset, size in extents for place in range(offset, offset + size, BLOCK_BYTES))
+        reader.all_of([partial(reader.read_block, descriptor, place) for place in places])
+    finally:
+        os.close(descriptor)
+
+
+def recorded(text: str, device_bytes: int) -> list[Extent]:
+    """The extents of a record: whole blocks within the device, within the bound. ValueError if it is no record."""
+    rows = documents.parse_object(text, bytes_max=_RECORD_BYTES_MAX).get("extents")
+    if not isinstance(rows, list):
+        raise ValueError("no list of extents")
+    return bounded((row[0], row[1]) for row in rows if _is_within(row, device_bytes))
+
+
+def _is_within(row: object, device_bytes: int) -> bool:
+    if not isinstance(row, list) or len(row) != 2 or not all(type(number) is int for number in row):
+        return False
+    offset, size = row
+    whole = offset % BLOCK_BYTES == size % BLOCK_BYTES == 0
+    end = -(-device_bytes // BLOCK_BYTES) * BLOCK_BYTES
+    return bool(whole and offset >= 0 and size > 0 and offset + size <= end)
+
+
+def bounded(extents: Iterable[Extent]) -> list[Extent]:
+    """The first of them, `EXTENTS_BYTES_MAX` in all."""
+    left, found = EXTENTS_BYTES_MAX, []
+    for offset, size in extents:
+        if size > left:
+            break
+        left -= size
+        found.append((offset, size))
+    return found
 
 
 def _by_folder(files: Iterable[str]) -> Iterable[tuple[str, list[str]]]:
@@ -90,6 +141,10 @@ class Reader:
             with contextlib.suppress(OSError, ValueError):
                 task()
             self._tasks.task_done()
+
+    def read_block(self, device: int, offset: int) -> None:
+        with mmap.mmap(-1, BLOCK_BYTES) as room:  # whole pages, which a direct read needs
+            os.preadv(device, [room], offset)
 
     def look(self, top: Path, below: str, names: Iterable[str]) -> None:
         with beneath.folder(top, below) as here:

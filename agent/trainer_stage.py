@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from spotheal.agent import extents
 from spotheal.agent.account import Account
 from spotheal.agent.clock import Clock, Stop
 from spotheal.agent.contract import Progress
@@ -41,6 +42,7 @@ from spotheal.agent.written_files import WrittenFiles
 
 RETENTION_SECONDS = 600.0  # describes are stale for minutes: what one look at the surplus misses, a later one finds
 STOP_SECONDS_MIN, STOP_SECONDS_MAX = 30.0, 3600.0  # what a last checkpoint may take, whatever is asked
+EXTENTS_SECONDS = (60.0, 600.0)  # byte code is written at imports, and has its place on the device half a minute later
 FILES_SECONDS = 30.0  # between two looks at what the trainer writes; a kill leaves what the last but one saw
 BASE_AFTER_SAVE_SECONDS = 30.0  # how long a base snapshot waits for the save that a rebalance asks for
 
@@ -187,6 +189,7 @@ class TrainerStage:
             if found := self._written.predecessor():
                 self._tell_of_predecessor(found)
             self._beside("files", self._watch_files)
+            self._beside("extents", self._record_extents)
         if self._around.limits.any:
             self._beside("limit", lambda: self._around.limits.watch(self._over, self._supervisor.stop_for_limit))
         every = seconds(self._config.job.volume.snapshot_every)
@@ -204,6 +207,15 @@ class TrainerStage:
                 self._written.look(self._memory.attempt)
             except OSError as error:
                 self._log.warning("what the trainer writes cannot be recorded", error=str(error))
+
+    def _record_extents(self) -> None:
+        for seconds_more in EXTENTS_SECONDS:
+            if self._clock.sleep(seconds_more, until=self._looked):
+                return
+            try:
+                extents.record(self._folders, self._looked)
+            except OSError as error:
+                self._log.warning("what the next machine reads ahead cannot be recorded", error=str(error))
 
     def _ship_curves(self, waiting: bool) -> None:
         """Read before the volume goes; at an interruption the store must not keep the handover waiting."""

@@ -24,6 +24,7 @@ from typing import Any
 
 from spotheal.agent.folders import Folders
 from spotheal.agent.interpreter import candidates
+from spotheal.agent.read_ahead import EXTENTS
 
 BYTES_MAX = 4 << 30  # torch with CUDA has 2 to 4 GB of libraries
 FILES_MAX = 20_000
@@ -48,9 +49,10 @@ class Warmup:
         self._ended = ended = threading.Event()
         self._begin("torch's libraries", _within(torch_libraries(pythons(named)), ended), READERS, ended)
 
-    def moved_volume(self, folders: Folders) -> None:
+    def moved_volume(self, folders: Folders, device: str) -> None:
         """What a trainer reads at its start, by `read_ahead`: the code, the environment of `setup`, the checkpoint."""
         order = {
+            "device": device, "extents": str(folders.private / EXTENTS),
             "copy": str(folders.clone), "record": str(folders.private / "working-copy.json"),
             "environments": str(folders.environments), "checkpoints": str(folders.checkpoints),
             "bytes_max": BYTES_MAX, "seconds_max": self._seconds_max,

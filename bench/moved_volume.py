@@ -36,6 +36,7 @@ sys.path[:0] = [str(ROOT / part) for part in (".ci/import_path", "bench")]
 import structlog  # noqa: E402 - found by the path above
 from lazy_device import lazy_device  # noqa: E402
 
+from spotheal.agent import extents  # noqa: E402
 from spotheal.agent.clock import SystemClock, never  # noqa: E402
 from spotheal.agent.config import parse_job  # noqa: E402
 from spotheal.agent.folders import Folders  # noqa: E402
@@ -103,6 +104,8 @@ def fill(image: Path, repository: Path, mount: Path, imported: int, *, byte_code
         for number in range(ENVIRONMENT_FILES):
             (environment / f"library{number}.py").write_bytes(os.urandom(1 << 13))
         (folders.checkpoints / "step-1").write_bytes(os.urandom(1 << 20) * CHECKPOINT_MIB)
+        os.sync()
+        extents.record(folders, never())
     finally:
         unmount("", mount)
 
@@ -125,7 +128,7 @@ def moved(image: Path, mount: Path, imported: int, *, byte_code: bool, ahead: bo
             began = time.monotonic()
             folders = laid_out(mount)
             if ahead:
-                warmup.moved_volume(folders)
+                warmup.moved_volume(folders, device)
             assert is_on_volume(CONFIG, folders)
             folders.make(None)
             make_working_copy(CONFIG, folders, WHERE, Path(sys.executable), LOG, fetched=None)

@@ -16,7 +16,7 @@ import structlog
 from agent_world import AgentWorld
 from botocore.exceptions import NoCredentialsError
 
-from spotheal.agent import aws, finish, launch, status, trainer_stage
+from spotheal.agent import aws, extents, finish, launch, status, trainer_stage
 from spotheal.agent.errors import ExitCode, NoCredentials, PermissionDenied
 from spotheal.agent.metadata import NOTHING, Rebalance, SpotAction
 from spotheal.agent.store import Store
@@ -261,6 +261,16 @@ def test_a_script_that_saves_next_to_its_code_resumes_on_a_machine_that_reaches_
     assert b"setup wrote once\nresumed at step 7\n" in said
     assert b"step 7" == world.store.get_bytes("results/checkpoints/last.txt"), "its results folder is empty"
     assert world.store.get_bytes("results/train.py") is None
+
+
+def test_a_machine_records_where_its_trainers_code_lies_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_stage, "EXTENTS_SECONDS", (0.1,))
+    monkeypatch.setattr(extents, "_extents_of", lambda file: [(0, 1)])  # not every file system of a test says it
+    world = AgentWorld(tmp_path, PLAIN, {})
+    after(lambda: any(world.disks.glob("*/.spotheal/extents.json")), world.asked_to_stop.set)
+    assert ExitCode.INTERRUPTED == world.live()
 
 
 def test_the_next_machine_tells_what_the_one_before_wrote_and_what_is_missing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,9 +14,10 @@ from pathlib import Path
 import pytest
 import structlog
 
-from spotheal.agent import warmup
+from spotheal.agent import extents, warmup
+from spotheal.agent.clock import never
 from spotheal.agent.folders import Folders
-from spotheal.agent.read_ahead import Reader, newest, read_all
+from spotheal.agent.read_ahead import BLOCK_BYTES, EXTENTS, EXTENTS_BYTES_MAX, Reader, newest, read_all, recorded
 from spotheal.agent.warmup import Warmup, pythons, torch_libraries
 from spotheal.agent.working_copy import Record
 
@@ -62,9 +64,14 @@ class Noting(Reader):
         super().read(top, path)
         self.seen.append(Path(path).name)
 
+    def read_block(self, device: int, offset: int) -> None:
+        super().read_block(device, offset)
+        self.seen.append(f"block {offset // BLOCK_BYTES}")
 
-def read_all_of(folders: Folders, reader: Reader) -> None:
-    order = {"copy": folders.clone, "record": folders.private / "working-copy.json",
+
+def read_all_of(folders: Folders, reader: Reader, device: str | Path = "/no/device") -> None:
+    order = {"device": device, "extents": folders.private / EXTENTS,
+             "copy": folders.clone, "record": folders.private / "working-copy.json",
              "environments": folders.environments, "checkpoints": folders.checkpoints}  # fmt: skip
     read_all({name: str(path) for name, path in order.items()}, reader)
 
@@ -105,7 +112,7 @@ def test_links_pipes_and_what_exceeds_the_bound_are_left_out(tmp_path: Path, mon
 @pytest.mark.processes
 def test_an_empty_or_missing_folder_is_no_fault(tmp_path: Path) -> None:
     warming = Warmup(LOG)
-    warming.moved_volume(Folders.at(tmp_path, "/volume"))
+    warming.moved_volume(Folders.at(tmp_path, "/volume"), "/no/device")
     warming.libraries_of_torch("no-such-python")
     warming.wait(20)
     assert [0] == [reader.returncode for reader in warming._readers]
@@ -141,6 +148,77 @@ def test_what_a_trainer_put_in_a_files_place_is_not_read_ahead(folders: Folders)
     assert reader._left == 998, "two files: no pipe, nothing behind a link, and not more than the bound"
 
 
+def test_recorded_blocks_of_the_device_are_read_before_any_file(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = tmp_path / "device"
+    device.write_bytes(bytes(4 * BLOCK_BYTES))
+    record = {"extents": [[2 * BLOCK_BYTES, 2 * BLOCK_BYTES], [0, BLOCK_BYTES]]}
+    (folders.private / EXTENTS).write_text(json.dumps(record))
+    monkeypatch.setattr(os, "O_DIRECT", 0, raising=False)  # not every file system of a test has it
+    reader = Noting()
+    read_all_of(folders, reader, device)
+    assert sorted(reader.seen[:3]) == ["block 0", "block 2", "block 3"]
+    assert reader.seen[3:] == ["train.pyc", "train.py", "b.py", "step-1"]
+
+
+def test_neighbouring_extents_become_one_of_whole_blocks() -> None:
+    found = extents.merged([(3 * BLOCK_BYTES, 10), (BLOCK_BYTES + 5, 4096), (2 * BLOCK_BYTES - 1, 2), (0, 1 << 12)])
+    assert found == [(0, 4 * BLOCK_BYTES)]
+    assert extents.merged([(5 * BLOCK_BYTES, 1), (0, 1)]) == [(0, BLOCK_BYTES), (5 * BLOCK_BYTES, BLOCK_BYTES)]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [[-BLOCK_BYTES, BLOCK_BYTES], [8 * BLOCK_BYTES, BLOCK_BYTES], [0, 9 * BLOCK_BYTES], [0, 0], [1, BLOCK_BYTES],
+     [0, 4096], [True, BLOCK_BYTES], [0.0, BLOCK_BYTES], [0], {}, None, "no", [0, 1 << 70]],
+)  # fmt: skip
+def test_a_recorded_extent_that_is_not_within_the_device_is_left_out(row: object) -> None:
+    text = json.dumps({"extents": [row, [BLOCK_BYTES, BLOCK_BYTES]]})
+    assert recorded(text, 8 * BLOCK_BYTES) == [(BLOCK_BYTES, BLOCK_BYTES)]
+
+
+def test_a_record_of_extents_is_bounded_in_bytes() -> None:
+    text = json.dumps({"extents": [[0, EXTENTS_BYTES_MAX], [0, BLOCK_BYTES]]})
+    assert recorded(text, 1 << 40) == [(0, EXTENTS_BYTES_MAX)]
+    for text in ("", "[]", "{}", '{"extents": 3}'):
+        with pytest.raises(ValueError, match=r"."):
+            recorded(text, 1 << 40)
+
+
+def test_the_record_has_the_commits_files_their_byte_code_and_then_the_newest_environment(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what the script wrote: it may be a data set. A large file is read at full speed anyway."""
+    (folders.clone / "away.pyc").symlink_to("/etc/passwd")
+    monkeypatch.setattr(extents, "FILE_BYTES_MAX", 100)
+    (folders.clone / "__pycache__/large.pyc").write_bytes(bytes(101))
+    inodes: list[int] = []
+
+    def extents_of(file: int) -> list[tuple[int, int]]:
+        inodes.append(os.fstat(file).st_ino)
+        return [(10 * len(inodes) * BLOCK_BYTES, 1)]
+
+    monkeypatch.setattr(extents, "_extents_of", extents_of)
+    extents.record(folders, never())
+    paths = [folders.clone / "train.py", folders.clone / "__pycache__/train.pyc"]
+    assert set(inodes[:2]) == {path.stat().st_ino for path in paths}
+    assert inodes[2:] == [(folders.environments / "env-new/lib/b.py").stat().st_ino]
+    written = (folders.private / EXTENTS).read_text()
+    assert [offset // BLOCK_BYTES for offset, _ in recorded(written, 1 << 40)] == [10, 20, 30]
+
+
+def test_no_record_is_written_if_the_file_system_does_not_say_where_a_file_lies(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(extents.fcntl, "ioctl", refused)
+    extents.record(folders, never())
+    assert not (folders.private / EXTENTS).exists()
+
+
 @pytest.mark.processes
 def test_a_reader_is_gone_when_it_is_told_to_end(
     folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -151,7 +229,7 @@ def test_a_reader_is_gone_when_it_is_told_to_end(
     slow.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(slow))
     warming = Warmup(LOG)
-    warming.moved_volume(folders)
+    warming.moved_volume(folders, "/no/device")
     group = warming._readers[0].pid
     warming.end()
     left = subprocess.run(["ps", "-o", "stat=", "-g", str(group)], capture_output=True, text=True, check=False)
@@ -163,7 +241,7 @@ def test_reading_ends_by_itself_in_time(folders: Folders) -> None:
     (folders.private / "working-copy.json").unlink()
     os.mkfifo(folders.private / "working-copy.json")  # nobody writes into it: a read that takes for ever
     warming = Warmup(LOG, seconds_max=1)
-    warming.moved_volume(folders)
+    warming.moved_volume(folders, "/no/device")
     warming.wait(20)
     assert [-signal.SIGALRM] == [reader.returncode for reader in warming._readers]
     warming.end()
@@ -176,6 +254,6 @@ def test_a_machine_without_these_programs_boots_all_the_same(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
     warming = Warmup(LOG)
     warming.libraries_of_torch(str(environment))
-    warming.moved_volume(folders)
+    warming.moved_volume(folders, "/no/device")
     warming.end()
     assert [] == warming._readers

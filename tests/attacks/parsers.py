@@ -25,6 +25,7 @@ from spotheal.agent.memory import RunMemory
 from spotheal.agent.metadata import _object, _rebalance, _spot_action
 from spotheal.agent.names import StoreUrl
 from spotheal.agent.output import Lines
+from spotheal.agent.read_ahead import recorded
 from spotheal.agent.redaction import Redaction
 from spotheal.agent.set_aside import SaveShelf
 from spotheal.agent.store import Store
@@ -126,6 +127,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]
     "agent/written_files.py:Record.read": (
         _filed(_FOLDERS.private / "files.json", lambda: FilesRecord.read(_FOLDERS.private / "files.json", "run")), (),
     ),
+    "agent/read_ahead.py:recorded": (lambda data: recorded(_text(data), 1 << 40), (ValueError,)),
     "agent/set_aside.py:SaveShelf.recall": (
         _filed(_FOLDERS.private / "set-aside.json", lambda: SaveShelf(_FOLDERS).recall(lambda since: False)), (),
     ),

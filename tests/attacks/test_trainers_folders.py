@@ -17,7 +17,7 @@ import hostile_trees
 import pytest
 import structlog
 
-from spotheal.agent import beneath, efs_files
+from spotheal.agent import beneath, efs_files, extents
 from spotheal.agent.account import Account
 from spotheal.agent.batch.copies import files_to_copy
 from spotheal.agent.clock import SystemClock, never
@@ -95,7 +95,8 @@ def order(folders: Folders) -> dict[str, str]:
     record = folders.private / "working-copy.json"
     Record("run", "1", {}, dict.fromkeys(("model.pt", "d/model.pt", "pipe.pt", "to-root/etc/passwd"), "")).write(record)
     found = {"copy": folders.clone, "environments": folders.environments, "checkpoints": folders.checkpoints}
-    return {name: str(path) for name, path in {**found, "record": record}.items()}
+    found |= {"record": record, "device": Path("/no/device"), "extents": folders.private / "extents.json"}
+    return {name: str(path) for name, path in found.items()}
 
 
 # What root does below the trainer's folders, which are one and the same here.
@@ -115,6 +116,7 @@ DEEDS: dict[str, Callable[[Folders], object]] = {
     "the results": lambda it: store_results(finishing(it), never()),
     "the last words of ranks": lambda it: last_words(it.logs),
     "what is read ahead": lambda it: read_all(order(it), READER),
+    "where the code lies": lambda it: extents.record(it, never()),
     "another owner": lambda it: give(it.checkpoints, account(os.getuid())),
     "a new environment": lambda it: beneath.remove(it.environments / "env-1"),
 }
