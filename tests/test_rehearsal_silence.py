@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from fleet_desk import HandClock
 
 from spotheal.agent.errors import JobFailed
 from spotheal.fleet.rehearsal import first_word
+from spotheal.fleet.rehearsal.first_word import FirstWord
 from spotheal.fleet.rehearsal.machines import Machine
 from spotheal.fleet.rehearsal.run import Options, rehearse
 
@@ -37,3 +41,17 @@ def test_agents_that_die_at_their_start_end_a_rehearsal_with_the_consoles_last_l
     with pytest.raises(JobFailed, match=r"within 6 s; .*: UnknownServiceError: scheduler(\n|$)"):
         rehearse(Options(scenario=scenario, keep=kept, reference=False, seconds_max=100.0))
     assert "UnknownServiceError" in "".join(path.read_text() for path in kept.glob("instances/*/console.log"))
+
+
+def test_a_rehearsal_that_was_stopped_for_an_hour_does_not_call_its_agents_silent(tmp_path: Path) -> None:
+    clock = HandClock()
+    silent: Any = SimpleNamespace(launches=list)
+    cloud: Any = SimpleNamespace(folder=tmp_path, launched_at={"i-1": 0.0})
+    word = FirstWord(cloud, [silent], clock)
+    for seconds in (2.0, 3600.0, 2.0):
+        clock.sleep(seconds)
+        word.check()
+    with pytest.raises(JobFailed, match="no agent has said who it is"):
+        for _ in range(100):
+            clock.sleep(2.0)
+            word.check()

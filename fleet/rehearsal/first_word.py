@@ -6,10 +6,10 @@ reason to end, and only the console says why.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from spotheal.agent.clock import Clock, SystemClock
 from spotheal.agent.errors import JobFailed, SpothealError
 
 if TYPE_CHECKING:
@@ -18,23 +18,30 @@ if TYPE_CHECKING:
 
 SILENT_SECONDS_MAX = 180.0  # since the first launch; a boot takes 6 s, and 30 s on a busy machine
 _STORE_SECONDS = 1.0
+_STEP_SECONDS_MAX = 10.0  # of the time between two looks: Ctrl-Z stops the rehearsal, and its cloud with it
 
 
 class FirstWord:
     """`stores`: where the run's agents count their launches."""
 
-    def __init__(self, cloud: Cloud, stores: Sequence[Store]) -> None:
-        self._cloud, self._stores = cloud, stores
-        self._is_heard, self._looked = False, float("-inf")
+    def __init__(self, cloud: Cloud, stores: Sequence[Store], clock: Clock | None = None) -> None:
+        self._cloud, self._stores, self._clock = cloud, stores, clock or SystemClock()
+        self._is_heard, self._looked, self._silent = False, self._clock.monotonic(), 0.0
 
     def check(self) -> None:
-        """Raises JobFailed if no agent has counted its launch `SILENT_SECONDS_MAX` after the first machine's launch."""
-        if self._is_heard or time.monotonic() - self._looked < _STORE_SECONDS:
+        """Raises JobFailed if no agent has counted its launch `SILENT_SECONDS_MAX` after the first machine's launch.
+
+        Time in which the rehearsal itself was stopped does not count.
+        """
+        now = self._clock.monotonic()
+        since_look = now - self._looked
+        if self._is_heard or since_look < _STORE_SECONDS:
             return
-        self._looked = time.monotonic()
+        self._looked = now
         self._is_heard = any(_has_agent(store) for store in self._stores)
-        first = min(self._cloud.launched_at.values(), default=self._looked)
-        if self._is_heard or self._looked - first < SILENT_SECONDS_MAX:
+        if self._cloud.launched_at:
+            self._silent += min(since_look, _STEP_SECONDS_MAX)
+        if self._is_heard or self._silent < SILENT_SECONDS_MAX:
             return
         machine, line = self._last_line()
         raise JobFailed(
