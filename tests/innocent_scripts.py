@@ -16,6 +16,7 @@ WITHOUT_TORCH = (
 INNOCENT = ("plain_loop", *WITHOUT_TORCH)
 GUILTY = {
     "guilty_never_loads": "began from nothing: its trainer wrote working-copy/checkpoint.pth.tar again",
+    "guilty_new_folder": "model.pt into a new folder and had read no file",
     "guilty_copies_best": "began from nothing: its trainer wrote working-copy/",
     "guilty_saves_at_end": "had saved nothing when it went",
     "guilty_home": "home/saves/last.pt: written on",

@@ -464,6 +464,47 @@ def test_a_machine_that_had_written_nothing_is_named_and_one_that_saved_at_its_n
     assert machines.seen.not_resumed() == [line]
 
 
+def test_options_and_pictures_are_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning's autoencoder example was killed before its first checkpoint, and the rehearsal passed."""
+    machines = Machines(tmp_path, monkeypatch)
+    machines.look("i-1", 1)
+    machines.write("i-1", f"{COPY}lightning_logs/version_0/config.yaml")
+    machines.write("i-1", f"{COPY}grid_generated_0.png")
+    machines.look("i-1")
+    assert not machines.seen.has_saved("i-1")
+    machines.move("i-1", "i-2")
+    machines.look("i-2")
+    (line,) = machines.seen.not_resumed()
+    assert line.startswith("i-2 began from nothing: the trainer on i-1 had saved nothing when it went")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "is_new_start"),
+    [
+        ("lightning_logs/version_0/checkpoints/a.ckpt", "lightning_logs/version_1/checkpoints/a.ckpt", True),
+        ("outputs/2026-11-22/21-49-38/last.pt", "outputs/2026-11-23/01-02-03/last.pt", True),
+        ("runs/dqn__1__1795395398/model.pt", "runs/dqn__1__1795395473/model.pt", True),
+        ("fold_0/model.pt", "fold_1/model.pt", False),
+        ("out/step-10.pt", "out/step-20.pt", False),
+        ("out/version_0/a.csv", "out/version_1/a.csv", False),
+    ],
+)
+def test_saves_in_a_new_folder_with_its_own_time_or_version_are_a_new_start_if_none_was_read(
+    earlier: str, later: str, is_new_start: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines = Machines(tmp_path, monkeypatch)
+    machines.look("i-1", 1)
+    machines.write("i-1", COPY + earlier)
+    machines.look("i-1")
+    machines.move("i-1", "i-2")
+    machines.look("i-2", 1, started=False)
+    machines.look("i-2", 1)
+    machines.write("i-2", COPY + later)
+    machines.look("i-2")
+    expected = f"i-2 began from nothing: its trainer wrote working-copy/{later} into a new folder and had read no file"
+    assert [line[: len(expected)] for line in machines.seen.not_resumed()] == [expected] * is_new_start
+
+
 def test_what_a_trainer_did_not_resume_fails_a_rehearsal_only_if_it_reports_no_steps() -> None:
     silent = tuple(replace(i, resumed_step=None, last_step=None, saved_step=None) for i in GOOD.instances)
     line = "i-2 began from nothing: …"

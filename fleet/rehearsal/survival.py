@@ -4,7 +4,8 @@ A script that saves to its home, or clears at its start what it saved, trains as
 goes. So the rehearsal lists what lies below the places that a trainer can write, as the trainer starts and until its
 machine ends, and compares one machine's last list with the next one's first, by the rule of `agent.written_files`.
 
-A script that saves and never loads writes its saves again without reading any. Links to what earlier machines wrote,
+A script that saves and never loads writes its saves again without reading any, or writes them into a new folder that
+is named by the time or by Lightning's `version_<n>`. Links to what earlier machines wrote,
 made before the trainer starts, are watched for that. A link changes the file's status time, so that the next access
 counts also with `relatime`.
 """
@@ -12,7 +13,9 @@ counts also with `relatime`.
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -30,6 +33,10 @@ SETTLE_SECONDS = 3.0  # after a save that is seen: its other files follow
 _SAVE_BYTES_MIN = 1024
 _LINKS_MAX = 500  # of the newest files
 _MARK = b"starting the trainer"
+# Lightning writes its options, and examples write pictures, before the first save: these alone are no work.
+_NO_SAVE = re.compile(r".*\.(ya?ml|toml|ini|cfg|md|html|png|jpe?g|gif|svg|pdf|mp4)", re.IGNORECASE)
+# A time, or Lightning's number: not the number of a fold, which a script may rightly skip without a read.
+_ATTEMPT = re.compile(r"version_\d+|\d+-\d\d-\d\d|\d{6,}")
 
 
 @dataclass
@@ -43,7 +50,7 @@ class _Machine:
     written: set[str] = field(default_factory=set)  # of all sizes
     links: dict[str, Path] = field(default_factory=dict)  # to what was there, by its name
     reads: Reads | None = None  # of these
-    begun_anew: str = ""  # a save of an earlier machine that its trainer wrote without having read any
+    begun_anew: str = ""  # the save that its trainer wrote as if there were none, without having read any
 
 
 class Survival:
@@ -70,11 +77,11 @@ class Survival:
         machine.last = dict(files_of(folders, folders.home)) or machine.last  # an unmounted volume shows nothing
         if machine.saved is None and any(_is_save(machine.first, *item) for item in machine.last.items()):
             machine.saved = now
-        machine.written.update(name for name, seen in machine.last.items() if is_written(machine.first, name, seen))
+        machine.written.update(name for name, seen in machine.last.items() if _is_work(machine.first, name, seen))
         if machine.reads is not None:
             is_resumed = machine.reads.any()
             if not is_resumed:
-                machine.begun_anew = next((name for name in machine.links if _is_anew(machine, name)), "")
+                machine.begun_anew = next(_saves_of_a_new_start(machine), "")
             if is_resumed or machine.begun_anew:
                 machine.reads.close()
                 machine.reads = None
@@ -103,12 +110,12 @@ class Survival:
         started = [(name, machine) for name, machine in self._machines.items() if machine.started is not None]
         lines = []
         for (name, machine), (successor, following) in pairwise(started):
-            left = any(is_written(machine.first, *item) for item in following.first.items())
+            left = any(_is_work(machine.first, *item) for item in following.first.items())
             if not machine.written and not left:
                 lines.append(f"{successor} began from nothing: the trainer on {name} had saved nothing when it went;"
                              " save now and then, and load the newest save at the start")  # fmt: skip
             elif following.begun_anew:
-                lines.append(f"{successor} began from nothing: its trainer wrote {following.begun_anew} again and had"
+                lines.append(f"{successor} began from nothing: its trainer wrote {following.begun_anew} and had"
                              " read no file of the machines before; load the newest checkpoint at the start, or name a"
                              " `resume_command` that does")  # fmt: skip
         return lines
@@ -128,13 +135,29 @@ def _lasting(machine: _Machine) -> list[str]:
     return [name for name in machine.last if name in machine.before_last]
 
 
-def _is_anew(machine: _Machine, name: str) -> bool:
+def _saves_of_a_new_start(machine: _Machine) -> Iterator[str]:
+    """What its trainer wrote over the saves of earlier machines, and into new folders like those that hold them."""
+    earlier = [name for name in machine.links if _is_named_save(name)]
+    yield from (f"{name} again" for name in earlier if name in machine.written)
+    folders = {os.path.dirname(name) for name in earlier}
+    alike = {_ATTEMPT.sub("#", folder) for folder in folders}
+    for name in sorted(filter(_is_named_save, machine.written)):
+        folder = os.path.dirname(name)
+        if folder not in folders and _ATTEMPT.sub("#", folder) in alike:
+            yield f"{name} into a new folder"
+
+
+def _is_named_save(name: str) -> bool:
     place, _, path = name.partition("/")
-    return name in machine.written and (place == "checkpoints" or is_save(path))
+    return place == "checkpoints" or is_save(path)
+
+
+def _is_work(first: Files, name: str, seen: Seen) -> bool:
+    return is_written(first, name, seen) and _NO_SAVE.fullmatch(name) is None
 
 
 def _is_save(first: Files, name: str, seen: Seen) -> bool:
-    return is_written(first, name, seen) and (seen.size >= _SAVE_BYTES_MIN or name.startswith("checkpoints/"))
+    return _is_work(first, name, seen) and (seen.size >= _SAVE_BYTES_MIN or name.startswith("checkpoints/"))
 
 
 def _holds(log: Path, mark: bytes) -> bool:
