@@ -513,6 +513,19 @@ def test_what_a_trainer_did_not_resume_fails_a_rehearsal_only_if_it_reports_no_s
     assert summarise(changed(not_resumed=(line,), example=False)).passed
 
 
+def test_a_file_system_without_times_of_access_is_told_to_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survival, "tells_reads", lambda folder: False)
+    seen = Survival(tmp_path / "links")
+    silent = tuple(replace(i, resumed_step=None, last_step=None, saved_step=None) for i in GOOD.instances)
+    story = changed(instances=silent, example=False, sees_reads=seen.sees_reads)
+    (note,) = summarise(story).notes
+    assert "whether your script loads what it saved is unknown" in note and "TMPDIR" in note
+    assert summarise(replace(story, sees_reads=True)).notes == ()
+    assert summarise(replace(story, instances=GOOD.instances)).notes == ()
+
+
 def test_weights_that_differ_are_another_verdict_than_a_job_that_did_not_survive() -> None:
     """A user whose script cannot be exact read `did not pass` and took it for lost work."""
     console = Console(width=120, record=True, file=io.StringIO())

@@ -294,6 +294,7 @@ class _Rehearsal:
             throttled_calls=cloud.throttled_calls(),
             files_lost=tuple(watch.survival.lost()),
             not_resumed=tuple(watch.survival.not_resumed()),
+            sees_reads=watch.survival.sees_reads,
             example=self._options.example,
         )
 

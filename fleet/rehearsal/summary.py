@@ -130,9 +130,14 @@ class Story:
     throttled_calls: int = 0
     files_lost: tuple[FilesLost, ...] = ()
     not_resumed: tuple[str, ...] = ()  # of trainers that report no steps, by their files
+    sees_reads: bool = True  # whether it is known what a trainer reads
     example: bool = True  # the job is ours, so an event that did not take place is a fault of the scenario
     webhook: tuple[str, ...] | None = None  # the events that were told it; None: the job names none
     generators_apart: tuple[str, ...] = ()  # random generators whose last states differ from the uninterrupted run's
+
+    @property
+    def reports_no_steps(self) -> bool:
+        return all(instance.last_step is None for instance in self.instances)
 
 
 @dataclass(frozen=True)
@@ -163,11 +168,18 @@ class Summary:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the rehearsal could not try, because the user's script had ended by then."""
-        taken, planned = self.story.events_taken, self.story.events_planned
-        if self.story.example or not 0 < taken < planned:
+        """What the rehearsal could not try or see of the user's script."""
+        story = self.story
+        taken, planned = story.events_taken, story.events_planned
+        if story.example or not taken:
             return ()
-        return (f"the training ended after {taken} of the scenario's {planned} events: more epochs would try them all",)
+        ended = f"the training ended after {taken} of the scenario's {planned} events: more epochs would try them all"
+        unseen = (
+            "whether your script loads what it saved is unknown: the folder of temporary files keeps no times of access"
+            " (mounted with noatime?); with TMPDIR set to a folder that does, the rehearsal sees it"
+        )
+        is_unseen = not story.sees_reads and story.reports_no_steps
+        return (*([ended] if taken < planned else []), *([unseen] if is_unseen else []))
 
     def to_document(self) -> dict[str, Any]:
         """The JSON object of `--output json`; figures that cannot be known are null."""
@@ -262,7 +274,7 @@ def _work_lost(story: Story) -> Iterator[str]:
         for one in story.instances
         if one.has_trained
     )
-    if not story.example and all(one.last_step is None for one in story.instances):
+    if not story.example and story.reports_no_steps:
         yield from story.not_resumed
     yield from map(str, story.files_lost)
 

@@ -100,6 +100,11 @@ class Survival:
                 found[name] = link
         return found
 
+    @property
+    def sees_reads(self) -> bool:
+        """Whether anything is known of what a trainer reads."""
+        return self._links is not None
+
     def has_saved(self, instance: str) -> bool:
         """Whether its trainer has something to lose, and a moment has passed since."""
         machine = self._machines.get(instance, _Machine())
