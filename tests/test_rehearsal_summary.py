@@ -24,6 +24,7 @@ from spotheal.fleet.rehearsal.scenario import Event, Interrupt, Kill, Seen, due
 from spotheal.fleet.rehearsal.summary import End, InstanceStory, Story, summarise
 from spotheal.fleet.rehearsal.survival import Survival
 from spotheal.fleet.rehearsal.watch import in_words
+from spotheal.fleet.verbs.rehearse import next_step
 
 ONE = InstanceStory("i-1", "eu-west-1a", "m5.large", 0.0, 2.0, 8.0, 20.0, "interrupted", 0, 10, 10)
 TWO = InstanceStory("i-2", "eu-west-1b", "m5.large", 12.0, 14.0, 22.0, 30.0, "killed", 10, 25, 20)
@@ -524,6 +525,14 @@ def test_a_file_system_without_times_of_access_is_told_to_the_user(
     assert "whether your script loads what it saved is unknown" in note and "TMPDIR" in note
     assert summarise(replace(story, sees_reads=True)).notes == ()
     assert summarise(replace(story, instances=GOOD.instances)).notes == ()
+
+
+def test_the_cure_for_a_missing_module_names_setup_and_the_folder_of_a_repository(tmp_path: Path) -> None:
+    """CleanRL's scripts lie in one folder of the repository and import another."""
+    missing = "the trainer failed 3 times\n  | ModuleNotFoundError: No module named 'cleanrl_utils'"
+    cure = next_step([missing], tmp_path, survived=False)
+    assert "`setup` in job.toml" in cure and 'PYTHONPATH = "." below [environment]' in cure
+    assert next_step(["another"], tmp_path, survived=False) == f"read {tmp_path}/instances/*/logs/"
 
 
 def test_weights_that_differ_are_another_verdict_than_a_job_that_did_not_survive() -> None:

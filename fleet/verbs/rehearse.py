@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -71,19 +72,15 @@ def rehearse(
     else:
         Console().print(report(summary) if isinstance(summary, Summary) else summary.render())
     if not summary.passed:
-        verdict = "the rehearsal did not pass"
-        cure = f"read {keep}/instances/*/logs/" if keep else "the same with --keep DIR leaves all logs in DIR"
-        if "No module named" in "\n".join(summary.broken):
-            cure = f"`setup` in job.toml, or install it for {sys.executable} (or what `python` in job.toml names)"
-        elif isinstance(summary, Summary) and summary.survived:
-            verdict = "the job survived every fault, but the comparison of its weights did not pass"
-            cure = (
-                "save and restore the random state too (docs/checkpoints.md has the lines), or rehearse with"
-                " --no-reference, which compares the weights with nothing"
-            )
+        survived = isinstance(summary, Summary) and summary.survived
+        verdict = (
+            "the job survived every fault, but the comparison of its weights did not pass"
+            if survived
+            else "the rehearsal did not pass"
+        )
         raise JobFailed(
             f"{verdict}: {'; '.join(summary.broken)}" if as_json else verdict,
-            next_step=cure,
+            next_step=next_step(summary.broken, keep, survived=survived),
         )
     if keep:
         say(f"{keep} has the volume's files, the store and all logs")
@@ -99,3 +96,18 @@ def _next_step(file: Path | None, job: Path | None) -> str:
     if job is not None:
         return 'fleetctl init --dir NEW_FOLDER --command "…" writes a fleet\'s file, which a request needs'
     return "a job of your own, docs/quick-start.md"
+
+
+def next_step(broken: Sequence[str], keep: Path | None, *, survived: bool) -> str:
+    """What helps after a rehearsal that did not pass; `survived`: only the comparison of weights failed."""
+    if "No module named" in "\n".join(broken):
+        return (
+            f"`setup` in job.toml, or install it for {sys.executable} (or what `python` in job.toml names); a folder"
+            ' of your repository is found with PYTHONPATH = "." below [environment]'
+        )
+    if survived:
+        return (
+            "save and restore the random state too (docs/checkpoints.md has the lines), or rehearse with"
+            " --no-reference, which compares the weights with nothing"
+        )
+    return f"read {keep}/instances/*/logs/" if keep else "the same with --keep DIR leaves all logs in DIR"
