@@ -7,7 +7,7 @@ ends this very instance, so everything that must survive is stored before.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ from spotheal.agent.names import LAYOUT, TAG_REASON, TAG_SAVED_STEP, TAG_STATE, 
 from spotheal.agent.redaction import redacted
 from spotheal.agent.results import InStore, Place
 from spotheal.agent.status import Status
-from spotheal.agent.store import Store
+from spotheal.agent.store import Halt, Store
 from spotheal.agent.trainer_files import shown
 
 NOT_STORED = "results not stored"  # in the reason of an end: who cleans up leaves their volume alone
@@ -34,6 +34,7 @@ RECORD_SECONDS_MAX = 5 * 60.0
 POWER_OFF_SECONDS = 5 * 60.0
 _RETRY_SECONDS = 5.0
 _TAG_VALUE_MAX = 256
+_HOLES_BYTES_MAX = 64 << 30
 _SHOWN = 80  # characters of a path
 
 
@@ -137,10 +138,12 @@ class Finishing:
     saved_step: int | None = None
     results_to: Place | None = None  # else `results/` of the run's own store
     results_too: Sequence[tuple[str, Path]] = ()  # (name, file) beside what is in the folder
+    limit: Callable[[], tuple[str, float]] = lambda: ("", RESULTS_SECONDS_MAX)  # `Limits.look`
 
 
 def store_results(work: Finishing, stop: Stop) -> str:
-    """Copy the results to their place; returns "" or why not all of it is there. Retried for `RESULTS_SECONDS_MAX`.
+    """Copy the results to their place; returns "" or why not all of it is there. Given up after
+    `RESULTS_SECONDS_MAX` without a stored file; past them also if a limit of the job is reached.
 
     A file that cannot be stored at all (its name, its permissions) is named, and keeps no other from its place.
     """
@@ -154,18 +157,22 @@ def store_results(work: Finishing, stop: Stop) -> str:
     files = [*((name, top / name) for name in found), *too]
     place = work.results_to or InStore(work.store, LAYOUT.results)
     names = {path: name for name, path in files}
-    began = work.clock.monotonic()
+    halt, progress_at = _Halt(work, stop), work.clock.monotonic()
     stored: dict[Path, Put] = {}
-    hopeless: dict[Path, str] = {}
+    hopeless = {path: why for _, path in files if (why := _holes(path))}
     while True:
-        passing = _put(place, [(n, path) for n, path in files if path not in stored | hopeless], stored, hopeless)
+        count = len(stored)
+        missing = [(name, path) for name, path in files if path not in stored and path not in hopeless]
+        passing = _put(place, missing, stored, hopeless, halt)
+        if len(stored) > count:
+            progress_at = work.clock.monotonic()
         if not passing:
             passing = _list(work, place, [(names[path], put) for path, put in stored.items()])
         if not passing:
             break
         work.log.warning("results are not stored yet; trying again", error=passing, stored=len(stored), of=len(files))
-        late = work.clock.monotonic() - began > RESULTS_SECONDS_MAX
-        if late or work.clock.sleep(_RETRY_SECONDS, until=stop):
+        late = work.clock.monotonic() - progress_at > RESULTS_SECONDS_MAX
+        if late or halt() or work.clock.sleep(_RETRY_SECONDS, until=stop):
             return passing
     work.log.info("stored the results", files=len(stored), to=str(place))
     if missed:
@@ -178,17 +185,47 @@ def store_results(work: Finishing, stop: Stop) -> str:
     return f"{name}{more}: {why}"
 
 
+class _Halt:
+    """Why no further results are copied, or "". A run that ended at its limit has `RESULTS_SECONDS_MAX` for them."""
+
+    def __init__(self, work: Finishing, stop: Stop) -> None:
+        self._work, self._stop = work, stop
+        self._look_at = work.clock.monotonic() + RESULTS_SECONDS_MAX
+        self._reached = ""
+
+    def __call__(self) -> str:
+        if self._stop.is_set():
+            return "this machine goes away"
+        if not self._reached and self._work.clock.monotonic() >= self._look_at:
+            self._reached, pause = self._work.limit()
+            self._look_at = self._work.clock.monotonic() + pause
+        return self._reached
+
+
+def _holes(path: Path) -> str:
+    """Why a sparse file is not stored, or "": its holes would be sent as zeros, a TiB for nothing on the disk."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return ""
+    if status.st_size - status.st_blocks * 512 <= _HOLES_BYTES_MAX:
+        return ""
+    return f"sparse: {status.st_size >> 30} GiB, of which {status.st_blocks * 512 >> 30} GiB are written"
+
+
 def _put(
-    place: Place, files: Sequence[tuple[str, Path]], stored: dict[Path, Put], hopeless: dict[Path, str]
+    place: Place, files: Sequence[tuple[str, Path]], stored: dict[Path, Put], hopeless: dict[Path, str], halt: Halt
 ) -> str:
     """One round; returns why it is worth another, or ""."""
-    for put in place.put(files):
+    for count, put in enumerate(place.put(files, halt), 1):
         if put.again:
             return put.fault
         if put.fault:
             hopeless[put.source] = put.fault
         else:
             stored[put.source] = put
+        if count < len(files) and (why := halt()):
+            return why
     return ""
 
 

@@ -622,6 +622,7 @@ class Life:
             results_to=self._results,
             results_too=[*self._live.last(), *unplaced.listed_in(self._folders.run_dir)] if stores else [],
             saved_step=self._saved_step,
+            limit=self._money.limits(self._tell).look,
         )
         known = self._over  # an earlier instance has recorded it; only its fleet is still there
         if not known:

@@ -24,7 +24,7 @@ from spotheal.agent.errors import Retryable, SpothealError
 from spotheal.agent.folders import Folders
 from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import LAYOUT, EfsUrl, StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.store import Halt, Store, go_on
 
 LIVE_SECONDS = 30.0
 _AGAIN_SECONDS_MAX = 600.0  # of a place that does not take them
@@ -39,8 +39,9 @@ class Place(Protocol):
         """What can be found wrong before there are results. SpothealError where it is."""
         ...
 
-    def put(self, files: Sequence[tuple[str, Path]]) -> Iterator[Put]:
-        """Copy (name, file) each; ends early, with a `Put` that has `again`, where the place takes none for now."""
+    def put(self, files: Sequence[tuple[str, Path]], halt: Halt = go_on) -> Iterator[Put]:
+        """Copy (name, file) each; ends early, with a `Put` that has `again`, where the place takes none for now, or
+        `halt` says why, which is asked while a large file is copied."""
         ...
 
 
@@ -56,10 +57,10 @@ class InStore:
     def prepare(self) -> None:
         return None
 
-    def put(self, files: Sequence[tuple[str, Path]]) -> Iterator[Put]:
+    def put(self, files: Sequence[tuple[str, Path]], halt: Halt = go_on) -> Iterator[Put]:
         for name, path in files:
             try:
-                self._store.put_file(self._prefix + name, path)
+                self._store.put_file(self._prefix + name, path, halt)
                 yield Put(path, path.stat().st_size)
             except Retryable as error:
                 yield Put(path, fault=error.message, again=True)
@@ -82,7 +83,7 @@ class OnEfs:
     def prepare(self) -> None:
         self._folder()
 
-    def put(self, files: Sequence[tuple[str, Path]]) -> Iterator[Put]:
+    def put(self, files: Sequence[tuple[str, Path]], halt: Halt = go_on) -> Iterator[Put]:
         if not files:
             return
         try:

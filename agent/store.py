@@ -6,6 +6,7 @@ Layout: `names.StoreLayout`. S3 is strongly consistent; the two things that need
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +24,26 @@ from spotheal.agent.redaction import SECRETS
 _APPEND_TRIES = 20
 OBJECT_BYTES_MAX = 64 << 20  # of what is read into memory; our own are far smaller
 _FORBIDDEN = ("AccessDenied", "403")  # the latter of a HEAD, whose answer has no body
+
+
+Halt = Callable[[], str]  # why a copy ends before its end, or ""
+
+
+def go_on() -> str:
+    return ""
+
+
+class _Halting(io.BufferedReader):
+    """The open file `descriptor`, read no further once `halt` says why."""
+
+    def __init__(self, descriptor: int, halt: Halt) -> None:
+        super().__init__(io.FileIO(descriptor, closefd=False))
+        self._halt = halt
+
+    def read(self, size: int | None = -1) -> bytes:
+        if why := self._halt():
+            raise Retryable(why)
+        return super().read(size)
 
 
 _ENDS = {phase.value for phase in Phase if phase.is_end}
@@ -79,13 +100,13 @@ class Store:
     def put_json(self, key: str, body: Mapping[str, Any]) -> None:
         self.put_bytes(key, json.dumps(SECRETS.tree(body), indent=1).encode(), "application/json")
 
-    def put_file(self, key: str, path: Path) -> None:
+    def put_file(self, key: str, path: Path, halt: Halt = go_on) -> None:
         """Upload a trainer's file of any size (in parts where it is large); OSError where it cannot be read, or a part
-        of its path is a link."""
+        of its path is a link. Retryable with what `halt` says, asked at each part."""
         # upload_file would hide AWS's code in an exception of its own; upload_fileobj lets it through.
         with (
             beneath.file_without_links(path) as descriptor,
-            open(descriptor, "rb", closefd=False) as body,
+            _Halting(descriptor, halt) as body,
             translated(f"write {self._name(key)}"),
         ):
             self._s3.upload_fileobj(body, self.url.bucket, self._key(key))

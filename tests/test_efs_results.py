@@ -24,7 +24,7 @@ from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.names import EfsUrl, StoreUrl
 from spotheal.agent.redaction import SECRETS
 from spotheal.agent.results import InStore, LiveMetrics, OnEfs, Place, place_of
-from spotheal.agent.store import Store
+from spotheal.agent.store import Halt, Store, go_on
 from spotheal.fleet.rehearsal.client import InMemoryS3
 
 TRAINER = """
@@ -168,7 +168,7 @@ class Flaky:
             self.refusals -= 1
             raise Retryable("EFS has taken nothing for 120 s")
 
-    def put(self, files: Any) -> Iterator[Put]:
+    def put(self, files: Any, halt: Any = None) -> Iterator[Put]:
         return iter(())
 
 
@@ -214,10 +214,10 @@ def test_a_bucket_that_refuses_results_keeps_them_on_the_volume(
 ) -> None:
     real = Store.put_file
 
-    def refused(self: Store, key: str, path: Path) -> None:
+    def refused(self: Store, key: str, path: Path, halt: Halt = go_on) -> None:
         if self.url.bucket == "spotheal-test" and self.url.prefix.startswith("elsewhere"):
             raise PermissionDenied("could not write: Access Denied", code="AccessDenied")
-        real(self, key, path)
+        real(self, key, path, halt)
 
     monkeypatch.setattr(Store, "put_file", refused)
     world = AgentWorld(tmp_path, TRAINER, job={"store": {"results": "s3://spotheal-test/elsewhere"}})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import structlog
@@ -27,8 +28,9 @@ from spotheal.agent.finish import (
 )
 from spotheal.agent.ledger import Ledger
 from spotheal.agent.names import LAYOUT, Phase, StoreUrl
+from spotheal.agent.results import InStore
 from spotheal.agent.status import Status
-from spotheal.agent.store import Store
+from spotheal.agent.store import Halt, Store, go_on
 
 
 class FastClock:
@@ -56,7 +58,7 @@ class FakeStore(Store):
         self.objects: dict[str, Any] = {}
         self.down = down
 
-    def put_file(self, key: str, path: Path) -> None:
+    def put_file(self, key: str, path: Path, halt: Halt = go_on) -> None:
         if self.down:
             self.down -= 1
             raise Retryable("S3 does not answer")
@@ -200,15 +202,85 @@ def test_a_file_that_cannot_be_stored_keeps_no_other_from_the_store(tmp_path: Pa
         (tmp_path / name).write_bytes(b"x")
 
     class Choosy(FakeStore):
-        def put_file(self, key: str, path: Path) -> None:
+        def put_file(self, key: str, path: Path, halt: Halt = go_on) -> None:
             if path.name == "bad":
                 raise PermissionDenied("could not write")
-            super().put_file(key, path)
+            super().put_file(key, path, halt)
 
     store = Choosy()
     work = finishing(store, FakeCloud(), tmp_path)
     assert store_results(work, never()).startswith("bad: could not write")
     assert {"results/a", "results/z"} <= store.objects.keys()
+
+
+class SlowStore(FakeStore):
+    """Each file takes a minute; `after` is called with the number of those that are stored."""
+
+    def __init__(self, after: Callable[[int], None] = lambda count: None) -> None:
+        super().__init__()
+        self.clock, self._after = FastClock(), after
+
+    def put_file(self, key: str, path: Path, halt: Halt = go_on) -> None:
+        super().put_file(key, path, halt)
+        self.clock.sleep(60.0)
+        self._after(len(self.objects))
+
+
+def forty_files(folder: Path, store: SlowStore) -> Finishing:
+    for number in range(40):
+        (folder / f"{number:02}").write_bytes(b"x")
+    return replace(finishing(store, FakeCloud(), folder), clock=store.clock)
+
+
+def test_a_machine_that_goes_away_stores_no_further_file(tmp_path: Path) -> None:
+    stop = threading.Event()
+    store = SlowStore(lambda count: stop.set() if count == 3 else None)
+    assert "this machine goes away" == store_results(forty_files(tmp_path, store), stop)
+    assert 3 == len(store.objects)
+
+
+def test_results_that_are_all_stored_count_though_the_machine_goes_away(tmp_path: Path) -> None:
+    stop = threading.Event()
+    store = SlowStore(lambda count: stop.set() if count == 40 else None)
+    assert "" == store_results(forty_files(tmp_path, store), stop)
+
+
+@pytest.mark.parametrize(("limit", "stored"), [("", 40), ("limits.hours = 1 is reached", 15)])
+def test_results_that_go_on_past_their_time_are_ended_by_the_limits_alone(
+    tmp_path: Path, limit: str, stored: int
+) -> None:
+    """A run that ended at its limit has a quarter of an hour; one without goes on as long as files are stored."""
+    store = SlowStore()
+    work = replace(forty_files(tmp_path, store), limit=lambda: (limit, 60.0))
+    assert limit == store_results(work, never())
+    assert stored == len(store.objects)
+
+
+def test_a_large_file_is_read_no_further_when_the_machine_goes_away(tmp_path: Path) -> None:
+    stop, reads = threading.Event(), list[int]()
+
+    class S3:
+        def upload_fileobj(self, body: IO[bytes], bucket: str, key: str) -> None:
+            while data := body.read(8):
+                reads.append(len(data))
+                stop.set()
+
+    (tmp_path / "large").write_bytes(b"x" * 64)
+    work = finishing(FakeStore(), FakeCloud(), tmp_path)
+    place = InStore(Store(S3(), StoreUrl("bucket", "job/run")), "results/")
+    assert "this machine goes away" == store_results(replace(work, results_to=place), stop)
+    assert [8] == reads
+
+
+def test_a_sparse_file_is_named_and_not_sent_as_zeros(tmp_path: Path) -> None:
+    """A TiB that takes nothing on the disk would keep a paid machine for a day."""
+    (tmp_path / "a").write_bytes(b"x")
+    with (tmp_path / "sparse").open("w") as file:
+        os.truncate(file.fileno(), 1 << 40)
+    store = FakeStore()
+    work = finishing(store, FakeCloud(), tmp_path)
+    assert "sparse: sparse: 1024 GiB, of which 0 GiB are written" == store_results(work, never())
+    assert {"results/a"} == store.objects.keys()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a link of another user")

@@ -14,7 +14,7 @@ from spotheal.agent.metadata import Identity
 from spotheal.agent.names import Phase
 from spotheal.agent.results import Place
 from spotheal.agent.status import Status
-from spotheal.agent.store import Store
+from spotheal.agent.store import Halt, Store, go_on
 from spotheal.agent.sweep.queue import Entry, Queue
 
 
@@ -43,8 +43,8 @@ class Counted:
     def prepare(self) -> None:
         self._place.prepare()
 
-    def put(self, files: Sequence[tuple[str, Path]]) -> Iterator[Put]:
-        for one in self._place.put(files):
+    def put(self, files: Sequence[tuple[str, Path]], halt: Halt = go_on) -> Iterator[Put]:
+        for one in self._place.put(files, halt):
             self.taken += not (one.fault or one.again)
             yield one
 

@@ -52,7 +52,7 @@ class Taking(Store):
         super().__init__(None, StoreUrl("bucket", "job/run"))
         self.taken: list[str] = []
 
-    def put_file(self, key: str, path: Any) -> None:
+    def put_file(self, key: str, path: Any, halt: Any = None) -> None:
         self.taken.append(key)
 
     def put_json(self, key: str, body: Any) -> None:
