@@ -20,7 +20,7 @@ from spotheal.agent.account import Account
 from spotheal.agent.attempts import AttemptEnd, Done, GiveUp, StartAgain, Stopped, Tally, decide
 from spotheal.agent.clock import Clock
 from spotheal.agent.contract import Notice, Progress
-from spotheal.agent.errors import SetupFailed
+from spotheal.agent.errors import SetupFailed, SpothealError
 from spotheal.agent.folders import Folders
 from spotheal.agent.instance_config import InstanceConfig
 from spotheal.agent.job_values import seconds
@@ -151,9 +151,9 @@ class Supervisor:
         leftovers = end_leftovers(contract.NOTICE_FILE, str(self._folders.notice_file), self._clock)
         if leftovers:
             self.log.warning("ended what an earlier agent had left running", processes=leftovers)
-        self._folders.rebalance_file.unlink(missing_ok=True)
+        self._drop(self._folders.rebalance_file)
         if self.attempt == 0 and self._leads:
-            beneath.remove(self._folders.progress_file)  # a `setup` may have made a folder of that name
+            self._drop(self._folders.progress_file)
         try:
             return self._until_over()
         finally:
@@ -232,8 +232,15 @@ class Supervisor:
         hung = self._config.job.limits.silent if watch.hung else ""
         return AttemptEnd(program.exit_code, program.signal, asked, gained, self._reports, hung)
 
+    def _drop(self, path: Path) -> None:
+        """A `setup` or a trainer may have made a folder of that name; one that cannot be removed ends no agent."""
+        try:
+            beneath.remove(path)
+        except (OSError, SpothealError) as error:
+            self.log.warning("what an earlier attempt left cannot be removed", path=str(path), error=str(error))
+
     def _before_start(self) -> Mark:
-        self._folders.notice_file.unlink(missing_ok=True)
+        self._drop(self._folders.notice_file)
         # Only what this very process saw saved is certain: what an earlier machine was known to have saved may lie
         # before the checkpoint that its trainer left, and lines up to that one must stay.
         saved = self.progress.saved if self.progress else None

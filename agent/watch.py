@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from spotheal.agent.clock import Clock
@@ -126,12 +127,19 @@ class Watch:
         if request != self._seen:
             first, self._seen = self._seen is None, request
             self._answered = replace(request, until=max(request.until, self._clock.monotonic() + _GRACE_SECONDS))
-            publish(self._folders.notice_file, request.notice.to_json())
+            self._publish(self._folders.notice_file, request.notice.to_json())
             if first:
                 told = self._program.tell(signal.SIGTERM)
                 self._of.log.info("told the trainer to save and exit", why=request.reason, processes=told)
         else:
             self._program.tell_restarted(signal.SIGTERM)
+
+    def _publish(self, path: Path, text: str) -> None:
+        """A trainer that made a folder of that name is told by its signal alone."""
+        try:
+            publish(path, text)
+        except OSError as error:
+            self._of.log.warning("the trainer's file cannot be written", path=str(path), error=str(error))
 
     def _abort(self) -> None:
         """It gets no time to save: what hangs cannot."""
@@ -142,7 +150,7 @@ class Watch:
         self._clock.sleep(_ABORT_SECONDS, until=self._program.ended)
 
     def _rebalance(self) -> None:
-        publish(self._folders.rebalance_file, "{}\n")
+        self._publish(self._folders.rebalance_file, "{}\n")
         told = self._program.tell_handlers(signal.SIGUSR1)
         self._of.log.info("told the trainer of the rebalance recommendation", signalled=told)
         self._of.event("rebalance-told", signalled=len(told))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import threading
@@ -14,6 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 from trainer_bench import QUICK, TRAINERS, Bench, is_alive, notice, run_with
 
+from spotheal.agent import beneath
 from spotheal.agent.clock import SystemClock
 from spotheal.agent.errors import SetupFailed
 from spotheal.agent.supervisor import Hooks
@@ -110,6 +112,43 @@ def test_a_trainer_that_exits_0_half_way_at_sigterm_is_interrupted(bench: Bench)
     ended = run_with(supervisor, bench.is_ready, lambda: supervisor.notify(notice(bench.clock, 20)))
     assert (ended.kind, ended.exit_code) == ("interrupted", 0)
     assert json.loads(bench.folders.notice_file.read_text())["action"] == "terminate"
+
+
+def test_a_trainer_that_makes_folders_of_the_agents_files_ends_no_agent(bench: Bench) -> None:
+    """The next attempt removes them; a notice that finds one in the place of its file is still told by the signal."""
+    makes = (
+        "import os, pathlib, signal, sys, time\n"
+        "first = os.environ['SPOTHEAL_ATTEMPT'] == '1'\n"
+        "for name in ('SPOTHEAL_NOTICE_FILE', 'SPOTHEAL_REBALANCE_FILE', 'SPOTHEAL_PROGRESS_FILE'):\n"
+        "    place = pathlib.Path(os.environ[name])\n"
+        "    place.is_dir() and name == 'SPOTHEAL_NOTICE_FILE' and sys.exit(9)\n"
+        "    (place / 'x').mkdir(parents=True, exist_ok=True)\n"
+        "if first: sys.exit(1)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    supervisor = bench.supervisor("python", "-c", makes)
+
+    def then() -> None:
+        supervisor.rebalance()
+        while not bench.named("rebalance-told"):
+            time.sleep(0.01)
+        supervisor.notify(notice(bench.clock, 20))
+
+    ended = run_with(supervisor, lambda: "ready" in bench.lines, then)
+    assert ("interrupted", 75, 2) == (ended.kind, ended.exit_code, ended.attempts)
+    bench.supervisor("python", "-c", "pass").run()
+
+
+def test_a_file_that_cannot_be_removed_is_said_and_ends_no_agent(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(path: Path) -> None:
+        raise OSError(errno.EIO, "rm: cannot remove", str(path))
+
+    monkeypatch.setattr(beneath, "remove", refuses)
+    assert "done" == bench.supervisor("python", "-c", "pass").run().kind
 
 
 def test_a_trainer_that_dies_of_the_signal_is_interrupted(bench: Bench) -> None:
