@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from spotheal.agent.errors import ConfigError
 from spotheal.training import hyperparameters
 from spotheal.training.params import LIST, BadParams, index, params
 
-ARTICLE = Path(__file__).resolve().parent.parent / "examples" / "hyperparam_list.yml"
+ROOT = Path(__file__).resolve().parent.parent
+ARTICLE = ROOT / "examples" / "hyperparam_list.yml"
+SWEEPS = ROOT / "docs" / "sweeps.md"
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +125,20 @@ def test_a_list_in_s3_is_read_with_boto3(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(boto3, "client", lambda service: S3())
     assert params(0, source="s3://bucket/a/list.yml") == {"lr": 0.1}
     assert asked == [{"Bucket": "bucket", "Key": "a/list.yml"}]
+
+
+def test_the_blocks_of_the_page_of_sweeps_run_as_they_stand(entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import boto3
+
+    entry.write_text('{"batch_size": 8}')
+    lists = SimpleNamespace(get_object=lambda **_: {"Body": io.BytesIO(b"[{}, {}, {}, {lr: 0.3}]")})
+    monkeypatch.setattr(boto3, "client", lambda service: lists)
+    found: list[dict[str, Any]] = []
+    for block in re.findall(r"```python\n(.*?)```", SWEEPS.read_text(encoding="utf-8"), re.DOTALL):
+        found.append({})
+        exec(compile(block, SWEEPS.name, "exec"), found[-1])  # noqa: S102
+    without, with_ours = found
+    assert (without["params"], with_ours["p"]) == ({"batch_size": 8}, {"lr": 0.3})
 
 
 # ------------------------------------------------------------------------------------------------ the example trainer's
