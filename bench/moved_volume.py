@@ -9,7 +9,7 @@ of the modules, then prints its first line:
   plain   moved, without the read-ahead
 The first trainer of a volume leaves byte code there, as Python does unless PYTHONDONTWRITEBYTECODE is set; a fresh
 clone has none. The rows with `byte_code=False` have that variable set. They are for information: they decide no result.
-On 2 processors that others use too (2026-11-23, load 2 to 6), medians in seconds:
+On 2 processors that others use too (2026-11-23, load 2 to 6), medians in seconds. Blocks were not yet read first:
   3,000 imported  moved 3.6, fresh 7.4 (ratio 0.48), plain 37; without byte code moved 8.5, fresh 8.4 (ratio 1.01)
     300 imported  moved 0.5, fresh 0.7 (ratio 0.74), plain 5.4; without byte code moved 2.3, fresh 0.7 (ratio 3.15)
 """
