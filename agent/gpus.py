@@ -237,5 +237,6 @@ def decide_unsuitable(others: Iterable[Mapping[str, Any]], reason: str) -> End |
     return End(
         Phase.PARKED,
         f"{len(barred) + 1} launches were of instance types that cannot run the job: {'; '.join(filter(None, said))}."
-        " Take them out of spot_fleet_config.json, then `fleetctl request --resume`",
+        " Name other instance types in spot_fleet_config.json, or ask for less in [job] gpus and gpu_memory_gib;"
+        " then `fleetctl request --resume`",
     )

@@ -191,6 +191,7 @@ def test_barred_launches_end_the_run_when_there_is_nothing_else() -> None:
     assert decide_unsuitable([one, other] * (BARRED_LAUNCHES_MAX - 2), "t3.large has no NVIDIA GPU") is None
     end = decide_unsuitable([one, other] * (BARRED_LAUNCHES_MAX - 1), "t3.large has no NVIDIA GPU")
     assert end is not None and end.phase is Phase.PARKED
+    assert "Name other instance types" in end.reason and "[job] gpus" in end.reason  # true too if every type is barred
     assert "10 launches" in end.reason and "t3.large has no NVIDIA GPU; g4dn.xlarge has 1 GPU of 15 GiB" in end.reason
 
 
