@@ -15,6 +15,8 @@ from cloud_desk import CloudDesk, cloud_desk, owner, served
 
 from spotheal.agent.errors import ExitCode
 from spotheal.fleet.rehearsal import serve
+from spotheal.fleet.rehearsal.client import InMemoryEc2
+from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE
 
 __all__ = ["cloud_desk", "served"]  # fixtures
 
@@ -75,6 +77,26 @@ def test_a_role_made_a_moment_ago_cannot_be_used_yet(cloud_desk: CloudDesk, monk
     monkeypatch.setattr("spotheal.fleet.rehearsal.account.IAM_SECONDS", 0.0)
     instance = ec2.run_instances(**launch)["Instances"][0]["InstanceId"]
     ec2.terminate_instances(InstanceIds=[instance])
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "memory_mib"),
+    [("g4dn.xlarge", [15360]), ("g5.12xlarge", [23028] * 4), ("p5.48xlarge", [81559] * 8), ("c7i.large", [])],
+)
+def test_a_machine_shows_the_gpus_of_its_type(cloud_desk: CloudDesk, instance_type: str, memory_mib: list[int]) -> None:
+    """Every launch of a job with `gpus = 1` was barred here: no machine showed a GPU."""
+    made = InMemoryEc2(cloud_desk.cloud.rules).run_instances(
+        ImageId=EXAMPLE_IMAGE, InstanceType=instance_type, MinCount=1, MaxCount=1, UserData="#!/bin/sh\nsleep 1000\n"
+    )["Instances"][0]["InstanceId"]
+    machine = cloud_desk.cloud.machines.get(made)
+    assert machine is not None
+    shown = subprocess.run(
+        [str(machine.folder / "bin" / "nvidia-smi"), "--query-gpu=memory.total", "--format=csv,noheader"],
+        env=machine.environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    owner("ec2").terminate_instances(InstanceIds=[made])
+    assert [line for line in shown.stdout.splitlines() if "MiB" in line] == [f"{mib} MiB" for mib in memory_mib]
+    assert (shown.returncode == 0) == bool(memory_mib)
 
 
 def test_what_a_shell_reads_is_quoted() -> None:

@@ -22,7 +22,7 @@ from spotheal.fleet.rehearsal.batch_containers import ProcessContainer
 from spotheal.fleet.rehearsal.batch_things import Job
 from spotheal.fleet.rehearsal.efs import Seconds
 from spotheal.fleet.rehearsal.instances import addresses
-from spotheal.fleet.rehearsal.machines import Launch, Machine, Machines
+from spotheal.fleet.rehearsal.machines import Launch, Machine, Machines, gpus_of
 from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
 from spotheal.fleet.rehearsal.scenario import Fault, Interrupt, Kill, NextZone, NoCapacity, Rebalance, Throttle
 from spotheal.fleet.rehearsal.sshd import Shells
@@ -63,6 +63,7 @@ class Cloud:
         self.launched_at: dict[str, float] = {}  # monotonic
         self.killed: set[str] = set()
         self._passed_on = dict(passed_on or {})
+        self.shows_gpus = False  # whether a machine has its type's GPUs; a rehearsal shows what the job asks for
         self._throttled_until = 0.0, 0  # monotonic time, and number of calls throttled by then
         self._closing = threading.Event()
         self._hook()
@@ -185,6 +186,7 @@ class Cloud:
 
     def _launch(self, instance: Instance) -> Launch:
         environment = {
+            **(gpus_of(instance.type) if self.shows_gpus else {}),
             **self._passed_on,
             "AWS_ENDPOINT_URL": self.url,
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.endpoint.metadata_url(instance.id),

@@ -34,6 +34,33 @@ from spotheal.fleet.rehearsal.volumes import GIB, Disk
 
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENDED_SECONDS_MAX = 10.0
+# NVIDIA GPUs of instance types: MiB of each as nvidia-smi shows it, how many by size, and how many in any other size.
+# docs.aws.amazon.com/ec2/latest/instancetypes/ac.html; whole GPUs only (g6f has fractions).
+_GPUS: dict[str, tuple[int, dict[str, int], int]] = {
+    "g4dn": (15360, {"12xlarge": 4, "metal": 8}, 1),
+    "g5": (23028, {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8}, 1),
+    "g6": (23034, {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8}, 1),
+    "gr6": (23034, {}, 1),
+    "g6e": (46068, {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8}, 1),
+    "g7e": (97887, {"12xlarge": 2, "24xlarge": 4, "48xlarge": 8}, 1),
+    "p2": (11441, {"8xlarge": 8, "16xlarge": 16}, 1),
+    "p3": (16160, {"8xlarge": 4, "16xlarge": 8}, 1),
+    "p3dn": (32510, {}, 8),
+    "p4d": (40960, {}, 8),
+    "p4de": (81920, {}, 8),
+    "p5": (81559, {"4xlarge": 1}, 8),
+    "p5e": (143771, {}, 8),
+    "p5en": (143771, {}, 8),
+}
+
+
+def gpus_of(instance_type: str) -> dict[str, str]:
+    """What makes the stand-in nvidia-smi show the GPUs of `instance_type`; {} for a type without any."""
+    family, _, size = instance_type.partition(".")
+    if family not in _GPUS:
+        return {}
+    mib, by_size, count = _GPUS[family]
+    return {programs.GPUS: str(by_size.get(size, count)), programs.GPU_MIB: str(mib)}
 
 
 @dataclass(frozen=True)

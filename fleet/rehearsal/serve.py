@@ -81,7 +81,7 @@ def serving(region: str, folder: Path | None = None, seed: int = 0, strict: bool
         with Cloud(place.resolve(), region, zones, seed, more) as cloud:
             if strict:
                 cloud.endpoint.account.be_strict()
-            cloud.shells.is_on = True
+            cloud.shells.is_on = cloud.shows_gpus = True
             cloud.endpoint.control = lambda order, given: obey(cloud, order, given)
             yield cloud
     finally:

@@ -30,3 +30,4 @@ NAMES = (
 )
 INSTANCE_DIR = "SPOTHEAL_REHEARSAL_INSTANCE_DIR"
 GPUS = "SPOTHEAL_REHEARSAL_GPUS"  # how many the stand-in nvidia-smi shows; none where it is not set
+GPU_MIB = "SPOTHEAL_REHEARSAL_GPU_MIB"  # memory of each; an H100's if it is not set

@@ -443,7 +443,7 @@ def nvidia_smi(arguments: list[str]) -> None:
         sys.exit(9)
     known = {
         "--query-gpu=index": [str(index) for index in range(gpus)],
-        "--query-gpu=memory.total": ["81559 MiB"] * gpus,
+        "--query-gpu=memory.total": [f"{os.environ.get('SPOTHEAL_REHEARSAL_GPU_MIB') or 81559} MiB"] * gpus,
         "--query-compute-apps=gpu_uuid,pid": [],
     }
     if len(arguments) != 2 or arguments[0] not in known or arguments[1] != "--format=csv,noheader":
