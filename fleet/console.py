@@ -10,7 +10,7 @@ import errno
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -52,8 +52,7 @@ def verb(function: Verb) -> Verb:
             code = _exit_code(error, str(kwargs.get("profile") or GLOBALS.profile))
             fail(f"fleetctl: {error}", code)
         except (KeyboardInterrupt, EOFError):
-            goes_on = "; the same command goes on where it was" if function.__name__ in _GO_ON else ""
-            fail(f"fleetctl: interrupted{goes_on}", ExitCode.INTERRUPTED)
+            fail(f"fleetctl: interrupted{_advice(function.__name__, kwargs)}", ExitCode.INTERRUPTED)
         except BrokenPipeError:  # `fleetctl logs | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except typer.Exit:
@@ -66,6 +65,15 @@ def verb(function: Verb) -> Verb:
             _unexpected(error)
 
     return guarded  # type: ignore[return-value]
+
+
+def _advice(name: str, options: Mapping[str, Any]) -> str:
+    """What to type after a Ctrl-C. --new-run, typed again, would ask for one more run."""
+    if name not in _GO_ON:
+        return ""
+    if options.get("new_run"):
+        return "; if `fleetctl status` shows the new run, the same command without --new-run goes on with it"
+    return "; the same command goes on where it was"
 
 
 def _exit_code(error: SpothealError, profile: str) -> ExitCode:

@@ -6,6 +6,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+import typer
+
+from spotheal.fleet.console import verb
+
 
 def test_the_help_says_nothing_of_a_reader_that_has_gone() -> None:
     reads, writes = os.pipe()
@@ -30,6 +35,19 @@ def test_a_ctrl_c_while_the_program_loads_is_no_traceback() -> None:
     )
     done = subprocess.run([sys.executable, "-c", loading], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "fleetctl: interrupted\n")
+
+
+def test_a_ctrl_c_in_a_request_of_a_new_run_does_not_advise_a_second_new_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def request(new_run: bool) -> None:
+        raise KeyboardInterrupt
+
+    for new_run, advice in ((True, "without --new-run goes on with it"), (False, "the same command goes on")):
+        with pytest.raises(typer.Exit) as ended:
+            verb(request)(new_run=new_run)
+        assert ended.value.exit_code == 130
+        assert advice in capsys.readouterr().err
 
 
 def test_a_closed_standard_output_is_no_error() -> None:
