@@ -11,8 +11,8 @@ from pathlib import Path
 from types import FrameType
 
 from spotheal.agent import __version__
-from spotheal.agent.errors import ConfigError, ExitCode, SpothealError
-from spotheal.agent.instance_config import InstanceConfig
+from spotheal.agent.protocol.errors import ConfigError, ExitCode, SpothealError
+from spotheal.agent.protocol.instance_config import InstanceConfig
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,11 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _check(config: InstanceConfig) -> int:
     """Imports and makes what every run needs first: an agent that cannot would be started again for ever."""
+    import spotheal.agent.life.run
     import spotheal.agent.nodes.life
-    import spotheal.agent.run
     import spotheal.agent.sweep.worker  # noqa: F401
-    from spotheal.agent import aws
-    from spotheal.agent.life import World
+    from spotheal.agent.aws import clients as aws
+    from spotheal.agent.life.stages import World
 
     if missing := aws.missing_services():
         print(f"botocore has no models here of {', '.join(missing)}", file=sys.stderr)
@@ -48,9 +48,9 @@ def _check(config: InstanceConfig) -> int:
 
 def _run(config: InstanceConfig) -> int:
     # Imported here so that a wrong configuration is named at once, without boto3's third of a second.
-    from spotheal.agent.life import World
+    from spotheal.agent.life.run import run
+    from spotheal.agent.life.stages import World
     from spotheal.agent.nodes.life import NodeLife
-    from spotheal.agent.run import run
     from spotheal.agent.sweep.worker import run_sweep
 
     world = World.real(config)
@@ -78,8 +78,8 @@ def _run_in_container() -> int:
     """A container of AWS Batch. Exit codes: 0 done, 75 again on another host, anything else an end (1: a fault of
     ours, with Python's own traceback)."""
     from spotheal.agent.batch.container import run_container
-    from spotheal.agent.contract import EXIT_SAVED_AND_STOPPED
-    from spotheal.agent.errors import Interrupted, NoCredentials, Retryable
+    from spotheal.agent.protocol.contract import EXIT_SAVED_AND_STOPPED
+    from spotheal.agent.protocol.errors import Interrupted, NoCredentials, Retryable
 
     try:
         return run_container()

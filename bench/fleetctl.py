@@ -32,8 +32,8 @@ sys.path[:0] = [str(ROOT / ".ci/import_path")]
 
 from moto.s3.models import s3_backends  # noqa: E402 - what they are is found by the path above
 
-from spotheal.agent.clock import SystemClock, rfc3339  # noqa: E402
-from spotheal.agent.names import default_bucket, new_run_id  # noqa: E402
+from spotheal.agent.protocol.clock import SystemClock, rfc3339  # noqa: E402
+from spotheal.agent.protocol.names import default_bucket, new_run_id  # noqa: E402
 from spotheal.fleet.rehearsal.api import Endpoint  # noqa: E402
 from spotheal.fleet.rehearsal.rulebook import Rulebook  # noqa: E402
 from spotheal.fleet.rehearsal.serve import environment  # noqa: E402

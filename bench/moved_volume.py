@@ -36,17 +36,17 @@ sys.path[:0] = [str(ROOT / part) for part in (".ci/import_path", "bench")]
 import structlog  # noqa: E402 - found by the path above
 from lazy_device import lazy_device  # noqa: E402
 
-from spotheal.agent import extents  # noqa: E402
-from spotheal.agent.clock import SystemClock, never  # noqa: E402
-from spotheal.agent.config import parse_job  # noqa: E402
-from spotheal.agent.folders import Folders  # noqa: E402
-from spotheal.agent.foreign_command import Surroundings  # noqa: E402
-from spotheal.agent.instance_config import InstanceConfig  # noqa: E402
-from spotheal.agent.names import StoreUrl  # noqa: E402
-from spotheal.agent.saved_files import SavedFiles  # noqa: E402
-from spotheal.agent.warmup import Warmup  # noqa: E402
-from spotheal.agent.working_copy import Fetched, files_of, is_on_volume, make_working_copy  # noqa: E402
-from spotheal.agent.written_files import WrittenFiles  # noqa: E402
+from spotheal.agent.files.folders import Folders  # noqa: E402
+from spotheal.agent.processes.foreign_command import Surroundings  # noqa: E402
+from spotheal.agent.protocol.clock import SystemClock, never  # noqa: E402
+from spotheal.agent.protocol.instance_config import InstanceConfig  # noqa: E402
+from spotheal.agent.protocol.job import parse_job  # noqa: E402
+from spotheal.agent.protocol.names import StoreUrl  # noqa: E402
+from spotheal.agent.repository.working_copy import Fetched, files_of, is_on_volume, make_working_copy  # noqa: E402
+from spotheal.agent.trainer.saved_files import SavedFiles  # noqa: E402
+from spotheal.agent.trainer.written_files import WrittenFiles  # noqa: E402
+from spotheal.agent.volume import extents  # noqa: E402
+from spotheal.agent.volume.warmup import Warmup  # noqa: E402
 
 MODULES, PACKAGES, LINES = 3000, 30, 150
 ENVIRONMENT_FILES = 300

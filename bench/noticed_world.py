@@ -8,9 +8,9 @@ from typing import Any
 from simulated_time import SimulatedStop, Time
 from simulated_world import MOUNT, Agent, Machine, Region, SimulatedHost
 
-from spotheal.agent.handover import Steps, hand_over
-from spotheal.agent.interruption import Interruption, Watcher
-from spotheal.agent.metadata import NOTHING, Answer, Rebalance, SpotAction
+from spotheal.agent.aws.imds import NOTHING, Answer, Rebalance, SpotAction
+from spotheal.agent.interruption.handover import Steps, hand_over
+from spotheal.agent.interruption.watcher import Interruption, Watcher
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.heal import Held
 from spotheal.agent.volume.release import create_handover, detach

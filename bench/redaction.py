@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from spotheal.agent.redaction import Redaction
+from spotheal.agent.protocol.redaction import Redaction
 
 TARGET_MB_S = 10.0
 BATCH = 200

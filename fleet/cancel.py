@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.clock import Clock, rfc3339
-from spotheal.agent.ec2 import Instance, Volume
-from spotheal.agent.errors import Conflict, Retryable
-from spotheal.agent.names import FILLING, LAYOUT, TAG_JOB, TAG_PURPOSE, TAG_RUN, TAG_STORE, Phase
-from spotheal.agent.store import Store
+from spotheal.agent.aws.ec2 import Instance, Volume
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import Clock, rfc3339
+from spotheal.agent.protocol.errors import Conflict, Retryable
+from spotheal.agent.protocol.names import FILLING, LAYOUT, TAG_JOB, TAG_PURPOSE, TAG_RUN, TAG_STORE, Phase
 from spotheal.fleet import engine, runs
 from spotheal.fleet.request import TAG_LENGTH_MAX
 from spotheal.fleet.session import Session

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 
-from spotheal.agent.billing import SNAPSHOT_GIB_MONTH, disk_month
-from spotheal.agent.history import Disk
-from spotheal.agent.names import SNAPSHOTS_KEPT, TAG_JOB, TAG_RUN, TAG_STATE, TAG_TERM, Phase, VolumeState
+from spotheal.agent.money.bill_inputs import Disk
+from spotheal.agent.money.billing import SNAPSHOT_GIB_MONTH, disk_month
+from spotheal.agent.protocol.names import SNAPSHOTS_KEPT, TAG_JOB, TAG_RUN, TAG_STATE, TAG_TERM, Phase, VolumeState
 
 S3_GIB_MONTH = Decimal("0.023")
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"

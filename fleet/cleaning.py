@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock
-from spotheal.agent.errors import NotFound, SpothealError
-from spotheal.agent.history import Disk
-from spotheal.agent.names import JOB_NAME, LAYOUT, TAG_JOB, TAG_RUN, StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.money.bill_inputs import Disk
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import NotFound, SpothealError
+from spotheal.agent.protocol.names import JOB_NAME, LAYOUT, TAG_JOB, TAG_RUN, StoreUrl
 from spotheal.fleet import engine, overview, runs
 from spotheal.fleet.clean import CleanPlan, RunSeen, Thing, Verdict, decide
 from spotheal.fleet.made_by_others import sensible

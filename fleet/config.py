@@ -17,9 +17,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.config import JobConfig, parse_job
-from spotheal.agent.errors import ConfigError, NotFound
-from spotheal.agent.job_values import policy_fault
+from spotheal.agent.protocol.errors import ConfigError, NotFound
+from spotheal.agent.protocol.job import JobConfig, parse_job
+from spotheal.agent.protocol.job_values import policy_fault
 from spotheal.fleet import ec2fleet, jsonfile, rescue, webhook
 from spotheal.fleet.checks import fleet_faults, fleet_warnings, is_walkable, placeholder_faults
 from spotheal.fleet.places import region_of, spec_subnets, split_list

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import typer
 
-from spotheal.agent.documents import printable
-from spotheal.agent.errors import ConfigError, ExitCode, SpothealError
+from spotheal.agent.protocol.bounded_json import printable
+from spotheal.agent.protocol.errors import ConfigError, ExitCode, SpothealError
 from spotheal.fleet.options import wants_json
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _exit_code(error: SpothealError, profile: str) -> ExitCode:
     """The exit code; credentials that have ended get the command that renews them as their next step."""
     if not error.code:
         return error.exit_code
-    from spotheal.agent.aws import TO_BE_RENEWED
+    from spotheal.agent.aws.clients import TO_BE_RENEWED
     from spotheal.fleet.session import renewal
 
     if error.code not in TO_BE_RENEWED:

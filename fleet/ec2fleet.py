@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.errors import ConfigError
 
 _STRATEGIES = {
     "lowestPrice": "lowest-price",

@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock
-from spotheal.agent.errors import ConfigError, Conflict, NotFound, Retryable, SpothealError
-from spotheal.agent.names import TAG_NAME, TAG_PURPOSE
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, Retryable, SpothealError
+from spotheal.agent.protocol.names import TAG_NAME, TAG_PURPOSE
 from spotheal.fleet.account import network
 from spotheal.fleet.config import FleetConfig
 

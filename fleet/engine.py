@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import NotFound, PermissionDenied
-from spotheal.agent.names import TAG_JOB
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import NotFound, PermissionDenied
+from spotheal.agent.protocol.names import TAG_JOB
 
 LIVE_STATES = ("submitted", "active", "modifying")
 _OTHER_ENGINE = 'your organisation forbids spot fleets; write `engine = "ec2-fleet"` under [fleet] in job.toml'

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.errors import ConfigError
 
 _POSITION = re.compile(r":(\d+:\d+): (.*)", re.DOTALL)
 _PLACE = re.compile(r"(\[\w+\] [^:\s]+|\w[\w.\[\]]*(?: and \w+)?): (.*)", re.DOTALL)

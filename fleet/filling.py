@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spotheal import userdata
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock
-from spotheal.agent.ec2 import Instance, Volume
-from spotheal.agent.errors import (
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.aws.ec2 import Instance, Volume
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import (
     CapacityError,
     ConfigError,
     JobFailed,
@@ -25,7 +26,7 @@ from spotheal.agent.errors import (
     SpothealError,
     WaitTimedOut,
 )
-from spotheal.agent.names import (
+from spotheal.agent.protocol.names import (
     FILLING,
     TAG_JOB,
     TAG_NAME,
@@ -36,12 +37,11 @@ from spotheal.agent.names import (
     VolumeState,
     new_run_id,
 )
-from spotheal.agent.store import Store
 from spotheal.fleet.template import METADATA_OPTIONS
 from spotheal.fleet.userdata import LIMIT_BYTES
 
 if TYPE_CHECKING:
-    from spotheal.agent.config import JobConfig
+    from spotheal.agent.protocol.job import JobConfig
     from spotheal.fleet.session import Session
 
 _MKFS = "mkfs.json"  # of a volume: whether its first mkfs has begun, or has ended

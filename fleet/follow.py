@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from spotheal.agent.clock import Clock
-from spotheal.agent.errors import Retryable, SpothealError
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import Retryable, SpothealError
 from spotheal.fleet import runs, ssh
 from spotheal.fleet.logs import Line, Reader
 from spotheal.fleet.session import Session

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock, rfc3339
-from spotheal.agent.config import JobConfig
-from spotheal.agent.errors import ConfigError, Conflict, NotFound, PermissionDenied, SpothealError
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.job_values import seconds
-from spotheal.agent.names import LAYOUT, StoreUrl, default_bucket, new_run_id
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.clock import Clock, rfc3339
+from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, PermissionDenied, SpothealError
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import JobConfig
+from spotheal.agent.protocol.job_values import seconds
+from spotheal.agent.protocol.names import LAYOUT, StoreUrl, default_bucket, new_run_id
 from spotheal.fleet import known_hosts, plan, repository, request, runs, template, userdata, volumes
 from spotheal.fleet.account import existing
 from spotheal.fleet.account.prerequisites import Found, look, look_between

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from spotheal.agent.errors import CapacityError, ConfigError
-from spotheal.agent.names import JOB_NAME
+from spotheal.agent.protocol.errors import CapacityError, ConfigError
+from spotheal.agent.protocol.names import JOB_NAME
 from spotheal.fleet.account import images, network, quotas, roles, types
 from spotheal.fleet.account.images import Image
 from spotheal.fleet.account.types import InstanceType, Need
 from spotheal.fleet.environments import NOTHING, Environment
 
 if TYPE_CHECKING:
-    from spotheal.agent.clock import Clock
+    from spotheal.agent.protocol.clock import Clock
     from spotheal.fleet.environments import Environment
 from spotheal.fleet.session import Session
 

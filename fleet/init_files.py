@@ -6,7 +6,7 @@ import json
 import textwrap
 from typing import Any
 
-from spotheal.agent.job_keys import FREE_TABLES, KEYS, REQUIRED, Key
+from spotheal.agent.protocol.job_keys import FREE_TABLES, KEYS, REQUIRED, Key
 from spotheal.fleet.account.network import SSH_GROUP
 from spotheal.fleet.init import HOURS, KEY_NAME, Choice, Chosen
 from spotheal.fleet.table import table

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import NotFound, SpothealError
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import NotFound, SpothealError
 from spotheal.fleet.account.network import SSH_GROUP
 from spotheal.fleet.session import Session
 

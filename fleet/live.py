@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Protocol
 
-from spotheal.agent.billing import about
-from spotheal.agent.clock import Clock
-from spotheal.agent.documents import printable
-from spotheal.agent.errors import CredentialsEnded, Retryable
+from spotheal.agent.money.billing import about
+from spotheal.agent.protocol.bounded_json import printable
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import CredentialsEnded, Retryable
 from spotheal.fleet import runs, screen, status
 from spotheal.fleet.console import colours, says_ascii, width_of
 from spotheal.fleet.made_by_others import sensible

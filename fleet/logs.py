@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from spotheal.agent.clock import Clock, parse_rfc3339
-from spotheal.agent.documents import parse, printable_lines
-from spotheal.agent.errors import CredentialsEnded, NotFound, Retryable
-from spotheal.agent.ledger import read_events
-from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.protocol.bounded_json import parse, printable_lines
+from spotheal.agent.protocol.clock import Clock, parse_rfc3339
+from spotheal.agent.protocol.errors import CredentialsEnded, NotFound, Retryable
+from spotheal.agent.protocol.names import LAYOUT, Phase
+from spotheal.agent.record.ledger import read_events
 from spotheal.fleet import runs
 from spotheal.fleet.made_by_others import sensible
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from spotheal.agent.clock import parse_rfc3339
-from spotheal.agent.names import LAYOUT
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import parse_rfc3339
+from spotheal.agent.protocol.names import LAYOUT
 
 GONE_SECONDS = 300.0  # one that says nothing for so long, and that AWS does not show, is not shown either
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from spotheal.agent.errors import Fatal
+from spotheal.agent.protocol.errors import Fatal
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")

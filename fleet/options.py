@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.errors import ConfigError
 
 
 def outputs() -> list[str]:
@@ -58,7 +58,7 @@ def wants_json(output: str) -> bool:
 
 def seconds_of(option: str, text: str) -> float | None:
     """The duration that an option gives, None where it is left out."""
-    from spotheal.agent.job_values import seconds
+    from spotheal.agent.protocol.job_values import seconds
 
     try:
         return float(seconds(text)) if text else None

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import SpothealError
-from spotheal.agent.names import JOB_NAME, TAG_JOB, TAG_RUN, StoreUrl
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import SpothealError
+from spotheal.agent.protocol.names import JOB_NAME, TAG_JOB, TAG_RUN, StoreUrl
 from spotheal.fleet import runs
 from spotheal.fleet.made_by_others import sensible
 from spotheal.fleet.session import Session

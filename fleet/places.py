@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from spotheal.agent.names import REGION
+from spotheal.agent.protocol.names import REGION
 
 ZONE = re.compile(rf"({REGION})[a-z]|({REGION})-[a-z]+-\d[a-z]")  # the second: local zones
 

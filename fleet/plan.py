@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.config import JobConfig
-from spotheal.agent.ec2 import Volume, VolumeSpec
-from spotheal.agent.errors import Conflict
-from spotheal.agent.names import (
+from spotheal.agent.aws.ec2 import Volume, VolumeSpec
+from spotheal.agent.protocol.errors import Conflict
+from spotheal.agent.protocol.job import JobConfig
+from spotheal.agent.protocol.names import (
     TAG_JOB,
     TAG_NAME,
     TAG_RUN,

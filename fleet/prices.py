@@ -6,9 +6,9 @@ import json
 import threading
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock
-from spotheal.agent.errors import PermissionDenied, SpothealError
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import PermissionDenied, SpothealError
 from spotheal.fleet import values
 from spotheal.fleet.plan import Price
 from spotheal.fleet.session import Session

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from spotheal.agent.errors import ExitCode
+from spotheal.agent.protocol.errors import ExitCode
 from spotheal.fleet import cli
 from spotheal.fleet.console import GLOBALS, say, unwritten
 from spotheal.fleet.options import Output, Profile, Region

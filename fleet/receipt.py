@@ -11,13 +11,13 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.billing import PRICES_AS_OF, PRICES_REGIONS, Bill, about, bill, cents
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.history import Disk, Event, History, Known, Listed, moment_of
-from spotheal.agent.ledger import steps_redone
-from spotheal.agent.lost_work import FilesWritten, files_written, lost_work
-from spotheal.agent.names import Phase
-from spotheal.agent.stays import Stay
+from spotheal.agent.money.bill_inputs import Disk, Event, History, Known, Listed, moment_of
+from spotheal.agent.money.billing import PRICES_AS_OF, PRICES_REGIONS, Bill, about, bill, cents
+from spotheal.agent.money.instance_time import Stay
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.names import Phase
+from spotheal.agent.record.ledger import steps_redone
+from spotheal.agent.record.lost_work import FilesWritten, files_written, lost_work
 from spotheal.fleet.made_by_others import sensible
 
 if TYPE_CHECKING:

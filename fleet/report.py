@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.errors import NotFound
-from spotheal.agent.history import Event, moment_of
-from spotheal.agent.names import LAYOUT, Phase
-from spotheal.agent.stays import Stay
+from spotheal.agent.money.bill_inputs import Event, moment_of
+from spotheal.agent.money.instance_time import Stay
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.errors import NotFound
+from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.fleet.made_by_others import sensible
 from spotheal.fleet.receipt import Receipt, history_of, receipt
 from spotheal.fleet.report_charts import Bar

@@ -8,7 +8,7 @@ from decimal import Decimal
 from functools import partial
 from itertools import pairwise
 
-from spotheal.agent.names import Phase
+from spotheal.agent.protocol.names import Phase
 from spotheal.fleet.made_by_others import sensible
 from spotheal.fleet.report import Report
 from spotheal.fleet.report_charts import LineChart, Mark, cost_bars, line_chart, safe, stems, timeline

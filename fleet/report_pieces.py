@@ -13,8 +13,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from spotheal.agent.documents import printable
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.bounded_json import printable
+from spotheal.agent.protocol.errors import ConfigError
 from spotheal.fleet.report_charts import safe
 from spotheal.fleet.report_style import STYLE
 

@@ -14,8 +14,8 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any, TypeGuard
 
-from spotheal.agent.documents import parse_object
-from spotheal.agent.history import moment_of
+from spotheal.agent.money.bill_inputs import moment_of
+from spotheal.agent.protocol.bounded_json import parse_object
 
 POINTS_MAX = 500  # of a drawn line
 SERIES_MAX = 5  # lines in one chart

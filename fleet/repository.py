@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from spotheal.agent.config import JobConfig
-from spotheal.agent.errors import ConfigError, Conflict, NotFound, PermissionDenied, Retryable
+from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, PermissionDenied, Retryable
+from spotheal.agent.protocol.job import JobConfig
 from spotheal.fleet.config import is_job_file
 from spotheal.fleet.script import script_of
 

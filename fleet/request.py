@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from spotheal.agent.clock import parse_rfc3339, rfc3339
-from spotheal.agent.config import JobConfig
-from spotheal.agent.errors import ConfigError
-from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, TAG_STORE
+from spotheal.agent.protocol.clock import parse_rfc3339, rfc3339
+from spotheal.agent.protocol.errors import ConfigError
+from spotheal.agent.protocol.job import JobConfig
+from spotheal.agent.protocol.names import TAG_JOB, TAG_NAME, TAG_RUN, TAG_STORE
 from spotheal.fleet import ec2fleet, engine, template
 from spotheal.fleet.config import FleetConfig
 

@@ -1,6 +1,6 @@
 """`[fleet] on_demand_after`: the schedule at AWS that turns the fleet's instance into an on-demand one.
 
-The agent puts its time off while an instance lives (`spotheal.agent.rescue`), so it fires only where spot has had no
+The agent puts its time off while an instance lives (`spotheal.agent.life.on_demand`), so it fires only where spot has had no
 capacity for so long. EventBridge Scheduler calls EC2 by itself: nothing of ours has to run for it.
 """
 
@@ -10,12 +10,12 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock
-from spotheal.agent.config import JobConfig
-from spotheal.agent.errors import Conflict, SpothealError
-from spotheal.agent.job_values import seconds
-from spotheal.agent.names import TAG_JOB, TAG_RUN, rescue_schedule, schedule_expression
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import Conflict, SpothealError
+from spotheal.agent.protocol.job import JobConfig
+from spotheal.agent.protocol.job_values import seconds
+from spotheal.agent.protocol.names import TAG_JOB, TAG_RUN, rescue_schedule, schedule_expression
 from spotheal.fleet.engine import is_ec2_fleet
 from spotheal.iam import policies
 

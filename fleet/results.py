@@ -19,9 +19,9 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import ConfigError, Conflict, NotFound, Retryable, SpothealError
-from spotheal.agent.names import LAYOUT, StoreUrl
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, Retryable, SpothealError
+from spotheal.agent.protocol.names import LAYOUT, StoreUrl
 from spotheal.fleet import runs
 
 PARALLEL = 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.config import JobConfig
-from spotheal.agent.errors import Conflict, NotFound, PermissionDenied, Retryable
-from spotheal.agent.names import EfsUrl, StoreUrl
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import Conflict, NotFound, PermissionDenied, Retryable
+from spotheal.agent.protocol.job import JobConfig
+from spotheal.agent.protocol.names import EfsUrl, StoreUrl
 from spotheal.fleet import efs
 from spotheal.fleet.config import FleetConfig
 

@@ -16,9 +16,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import NotFound, PermissionDenied, Retryable, SpothealError
-from spotheal.agent.names import LAYOUT, TAG_RUN, EfsUrl, StoreUrl, parse_results
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import NotFound, PermissionDenied, Retryable, SpothealError
+from spotheal.agent.protocol.names import LAYOUT, TAG_RUN, EfsUrl, StoreUrl, parse_results
 from spotheal.fleet import ssh
 from spotheal.fleet.results import Fetched, Objects, Result, Source, damaged, objects, partial_of
 from spotheal.fleet.runs import Run

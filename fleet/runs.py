@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock
-from spotheal.agent.errors import ConfigError, NotFound
-from spotheal.agent.ledger import Ledger
-from spotheal.agent.names import JOB_NAME, LAYOUT, StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import ConfigError, NotFound
+from spotheal.agent.protocol.names import JOB_NAME, LAYOUT, StoreUrl
+from spotheal.agent.record.ledger import Ledger
 from spotheal.fleet import engine
 
 LIVE_FLEET_STATES = engine.LIVE_STATES

@@ -15,10 +15,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spotheal.agent.billing import about
-from spotheal.agent.clock import parse_rfc3339
-from spotheal.agent.documents import printable
-from spotheal.agent.names import Phase, VolumeState
+from spotheal.agent.money.billing import about
+from spotheal.agent.protocol.bounded_json import printable
+from spotheal.agent.protocol.clock import parse_rfc3339
+from spotheal.agent.protocol.names import Phase, VolumeState
 from spotheal.fleet import unheard
 from spotheal.fleet.machines import in_words
 from spotheal.fleet.made_by_others import sensible

@@ -10,10 +10,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.errors import ConfigError, Conflict, Fatal, NotFound
-from spotheal.agent.secret_reference import SERVICES, SecretReference
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.errors import ConfigError, Conflict, Fatal, NotFound
+from spotheal.agent.protocol.secret_reference import SERVICES, SecretReference
 from spotheal.fleet.session import Session
 
 SSM_BYTES_MAX = 4096  # of a standard parameter, which costs nothing

@@ -8,9 +8,9 @@ from bisect import bisect_left
 from functools import cached_property
 from typing import Any
 
-from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import ConfigError, PermissionDenied, SpothealError
-from spotheal.agent.names import REGION, StoreUrl, default_bucket
+from spotheal.agent.aws.ec2 import Ec2
+from spotheal.agent.protocol.errors import ConfigError, PermissionDenied, SpothealError
+from spotheal.agent.protocol.names import REGION, StoreUrl, default_bucket
 
 PLACEHOLDER_ACCOUNT = "000000000000"  # what a dry run without credentials writes where the account's number goes
 
@@ -42,7 +42,7 @@ class Session:
         return self._region
 
     def client(self, service: str, region: str = "") -> Any:
-        from spotheal.agent import aws
+        from spotheal.agent.aws import clients as aws
 
         key = f"{service} {region}"
         if key not in self._clients:
@@ -53,7 +53,7 @@ class Session:
         """An address that may be GET or PUT without credentials, for so long; not longer than `signing_seconds`."""
         from botocore.config import Config
 
-        from spotheal.agent.aws import translated
+        from spotheal.agent.aws.clients import translated
 
         if "signing" not in self._clients:
             own = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_S3")
@@ -70,7 +70,7 @@ class Session:
         """
         from botocore.credentials import RefreshableCredentials
 
-        from spotheal.agent.aws import translated
+        from spotheal.agent.aws.clients import translated
 
         with translated("read the AWS credentials"):
             credentials = self._boto.get_credentials()
@@ -87,7 +87,7 @@ class Session:
     @cached_property
     def account(self) -> str:
         """The account's number; PermissionDenied without credentials."""
-        from spotheal.agent.aws import translated
+        from spotheal.agent.aws.clients import translated
 
         with translated("ask AWS which account this is"):
             return str(self.client("sts").get_caller_identity()["Account"])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from spotheal.agent.names import REGION
+from spotheal.agent.protocol.names import REGION
 from spotheal.fleet.account import quotas
 from spotheal.fleet.engine import FleetEvent
 from spotheal.fleet.table import duration

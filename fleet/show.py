@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from spotheal.agent.documents import printable
+from spotheal.agent.protocol.bounded_json import printable
 from spotheal.fleet.cancel import CancelPlan
 from spotheal.fleet.costs import cost_rows, costs
 from spotheal.fleet.plan import AdoptVolume, CreateTemplate, CreateVolume, KeepVolume, Plan, Price

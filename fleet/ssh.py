@@ -21,9 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import ConfigError, NotFound, PermissionDenied, Retryable, SpothealError
-from spotheal.agent.names import TAG_RUN
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import ConfigError, NotFound, PermissionDenied, Retryable, SpothealError
+from spotheal.agent.protocol.names import TAG_RUN
 from spotheal.fleet import runs
 from spotheal.fleet.session import Session
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from spotheal.agent.clock import parse_rfc3339, rfc3339
-from spotheal.agent.ec2 import Instance, Volume
-from spotheal.agent.errors import SpothealError
-from spotheal.agent.ledger import read_events
-from spotheal.agent.lost_work import lost_work
-from spotheal.agent.names import HEARTBEAT_SECONDS, LAYOUT, TAG_RUN, TAG_STATE, TAG_TERM, Phase
+from spotheal.agent.aws.ec2 import Instance, Volume
+from spotheal.agent.protocol.clock import parse_rfc3339, rfc3339
+from spotheal.agent.protocol.errors import SpothealError
+from spotheal.agent.protocol.names import HEARTBEAT_SECONDS, LAYOUT, TAG_RUN, TAG_STATE, TAG_TERM, Phase
+from spotheal.agent.record.ledger import read_events
+from spotheal.agent.record.lost_work import lost_work
 from spotheal.fleet import engine, machines, receipt, runs
 from spotheal.fleet.made_by_others import sensible
 from spotheal.fleet.session import Session

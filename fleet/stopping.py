@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.clock import Clock, Timeout, rfc3339
-from spotheal.agent.errors import CredentialsEnded, Retryable, WaitTimedOut
-from spotheal.agent.names import HEARTBEAT_SECONDS, LAYOUT, TAG_RUN, Phase
+from spotheal.agent.protocol.clock import Clock, Timeout, rfc3339
+from spotheal.agent.protocol.errors import CredentialsEnded, Retryable, WaitTimedOut
+from spotheal.agent.protocol.names import HEARTBEAT_SECONDS, LAYOUT, TAG_RUN, Phase
 from spotheal.fleet import cancel, engine, runs
 from spotheal.fleet.session import Session
 from spotheal.fleet.table import duration

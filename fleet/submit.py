@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock, SystemClock, parse_rfc3339, rfc3339
-from spotheal.agent.ec2 import TokenUsed
-from spotheal.agent.errors import Conflict, Retryable, SpothealError
-from spotheal.agent.job_values import seconds
-from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase, StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.aws.ec2 import TokenUsed
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import Clock, SystemClock, parse_rfc3339, rfc3339
+from spotheal.agent.protocol.errors import Conflict, Retryable, SpothealError
+from spotheal.agent.protocol.job_values import seconds
+from spotheal.agent.protocol.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase, StoreUrl
 from spotheal.fleet import engine, plan, repository, rescue, results_check, volumes
 from spotheal.fleet.account import prerequisites, roles
 from spotheal.fleet.account.between import OpenBetween

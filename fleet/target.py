@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spotheal.agent.config import JobConfig
-from spotheal.agent.errors import ConfigError
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.protocol.errors import ConfigError
+from spotheal.agent.protocol.job import JobConfig
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet import config, runs
 from spotheal.fleet.session import Session
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock
-from spotheal.agent.ec2 import Instance
-from spotheal.agent.errors import SpothealError
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.aws.ec2 import Instance
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import SpothealError
 from spotheal.fleet.session import Session
 from spotheal.fleet.table import duration
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from spotheal.agent.errors import ConfigError
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.errors import ConfigError
 
 PART_BYTES = 64 * 2**20
 _END = object()

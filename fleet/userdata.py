@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from spotheal import userdata
-from spotheal.agent.config import JobConfig
-from spotheal.agent.errors import ConfigError
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.redaction import looks_secret
+from spotheal.agent.protocol.errors import ConfigError
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import JobConfig
+from spotheal.agent.protocol.names import StoreUrl
+from spotheal.agent.protocol.redaction import looks_secret
 
 LIMIT_BYTES = 16_384
 _SECRET_NAME = re.compile(r"(?i)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)$")

@@ -7,17 +7,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.billing import GIB_MONTH
-from spotheal.agent.ec2 import TokenUsed, Volume, VolumeSpec
-from spotheal.agent.errors import ConfigError, Conflict, NotFound, PermissionDenied, SpothealError
-from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, TAG_STATE, VolumeState, volume_token
+from spotheal.agent.aws.ec2 import TokenUsed, Volume, VolumeSpec
+from spotheal.agent.money.billing import GIB_MONTH
+from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, PermissionDenied, SpothealError
+from spotheal.agent.protocol.names import TAG_JOB, TAG_NAME, TAG_RUN, TAG_STATE, VolumeState, volume_token
 from spotheal.fleet import runs
 from spotheal.fleet.plan import free_volumes
 
 if TYPE_CHECKING:
-    from spotheal.agent.clock import Clock
-    from spotheal.agent.config import JobConfig
-    from spotheal.agent.names import StoreUrl
+    from spotheal.agent.protocol.clock import Clock
+    from spotheal.agent.protocol.job import JobConfig
+    from spotheal.agent.protocol.names import StoreUrl
     from spotheal.fleet.session import Session
 
 GONE = ("deleting", "deleted", "error")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from spotheal.agent.clock import Clock, Timeout
-from spotheal.agent.errors import CredentialsEnded, JobFailed, Retryable, WaitTimedOut
-from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.protocol.clock import Clock, Timeout
+from spotheal.agent.protocol.errors import CredentialsEnded, JobFailed, Retryable, WaitTimedOut
+from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.fleet import runs
 from spotheal.fleet.live import Look, Shown
 from spotheal.fleet.session import Session

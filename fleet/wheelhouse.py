@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path, PurePosixPath
 
-from spotheal.agent.aws import SERVICES
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.aws.clients import SERVICES
+from spotheal.agent.protocol.errors import ConfigError
 
 ROOTS = ("boto3", "requests", "tenacity", "structlog")
 # The oldest versions without a security hole that is known here; setup.cfg has the same and names the advisories.

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from spotheal.agent.names import StoreUrl, default_bucket
+from spotheal.agent.protocol.names import StoreUrl, default_bucket
 from spotheal.iam import policies
 
 

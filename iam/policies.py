@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.names import (
+from spotheal.agent.protocol.names import (
     FILLING,
     TAG_JOB,
     TAG_PURPOSE,
@@ -27,7 +27,7 @@ from spotheal.agent.names import (
     partition_of,
     rescue_schedule,
 )
-from spotheal.agent.secret_reference import SecretReference
+from spotheal.agent.protocol.secret_reference import SecretReference
 from spotheal.iam.calls import CALLS, NOT_CALLS, On, Who
 
 Document = dict[str, Any]

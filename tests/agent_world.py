@@ -12,18 +12,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.clock import SystemClock, rfc3339
-from spotheal.agent.config import parse_job
-from spotheal.agent.errors import ExitCode, Retryable
-from spotheal.agent.host import Host
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.life import World
-from spotheal.agent.logs import Logs
-from spotheal.agent.metadata import NOTHING, Answer, Identity, Metadata, Rebalance, SpotAction
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.paths import Paths
-from spotheal.agent.run import run
-from spotheal.agent.store import Store
+from spotheal.agent.aws.imds import NOTHING, Answer, Identity, Metadata, Rebalance, SpotAction
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.life.run import run
+from spotheal.agent.life.stages import World
+from spotheal.agent.machine.host import Host
+from spotheal.agent.protocol.clock import SystemClock, rfc3339
+from spotheal.agent.protocol.errors import ExitCode, Retryable
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import StoreUrl
+from spotheal.agent.record.logs import Logs
 from spotheal.fleet.rehearsal.client import InMemoryEc2, InMemoryS3
 from spotheal.fleet.rehearsal.rulebook import Hooks, Latencies, Rulebook
 from spotheal.fleet.rehearsal.schedules import InMemoryScheduler, Schedules
@@ -226,7 +226,7 @@ class AgentWorld:
         return self.store.read_status() or {}
 
     def events(self) -> list[dict[str, Any]]:
-        from spotheal.agent.ledger import read_events
+        from spotheal.agent.record.ledger import read_events
 
         return read_events((self.store.get_bytes("ledger.jsonl") or b"").decode())
 

@@ -24,7 +24,7 @@ notes: set[Note] = set()
 
 _OURS = "spotheal."
 _FLEET, _REHEARSAL, _AGENT = "spotheal.fleet.", "spotheal.fleet.rehearsal.", "spotheal.agent."
-_KNOW_AWS = frozenset({"spotheal.agent.ec2", "spotheal.agent.store", "spotheal.agent.aws"})
+_KNOW_AWS = frozenset({"spotheal.agent.aws.ec2", "spotheal.agent.aws.s3", "spotheal.agent.aws.clients"})
 _ANSWER = frozenset(f"{_REHEARSAL}{name}" for name in ("client", "objects", "schedules", "efs", "batch"))
 _IAM_NAMES = {"service-quotas": "servicequotas", "efs": "elasticfilesystem"}  # where IAM has another name
 _PROGRAMS = ("spotheal", "Python-urllib")  # in the User-Agent of agents and of bootstraps
@@ -172,7 +172,7 @@ def allowed() -> dict[str, set[str]]:
 
     An operator here is whoever calls fleetctl, the administrator who makes the roles included.
     """
-    from spotheal.agent.names import StoreUrl
+    from spotheal.agent.protocol.names import StoreUrl
     from spotheal.iam import policies
 
     key = "arn:aws:kms:us-west-2:123456789012:key/1"

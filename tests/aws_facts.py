@@ -15,7 +15,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from spotheal.agent.clock import SystemClock
+from spotheal.agent.protocol.clock import SystemClock
 from spotheal.fleet.rehearsal.api import Endpoint
 from spotheal.fleet.rehearsal.authorization import OWNER
 from spotheal.fleet.rehearsal.batch import Batch

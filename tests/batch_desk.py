@@ -12,10 +12,11 @@ import pytest
 from fleet_desk import BUCKET, REGION, Desk
 from moto.ecr.models import ecr_backends
 
-from spotheal.agent import aws, clock
-from spotheal.agent.clock import Stop
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws import clients as aws
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol import clock
+from spotheal.agent.protocol.clock import Stop
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet import prices
 from spotheal.fleet.account import types
 from spotheal.fleet.rehearsal import account as rehearsal_account

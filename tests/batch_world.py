@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from agent_world import ToldMetadata
 
+from spotheal.agent.aws.imds import Identity
+from spotheal.agent.aws.s3 import Store
 from spotheal.agent.batch.child import Child
 from spotheal.agent.batch.place import Place, read_config
-from spotheal.agent.clock import SystemClock, rfc3339
-from spotheal.agent.config import parse_job
-from spotheal.agent.host import Host
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.life import World
-from spotheal.agent.logs import Logs
-from spotheal.agent.metadata import Identity
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.paths import Paths
-from spotheal.agent.store import Store
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.life.stages import World
+from spotheal.agent.machine.host import Host
+from spotheal.agent.protocol.clock import SystemClock, rfc3339
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import StoreUrl
+from spotheal.agent.record.logs import Logs
 from spotheal.fleet.rehearsal.client import InMemoryS3
 
 RUN = "01BATCHRUN000000000000000"

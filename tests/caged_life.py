@@ -11,9 +11,10 @@ from typing import Any
 import agent_world
 from agent_world import AgentWorld, FolderHost
 
-from spotheal.agent import cage_user, life
-from spotheal.agent.paths import Paths
-from spotheal.agent.process_group import owned_by
+from spotheal.agent.cage import user as cage_user
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.life import stages as life
+from spotheal.agent.processes.group import owned_by
 
 USER = "spotheal-test-l"
 TRAINER = """
@@ -99,7 +100,7 @@ def main(folder: Path) -> None:
     etc = folder / "etc"
     etc.mkdir()
     make = cage_user.cage_account
-    from spotheal.agent import cage
+    from spotheal.agent.cage import cage
 
     cage.cage_account = lambda user, home, sandbox: make(user, home, sandbox, etc)
     job = {"job": {"python": "/usr/bin/python3", "setup": [LEAVE]},
@@ -107,7 +108,7 @@ def main(folder: Path) -> None:
     world = AgentWorld(folder, TRAINER, job, client=lambda service: Parameters())
     life.SHUTDOWN_SECONDS = 5.0
     code = world.live()
-    from spotheal.agent.cage_user import pwd
+    from spotheal.agent.cage.user import pwd
 
     results = json.loads(world.store.get_bytes("results/found.json") or b"null")
     kept = {key: (world.store.get_bytes(key) or b"").decode("utf-8", "replace") for key, _ in world.store.sizes()}

@@ -11,11 +11,11 @@ from typing import Any
 import aws_calls
 from botocore.exceptions import ClientError
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.efs import Efs
-from spotheal.agent.errors import Retryable
-from spotheal.agent.host import Host
-from spotheal.agent.names import EfsUrl
+from spotheal.agent.machine.efs import Efs
+from spotheal.agent.machine.host import Host
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import Retryable
+from spotheal.agent.protocol.names import EfsUrl
 
 FS = "fs-0123456789abcdef0"
 NAME = f"{FS}.efs.us-west-2.amazonaws.com"

@@ -22,10 +22,10 @@ from moto.iam.models import iam_backends
 from moto.s3.models import s3_backends
 from typer.testing import CliRunner, Result
 
-from spotheal.agent import aws
-from spotheal.agent.clock import Stop
-from spotheal.agent.names import LAYOUT, Phase, StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws import clients as aws
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import Stop
+from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
 from spotheal.fleet import wheelhouse
 from spotheal.fleet.account import service_roles
 from spotheal.fleet.cli import app

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
-from spotheal.agent.clock import Stop
-from spotheal.agent.errors import Fatal, PermissionDenied, Retryable
-from spotheal.agent.handover import HandoverResult, Steps
-from spotheal.agent.interruption import Watcher
-from spotheal.agent.metadata import NOTHING, Answer, Rebalance, SpotAction
+from spotheal.agent.aws.imds import NOTHING, Answer, Rebalance, SpotAction
+from spotheal.agent.interruption.handover import HandoverResult, Steps
+from spotheal.agent.interruption.watcher import Watcher
+from spotheal.agent.protocol.clock import Stop
+from spotheal.agent.protocol.errors import Fatal, PermissionDenied, Retryable
 
 BEGIN = datetime(2026, 11, 21, 8, 0, tzinfo=timezone.utc)
 MOUNT = "/dltraining"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from spotheal.agent import contract
+from spotheal.agent.protocol import contract
 from spotheal.training.sampler import ExactLoader, ExactSampler, exact_loader
 from spotheal.training.session import Session
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from spotheal.agent.clock import rfc3339
+from spotheal.agent.protocol.clock import rfc3339
 from spotheal.fleet.report import Material
 from spotheal.fleet.report_series import Series
 from spotheal.fleet.status import Seen

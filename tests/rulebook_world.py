@@ -7,7 +7,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from spotheal.agent.clock import Stop
+from spotheal.agent.protocol.clock import Stop
 from spotheal.fleet.rehearsal.client import InMemoryEc2
 from spotheal.fleet.rehearsal.rulebook import Hooks, Latencies, Rulebook
 

@@ -44,7 +44,7 @@ def run(folder: Path, size: int, work: Work, /, preload: tuple[str, ...] = (), *
 def _rank(rank: int, size: int, port: int, folder: Path, work: Work, given: dict[str, Any]) -> None:
     import torch.distributed as dist
 
-    from spotheal.agent.errors import SpothealError
+    from spotheal.agent.protocol.errors import SpothealError
 
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     os.environ.update(where, RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))

@@ -14,8 +14,8 @@ from typing import Any
 import aws_calls
 import pytest
 
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.rehearsal.client import InMemoryS3
 
 HERE = Path(__file__).resolve().parent
@@ -42,9 +42,9 @@ def test_what_the_agent_asks_for_is_an_instances_and_what_fleetctl_asks_for_an_o
     notes: set[aws_calls.Note],
 ) -> None:
     store = Store(InMemoryS3("bucket"), StoreUrl("bucket", "j/r"))
-    within("spotheal.agent.life", lambda: store.get_bytes("x"))
+    within("spotheal.agent.life.stages", lambda: store.get_bytes("x"))
     assert notes == {("instance", "s3:GetObject")}
-    within("spotheal.fleet.verbs.status", lambda: within("spotheal.agent.ledger", lambda: store.delete("x")))
+    within("spotheal.fleet.verbs.status", lambda: within("spotheal.agent.record.ledger", lambda: store.delete("x")))
     assert notes == {("instance", "s3:GetObject"), ("operator", "s3:DeleteObject")}
 
 
@@ -94,7 +94,7 @@ from spotheal.fleet.rehearsal.client import InMemoryS3
 def call(s3):
     s3.create_bucket(Bucket="b")
 def test_it():
-    types.FunctionType(call.__code__, {"__name__": "spotheal.agent.life"})(InMemoryS3())
+    types.FunctionType(call.__code__, {"__name__": "spotheal.agent.life.stages"})(InMemoryS3())
 """
 
 

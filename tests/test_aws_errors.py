@@ -6,8 +6,8 @@ import pytest
 from botocore.exceptions import ClientError
 from botocore.parsers import create_parser
 
-from spotheal.agent import aws
-from spotheal.agent.errors import ExitCode, Fatal, NotFound, PermissionDenied, Retryable, SpothealError
+from spotheal.agent.aws import clients as aws
+from spotheal.agent.protocol.errors import ExitCode, Fatal, NotFound, PermissionDenied, Retryable, SpothealError
 
 
 def error_of(code: str, status: int, message: str = "words") -> SpothealError:

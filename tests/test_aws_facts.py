@@ -13,7 +13,7 @@ from aws_facts import World, facts, holds, table
 from botocore.exceptions import ClientError
 from rulebook_world import BEGIN, A, B, Region
 
-from spotheal.agent import aws
+from spotheal.agent.aws import clients as aws
 from spotheal.fleet import engine
 from spotheal.fleet.engine import FleetEvent
 from spotheal.fleet.rehearsal.authorization import OWNER

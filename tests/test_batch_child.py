@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from batch_world import BUCKET, RUN, BatchWorld, no_efs
 
+from spotheal.agent.aws.imds import SpotAction
 from spotheal.agent.batch.place import Place, place, read_config
-from spotheal.agent.errors import ConfigError, NotFound
-from spotheal.agent.metadata import SpotAction
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.protocol.errors import ConfigError, NotFound
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.rehearsal.client import client_error
 
 __all__ = ["no_efs"]
@@ -116,7 +116,7 @@ def test_a_store_that_is_throttled_and_loses_answers_costs_no_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AWS gives a job ten, and they are for the hosts that go."""
-    monkeypatch.setattr("spotheal.agent.look_back._RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("spotheal.agent.life.preflight._RETRY_SECONDS", 0.05)
     world = BatchWorld(tmp_path, WRITES_PARAMS, entries=[{"n": 0}])
     world.s3.faults.throttle, world.s3.faults.lose_reply = 0.1, 0.1
     monkeypatch.setattr("batch_world.read_config", lambda s3, where: world.config)

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import structlog
 
+from spotheal.agent.aws.s3 import Store
 from spotheal.agent.batch.copies import Copies
 from spotheal.agent.batch.copying import Copying
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.errors import Retryable
-from spotheal.agent.folders import Folders
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import Retryable
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.rehearsal.client import InMemoryS3
 
 

@@ -10,8 +10,8 @@ import pytest
 from batch_desk import IMAGE, BatchDesk, Scripted, batch_desk
 from fleet_desk import desk, moto_clients, wheels
 
-from spotheal.agent.errors import ExitCode, Retryable
-from spotheal.agent.names import LAYOUT
+from spotheal.agent.protocol.errors import ExitCode, Retryable
+from spotheal.agent.protocol.names import LAYOUT
 from spotheal.fleet.batch import documents, jobs
 from spotheal.fleet.rehearsal.batch_things import Attempt, is_retried
 from spotheal.fleet.rehearsal.world import ApiError

@@ -13,16 +13,16 @@ import pytest
 import structlog
 from agent_world import AgentWorld
 
-from spotheal.agent.budget import ASSUMED_DOLLARS_PER_HOUR, Budget, Prices
-from spotheal.agent.clock import Stop, rfc3339
-from spotheal.agent.errors import ExitCode, PermissionDenied, Retryable
-from spotheal.agent.finish import Trained, decide_end
-from spotheal.agent.ledger import Ledger, read_events
-from spotheal.agent.limits import Limits
-from spotheal.agent.metadata import Identity
-from spotheal.agent.names import LAYOUT, Phase, StoreUrl
-from spotheal.agent.notify import Message
-from spotheal.agent.store import Store
+from spotheal.agent.aws.imds import Identity
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.life.finish import Trained, decide_end
+from spotheal.agent.money.budget import ASSUMED_DOLLARS_PER_HOUR, Budget, Prices
+from spotheal.agent.money.limits import Limits
+from spotheal.agent.money.notify import Message
+from spotheal.agent.protocol.clock import Stop, rfc3339
+from spotheal.agent.protocol.errors import ExitCode, PermissionDenied, Retryable
+from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
+from spotheal.agent.record.ledger import Ledger, read_events
 
 START = datetime(2026, 11, 21, 8, tzinfo=timezone.utc)
 

@@ -19,20 +19,22 @@ from typing import Any
 import pytest
 import structlog
 
-from spotheal.agent import cage as cages
-from spotheal.agent import cage_network, process_group, programs
-from spotheal.agent.account import Account
-from spotheal.agent.cage import Cage, enclose
-from spotheal.agent.cage_sandbox import Sandbox
-from spotheal.agent.cage_user import cage_account
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.config import parse_job
-from spotheal.agent.errors import Fatal, SetupFailed
-from spotheal.agent.folders import Folders
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.paths import Paths
-from spotheal.agent.process_group import ForeignProgram, end_all_of, owned_by
+from spotheal.agent.cage import cage as cages
+from spotheal.agent.cage import network as cage_network
+from spotheal.agent.cage.cage import Cage, enclose
+from spotheal.agent.cage.user import cage_account
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.processes import group as process_group
+from spotheal.agent.processes import programs
+from spotheal.agent.processes.account import Account
+from spotheal.agent.processes.group import ForeignProgram, end_all_of, owned_by
+from spotheal.agent.processes.sandbox import Sandbox
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import Fatal, SetupFailed
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import StoreUrl
 
 USER = "spotheal-test-c"
 CLOCK, LOG = SystemClock(), structlog.get_logger()

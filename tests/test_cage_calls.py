@@ -12,7 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from spotheal.agent.cage_calls import ALLOW, MACHINES, NOTIFY, Call, Machine, build, describe, evaluate, refused_calls
+from spotheal.agent.processes.system_calls import (
+    ALLOW,
+    MACHINES,
+    NOTIFY,
+    Call,
+    Machine,
+    build,
+    describe,
+    evaluate,
+    refused_calls,
+)
 
 HEADERS = {"x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
            "aarch64": Path("/usr/include/asm-generic/unistd.h")}  # fmt: skip

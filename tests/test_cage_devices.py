@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from spotheal.agent.account import Account
-from spotheal.agent.cage_sandbox import Sandbox
-from spotheal.agent.cage_user import cage_account
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.process_group import ForeignProgram, end_all_of
+from spotheal.agent.cage.user import cage_account
+from spotheal.agent.processes.account import Account
+from spotheal.agent.processes.group import ForeignProgram, end_all_of
+from spotheal.agent.processes.sandbox import Sandbox
+from spotheal.agent.protocol.clock import SystemClock
 
 USER = "spotheal-test-g"
 CLOCK = SystemClock()

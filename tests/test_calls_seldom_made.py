@@ -15,13 +15,13 @@ import structlog
 from fleet_desk import Desk, desk, moto_clients, wheels
 from moto import mock_aws
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import SpothealError
-from spotheal.agent.finish import cancel
-from spotheal.agent.names import Phase, StoreUrl
-from spotheal.agent.results import InStore
-from spotheal.agent.store import Store
+from spotheal.agent.aws.ec2 import Ec2
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.life.finish import cancel
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import SpothealError
+from spotheal.agent.protocol.names import Phase, StoreUrl
+from spotheal.agent.record.results import InStore
 from spotheal.agent.sweep.worker import Worker
 from spotheal.fleet import gather, submit
 from spotheal.fleet.config import FleetConfig

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from spotheal.agent.errors import SpothealError
+from spotheal.agent.protocol.errors import SpothealError
 from spotheal.training import checkpoint, slots
 from spotheal.training.checkpoint import Loaded, Outcome, SaveFailed, Store
 from spotheal.training.copying import Copy

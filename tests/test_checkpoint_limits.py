@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from spotheal.agent.errors import SpothealError
+from spotheal.agent.protocol.errors import SpothealError
 from spotheal.training import checkpoint, format
 from spotheal.training.checkpoint import Outcome, SaveFailed, Store
 from spotheal.training.files import Files

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotheal.agent import config
-from spotheal.agent.config import JobConfig, parse_job
-from spotheal.agent.errors import ConfigError, ExitCode
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.job_keys import FREE_TABLES, KEYS, REQUIRED, Key
-from spotheal.agent.job_values import seconds
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.protocol import job as config
+from spotheal.agent.protocol.errors import ConfigError, ExitCode
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import JobConfig, parse_job
+from spotheal.agent.protocol.job_keys import FREE_TABLES, KEYS, REQUIRED, Key
+from spotheal.agent.protocol.job_values import seconds
+from spotheal.agent.protocol.names import StoreUrl
 
 LEAST: dict[str, Any] = {
     "job": {"name": "digits", "repository": "https://example.org/r.git", "command": ["python", "train.py"]}

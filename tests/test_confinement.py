@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import structlog
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.config import parse_job
-from spotheal.agent.confinement import Confinement
-from spotheal.agent.errors import Interrupted, NotFound, SetupFailed
-from spotheal.agent.folders import Folders
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.paths import Paths
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.life.confinement import Confinement
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import Interrupted, NotFound, SetupFailed
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import StoreUrl
 
 pytestmark = pytest.mark.processes
 

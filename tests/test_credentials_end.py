@@ -16,10 +16,10 @@ import typer.main
 from fleet_desk import FLEET
 from typer.testing import CliRunner
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.errors import CredentialsEnded, ExitCode, PermissionDenied
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import CredentialsEnded, ExitCode, PermissionDenied
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet import live, stopping, wait
 from spotheal.fleet.cli import app
 from spotheal.fleet.runs import Run

@@ -18,12 +18,12 @@ from botocore.exceptions import ClientError
 from cloud_desk import CloudDesk, cloud_desk, served
 from typer.testing import CliRunner
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.config import parse_job
-from spotheal.agent.ec2 import Instance, Volume
-from spotheal.agent.errors import ExitCode, WaitTimedOut
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.ec2 import Instance, Volume
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import ExitCode, WaitTimedOut
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet import filling
 from spotheal.fleet.cli import app
 from spotheal.fleet.filling import Filling, Followed

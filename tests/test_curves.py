@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from test_budget import Hours, Kept
 
-from spotheal.agent import curves
-from spotheal.agent.contract import Progress, Saved
-from spotheal.agent.curves import SAMPLES_MAX, Curves, thinned
-from spotheal.agent.errors import Retryable
-from spotheal.agent.names import LAYOUT
-from spotheal.agent.trainer_files import drop_metrics_after
+from spotheal.agent.protocol.contract import Progress, Saved
+from spotheal.agent.protocol.errors import Retryable
+from spotheal.agent.protocol.names import LAYOUT
+from spotheal.agent.record import metrics_shipping as curves
+from spotheal.agent.record.metrics_shipping import SAMPLES_MAX, Curves, thinned
+from spotheal.agent.trainer.progress_files import drop_metrics_after
 
 
 class Shipped(Kept):

@@ -6,10 +6,10 @@ import pytest
 from moto.kms.models import kms_backends
 from rulebook_world import A, B, Region
 
-from spotheal.agent.config import parse_job
-from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import ConfigError, PermissionDenied
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.aws.ec2 import Ec2
+from spotheal.agent.protocol.errors import ConfigError, PermissionDenied
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.agent.volume.first import first_volume
 from spotheal.fleet import volumes
 from spotheal.fleet.rehearsal.authorization import Authorization, Documents

@@ -16,10 +16,10 @@ import adding_us
 import forked
 import pytest
 
-from spotheal.agent import contract
-from spotheal.agent.contract import read_progress
-from spotheal.agent.job_keys import FREE_TABLES, KEYS, REQUIRED
-from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.protocol import contract
+from spotheal.agent.protocol.contract import read_progress
+from spotheal.agent.protocol.job_keys import FREE_TABLES, KEYS, REQUIRED
+from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.fleet.rehearsal import scenario as scenarios
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 from typer.testing import CliRunner  # noqa: E402
 
-from spotheal.agent.errors import ExitCode  # noqa: E402
+from spotheal.agent.protocol.errors import ExitCode  # noqa: E402
 from spotheal.fleet import cli  # noqa: E402
 from spotheal.fleet.program import verb_command  # noqa: E402
 

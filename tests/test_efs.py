@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from efs_world import FS, NAME, EfsApi, NfsHost, efs
 
-from spotheal.agent import efs as module
-from spotheal.agent.errors import Fatal, Interrupted, Retryable
-from spotheal.agent.host import Host
-from spotheal.agent.names import EfsUrl, StoreUrl, parse_results
-from spotheal.agent.programs import TimedOut
+from spotheal.agent.machine import efs as module
+from spotheal.agent.machine.host import Host
+from spotheal.agent.processes.programs import TimedOut
+from spotheal.agent.protocol.errors import Fatal, Interrupted, Retryable
+from spotheal.agent.protocol.names import EfsUrl, StoreUrl, parse_results
 
 TARGETS = (("us-west-2a", "10.0.0.5"), ("us-west-2b", "10.0.1.5"))
 
@@ -153,7 +153,7 @@ def test_the_nfs_client_is_installed_with_what_the_image_has(
     install = f'echo "$@" >> {tmp_path}/said; case "$@" in *nfs-*) : > {client}; /bin/chmod +x {client};; esac'
     _program(bin_, installer, install)
     monkeypatch.setenv("PATH", str(bin_))
-    monkeypatch.setattr("spotheal.agent.programs.SYSTEM_FOLDERS", ())
+    monkeypatch.setattr("spotheal.agent.processes.programs.SYSTEM_FOLDERS", ())
     Host().install_nfs_client()
     assert ("nfs-common" if installer == "apt-get" else "nfs-utils") in (tmp_path / "said").read_text()
 
@@ -161,14 +161,14 @@ def test_the_nfs_client_is_installed_with_what_the_image_has(
 def test_a_package_that_cannot_be_fetched_is_worth_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _program(tmp_path / "bin", "dnf", "echo 'Cannot download repomd.xml' >&2; exit 1")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr("spotheal.agent.programs.SYSTEM_FOLDERS", ())
+    monkeypatch.setattr("spotheal.agent.processes.programs.SYSTEM_FOLDERS", ())
     with pytest.raises(Retryable, match=r"Cannot download repomd\.xml"):
         Host().install_nfs_client()
 
 
 def test_an_image_that_installs_nothing_is_told_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("spotheal.agent.programs.SYSTEM_FOLDERS", ())
+    monkeypatch.setattr("spotheal.agent.processes.programs.SYSTEM_FOLDERS", ())
     with pytest.raises(Fatal, match=r"mount\.nfs4 is not on this machine") as found:
         Host().install_nfs_client()
     assert "nfs-common" in found.value.next_step

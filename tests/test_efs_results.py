@@ -14,17 +14,17 @@ import structlog
 from agent_world import AgentWorld
 from efs_world import FS, EfsApi, NfsHost, QuickClock, efs
 
-from spotheal.agent.account import Account
-from spotheal.agent.clock import never
-from spotheal.agent.config import parse_job
-from spotheal.agent.efs import MOUNT_POINT, Put
-from spotheal.agent.errors import ExitCode, PermissionDenied, Retryable
-from spotheal.agent.folders import Folders
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import EfsUrl, StoreUrl
-from spotheal.agent.redaction import SECRETS
-from spotheal.agent.results import InStore, LiveMetrics, OnEfs, Place, place_of
-from spotheal.agent.store import Halt, Store, go_on
+from spotheal.agent.aws.s3 import Halt, Store, go_on
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.machine.efs import MOUNT_POINT, Put
+from spotheal.agent.processes.account import Account
+from spotheal.agent.protocol.clock import never
+from spotheal.agent.protocol.errors import ExitCode, PermissionDenied, Retryable
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import EfsUrl, StoreUrl
+from spotheal.agent.protocol.redaction import SECRETS
+from spotheal.agent.record.results import InStore, LiveMetrics, OnEfs, Place, place_of
 from spotheal.fleet.rehearsal.client import InMemoryS3
 
 TRAINER = """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from spotheal.agent.names import Phase
+from spotheal.agent.protocol.names import Phase
 from spotheal.fleet.rehearsal import elastic_rehearsal
 from spotheal.fleet.rehearsal.elastic_rehearsal import SHARDED, ElasticOutcome, Struck
 from spotheal.fleet.rehearsal.scenario import scenario

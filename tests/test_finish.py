@@ -13,9 +13,8 @@ from typing import IO, Any
 import pytest
 import structlog
 
-from spotheal.agent.clock import Stop, never
-from spotheal.agent.errors import NotFound, PermissionDenied, Retryable
-from spotheal.agent.finish import (
+from spotheal.agent.aws.s3 import Halt, Store, go_on
+from spotheal.agent.life.finish import (
     End,
     Finishing,
     Trained,
@@ -26,11 +25,12 @@ from spotheal.agent.finish import (
     record,
     store_results,
 )
-from spotheal.agent.ledger import Ledger
-from spotheal.agent.names import LAYOUT, Phase, StoreUrl
-from spotheal.agent.results import InStore
-from spotheal.agent.status import Status
-from spotheal.agent.store import Halt, Store, go_on
+from spotheal.agent.protocol.clock import Stop, never
+from spotheal.agent.protocol.errors import NotFound, PermissionDenied, Retryable
+from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
+from spotheal.agent.record.ledger import Ledger
+from spotheal.agent.record.results import InStore
+from spotheal.agent.record.status import Status
 
 
 class FastClock:

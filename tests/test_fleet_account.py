@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
 from moto.iam.models import iam_backends
 
-from spotheal.agent import clock
-from spotheal.agent.errors import ExitCode, PermissionDenied
-from spotheal.agent.names import Phase, StoreUrl
+from spotheal.agent.protocol import clock
+from spotheal.agent.protocol.errors import ExitCode, PermissionDenied
+from spotheal.agent.protocol.names import Phase, StoreUrl
 from spotheal.fleet import repository
 from spotheal.fleet.account import prerequisites, roles
 from spotheal.fleet.rehearsal.account import Account

@@ -12,11 +12,11 @@ import structlog
 from agent_world import AgentWorld
 from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
 
-from spotheal.agent import status
-from spotheal.agent.clock import Stop, rfc3339
-from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import ExitCode, WaitTimedOut
-from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.aws.ec2 import Ec2
+from spotheal.agent.protocol.clock import Stop, rfc3339
+from spotheal.agent.protocol.errors import ExitCode, WaitTimedOut
+from spotheal.agent.protocol.names import LAYOUT, Phase
+from spotheal.agent.record import status
 from spotheal.fleet import stopping
 from spotheal.fleet.runs import REPLACED, Run
 from spotheal.fleet.verbs.cancel import remains
@@ -129,7 +129,7 @@ def training(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Any:
             desk.pass_time(seconds)
             return False
 
-    monkeypatch.setattr("spotheal.agent.clock.SystemClock", Passing)
+    monkeypatch.setattr("spotheal.agent.protocol.clock.SystemClock", Passing)
     return done, agent
 
 
@@ -229,7 +229,7 @@ def test_resume_new_run_and_replace_exclude_each_other(desk: Desk) -> None:
 
 
 def test_a_wait_for_instances_that_do_not_go_ends(desk: Desk, training: Any) -> None:
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet.session import Session as Real
 
     run = Run("cifar", training[0]["run"], desk.store(training[0]["run"]))

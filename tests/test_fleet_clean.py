@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
 
-from spotheal.agent.errors import ExitCode
-from spotheal.agent.history import Disk
-from spotheal.agent.names import LAYOUT, StoreUrl, new_run_id
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.money.bill_inputs import Disk
+from spotheal.agent.protocol.errors import ExitCode
+from spotheal.agent.protocol.names import LAYOUT, StoreUrl, new_run_id
 from spotheal.fleet.clean import CleanPlan, RunSeen, Thing, began_at, decide
 from spotheal.fleet.verbs import clean as verb
 

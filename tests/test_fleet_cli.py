@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from spotheal.agent.errors import ExitCode
+from spotheal.agent.protocol.errors import ExitCode
 from spotheal.fleet import cli
 from spotheal.fleet.config import FleetConfig
 from spotheal.fleet.shape import fleet_config_faults, request_faults

@@ -11,9 +11,9 @@ import pytest
 from botocore.exceptions import ConnectionClosedError
 from fleet_desk import BUCKET, FLEET, Desk, desk, moto_clients, wheels
 
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.errors import ExitCode
-from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.errors import ExitCode
+from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.fleet import repository
 from spotheal.fleet.rehearsal.client import client_error
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotheal.agent.config import parse_job
-from spotheal.agent.errors import ConfigError, NotFound
+from spotheal.agent.protocol.errors import ConfigError, NotFound
+from spotheal.agent.protocol.job import parse_job
 from spotheal.fleet import jsonfile
 from spotheal.fleet.config import parse_fleet, read_job, read_request
 

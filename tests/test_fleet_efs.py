@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from fleet_desk import Desk, desk, moto_clients, wheels
 
-from spotheal.agent import clock
-from spotheal.agent.errors import ConfigError, Retryable
-from spotheal.agent.names import LAYOUT, StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol import clock
+from spotheal.agent.protocol.errors import ConfigError, Retryable
+from spotheal.agent.protocol.names import LAYOUT, StoreUrl
 from spotheal.fleet import efs, results, results_efs
 from spotheal.fleet.results import Fetched
 from spotheal.fleet.runs import Run

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fleet_desk import FLEET, Desk, Died, desk, moto_clients, wheels
 
-from spotheal.agent.errors import ConfigError, ExitCode
+from spotheal.agent.protocol.errors import ConfigError, ExitCode
 from spotheal.fleet import ec2fleet, engine
 from spotheal.fleet.shape import input_shape
 

@@ -11,7 +11,7 @@ import boto3
 import pytest
 from fleet_desk import BUCKET, FLEET, Desk, desk, moto_clients, wheels
 
-from spotheal.agent.errors import ExitCode
+from spotheal.agent.protocol.errors import ExitCode
 
 __all__ = ["desk", "moto_clients", "wheels"]  # fixtures
 SUBNET, GROUP, IMAGE = "subnet-0123456789abcdef0", "sg-0123456789abcdef0", "ami-0fedcba9876543210"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cloud_desk import CloudDesk, cloud_desk, owner, served
 
-from spotheal.agent.errors import ExitCode
+from spotheal.agent.protocol.errors import ExitCode
 
 __all__ = ["cloud_desk", "served"]  # fixtures
 FLEET_ROLE = "aws-ec2-spot-fleet-tagging-role"

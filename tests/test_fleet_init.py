@@ -13,8 +13,8 @@ import pytest
 from cloud_desk import CloudDesk, cloud_desk, served
 from typer.testing import CliRunner
 
-from spotheal.agent.config import parse_job
-from spotheal.agent.errors import ConfigError, ExitCode
+from spotheal.agent.protocol.errors import ConfigError, ExitCode
+from spotheal.agent.protocol.job import parse_job
 from spotheal.fleet import cli, config, init_files
 from spotheal.fleet.account import network, quotas, types
 from spotheal.fleet.account.types import InstanceType, Need

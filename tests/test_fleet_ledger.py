@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
 
-from spotheal.agent.billing import bill
-from spotheal.agent.ledger import Ledger, read_events
-from spotheal.agent.names import LAYOUT, StoreUrl
+from spotheal.agent.money.billing import bill
+from spotheal.agent.protocol.names import LAYOUT, StoreUrl
+from spotheal.agent.record.ledger import Ledger, read_events
 from spotheal.fleet import receipt, runs
 from spotheal.fleet.session import Session
 from spotheal.fleet.status import gather, summarise

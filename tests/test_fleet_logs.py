@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from spotheal.agent.clock import Stop, rfc3339
-from spotheal.agent.errors import Retryable
-from spotheal.agent.names import LAYOUT, StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import Stop, rfc3339
+from spotheal.agent.protocol.errors import Retryable
+from spotheal.agent.protocol.names import LAYOUT, StoreUrl
 from spotheal.fleet import follow, ssh
 from spotheal.fleet.logs import Follower, Line, Reader
 from spotheal.fleet.rehearsal.client import InMemoryS3

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fleet_desk import Desk, desk, moto_clients, wheels
 
-from spotheal.agent.names import Phase
+from spotheal.agent.protocol.names import Phase
 from spotheal.fleet import cli
 from spotheal.iam.calls import CALLS, Who
 

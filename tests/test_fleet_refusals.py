@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from fleet_desk import Desk, desk, moto_clients, wheels
 
-from spotheal.agent import billing
-from spotheal.agent.errors import ExitCode
+from spotheal.agent.money import billing
+from spotheal.agent.protocol.errors import ExitCode
 from spotheal.fleet import webhook
 
 __all__ = ["desk", "moto_clients", "wheels"]  # fixtures

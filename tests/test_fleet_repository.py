@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from spotheal.agent.config import JobConfig, parse_job
-from spotheal.agent.errors import ConfigError, Conflict, NotFound, SpothealError
+from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, SpothealError
+from spotheal.agent.protocol.job import JobConfig, parse_job
 from spotheal.fleet.repository import check_script, resolve, same_repository, write_bundle
 from spotheal.fleet.script import script_of
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from spotheal.agent.config import parse_job
-from spotheal.agent.errors import ConfigError
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.protocol.errors import ConfigError
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet import request, userdata
 from spotheal.fleet.config import FleetConfig, parse_fleet
 from spotheal.fleet.request import Order, build

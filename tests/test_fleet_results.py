@@ -13,9 +13,9 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 from moto import mock_aws
 
-from spotheal.agent.errors import ConfigError, NotFound, Retryable, SpothealError
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.errors import ConfigError, NotFound, Retryable, SpothealError
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet import results
 from spotheal.fleet.results import Fetched, Refused
 from spotheal.fleet.runs import Run

@@ -15,7 +15,7 @@ import aws_calls
 import pytest
 from botocore.exceptions import ClientError
 
-from spotheal.agent.errors import ConfigError, NotFound, PermissionDenied, Retryable
+from spotheal.agent.protocol.errors import ConfigError, NotFound, PermissionDenied, Retryable
 from spotheal.fleet import ssh
 from spotheal.fleet.rehearsal import sshd
 from spotheal.fleet.rehearsal.sshd import Shells

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
 
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.ec2 import Instance, Volume
-from spotheal.agent.errors import ExitCode, JobFailed, WaitTimedOut
-from spotheal.agent.ledger import Ledger
-from spotheal.agent.names import LAYOUT, Phase, StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.ec2 import Instance, Volume
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.errors import ExitCode, JobFailed, WaitTimedOut
+from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
+from spotheal.agent.record.ledger import Ledger
 from spotheal.fleet import runs
 from spotheal.fleet import wait as waiting
 from spotheal.fleet.live import Lines

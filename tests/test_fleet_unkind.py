@@ -53,7 +53,7 @@ def test_a_young_bucket_is_closed_to_the_public_all_the_same(
         return call(operation, arguments)
 
     monkeypatch.setattr(desk.s3, "_make_api_call", young)
-    monkeypatch.setattr("spotheal.agent.clock.SystemClock.sleep", lambda self, seconds, until=None: False)
+    monkeypatch.setattr("spotheal.agent.protocol.clock.SystemClock.sleep", lambda self, seconds, until=None: False)
     desk.request()
     block = desk.s3.get_public_access_block(Bucket=BUCKET)["PublicAccessBlockConfiguration"]
     assert refused == [0] and set(block.values()) == {True}

@@ -10,8 +10,8 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 from typer.testing import CliRunner, Result
 
-from spotheal.agent import aws
-from spotheal.agent.errors import ExitCode
+from spotheal.agent.aws import clients as aws
+from spotheal.agent.protocol.errors import ExitCode
 from spotheal.fleet import cli
 
 HOSTILE = ("../../etc", "a b", "Über", "-", "x" * 41, "a/b", "$(id)", "\x1b[2J")

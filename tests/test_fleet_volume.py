@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from cloud_desk import CloudDesk, cloud_desk, served
 
-from spotheal.agent.config import parse_job
-from spotheal.agent.ec2 import Volume
-from spotheal.agent.errors import ConfigError, ExitCode
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.ec2 import Volume
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.errors import ConfigError, ExitCode
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet import filling, uploading
 from spotheal.fleet.bar import line
 from spotheal.fleet.rehearsal.objects import InMemoryS3

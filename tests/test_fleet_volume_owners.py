@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fleet_desk import Desk, desk, moto_clients, wheels
 
-from spotheal.agent.errors import ExitCode
+from spotheal.agent.protocol.errors import ExitCode
 from spotheal.fleet import console, volumes
 
 __all__ = ["desk", "moto_clients", "wheels"]  # fixtures

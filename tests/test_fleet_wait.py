@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fleet_desk import BUCKET, Desk, HandClock, desk, moto_clients, wheels
 
-from spotheal.agent.errors import ExitCode, WaitTimedOut
-from spotheal.agent.names import LAYOUT, Phase, StoreUrl
+from spotheal.agent.protocol.errors import ExitCode, WaitTimedOut
+from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
 from spotheal.fleet import screen, stopping, unheard, wait
 from spotheal.fleet.engine import FleetEvent
 from spotheal.fleet.live import Lines, line
@@ -244,7 +244,7 @@ def test_ctrl_c_leaves_the_run_going_on_and_says_so(desk: Desk, monkeypatch: pyt
 
 
 def test_a_fleet_without_capacity_says_so_in_status_and_its_json(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spotheal.agent.clock.SystemClock", lambda: desk.account.clock)
+    monkeypatch.setattr("spotheal.agent.protocol.clock.SystemClock", lambda: desk.account.clock)
     desk.account.rules.no_capacity((), 3600)
     desk.request()
     desk.pass_time(120)
@@ -313,7 +313,7 @@ def test_a_wait_ends_at_its_timeout_and_no_look_later(
     """The next look was 5 s away, and the wait ended only then."""
     run = open_run(desk.s3, StoreUrl(BUCKET, ""), "cifar", desk.request()["run"])
     clock, session = HandClock(), Session("us-west-2")
-    monkeypatch.setattr("spotheal.agent.clock.SystemClock", lambda: clock)
+    monkeypatch.setattr("spotheal.agent.protocol.clock.SystemClock", lambda: clock)
     if waits == "gone":
         desk.pass_time(60)
     with pytest.raises(WaitTimedOut):

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from spotheal.agent.aws import SERVICES
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.aws.clients import SERVICES
+from spotheal.agent.protocol.errors import ConfigError
 from spotheal.fleet import wheelhouse
 from spotheal.fleet.plan import UploadWheels
 from spotheal.fleet.wheelhouse import Wheelhouse
@@ -44,7 +44,7 @@ def test_it_is_small_and_holds_no_fleetctl(house: Wheelhouse) -> None:
     assert house.size < 6_000_000
     own = next(wheel for wheel in house.wheels if wheel.name.startswith("spotheal-"))
     names = zipfile.ZipFile(house.folder / own.name).namelist()
-    assert "spotheal/agent/config.py" in names
+    assert "spotheal/agent/protocol/job.py" in names
     assert "spotheal/training/__init__.py" in names
     assert not [name for name in names if name.startswith(("spotheal/fleet", "spotheal/__init__"))]
 
@@ -73,7 +73,7 @@ def test_an_interpreter_with_nothing_else_imports_the_agents_needs(house: Wheelh
         zipfile.ZipFile(house.folder / wheel.name).extractall(tmp_path)
     program = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import boto3, requests, tenacity, structlog, spotheal.agent.aws, spotheal.agent.store\n"
+        "import boto3, requests, tenacity, structlog, spotheal.agent.aws.clients, spotheal.agent.aws.s3\n"
         "for name in ('ec2', 's3', 'sts', 'ssm', 'secretsmanager', 'sns'):\n"
         "    boto3.client(name, region_name='us-west-2')\n"
         "print(boto3.__file__)\n"

@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 import structlog
 
-from spotheal.agent.account import Account
-from spotheal.agent.clock import SystemClock, never
-from spotheal.agent.config import parse_job
-from spotheal.agent.errors import SetupFailed
-from spotheal.agent.folders import Folders, give
-from spotheal.agent.foreign_command import Surroundings
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.interpreter import probe
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.repo import checkout
-from spotheal.agent.setup_commands import prepare
-from spotheal.agent.trainer_files import describe, newest
+from spotheal.agent.files.folders import Folders, give
+from spotheal.agent.processes.account import Account
+from spotheal.agent.processes.foreign_command import Surroundings
+from spotheal.agent.protocol.clock import SystemClock, never
+from spotheal.agent.protocol.errors import SetupFailed
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import StoreUrl
+from spotheal.agent.repository.checkout import checkout
+from spotheal.agent.trainer.interpreter import probe
+from spotheal.agent.trainer.progress_files import describe, newest
+from spotheal.agent.trainer.setup import prepare
 
 LOG = structlog.get_logger()
 TRAINER = Account("trainer", 64998, 64998, (), "/")

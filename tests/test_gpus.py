@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from spotheal.agent.clock import SystemClock, never
-from spotheal.agent.config import parse_job
-from spotheal.agent.errors import SetupFailed
-from spotheal.agent.gpus import (
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.life.gpus import (
     BARRED_LAUNCHES_MAX,
     Bars,
     Found,
@@ -22,9 +20,11 @@ from spotheal.agent.gpus import (
     look,
     shortfall,
 )
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import Phase, StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.protocol.clock import SystemClock, never
+from spotheal.agent.protocol.errors import SetupFailed
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import Phase, StoreUrl
 from spotheal.fleet.rehearsal.client import InMemoryS3
 
 T4, A10G, A100 = 15360, 23028, 40960
@@ -152,7 +152,7 @@ def test_what_nvidia_smi_says_without_sense_is_no_gpu(programs: Path, tmp_path: 
 
 def test_an_image_without_nvidia_smi_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("spotheal.agent.programs.SYSTEM_FOLDERS", ())
+    monkeypatch.setattr("spotheal.agent.processes.programs.SYSTEM_FOLDERS", ())
     found = look(Quick(), never(), Need(1), bus(tmp_path, ("0x10de", "0x030200")))
     assert (1, False) == (found.on_bus, found.has_driver)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from spotheal.agent.devices import LINK_PREFIX, Device, choose, parse_lsblk, plain_serial, serial_of
-from spotheal.agent.errors import Fatal, Retryable
+from spotheal.agent.machine.devices import LINK_PREFIX, Device, choose, parse_lsblk, plain_serial, serial_of
+from spotheal.agent.protocol.errors import Fatal, Retryable
 
 VOLUME = "vol-0123456789abcdef0"
 SERIAL = "vol0123456789abcdef0"

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from spotheal.agent import programs
-from spotheal.agent.errors import Conflict, Fatal, Retryable
-from spotheal.agent.holders import holders, kill
-from spotheal.agent.host import Host
-from spotheal.agent.paths import Paths
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.machine.host import Host
+from spotheal.agent.machine.mount_holders import holders, kill
+from spotheal.agent.processes import programs
+from spotheal.agent.protocol.errors import Conflict, Fatal, Retryable
 
 Write = Callable[[str, str], None]
 SERIAL = "vol0123456789abcdef0"

@@ -18,12 +18,12 @@ import pytest
 from handover_world import FakeImds
 from imds_server import wait_until
 
-from spotheal.agent import handover
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.errors import Conflict, Fatal, MountRefused, Retryable
-from spotheal.agent.handover import Steps, hand_over
-from spotheal.agent.host import Host
-from spotheal.agent.interruption import Watcher
+from spotheal.agent.interruption import handover
+from spotheal.agent.interruption.handover import Steps, hand_over
+from spotheal.agent.interruption.watcher import Watcher
+from spotheal.agent.machine.host import Host
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import Conflict, Fatal, MountRefused, Retryable
 
 pytestmark = pytest.mark.root
 MIB = 2**20

@@ -14,12 +14,12 @@ from fleet_desk import Desk, desk, moto_clients, wheels
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from spotheal.agent import store as stores
-from spotheal.agent.documents import parse
-from spotheal.agent.errors import Retryable, SpothealError
-from spotheal.agent.ledger import read_events
-from spotheal.agent.names import LAYOUT, StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws import s3 as stores
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.bounded_json import parse
+from spotheal.agent.protocol.errors import Retryable, SpothealError
+from spotheal.agent.protocol.names import LAYOUT, StoreUrl
+from spotheal.agent.record.ledger import read_events
 from spotheal.fleet.live import line
 from spotheal.fleet.logs import _plain
 from spotheal.fleet.rehearsal.objects import InMemoryS3

@@ -14,15 +14,15 @@ import botocore.session
 import pytest
 from botocore import xform_name
 
-import spotheal.agent.ec2
+import spotheal.agent.aws.ec2
 import spotheal.fleet
 from spotheal import userdata
-from spotheal.agent.names import TAG_JOB, TAG_RUN, StoreUrl
+from spotheal.agent.protocol.names import TAG_JOB, TAG_RUN, StoreUrl
 from spotheal.iam import policies
 from spotheal.iam.__main__ import main
 from spotheal.iam.calls import CALLS, NOT_CALLS, Who
 
-AGENT = Path(spotheal.agent.ec2.__file__).resolve().parent
+AGENT = Path(spotheal.agent.aws.ec2.__file__).resolve().parent
 FLEET = Path(spotheal.fleet.__file__).resolve().parent
 SCOPE = policies.Scope("123456789012", "us-west-2", StoreUrl("bucket", "team"), run="01J0")
 SERVICES = ("service-quotas", "ec2-instance-connect", "ec2", "s3", "sts", "ssm", "iam", "pricing", "sns",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.iam import policies
 from spotheal.iam.evaluation import Question, is_allowed
 

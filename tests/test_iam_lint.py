@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.iam import policies
 
 _SPLIT = "one call asks for two kinds of resources with different conditions, so each kind has its statement"

@@ -10,7 +10,7 @@ from typing import Any
 import botocore.session
 import pytest
 
-from spotheal.agent.names import StoreUrl, partition_of
+from spotheal.agent.protocol.names import StoreUrl, partition_of
 from spotheal.fleet.account.roles import INLINE_CHARACTERS_MAX
 from spotheal.iam import policies
 from spotheal.iam.calls import Who

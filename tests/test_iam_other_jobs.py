@@ -13,11 +13,11 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import PermissionDenied
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.ec2 import Ec2
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import PermissionDenied
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.rehearsal.api import Endpoint
 from spotheal.fleet.rehearsal.authorization import OWNER
 from spotheal.fleet.rehearsal.client import InMemoryEc2

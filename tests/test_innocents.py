@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from innocent_scripts import GUILTY, WITHOUT_TORCH, command, files
 
-from spotheal.agent.folders import Folders
+from spotheal.agent.files.folders import Folders
 from spotheal.fleet.rehearsal import survival
 from spotheal.fleet.rehearsal.survival import Survival
 

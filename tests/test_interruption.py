@@ -12,12 +12,12 @@ import pytest
 from handover_world import BEGIN, MOUNT, FakeClock, FakeImds, Machine
 from imds_server import Imds, Reply, imds, wait_until
 
-from spotheal.agent.clock import SystemClock, rfc3339
-from spotheal.agent.contract import Notice
-from spotheal.agent.errors import Fatal, Retryable
-from spotheal.agent.handover import HandoverResult, hand_over
-from spotheal.agent.interruption import Interruption, Watcher, trainer_seconds
-from spotheal.agent.metadata import NOTHING, REBALANCE, SPOT_ACTION, UNKNOWN, Metadata, Rebalance, SpotAction
+from spotheal.agent.aws.imds import NOTHING, REBALANCE, SPOT_ACTION, UNKNOWN, Metadata, Rebalance, SpotAction
+from spotheal.agent.interruption.handover import HandoverResult, hand_over
+from spotheal.agent.interruption.watcher import Interruption, Watcher, trainer_seconds
+from spotheal.agent.protocol.clock import SystemClock, rfc3339
+from spotheal.agent.protocol.contract import Notice
+from spotheal.agent.protocol.errors import Fatal, Retryable
 
 
 def later(seconds: float) -> datetime:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("agent", "fleet", "training", "userdata", "iam")
 AGENT_THIRD_PARTY = {"boto3", "botocore", "requests", "tenacity", "structlog"}
 FLEET_THIRD_PARTY = {"yaml", "botocore", "boto3", "typer", "click", "rich", "requests", "tomli"}
-STDLIB_ONLY = ("agent/names.py", "agent/contract.py", "agent/clock.py", "agent/errors.py", "agent/volume/plan.py",
+STDLIB_ONLY = ("agent/protocol/names.py", "agent/protocol/contract.py", "agent/protocol/clock.py", "agent/protocol/errors.py", "agent/volume/plan.py",
                "training/hyperparameters.py",
                "userdata/__init__.py", "userdata/minified.py", "userdata/report.py", "userdata/bootstrap.py",
                "userdata/start.py", "userdata/prepare.py",
@@ -29,19 +29,19 @@ STDLIB_ONLY = ("agent/names.py", "agent/contract.py", "agent/clock.py", "agent/e
 # Modules of ours that a package may import; a name covers what is below it.
 MAY_IMPORT = {
     "agent": ("spotheal.agent",),
-    "training": ("spotheal.training", "spotheal.agent.contract", "spotheal.agent.metadata", "spotheal.agent.clock",
-                 "spotheal.agent.errors"),
-    "fleet": ("spotheal.fleet", "spotheal.agent.names", "spotheal.agent.contract", "spotheal.agent.ec2",
-              "spotheal.agent.store", "spotheal.agent.errors", "spotheal.agent.config", "spotheal.agent.job_keys",
-              "spotheal.agent.job_values", "spotheal.agent.instance_config", "spotheal.agent.aws",
-              "spotheal.agent.clock", "spotheal.agent.documents", "spotheal.agent.ledger", "spotheal.agent.lost_work",
-              "spotheal.agent.secret_reference", "spotheal.agent.redaction",
-              "spotheal.agent.volume.first", "spotheal.agent.history",
-              "spotheal.agent.stays", "spotheal.agent.billing", "spotheal.userdata", "spotheal.iam",
+    "training": ("spotheal.training", "spotheal.agent.protocol.contract", "spotheal.agent.aws.imds", "spotheal.agent.protocol.clock",
+                 "spotheal.agent.protocol.errors"),
+    "fleet": ("spotheal.fleet", "spotheal.agent.protocol.names", "spotheal.agent.protocol.contract", "spotheal.agent.aws.ec2",
+              "spotheal.agent.aws.s3", "spotheal.agent.protocol.errors", "spotheal.agent.protocol.job", "spotheal.agent.protocol.job_keys",
+              "spotheal.agent.protocol.job_values", "spotheal.agent.protocol.instance_config", "spotheal.agent.aws.clients",
+              "spotheal.agent.protocol.clock", "spotheal.agent.protocol.bounded_json", "spotheal.agent.record.ledger", "spotheal.agent.record.lost_work",
+              "spotheal.agent.protocol.secret_reference", "spotheal.agent.protocol.redaction",
+              "spotheal.agent.volume.first", "spotheal.agent.money.bill_inputs",
+              "spotheal.agent.money.instance_time", "spotheal.agent.money.billing", "spotheal.userdata", "spotheal.iam",
               "spotheal.training.hyperparameters",  # what the example trainer takes, asked before it is paid for
               "spotheal.training.yaml_list"),
     "userdata": ("spotheal.userdata",),
-    "iam": ("spotheal.iam", "spotheal.agent.names", "spotheal.agent.secret_reference"),
+    "iam": ("spotheal.iam", "spotheal.agent.protocol.names", "spotheal.agent.protocol.secret_reference"),
 }  # fmt: skip
 LINES_MAX = 400
 FUNCTION_LINES_MAX = 60

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.errors import Retryable
-from spotheal.agent.ledger import Ledger, read_events, steps_redone
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import Retryable
+from spotheal.agent.protocol.names import StoreUrl
+from spotheal.agent.record.ledger import Ledger, read_events, steps_redone
 
 
 class Flaky(Store):

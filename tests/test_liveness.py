@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.liveness import Liveness
-from spotheal.agent.systemd_notify import Notifier
+from spotheal.agent.machine.systemd_notify import Notifier
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.record.watchdog import Liveness
 
 
 class Manager:
@@ -155,9 +155,9 @@ def test_a_frozen_agent_is_not_heard(tmp_path: Path) -> None:
     manager = Manager(str(tmp_path / "notify"))
     program = (
         "import threading\n"
-        "from spotheal.agent.clock import SystemClock\n"
-        "from spotheal.agent.liveness import Liveness\n"
-        "from spotheal.agent.systemd_notify import Notifier\n"
+        "from spotheal.agent.protocol.clock import SystemClock\n"
+        "from spotheal.agent.record.watchdog import Liveness\n"
+        "from spotheal.agent.machine.systemd_notify import Notifier\n"
         "Liveness(SystemClock(), Notifier.from_environment()).watch(threading.Event())\n"
     )
     environment = {**os.environ, "NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "200000"}

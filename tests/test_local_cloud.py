@@ -13,7 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 from cloud_desk import CloudDesk, cloud_desk, owner, served
 
-from spotheal.agent.errors import ExitCode
+from spotheal.agent.protocol.errors import ExitCode
 from spotheal.fleet.rehearsal import serve
 from spotheal.fleet.rehearsal.client import InMemoryEc2
 from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE

@@ -30,9 +30,9 @@ from cloud_desk import REGION, CloudDesk, cloud_desk, owner, served
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.errors import ConfigError, ExitCode
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import ConfigError, ExitCode
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.rehearsal import serve
 from spotheal.fleet.rehearsal.access_keys import AccessKey, write_private
 from spotheal.fleet.rehearsal.authorization import OWNER

@@ -13,12 +13,12 @@ from typing import IO
 import pytest
 import structlog
 
-from spotheal.agent import logs as logs_module
-from spotheal.agent.documents import printable
-from spotheal.agent.errors import Retryable
-from spotheal.agent.logs import Logs
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.bounded_json import printable
+from spotheal.agent.protocol.errors import Retryable
+from spotheal.agent.protocol.names import StoreUrl
+from spotheal.agent.record import logs as logs_module
+from spotheal.agent.record.logs import Logs
 from spotheal.fleet.ssh import console_keys
 
 

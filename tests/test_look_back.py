@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from spotheal.agent.clock import Clock, SystemClock, never
-from spotheal.agent.ec2 import Instance
-from spotheal.agent.errors import Interrupted, Retryable
-from spotheal.agent.look_back import LookBack, between_interruptions, last_saved_at
-from spotheal.agent.names import LAYOUT, Phase, StoreUrl
-from spotheal.agent.store import Claim, Store
+from spotheal.agent.aws.ec2 import Instance
+from spotheal.agent.aws.s3 import Claim, Store
+from spotheal.agent.life.preflight import LookBack, between_interruptions, last_saved_at
+from spotheal.agent.protocol.clock import Clock, SystemClock, never
+from spotheal.agent.protocol.errors import Interrupted, Retryable
+from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
 from spotheal.fleet.rehearsal.client import InMemoryS3
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from report_stories import finished, seen
 
-from spotheal.agent.clock import never
-from spotheal.agent.folders import Folders
-from spotheal.agent.history import History
-from spotheal.agent.lost_work import Attempt, FilesWritten, attempts_of, files_written, from_nothing, lost_work
-from spotheal.agent.written_files import WrittenFiles, missing
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.money.bill_inputs import History
+from spotheal.agent.protocol.clock import never
+from spotheal.agent.record.lost_work import Attempt, FilesWritten, attempts_of, files_written, from_nothing, lost_work
+from spotheal.agent.trainer.written_files import WrittenFiles, missing
 from spotheal.fleet import screen
 from spotheal.fleet.receipt import receipt
 from spotheal.fleet.report import make
@@ -108,7 +108,7 @@ def test_files_that_a_killed_machine_wrote_are_named_by_the_next_one_and_those_i
 def test_the_places_that_the_rehearsal_looks_at_and_its_names_are_the_agents() -> None:
     from spotheal.fleet.rehearsal import survival
 
-    assert survival.missing is missing and survival.files_of.__module__ == "spotheal.agent.written_files"
+    assert survival.missing is missing and survival.files_of.__module__ == "spotheal.agent.trainer.written_files"
 
 
 def test_a_rotated_checkpoint_and_a_file_of_a_moment_are_no_loss(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_what_an_earlier_machine_wrote_and_a_later_one_left_alone_still_counts(t
 
 
 def test_the_record_is_bounded_however_much_a_trainer_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from spotheal.agent import written_files
+    from spotheal.agent.trainer import written_files
 
     machines = Machines(tmp_path)
     first = machines.boot("i-1")

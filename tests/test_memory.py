@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spotheal.agent.folders import Folders
-from spotheal.agent.memory import RunMemory
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.record.run_state import RunMemory
 
 RUN = "01J8Z3T2QK5V9W7X6Y5Z4A3B2C"
 

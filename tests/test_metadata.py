@@ -15,9 +15,7 @@ from datetime import datetime, timezone
 import pytest
 from imds_server import Imds, Reply, imds
 
-from spotheal.agent.clock import Stop, SystemClock
-from spotheal.agent.errors import ConfigError, PermissionDenied, Retryable
-from spotheal.agent.metadata import (
+from spotheal.agent.aws.imds import (
     IDENTITY,
     NOTHING,
     REBALANCE,
@@ -29,6 +27,8 @@ from spotheal.agent.metadata import (
     SpotAction,
     default_endpoint,
 )
+from spotheal.agent.protocol.clock import Stop, SystemClock
+from spotheal.agent.protocol.errors import ConfigError, PermissionDenied, Retryable
 
 NOTICE = '{"action": "terminate", "time": "2026-11-21T08:22:00Z"}'
 WHEN = datetime(2026, 11, 21, 8, 22, tzinfo=timezone.utc)
@@ -308,6 +308,6 @@ def test_an_endpoint_that_is_no_address_is_refused(endpoint: str) -> None:
 
 
 def test_importing_the_client_costs_a_trainer_nothing() -> None:
-    code = "import sys, spotheal.agent.metadata; print('requests' in sys.modules, 'boto3' in sys.modules)"
+    code = "import sys, spotheal.agent.aws.imds; print('requests' in sys.modules, 'boto3' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert said.stdout.strip() == "False False"

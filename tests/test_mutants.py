@@ -55,8 +55,8 @@ def test_the_quick_mutants_are_killed(tmp_path: Path) -> None:
 def test_a_mutant_that_changes_nothing_survives_and_one_that_breaks_the_import_is_an_error(tmp_path: Path) -> None:
     line = '    serial = volume.replace("-", "", 1)\n'
     tests = ("tests/test_host_devices.py::test_the_volume_is_the_disk_with_its_serial",)
-    same = mutants.Mutant("same", "agent/devices.py", line, line + "    assert serial\n", tests)
-    broken = mutants.Mutant("broken", "agent/devices.py", line, "    serial = (\n", tests)
+    same = mutants.Mutant("same", "agent/machine/devices.py", line, line + "    assert serial\n", tests)
+    broken = mutants.Mutant("broken", "agent/machine/devices.py", line, "    serial = (\n", tests)
     survives, error = mutants.run((same, broken), tmp_path)
     assert (False, False) == (survives.killed, survives.error)
     assert (False, True) == (error.killed, error.error)

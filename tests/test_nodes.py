@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 import structlog
 
-from spotheal.agent.attempts import RANKS_LOST_MAX, AttemptEnd, GiveUp, StartAgain, Tally
-from spotheal.agent.attempts import decide as what_follows
-from spotheal.agent.config import parse_job
-from spotheal.agent.contract import EXIT_RANKS_LOST
-from spotheal.agent.ec2 import Instance
-from spotheal.agent.errors import ConfigError, SetupFailed
-from spotheal.agent.finish import End as RunEnd
-from spotheal.agent.life import RunOver
-from spotheal.agent.metadata import Identity
-from spotheal.agent.names import LAYOUT, Phase, StoreUrl
+from spotheal.agent.aws.ec2 import Instance
+from spotheal.agent.aws.imds import Identity
+from spotheal.agent.aws.s3 import Claim, Store
+from spotheal.agent.life.finish import End as RunEnd
+from spotheal.agent.life.stages import RunOver
 from spotheal.agent.nodes.life import device_of
 from spotheal.agent.nodes.meeting import Meeting
 from spotheal.agent.nodes.plan import ClaimTerm, End, Join, Machine, Place, Seen, Wait, decide
-from spotheal.agent.store import Claim, Store
-from spotheal.agent.world import world_of
+from spotheal.agent.protocol.contract import EXIT_RANKS_LOST
+from spotheal.agent.protocol.errors import ConfigError, SetupFailed
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
+from spotheal.agent.trainer.attempts import RANKS_LOST_MAX, AttemptEnd, GiveUp, StartAgain, Tally
+from spotheal.agent.trainer.attempts import decide as what_follows
+from spotheal.agent.trainer.ranks import world_of
 from spotheal.fleet import machines
 from spotheal.fleet.account import between
 from spotheal.fleet.rehearsal.client import InMemoryS3

@@ -16,9 +16,9 @@ from pathlib import Path
 import forked
 import pytest
 
-from spotheal.agent import contract
 from spotheal.agent.nodes.meeting import Rendezvous, Timing, free_port
 from spotheal.agent.nodes.plan import Place
+from spotheal.agent.protocol import contract
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.processes]

@@ -17,13 +17,13 @@ import pytest
 from agent_world import AgentWorld, FolderHost, ToldMetadata
 from efs_world import FS
 
-from spotheal.agent.errors import ExitCode
-from spotheal.agent.life import World
-from spotheal.agent.logs import Logs
-from spotheal.agent.metadata import SpotAction
+from spotheal.agent.aws.imds import SpotAction
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.life.run import run
+from spotheal.agent.life.stages import World
 from spotheal.agent.nodes.life import NodeLife
-from spotheal.agent.paths import Paths
-from spotheal.agent.run import run
+from spotheal.agent.protocol.errors import ExitCode
+from spotheal.agent.record.logs import Logs
 from spotheal.fleet.rehearsal.client import InMemoryEc2
 
 pytestmark = pytest.mark.processes
@@ -123,7 +123,7 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **job: Any) -> Run
     library = tmp_path / "library"
     library.mkdir()
     (library / "stand_in_launcher.py").write_text(LAUNCHER)
-    monkeypatch.setattr("spotheal.agent.world.RANKS_MODULE", "stand_in_launcher")
+    monkeypatch.setattr("spotheal.agent.trainer.ranks.RANKS_MODULE", "stand_in_launcher")
     job = {
         "job": {"nodes": "2:3", **job},
         "store": {"results": f"efs://{FS}/training"},

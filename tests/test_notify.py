@@ -16,13 +16,13 @@ from agent_world import AgentWorld
 from moto import mock_aws
 from test_budget import Hours, Kept
 
-from spotheal.agent import notify
-from spotheal.agent.config import NotifyTable
-from spotheal.agent.errors import ExitCode, Fatal, Retryable
-from spotheal.agent.finish import End
-from spotheal.agent.messages import end_message, interruption_message, limit_message
-from spotheal.agent.names import Phase
-from spotheal.agent.notify import Message, Messenger
+from spotheal.agent.life.finish import End
+from spotheal.agent.money import notify
+from spotheal.agent.money.messages import end_message, interruption_message, limit_message
+from spotheal.agent.money.notify import Message, Messenger
+from spotheal.agent.protocol.errors import ExitCode, Fatal, Retryable
+from spotheal.agent.protocol.job import NotifyTable
+from spotheal.agent.protocol.names import Phase
 
 FACTS = {"job": "resnet50", "run": "01KA", "store": "s3://bucket/resnet50/01KA"}
 DONE = Message("done", "end-done-1", "done: the trainer exited with 0")

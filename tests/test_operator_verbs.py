@@ -22,8 +22,8 @@ from cloud_desk import owner, speaking_to
 from fleet_desk import wheels
 from typer.testing import CliRunner
 
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet import cli, filling, rescue, wheelhouse
 from spotheal.fleet.account import prerequisites
 from spotheal.fleet.rehearsal import account, efs

@@ -25,7 +25,7 @@ else:
 
 import pytest  # noqa: E402
 
-from spotheal.agent.job_keys import FREE_TABLES, KEYS  # noqa: E402
+from spotheal.agent.protocol.job_keys import FREE_TABLES, KEYS  # noqa: E402
 from spotheal.fleet import cli  # noqa: E402
 from spotheal.fleet.program import verb_command  # noqa: E402
 from spotheal.fleet.rehearsal import batch_rehearsal, elastic_rehearsal, job  # noqa: E402

@@ -14,12 +14,13 @@ from boot_world import PREFIX, REGION, STORE, Cloud
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spotheal.agent import finish, look_back
-from spotheal.agent.clock import SystemClock, never
-from spotheal.agent.ec2 import _SPOT_REASONS, Instance
-from spotheal.agent.launch import Launch
-from spotheal.agent.look_back import LookBack
-from spotheal.agent.store import Claim
+from spotheal.agent.aws.ec2 import _SPOT_REASONS, Instance
+from spotheal.agent.aws.s3 import Claim
+from spotheal.agent.life import finish
+from spotheal.agent.life import preflight as look_back
+from spotheal.agent.life.preflight import LookBack
+from spotheal.agent.protocol.clock import SystemClock, never
+from spotheal.agent.record.boot_record import Launch
 from spotheal.userdata import report
 
 ME, REQUESTED_AT = "i-me", "2026-11-21T00:00:00Z"

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from rulebook_world import VirtualClock
 
-from spotheal.agent import launch, secrets
-from spotheal.agent.clock import never
-from spotheal.agent.errors import PermissionDenied, Retryable, SetupFailed, SpothealError
-from spotheal.agent.launch import Launch
-from spotheal.agent.look_back import patiently
-from spotheal.agent.patience import REFUSED_SECONDS_MAX, Patience
-from spotheal.agent.repo import _Retry
-from spotheal.agent.secrets import Vault
+from spotheal.agent.cage import secrets
+from spotheal.agent.cage.secrets import Vault
+from spotheal.agent.life.preflight import patiently
+from spotheal.agent.protocol.clock import never
+from spotheal.agent.protocol.errors import PermissionDenied, Retryable, SetupFailed, SpothealError
+from spotheal.agent.protocol.retry_budget import REFUSED_SECONDS_MAX, Patience
+from spotheal.agent.record import boot_record as launch
+from spotheal.agent.record.boot_record import Launch
+from spotheal.agent.repository.checkout import _Retry
 from spotheal.agent.sweep import volume as sweep_volume
 from spotheal.agent.sweep.worker import Worker
 from spotheal.agent.volume import heal as healing

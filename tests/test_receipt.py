@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spotheal.agent.billing import bill
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.history import Disk, History, Known, Listed
-from spotheal.agent.stays import charge, stays
+from spotheal.agent.money.bill_inputs import Disk, History, Known, Listed
+from spotheal.agent.money.billing import bill
+from spotheal.agent.money.instance_time import charge, stays
+from spotheal.agent.protocol.clock import rfc3339
 from spotheal.fleet.receipt import cost_so_far, receipt
 
 DAY = datetime(2026, 11, 21, tzinfo=timezone.utc)

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spotheal.agent.ledger import Ledger
-from spotheal.agent.logs import Logs
-from spotheal.agent.output import Lines
-from spotheal.agent.redaction import MARK, SECRETS, Redaction, looks_secret
+from spotheal.agent.processes.output import Lines
+from spotheal.agent.protocol.redaction import MARK, SECRETS, Redaction, looks_secret
+from spotheal.agent.record.ledger import Ledger
+from spotheal.agent.record.logs import Logs
 
 VALUES = st.text(string.ascii_letters + string.digits + '+/=_-.:"\\%& ~é', min_size=8, max_size=60).filter(
     lambda text: len(text.strip()) >= 8 and MARK not in text
@@ -191,9 +191,9 @@ def test_no_log_line_of_the_agent_holds_a_secret_in_any_field(canary: str, tmp_p
 
 
 def test_the_ledger_holds_no_secret(canary: str) -> None:
-    from spotheal.agent.clock import SystemClock
-    from spotheal.agent.names import StoreUrl
-    from spotheal.agent.store import Store
+    from spotheal.agent.aws.s3 import Store
+    from spotheal.agent.protocol.clock import SystemClock
+    from spotheal.agent.protocol.names import StoreUrl
     from spotheal.fleet.rehearsal.client import InMemoryS3
 
     store = Store(InMemoryS3("bucket"), StoreUrl("bucket", "j/r"))

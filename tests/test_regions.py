@@ -7,8 +7,9 @@ import re
 import botocore.session
 import pytest
 
-from spotheal.agent import instance_config, metadata, names
-from spotheal.agent.config import parse_job
+from spotheal.agent.aws import imds as metadata
+from spotheal.agent.protocol import instance_config, names
+from spotheal.agent.protocol.job import parse_job
 from spotheal.fleet import places, shortage
 from spotheal.fleet.session import Session
 

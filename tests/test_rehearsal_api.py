@@ -25,8 +25,8 @@ from botocore.credentials import Credentials
 from botocore.exceptions import BotoCoreError, ClientError
 from tests.rulebook_world import ROLE, SPECIFICATION, A, B, VirtualClock, refused
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.metadata import NOTHING, UNKNOWN, Metadata, Rebalance, SpotAction
+from spotheal.agent.aws.imds import NOTHING, UNKNOWN, Metadata, Rebalance, SpotAction
+from spotheal.agent.protocol.clock import SystemClock
 from spotheal.fleet.rehearsal.api import Endpoint
 from spotheal.fleet.rehearsal.authorization import OWNER
 from spotheal.fleet.rehearsal.client import InMemoryEc2

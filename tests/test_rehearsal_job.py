@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from spotheal.agent.errors import ConfigError, Fatal, NotFound
+from spotheal.agent.protocol.errors import ConfigError, Fatal, NotFound
 from spotheal.fleet.cli import app
 from spotheal.fleet.rehearsal import job, run, stage
 from spotheal.fleet.rehearsal.scenario import scenario

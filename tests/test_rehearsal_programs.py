@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from spotheal.agent.host import Host
-from spotheal.agent.paths import Paths
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.machine.host import Host
 from spotheal.fleet.rehearsal import programs
 from spotheal.fleet.rehearsal.machines import Launch, Machine
 from spotheal.fleet.rehearsal.volumes import Volumes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.errors import ConfigError
 from spotheal.fleet.rehearsal import job
 from spotheal.fleet.rehearsal.machines import Launch, Machine
 from spotheal.fleet.rehearsal.programs import GPUS, INSTANCE_DIR

@@ -14,10 +14,10 @@ from botocore.exceptions import ClientError
 from cloud_desk import CloudDesk, cloud_desk, owner, served
 from fleet_desk import HandClock
 
-from spotheal.agent.clock import Clock, SystemClock, never
-from spotheal.agent.errors import SetupFailed
-from spotheal.agent.relay import Relay
-from spotheal.agent.trainer_role import TrainerRole
+from spotheal.agent.cage.imds_proxy import Relay
+from spotheal.agent.cage.trainer_role import TrainerRole
+from spotheal.agent.protocol.clock import Clock, SystemClock, never
+from spotheal.agent.protocol.errors import SetupFailed
 from spotheal.fleet.account import roles
 from spotheal.fleet.rehearsal.client import InMemoryEc2
 from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE

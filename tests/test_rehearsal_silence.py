@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fleet_desk import HandClock
 
-from spotheal.agent.errors import JobFailed
+from spotheal.agent.protocol.errors import JobFailed
 from spotheal.fleet.rehearsal import first_word
 from spotheal.fleet.rehearsal.first_word import FirstWord
 from spotheal.fleet.rehearsal.machines import Machine

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from spotheal.agent.contract import Progress, Saved
-from spotheal.agent.errors import ConfigError
-from spotheal.agent.folders import Folders
-from spotheal.agent.lost_work import FilesLost
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.protocol.contract import Progress, Saved
+from spotheal.agent.protocol.errors import ConfigError
+from spotheal.agent.record.lost_work import FilesLost
 from spotheal.fleet.rehearsal import scenario, survival, weights
 from spotheal.fleet.rehearsal.progress import Lines, MachineView, View
 from spotheal.fleet.rehearsal.report import report

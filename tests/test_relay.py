@@ -20,11 +20,12 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotheal.agent import cage_network, relay
-from spotheal.agent.cage_network import close_imds, rules
-from spotheal.agent.errors import Fatal, Retryable, SetupFailed
-from spotheal.agent.metadata import NOTHING, REBALANCE, SPOT_ACTION, Metadata, SpotAction
-from spotheal.agent.relay import Relay
+from spotheal.agent.aws.imds import NOTHING, REBALANCE, SPOT_ACTION, Metadata, SpotAction
+from spotheal.agent.cage import imds_proxy as relay
+from spotheal.agent.cage import network as cage_network
+from spotheal.agent.cage.imds_proxy import Relay
+from spotheal.agent.cage.network import close_imds, rules
+from spotheal.agent.protocol.errors import Fatal, Retryable, SetupFailed
 
 LOG = structlog.get_logger()
 NOTICE = '{"action": "terminate", "time": "2026-11-21T08:22:00Z"}'
@@ -257,8 +258,8 @@ s = S((sys.argv[1], port), H); print("ready", flush=True); s.serve_forever()
 _INSIDE = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from spotheal.agent import cage_network
-from spotheal.agent.relay import Relay
+from spotheal.agent.cage import network as cage_network
+from spotheal.agent.cage.imds_proxy import Relay
 import structlog
 relay = Relay(lambda path: '{"action": "terminate", "time": "2026-11-21T08:22:00Z"}' if "spot" in path else None)
 for _ in range(2):

@@ -15,7 +15,7 @@ import interrupted  # noqa: E402
 from interrupted import options  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler  # noqa: E402
 
-from spotheal.agent.errors import ConfigError  # noqa: E402
+from spotheal.agent.protocol.errors import ConfigError  # noqa: E402
 from spotheal.training.sampler import SeededSamples  # noqa: E402
 from spotheal.training.session import SavedAndStopped, Session, resume  # noqa: E402
 

@@ -19,20 +19,21 @@ from typing import Any
 import pytest
 import structlog
 
-from spotheal.agent import git_faults, programs
-from spotheal.agent.account import trainer_account
-from spotheal.agent.clock import Stop, SystemClock, never
-from spotheal.agent.config import parse_job
-from spotheal.agent.errors import Interrupted, NotFound, Retryable, SetupFailed
-from spotheal.agent.folders import Folders
-from spotheal.agent.foreign_command import Surroundings
-from spotheal.agent.git_faults import Cause, classify, redacted, without_credentials
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.interpreter import Interpreter, find_interpreter, probe
-from spotheal.agent.names import LAYOUT, StoreUrl
-from spotheal.agent.repo import checkout
-from spotheal.agent.setup_commands import key_of, prepare
-from spotheal.agent.working_copy import link_kept
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.processes import programs
+from spotheal.agent.processes.account import trainer_account
+from spotheal.agent.processes.foreign_command import Surroundings
+from spotheal.agent.protocol.clock import Stop, SystemClock, never
+from spotheal.agent.protocol.errors import Interrupted, NotFound, Retryable, SetupFailed
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import LAYOUT, StoreUrl
+from spotheal.agent.repository import git_faults
+from spotheal.agent.repository.checkout import checkout
+from spotheal.agent.repository.git_faults import Cause, classify, redacted, without_credentials
+from spotheal.agent.repository.working_copy import link_kept
+from spotheal.agent.trainer.interpreter import Interpreter, find_interpreter, probe
+from spotheal.agent.trainer.setup import key_of, prepare
 
 pytestmark = pytest.mark.processes
 LOG = structlog.get_logger()
@@ -521,7 +522,7 @@ def test_the_first_python_that_can_import_torch_is_used(
         program.write_text(f"#!/bin/sh\necho '{said}'\n")
         program.chmod(0o755)
     monkeypatch.setattr(
-        "spotheal.agent.interpreter.candidates", lambda: [tmp_path / n / "bin/python" for n in ("without", "with")]
+        "spotheal.agent.trainer.interpreter.candidates", lambda: [tmp_path / n / "bin/python" for n in ("without", "with")]
     )
     assert find_interpreter(configured("/r", MISSING), folders, where, LOG).path == tmp_path / "with/bin/python"
 

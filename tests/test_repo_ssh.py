@@ -18,13 +18,13 @@ import pytest
 import structlog
 from moto import mock_aws
 
-from spotheal.agent.clock import SystemClock, never
-from spotheal.agent.config import parse_job
-from spotheal.agent.errors import SetupFailed
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.repo import checkout
-from spotheal.agent.secrets import REPOSITORY, Vault
+from spotheal.agent.cage.secrets import REPOSITORY, Vault
+from spotheal.agent.protocol.clock import SystemClock, never
+from spotheal.agent.protocol.errors import SetupFailed
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import StoreUrl
+from spotheal.agent.repository.checkout import checkout
 from spotheal.fleet import known_hosts
 from spotheal.fleet.rehearsal.sshd import find_sshd
 
@@ -207,7 +207,7 @@ def test_the_keys_that_this_machine_knows_go_to_the_instances(tmp_path: Path, mo
 
 @pytest.mark.parametrize("lines", ["h ssh-ed25519", "h ssh-ed25519 AAAA\n-oProxyCommand=x y z", "# h ssh-rsa AAAA", 1])
 def test_what_is_no_line_of_known_hosts_is_refused(lines: Any) -> None:
-    from spotheal.agent.errors import ConfigError
+    from spotheal.agent.protocol.errors import ConfigError
 
     job = {"name": "j", "repository": "git@h:a/b", "command": ["x"], "known_hosts": lines}
     with pytest.raises(ConfigError, match="known_hosts"):

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from report_stories import DAY, HOSTILE
 
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.errors import NotFound
-from spotheal.agent.names import LAYOUT
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.errors import NotFound
+from spotheal.agent.protocol.names import LAYOUT
 from spotheal.fleet.report import make
 from spotheal.fleet.report_page import page
 from spotheal.fleet.report_series import Series, axis_of, brief, json_lines, losses, others, scores, series_of, thinned

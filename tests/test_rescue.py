@@ -14,10 +14,10 @@ import structlog
 from agent_world import AgentWorld
 from fleet_desk import Desk, Died, HandClock, desk, moto_clients, wheels
 
-from spotheal.agent.config import JobConfig, parse_job
-from spotheal.agent.errors import ExitCode
-from spotheal.agent.names import StoreUrl, rescue_schedule, schedule_expression
-from spotheal.agent.rescue import Rescue
+from spotheal.agent.life.on_demand import Rescue
+from spotheal.agent.protocol.errors import ExitCode
+from spotheal.agent.protocol.job import JobConfig, parse_job
+from spotheal.agent.protocol.names import StoreUrl, rescue_schedule, schedule_expression
 from spotheal.fleet import rescue
 from spotheal.fleet.rehearsal.api import Endpoint
 from spotheal.fleet.rehearsal.authorization import OWNER
@@ -171,7 +171,7 @@ def test_asking_aws_is_rare() -> None:
 
 
 def rescue_share() -> int:
-    from spotheal.agent.rescue import PUT_OFF_SHARE
+    from spotheal.agent.life.on_demand import PUT_OFF_SHARE
 
     return PUT_OFF_SHARE
 

@@ -13,8 +13,8 @@ from botocore.exceptions import ConnectionClosedError
 from moto import mock_aws
 from tests.rulebook_world import VirtualClock, refused
 
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.store import Claim, Store
+from spotheal.agent.aws.s3 import Claim, Store
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.rehearsal.client import InMemoryS3
 
 

@@ -16,10 +16,14 @@ import structlog
 from agent_world import AgentWorld
 from botocore.exceptions import NoCredentialsError
 
-from spotheal.agent import aws, extents, finish, launch, status, trainer_stage
-from spotheal.agent.errors import ExitCode, NoCredentials, PermissionDenied
-from spotheal.agent.metadata import NOTHING, Rebalance, SpotAction
-from spotheal.agent.store import Store
+from spotheal.agent.aws import clients as aws
+from spotheal.agent.aws.imds import NOTHING, Rebalance, SpotAction
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.life import finish, trainer_stage
+from spotheal.agent.protocol.errors import ExitCode, NoCredentials, PermissionDenied
+from spotheal.agent.record import boot_record as launch
+from spotheal.agent.record import status
+from spotheal.agent.volume import extents
 
 pytestmark = pytest.mark.processes
 

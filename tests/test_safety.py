@@ -13,9 +13,9 @@ import structlog
 from botocore.exceptions import ClientError
 from rulebook_world import Region
 
-from spotheal.agent.ec2 import Ec2
-from spotheal.agent.finish import Finishing, cancel
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.aws.ec2 import Ec2
+from spotheal.agent.life.finish import Finishing, cancel
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.iam.calls import CALLS, On, Who
 from spotheal.iam.policies import Scope, instance_role
 
@@ -61,7 +61,7 @@ def test_an_instance_that_lost_its_claim_asks_ec2_for_nothing(zone: str, seed: i
 
 # ---------------------------------------------------------------------------------------------------------- fault 3
 class Retrying(simulated_world.Region):
-    """Its clients retry a throttled call as botocore does in the mode that agent/aws.py asks for; each try counts."""
+    """Its clients retry a throttled call as botocore does in the mode that agent/aws/clients.py asks for; each try counts."""
 
     def gate(self, machine: simulated_world.Machine, name: str, call: Any) -> object:
         for attempt in range(5):

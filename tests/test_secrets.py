@@ -22,16 +22,24 @@ from fleet_desk import HandClock
 from moto import mock_aws
 from typer.testing import CliRunner
 
-from spotheal.agent import git_access
-from spotheal.agent.clock import Stop, SystemClock, never
-from spotheal.agent.config import parse_job
-from spotheal.agent.errors import ConfigError, ExitCode, Fatal, Interrupted, NoCredentials, Retryable, SetupFailed
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.redaction import SECRETS
-from spotheal.agent.repo import checkout
-from spotheal.agent.secrets import Vault
-from spotheal.agent.trainer_role import TrainerRole
+from spotheal.agent.cage.secrets import Vault
+from spotheal.agent.cage.trainer_role import TrainerRole
+from spotheal.agent.protocol.clock import Stop, SystemClock, never
+from spotheal.agent.protocol.errors import (
+    ConfigError,
+    ExitCode,
+    Fatal,
+    Interrupted,
+    NoCredentials,
+    Retryable,
+    SetupFailed,
+)
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import StoreUrl
+from spotheal.agent.protocol.redaction import SECRETS
+from spotheal.agent.repository import git_access
+from spotheal.agent.repository.checkout import checkout
 from spotheal.fleet.cli import app
 from spotheal.fleet.config import read_job
 from spotheal.fleet.rehearsal import serve

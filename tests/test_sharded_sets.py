@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from spotheal.agent.errors import SpothealError  # noqa: E402
+from spotheal.agent.protocol.errors import SpothealError  # noqa: E402
 from spotheal.training.checkpoint import SaveFailed  # noqa: E402
 from spotheal.training.files import Files  # noqa: E402
 from spotheal.training.format import BrokenCheckpoint  # noqa: E402

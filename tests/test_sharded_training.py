@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 import sharded_world  # noqa: E402
 from interrupted import EPOCHS, SAMPLES, STEPS, environment, gone, options, saved_step  # noqa: E402
 
-from spotheal.agent import contract  # noqa: E402
+from spotheal.agent.protocol import contract  # noqa: E402
 from spotheal.training.files import Files  # noqa: E402
 from spotheal.training.sharded import ShardedStore  # noqa: E402
 

@@ -13,12 +13,12 @@ from test_nodes import Off
 from test_nodes import Run as Meetings
 from test_working_copy import FIRST, PYTHON, SECOND, WHERE, configured, fetched, texts, written
 
-from spotheal.agent.errors import Interrupted, Retryable
-from spotheal.agent.folders import Folders
-from spotheal.agent.life import RunOver
-from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.life.stages import RunOver
 from spotheal.agent.nodes.shared_copy import TURN_SECONDS_MAX, SharedCopy
-from spotheal.agent.working_copy import is_on_volume, make_working_copy
+from spotheal.agent.protocol.errors import Interrupted, Retryable
+from spotheal.agent.protocol.names import LAYOUT, Phase
+from spotheal.agent.repository.working_copy import is_on_volume, make_working_copy
 
 pytestmark = pytest.mark.processes
 LOG = structlog.get_logger()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trainer_bench import Bench
 
-from spotheal.agent.silence import Silence
+from spotheal.agent.trainer.hang_detector import Silence
 
 
 class _Clock:

@@ -7,12 +7,12 @@ from typing import Any
 
 import structlog
 
-from spotheal.agent.clock import Stop
-from spotheal.agent.contract import Progress, Saved
-from spotheal.agent.errors import Retryable
-from spotheal.agent.names import Phase, StoreUrl
-from spotheal.agent.status import Status
-from spotheal.agent.store import Claim, Store
+from spotheal.agent.aws.s3 import Claim, Store
+from spotheal.agent.protocol.clock import Stop
+from spotheal.agent.protocol.contract import Progress, Saved
+from spotheal.agent.protocol.errors import Retryable
+from spotheal.agent.protocol.names import Phase, StoreUrl
+from spotheal.agent.record.status import Status
 from spotheal.fleet.rehearsal.client import InMemoryS3
 
 

@@ -13,9 +13,9 @@ import pytest
 from botocore.exceptions import ClientError
 from moto import mock_aws
 
-from spotheal.agent.errors import NotFound, PermissionDenied, Retryable
-from spotheal.agent.names import LAYOUT, StoreUrl
-from spotheal.agent.store import Claim, Store
+from spotheal.agent.aws.s3 import Claim, Store
+from spotheal.agent.protocol.errors import NotFound, PermissionDenied, Retryable
+from spotheal.agent.protocol.names import LAYOUT, StoreUrl
 from spotheal.fleet.rehearsal.objects import InMemoryS3
 
 URL = StoreUrl("spotheal-test", "prefix/job/RUN")

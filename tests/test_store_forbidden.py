@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from spotheal.agent.errors import NotFound, PermissionDenied
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.errors import NotFound, PermissionDenied
+from spotheal.agent.protocol.names import StoreUrl
 
 
 def refused(operation: str, code: str) -> ClientError:

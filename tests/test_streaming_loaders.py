@@ -26,7 +26,7 @@ import interrupted  # noqa: E402
 from interrupted import BATCH, EPOCHS, SAMPLES, STEPS, gone, options  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info  # noqa: E402
 
-from spotheal.agent.errors import ConfigError  # noqa: E402
+from spotheal.agent.protocol.errors import ConfigError  # noqa: E402
 from spotheal.training.sampler import ExactSampler, exact_loader  # noqa: E402
 from spotheal.training.session import SavedAndStopped, Session, resume  # noqa: E402
 

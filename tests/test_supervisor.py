@@ -15,10 +15,10 @@ import pytest
 from structlog.testing import capture_logs
 from trainer_bench import QUICK, TRAINERS, Bench, is_alive, notice, run_with
 
-from spotheal.agent import beneath
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.errors import SetupFailed
-from spotheal.agent.supervisor import Hooks
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import SetupFailed
+from spotheal.agent.trainer.supervisor import Hooks
 
 pytestmark = pytest.mark.processes
 

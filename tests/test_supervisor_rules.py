@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotheal.agent.attempts import AttemptEnd, Done, GiveUp, StartAgain, Stopped, Tally, decide
-from spotheal.agent.launchers import is_launcher, is_shell, program
-from spotheal.agent.output import Lines
-from spotheal.agent.trainer_files import (
+from spotheal.agent.processes.launchers import is_launcher, is_shell, program
+from spotheal.agent.processes.output import Lines
+from spotheal.agent.trainer.attempts import AttemptEnd, Done, GiveUp, StartAgain, Stopped, Tally, decide
+from spotheal.agent.trainer.progress_files import (
     drop_metrics_after,
     grown_elsewhere,
     mark_of,

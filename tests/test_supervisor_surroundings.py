@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 from trainer_bench import QUICK, TRAINERS, Bench, is_alive, notice, run_with
 
-from spotheal.agent.account import trainer_account
-from spotheal.agent.clock import SystemClock, never
-from spotheal.agent.errors import SetupFailed
-from spotheal.agent.foreign_command import Finished, Surroundings, run_command
-from spotheal.agent.trainer_hooks import Hooks
-from spotheal.agent.working_copy import link_kept
+from spotheal.agent.processes.account import trainer_account
+from spotheal.agent.processes.foreign_command import Finished, Surroundings, run_command
+from spotheal.agent.protocol.clock import SystemClock, never
+from spotheal.agent.protocol.errors import SetupFailed
+from spotheal.agent.repository.working_copy import link_kept
+from spotheal.agent.trainer.hooks import Hooks
 
 pytestmark = pytest.mark.processes
 

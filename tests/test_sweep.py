@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from fleet_desk import BUCKET, Desk, HandClock, desk, moto_clients, wheels
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.errors import ConfigError, ExitCode, WaitTimedOut
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.ledger import read_events
-from spotheal.agent.names import LAYOUT, Phase, StoreUrl
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import ConfigError, ExitCode, WaitTimedOut
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
+from spotheal.agent.record.ledger import read_events
 from spotheal.agent.sweep.queue import Entry, Queue, choose
 from spotheal.agent.sweep.worker import entry_of
 from spotheal.fleet.runs import open_run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.errors import ConfigError
 from spotheal.fleet.sweep import entries
 from spotheal.training.params import LIST, params
 

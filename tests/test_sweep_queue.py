@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import ExitCode
-from spotheal.agent.life import Life
-from spotheal.agent.names import LAYOUT, StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.ec2 import Ec2
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.life.stages import Life
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import ExitCode
+from spotheal.agent.protocol.names import LAYOUT, StoreUrl
 from spotheal.agent.sweep.queue import Queue, give_back
 from spotheal.agent.sweep.worker import EntryLife
 from spotheal.fleet.rehearsal.client import InMemoryEc2, InMemoryS3

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.errors import ConfigError
 from spotheal.fleet.rehearsal.run import Options, rehearse
 from spotheal.fleet.rehearsal.scenario import scenario
 from spotheal.fleet.rehearsal.summary import End

@@ -11,8 +11,8 @@ import report_stories
 from fleet_desk import Desk, desk, moto_clients, wheels
 from test_sweep import sweep
 
-from spotheal.agent.errors import ExitCode
-from spotheal.agent.names import LAYOUT
+from spotheal.agent.protocol.errors import ExitCode
+from spotheal.agent.protocol.names import LAYOUT
 from spotheal.fleet.report_series import Series
 from spotheal.fleet.sweep import report, report_charts
 from spotheal.fleet.sweep.report_page import page

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from spotheal.agent import beneath
-from spotheal.agent.folders import Folders
-from spotheal.agent.saved_files import SavedFiles
-from spotheal.agent.set_aside import SaveShelf
-from spotheal.agent.torn_saves import anything_saved, torn_saves
-from spotheal.agent.working_copy import Record
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.repository.working_copy import Record
+from spotheal.agent.trainer.saved_files import SavedFiles
+from spotheal.agent.trainer.set_aside import SaveShelf
+from spotheal.agent.trainer.torn_saves import anything_saved, torn_saves
 
 NOW = datetime(2026, 11, 21, tzinfo=timezone.utc)
 

@@ -16,12 +16,12 @@ import pytest
 import wandb_server
 from trainer_bench import Bench
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.config import parse_job
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import StoreUrl, new_run_id
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import StoreUrl, new_run_id
 from spotheal.agent.sweep.worker import entry_of
-from spotheal.agent.trainer_environment import trainer_environment
+from spotheal.agent.trainer.environment import trainer_environment
 from spotheal.training.tracking import mlflow_run, next_step
 
 EXTRA = "needs {}: pip install '.[tracking]'"

@@ -13,8 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from spotheal.agent.contract import BATCH_INDEX, INDEX, PARAMS_FILE  # noqa: E402
-from spotheal.agent.errors import ConfigError  # noqa: E402
+from spotheal.agent.protocol.contract import BATCH_INDEX, INDEX, PARAMS_FILE  # noqa: E402
+from spotheal.agent.protocol.errors import ConfigError  # noqa: E402
 from spotheal.training import build, data, hyperparameters, models, options  # noqa: E402
 from spotheal.training.__main__ import main  # noqa: E402
 from spotheal.training.params import LIST, params  # noqa: E402

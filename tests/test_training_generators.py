@@ -19,8 +19,8 @@ numpy = pytest.importorskip("numpy")
 
 import interrupted  # noqa: E402
 
-from spotheal.agent.clock import Stop, SystemClock  # noqa: E402
-from spotheal.agent.metadata import Metadata  # noqa: E402
+from spotheal.agent.aws.imds import Metadata  # noqa: E402
+from spotheal.agent.protocol.clock import Stop, SystemClock  # noqa: E402
 from spotheal.training.notice import Watcher  # noqa: E402
 from spotheal.training.session import Session, resume  # noqa: E402
 

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 
 from checkpoint_faults import FailingFiles  # noqa: E402
 
-from spotheal.agent.contract import Notice  # noqa: E402
-from spotheal.agent.errors import ConfigError  # noqa: E402
+from spotheal.agent.protocol.contract import Notice  # noqa: E402
+from spotheal.agent.protocol.errors import ConfigError  # noqa: E402
 from spotheal.training import build, data, loop, options, state  # noqa: E402
 from spotheal.training.__main__ import main  # noqa: E402
 from spotheal.training.checkpoint import SaveFailed, Store  # noqa: E402

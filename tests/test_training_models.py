@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from spotheal.agent.errors import ConfigError, SpothealError  # noqa: E402
+from spotheal.agent.protocol.errors import ConfigError, SpothealError  # noqa: E402
 from spotheal.training import data, models  # noqa: E402
 
 

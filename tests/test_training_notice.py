@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from imds_server import Imds, Reply, imds
 
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.contract import Notice, write_atomically
-from spotheal.agent.metadata import REBALANCE, SPOT_ACTION, Metadata
+from spotheal.agent.aws.imds import REBALANCE, SPOT_ACTION, Metadata
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.contract import Notice, write_atomically
 from spotheal.training.notice import Watcher
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.errors import ConfigError
 from spotheal.training.options import of_entry, parser, settled
 
 WRONG = [

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from spotheal.agent.contract import BATCH_INDEX, INDEX, PARAMS_FILE
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.contract import BATCH_INDEX, INDEX, PARAMS_FILE
+from spotheal.agent.protocol.errors import ConfigError
 from spotheal.training import hyperparameters
 from spotheal.training.params import LIST, BadParams, index, params
 

@@ -23,8 +23,8 @@ import sharded_world  # noqa: E402
 from interrupted import EPOCHS, SAMPLES, STEPS, gone, options, saved_step  # noqa: E402
 from training_runs import OPTIONS, Place  # noqa: E402
 
-from spotheal.agent import contract  # noqa: E402
-from spotheal.agent.errors import ConfigError  # noqa: E402
+from spotheal.agent.protocol import contract  # noqa: E402
+from spotheal.agent.protocol.errors import ConfigError  # noqa: E402
 from spotheal.training import launch  # noqa: E402
 from spotheal.training.checkpoint import Store  # noqa: E402
 from spotheal.training.distributed import RankLost, Ranks, apart, sample, world  # noqa: E402

@@ -18,7 +18,7 @@ pytest.importorskip("sklearn")
 
 from training_runs import STEPS_A_EPOCH, Place, ended
 
-from spotheal.agent.contract import Notice, Progress, write_atomically
+from spotheal.agent.protocol.contract import Notice, Progress, write_atomically
 
 pytestmark = pytest.mark.processes
 STEPS = 4 * STEPS_A_EPOCH

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from spotheal.agent.ec2 import Instance
+from spotheal.agent.aws.ec2 import Instance
 from spotheal.fleet import unheard
 from spotheal.fleet.unheard import Consoles, Unheard, cause, silent_machine
 

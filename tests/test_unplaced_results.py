@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from spotheal.agent.carry_over import content_of
-from spotheal.agent.folders import Folders
-from spotheal.agent.unplaced_results import LISTED, unplaced_results
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.record.unplaced_results import LISTED, unplaced_results
+from spotheal.agent.repository.carry_over import content_of
 
 COMMIT = {"train.py": "print()", "log.csv": "step\n", "weights/base.pt": "of the commit"}
 

@@ -28,11 +28,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotheal import userdata
-from spotheal.agent.config import parse_job
-from spotheal.agent.errors import ExitCode
-from spotheal.agent.finish import STARTS_WITHOUT_PROGRESS_MAX
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import Phase, StoreUrl
+from spotheal.agent.life.finish import STARTS_WITHOUT_PROGRESS_MAX
+from spotheal.agent.protocol.errors import ExitCode
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import Phase, StoreUrl
 from spotheal.fleet import wheelhouse
 from spotheal.userdata import report, start
 
@@ -444,7 +444,7 @@ def test_the_wheelhouse_is_all_that_the_agent_needs(instance: Instance, cloud: C
     done = subprocess.run([str(home / "agent/bin/python"), *argv], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "botocore has no models here of scheduler\n")
     library = {"PYTHONPATH": str(home / "trainer"), "PATH": "/usr/bin:/bin"}
-    code = "import spotheal.training, spotheal.agent.contract as c; print(c.__file__)"
+    code = "import spotheal.training, spotheal.agent.protocol.contract as c; print(c.__file__)"
     done = subprocess.run([instance.python, "-c", code], env=library, capture_output=True, text=True)
     assert done.stdout.startswith(f"{home}/trainer/"), done.stderr
 

@@ -21,10 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spotheal import userdata
-from spotheal.agent.config import parse_job
-from spotheal.agent.errors import ConfigError
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.protocol.errors import ConfigError
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.userdata import refuse_secrets, render
 
 EXAMPLES = int(os.environ.get("SPOTHEAL_EXAMPLES", "100"))

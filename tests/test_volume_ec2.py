@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.ec2 import DeviceNameTaken, Ec2, TokenUsed, VolumeSpec, ZoneMismatch
-from spotheal.agent.errors import CapacityError, Conflict, Fatal, NotFound, Retryable
+from spotheal.agent.aws.ec2 import DeviceNameTaken, Ec2, TokenUsed, VolumeSpec, ZoneMismatch
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import CapacityError, Conflict, Fatal, NotFound, Retryable
 from spotheal.fleet.rehearsal import ebs
 from spotheal.fleet.rehearsal.client import InMemoryEc2
 from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from rulebook_world import BEGIN, VirtualClock
 
-from spotheal.agent.ec2 import Snapshot, Volume
+from spotheal.agent.aws.ec2 import Snapshot, Volume
 from spotheal.agent.volume.act import act
 from spotheal.agent.volume.actions import POLL_SECONDS, Wait
 from spotheal.agent.volume.context import Context

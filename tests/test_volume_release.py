@@ -9,11 +9,11 @@ import pytest
 from test_status import HandClock
 from test_volume_ec2 import AT_ONCE, A, launch, spec
 
-from spotheal.agent.clock import SystemClock, never
-from spotheal.agent.ec2 import Ec2, VolumeSpec
-from spotheal.agent.errors import Conflict, Retryable
-from spotheal.agent.names import LAYOUT, StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.ec2 import Ec2, VolumeSpec
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import SystemClock, never
+from spotheal.agent.protocol.errors import Conflict, Retryable
+from spotheal.agent.protocol.names import LAYOUT, StoreUrl
 from spotheal.agent.volume.act import act
 from spotheal.agent.volume.actions import Reject, TakeSnapshot
 from spotheal.agent.volume.context import Context

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spotheal.agent.ec2 import Attachment, Instance, Snapshot, Volume
-from spotheal.agent.errors import Fatal
+from spotheal.agent.aws.ec2 import Attachment, Instance, Snapshot, Volume
+from spotheal.agent.protocol.errors import Fatal
 from spotheal.agent.volume.retention import Surplus, clean_up, surplus
 
 T0 = datetime(2026, 11, 21, 8, 0, tzinfo=timezone.utc)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from spotheal.agent import volume_space
-from spotheal.agent.clock import never
-from spotheal.agent.volume_space import SpaceWatch, grown, percent_used
+from spotheal.agent.protocol.clock import never
+from spotheal.agent.volume import space as volume_space
+from spotheal.agent.volume.space import SpaceWatch, grown, percent_used
 from spotheal.fleet.screen import _space
 
 

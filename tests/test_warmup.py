@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import structlog
 
-from spotheal.agent import extents, warmup
-from spotheal.agent.clock import never
-from spotheal.agent.folders import Folders
-from spotheal.agent.read_ahead import BLOCK_BYTES, EXTENTS, EXTENTS_BYTES_MAX, Reader, newest, read_all, recorded
-from spotheal.agent.warmup import Warmup, pythons, torch_libraries
-from spotheal.agent.working_copy import Record
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.protocol.clock import never
+from spotheal.agent.repository.working_copy import Record
+from spotheal.agent.volume import extents, warmup
+from spotheal.agent.volume.read_ahead import BLOCK_BYTES, EXTENTS, EXTENTS_BYTES_MAX, Reader, newest, read_all, recorded
+from spotheal.agent.volume.warmup import Warmup, pythons, torch_libraries
 
 LOG = structlog.get_logger()
 

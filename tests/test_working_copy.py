@@ -18,16 +18,17 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from spotheal.agent import carry_over, programs, working_copy
-from spotheal.agent.account import Account, trainer_account
-from spotheal.agent.clock import SystemClock, never
-from spotheal.agent.config import parse_job
-from spotheal.agent.errors import Interrupted, Retryable, SetupFailed
-from spotheal.agent.folders import Folders, give
-from spotheal.agent.foreign_command import Surroundings
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.working_copy import (
+from spotheal.agent.files.folders import Folders, give
+from spotheal.agent.processes import programs
+from spotheal.agent.processes.account import Account, trainer_account
+from spotheal.agent.processes.foreign_command import Surroundings
+from spotheal.agent.protocol.clock import SystemClock, never
+from spotheal.agent.protocol.errors import Interrupted, Retryable, SetupFailed
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import StoreUrl
+from spotheal.agent.repository import carry_over, working_copy
+from spotheal.agent.repository.working_copy import (
     Fetched,
     changed_by_setup,
     files_of,

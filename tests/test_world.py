@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from trainer_bench import Bench, notice, run_with
 
-from spotheal.agent import idle_gpus
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.errors import Retryable, SetupFailed
-from spotheal.agent.launchers import is_launcher, launches, processes_asked
-from spotheal.agent.redaction import SECRETS
-from spotheal.agent.world import World, describe, gpu_count, last_words, visible, world_of
+from spotheal.agent.processes.launchers import is_launcher, launches, processes_asked
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import Retryable, SetupFailed
+from spotheal.agent.protocol.redaction import SECRETS
+from spotheal.agent.trainer import idle_gpus
+from spotheal.agent.trainer.ranks import World, describe, gpu_count, last_words, visible, world_of
 
 PLAIN = ["python", "train.py", "--epochs", "3"]
 
@@ -56,7 +56,7 @@ def test_a_driver_that_fails_is_no_gpu(body: str, programs: Path) -> None:
 
 
 def test_a_machine_without_nvidia_smi_has_no_gpu(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spotheal.agent.programs.SYSTEM_FOLDERS", ())
+    monkeypatch.setattr("spotheal.agent.processes.programs.SYSTEM_FOLDERS", ())
     monkeypatch.setenv("PATH", str(programs))
     assert gpu_count() == 0
 
@@ -64,7 +64,7 @@ def test_a_machine_without_nvidia_smi_has_no_gpu(programs: Path, monkeypatch: py
 def test_a_driver_that_hangs_is_tried_again_and_not_taken_for_none(
     programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spotheal.agent.world.NVIDIA_SMI_SECONDS_MAX", 0.2)
+    monkeypatch.setattr("spotheal.agent.trainer.ranks.NVIDIA_SMI_SECONDS_MAX", 0.2)
     nvidia_smi(programs, "exec sleep 20")
     with pytest.raises(Retryable):
         gpu_count()
@@ -207,7 +207,7 @@ def test_a_run_whose_gpus_stay_idle_fails_with_a_last_checkpoint(
 ) -> None:
     nvidia_smi(programs, 'case "$1" in *apps*) echo GPU-a, 1;; *) printf "0\\n1\\n";; esac')
     monkeypatch.setattr(idle_gpus, "_POLL_SECONDS", 0.1)
-    monkeypatch.setattr("spotheal.agent.world.launches", lambda *_: True)  # a script that starts ranks in its own way
+    monkeypatch.setattr("spotheal.agent.trainer.ranks.launches", lambda *_: True)  # a script that starts ranks in its own way
     bench = Bench(tmp_path / "bench")
     ended = bench.trainer("counting", "4000", "0.02", job=asked).run()
     assert ended.kind == "failed"

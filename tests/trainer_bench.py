@@ -13,13 +13,13 @@ from typing import Any
 
 import structlog
 
-from spotheal.agent.clock import Stop, SystemClock
-from spotheal.agent.config import parse_job
-from spotheal.agent.contract import Notice
-from spotheal.agent.folders import Folders
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.supervisor import Ended, Hooks, Supervisor, Timing
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.protocol.clock import Stop, SystemClock
+from spotheal.agent.protocol.contract import Notice
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import StoreUrl
+from spotheal.agent.trainer.supervisor import Ended, Hooks, Supervisor, Timing
 
 TRAINERS = Path(__file__).parent / "trainers"
 QUICK = Timing(poll_seconds=0.05, first_poll_seconds=0.02, unasked_wait_seconds=0.1, empty_checkpoints_seconds=600)

@@ -15,7 +15,7 @@ from typing import Any
 
 import forked
 
-from spotheal.agent import contract
+from spotheal.agent.protocol import contract
 
 OPTIONS = (
     *("--dataset", "digits", "--model", "mlp", "--batch-size", "64", "--epochs", "4"),

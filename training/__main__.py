@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import contract
-from spotheal.agent.contract import write_atomically
-from spotheal.agent.errors import ConfigError, SpothealError
+from spotheal.agent.protocol import contract
+from spotheal.agent.protocol.contract import write_atomically
+from spotheal.agent.protocol.errors import ConfigError, SpothealError
 from spotheal.training.options import THREADS_MAX, config_of, of_entry, parser
 from spotheal.training.params import index, params
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.errors import ConfigError
 from spotheal.training import data, models
 from spotheal.training.distributed import Ranks
 from spotheal.training.loop import Counters, Run

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from spotheal.agent.errors import SpothealError
+from spotheal.agent.protocol.errors import SpothealError
 from spotheal.training.copying import Copy, Plan, beside
 from spotheal.training.files import Files
 from spotheal.training.format import BrokenCheckpoint, Header

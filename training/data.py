@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from spotheal.agent import contract
-from spotheal.agent.errors import ConfigError, Retryable
+from spotheal.agent.protocol import contract
+from spotheal.agent.protocol.errors import ConfigError, Retryable
 from spotheal.training.export import keep
 from spotheal.training.format import BrokenCheckpoint
 from spotheal.training.models import torchvision_datasets

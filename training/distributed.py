@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from spotheal.agent.errors import ConfigError, SpothealError
+from spotheal.agent.protocol.errors import ConfigError, SpothealError
 
 T = TypeVar("T")
 SECONDS_MAX = 300.0

@@ -38,8 +38,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _RendezvousExitOp,
 )
 
-from spotheal.agent import contract
-from spotheal.agent.errors import SpothealError
+from spotheal.agent.protocol import contract
+from spotheal.agent.protocol.errors import SpothealError
 from spotheal.training.distributed import World
 
 if TYPE_CHECKING:

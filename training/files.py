@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.errors import ConfigError
 from spotheal.training.format import ALIGNMENT
 
 _DIRECT = getattr(os, "O_DIRECT", 0)

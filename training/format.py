@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.errors import SpothealError
+from spotheal.agent.protocol.errors import SpothealError
 
 ALIGNMENT = 4096
 HEADER_BYTES_MAX = 100_000_000  # the limit of safetensors itself

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spotheal.agent.contract import EXIT_SAVED_AND_STOPPED, NOTICE_FILE
+from spotheal.agent.protocol.contract import EXIT_SAVED_AND_STOPPED, NOTICE_FILE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from spotheal.agent import contract
-from spotheal.agent.errors import SpothealError
+from spotheal.agent.protocol import contract
+from spotheal.agent.protocol.errors import SpothealError
 from spotheal.training import state
 from spotheal.training.checkpoint import Loaded, Store
 from spotheal.training.distributed import Ranks

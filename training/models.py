@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.errors import ConfigError
 
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101")
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
-from spotheal.agent import contract
-from spotheal.agent.clock import Clock, SystemClock
-from spotheal.agent.contract import Notice
+from spotheal.agent.protocol import contract
+from spotheal.agent.protocol.clock import Clock, SystemClock
+from spotheal.agent.protocol.contract import Notice
 
 if TYPE_CHECKING:
-    from spotheal.agent.metadata import Metadata
+    from spotheal.agent.aws.imds import Metadata
 
 POLL_SECONDS = 2.0
 SIGTERM_SECONDS = 25.0  # a SIGTERM names no deadline; torchrun and init systems grant 30 s
@@ -132,7 +132,7 @@ class Watcher:
     def _ask_imds(self) -> None:
         if self._metadata is None:
             return
-        from spotheal.agent.metadata import Rebalance
+        from spotheal.agent.aws.imds import Rebalance
 
         self._hear(self._from_imds(self._metadata))
         if isinstance(self._metadata.rebalance(), Rebalance):
@@ -156,7 +156,7 @@ class Watcher:
         return contract.read_notice(self._notice_file) if self._notice_file is not None else None
 
     def _from_imds(self, metadata: Metadata) -> Notice | None:
-        from spotheal.agent.metadata import SpotAction
+        from spotheal.agent.aws.imds import SpotAction
 
         answer = metadata.spot_action()
         if not isinstance(answer, SpotAction):
@@ -180,6 +180,6 @@ def _metadata(clock: Clock | None) -> Metadata | None:
     except ImportError:
         log.warning("requests is not installed here: IMDS is not polled; notice file and SIGTERM are watched")
         return None
-    from spotheal.agent.metadata import Metadata
+    from spotheal.agent.aws.imds import Metadata
 
     return Metadata(clock=clock)

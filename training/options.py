@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from spotheal.agent import contract
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol import contract
+from spotheal.agent.protocol.errors import ConfigError
 from spotheal.training import hyperparameters
 from spotheal.training.hyperparameters import ACTIVATIONS, DATASETS, MODELS, NETWORK, OPTIMIZERS, RATES, SCHEDULES
 from spotheal.training.pace import Every

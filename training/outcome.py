@@ -6,7 +6,7 @@ import errno
 from dataclasses import dataclass
 from pathlib import Path
 
-from spotheal.agent.errors import SpothealError
+from spotheal.agent.protocol.errors import SpothealError
 
 
 class SaveFailed(SpothealError):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from spotheal.agent.contract import BETWEEN_INTERRUPTIONS
+from spotheal.agent.protocol.contract import BETWEEN_INTERRUPTIONS
 
 OVERHEAD_MAX = 0.01
 SECONDS_BETWEEN = 7200.0  # interruptions, where nobody has counted them

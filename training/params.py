@@ -15,8 +15,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.contract import BATCH_INDEX, INDEX, PARAMS_FILE
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.contract import BATCH_INDEX, INDEX, PARAMS_FILE
+from spotheal.agent.protocol.errors import ConfigError
 
 LIST = "SPOTHEAL_PARAMS"
 _LIST_BYTES_MAX = 4 << 20

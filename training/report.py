@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from spotheal.agent.clock import SystemClock, rfc3339
-from spotheal.agent.contract import Progress, Saved, write_atomically
+from spotheal.agent.protocol.clock import SystemClock, rfc3339
+from spotheal.agent.protocol.contract import Progress, Saved, write_atomically
 
 PROGRESS_SECONDS = 0.5
 

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from spotheal.agent import contract
-from spotheal.agent.errors import ConfigError, SpothealError
+from spotheal.agent.protocol import contract
+from spotheal.agent.protocol.errors import ConfigError, SpothealError
 from spotheal.training import state
 from spotheal.training.checkpoint import Loaded, Store
 from spotheal.training.distributed import Ranks, apart, is_sharded, sample

@@ -27,7 +27,7 @@ import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
-from spotheal.agent.errors import SpothealError
+from spotheal.agent.protocol.errors import SpothealError
 from spotheal.training.checkpoint import CHUNK_BYTES, Loaded
 from spotheal.training.copying import Copy, Plan
 from spotheal.training.distributed import Ranks, is_sharded

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from spotheal.agent.errors import SpothealError
+from spotheal.agent.protocol.errors import SpothealError
 from spotheal.training.format import DIMENSIONS_MAX, JSON_NESTING_MAX, NESTING_MAX, RESERVED_NAMES, nested_beyond
 from spotheal.training.image import FORMAT_DTYPE
 

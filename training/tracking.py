@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import contract
+from spotheal.agent.protocol import contract
 
 MLFLOW_TAG = "spotheal.run"
 

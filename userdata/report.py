@@ -33,11 +33,11 @@ PASSING_SECONDS = 600.0  # how long a network that is down, throttling and AWS's
 REFUSED_SECONDS = 60.0  # how long "not allowed" is: a role made moments ago is not known everywhere yet
 CREDENTIALS_SECONDS = 30.0
 REPORTED = 3  # exit code of a boot that failed, to stub.sh: there is nothing left to report
-ENDS = ("done", "failed", "set-up failed", "limit", "parked", "cancelled")  # as in agent/names.py
-BOOTS_MAX = 5  # launches in a row that gained nothing: the run is parked (agent/finish.py has the same figure)
+ENDS = ("done", "failed", "set-up failed", "limit", "parked", "cancelled")  # as in agent/protocol/names.py
+BOOTS_MAX = 5  # launches in a row that gained nothing: the run is parked (agent/life/finish.py has the same figure)
 KNOWN = ("interrupted", "ended", "barred", "boot failed")  # EC2 need not be asked for these outcomes (look_back.py)
 LIVING = ("pending", "running")
-SPOT_REASONS = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")  # spot took it (agent/ec2.py)
+SPOT_REASONS = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")  # spot took it (agent/aws/ec2.py)
 FILTER_VALUES_MAX = 200
 SYSTEM_FOLDERS = ("/bin", "/sbin", "/usr/bin", "/usr/sbin")
 T = TypeVar("T")
@@ -278,7 +278,7 @@ def count_launch(aws: Aws, config: dict[str, Any], instance: dict[str, Any], out
 def launches_without_progress(aws: Aws, config: dict[str, Any], me: str) -> int:
     """Launches in a row, this one included, that acknowledged no new checkpoint; 0 while a writer lives.
 
-    The agent's rule (agent/look_back.py); tests/test_parking.py holds the two together. EC2 is asked only if the answer
+    The agent's rule (agent/life/preflight.py); tests/test_parking.py holds the two together. EC2 is asked only if the answer
     can matter: the more it says, the fewer launches count.
     """
     requested_at = config["run"].get("requested_at", "")

@@ -37,7 +37,7 @@ PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 RESTART_SECONDS_MAX = 10.0
 RUNNING_SECONDS = 30.0  # how long systemd is asked whether the agent runs, to say it here
 # An agent that ends this often within this time never gets to work, and is a boot that failed. More than the ten starts
-# after which an agent that does get to work parks the run itself (agent/finish.py).
+# after which an agent that does get to work parks the run itself (agent/life/finish.py).
 STARTS_MAX, STARTS_SECONDS = 15, 300.0
 CANNOT_STAY_UP = f"the agent ended {STARTS_MAX} times within {STARTS_SECONDS:.0f} s"
 # An agent that hangs this often before it is ready (TimeoutStartSec each) is such a failure too.

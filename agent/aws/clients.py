@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from spotheal.agent.errors import (
+from spotheal.agent.protocol.errors import (
     CapacityError,
     ConfigError,
     Conflict,

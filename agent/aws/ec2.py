@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import Conflict, Fatal, NotFound, PermissionDenied, Retryable, SpothealError
-from spotheal.agent.names import TAG_EC2_FLEET, TAG_FLEET_REQUEST, TAG_JOB, TAG_NAME, TAG_RUN
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import Conflict, Fatal, NotFound, PermissionDenied, Retryable, SpothealError
+from spotheal.agent.protocol.names import TAG_EC2_FLEET, TAG_FLEET_REQUEST, TAG_JOB, TAG_NAME, TAG_RUN
 
 _IOPS_TYPES = ("gp3", "io1", "io2")
 _TAG_VALUE_MAX = 256

@@ -19,9 +19,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from spotheal.agent.clock import Clock, SystemClock, parse_rfc3339, rfc3339
-from spotheal.agent.errors import ConfigError, PermissionDenied, Retryable, SpothealError
-from spotheal.agent.names import REGION
+from spotheal.agent.protocol.clock import Clock, SystemClock, parse_rfc3339, rfc3339
+from spotheal.agent.protocol.errors import ConfigError, PermissionDenied, Retryable, SpothealError
+from spotheal.agent.protocol.names import REGION
 
 if TYPE_CHECKING:
     import requests

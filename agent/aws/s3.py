@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import beneath, documents
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import Conflict, NotFound, PermissionDenied, Retryable
-from spotheal.agent.names import LAYOUT, Phase, StoreUrl
-from spotheal.agent.redaction import SECRETS
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol.errors import Conflict, NotFound, PermissionDenied, Retryable
+from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
+from spotheal.agent.protocol.redaction import SECRETS
 
 _APPEND_TRIES = 20
 OBJECT_BYTES_MAX = 64 << 20  # of what is read into memory; our own are far smaller

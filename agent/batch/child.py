@@ -17,41 +17,41 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from spotheal.agent import aws
+from spotheal.agent.aws import clients as aws
+from spotheal.agent.aws.s3 import Claim, Store
 from spotheal.agent.batch.copies import Copies
 from spotheal.agent.batch.copying import Copying
 from spotheal.agent.batch.ends import Counted, NoFleet, end_of_sweep, record_end, without_results
 from spotheal.agent.batch.mounted import folders_of, mounted
 from spotheal.agent.batch.place import EFS, Place, identity
-from spotheal.agent.budget import Budget
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.confinement import Confinement
-from spotheal.agent.contract import EXIT_SAVED_AND_STOPPED, Notice
-from spotheal.agent.curves import Curves
-from spotheal.agent.efs import Efs
-from spotheal.agent.errors import ConfigError, Conflict, ExitCode, Fatal, Interrupted, Retryable
-from spotheal.agent.finish import End, Finishing, Trained, decide_end, store_results
-from spotheal.agent.folders import publish
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.interpreter import find_interpreter
-from spotheal.agent.interruption import Interruption, Watcher
-from spotheal.agent.job_values import seconds
-from spotheal.agent.launch import Launch
-from spotheal.agent.ledger import Ledger
-from spotheal.agent.life import World
-from spotheal.agent.limits import Limits
-from spotheal.agent.look_back import patiently
-from spotheal.agent.messages import end_message
-from spotheal.agent.names import LAYOUT, EfsUrl, Phase
-from spotheal.agent.notify import Message, Messenger
-from spotheal.agent.results import LiveMetrics, place_of
-from spotheal.agent.setup_commands import prepare as run_setup
-from spotheal.agent.status import Status
-from spotheal.agent.store import Claim, Store
+from spotheal.agent.files.folders import publish
+from spotheal.agent.interruption.watcher import Interruption, Watcher
+from spotheal.agent.life.confinement import Confinement
+from spotheal.agent.life.finish import End, Finishing, Trained, decide_end, store_results
+from spotheal.agent.life.preflight import patiently
+from spotheal.agent.life.stages import World
+from spotheal.agent.life.trainer_stage import Instruments, TrainerStage
+from spotheal.agent.machine.efs import Efs
+from spotheal.agent.money.budget import Budget
+from spotheal.agent.money.limits import Limits
+from spotheal.agent.money.messages import end_message
+from spotheal.agent.money.notify import Message, Messenger
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.contract import EXIT_SAVED_AND_STOPPED, Notice
+from spotheal.agent.protocol.errors import ConfigError, Conflict, ExitCode, Fatal, Interrupted, Retryable
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job_values import seconds
+from spotheal.agent.protocol.names import LAYOUT, EfsUrl, Phase
+from spotheal.agent.record.boot_record import Launch
+from spotheal.agent.record.ledger import Ledger
+from spotheal.agent.record.metrics_shipping import Curves
+from spotheal.agent.record.results import LiveMetrics, place_of
+from spotheal.agent.record.status import Status
+from spotheal.agent.repository.working_copy import link_kept
 from spotheal.agent.sweep.queue import Queue
 from spotheal.agent.sweep.worker import entry_of
-from spotheal.agent.trainer_stage import Instruments, TrainerStage
-from spotheal.agent.working_copy import link_kept
+from spotheal.agent.trainer.interpreter import find_interpreter
+from spotheal.agent.trainer.setup import prepare as run_setup
 
 SHUTDOWN_SECONDS = 30.0  # from SIGTERM to SIGKILL: ECS_CONTAINER_STOP_TIMEOUT's default
 _TRAINER_SHARE = 0.5  # of that; the rest is for the last copy

@@ -7,18 +7,18 @@ import signal
 import sys
 from types import FrameType
 
-from spotheal.agent import aws
+from spotheal.agent.aws import clients as aws
+from spotheal.agent.aws.imds import Metadata
 from spotheal.agent.batch.child import Child
 from spotheal.agent.batch.place import place, read_config
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.errors import ConfigError
-from spotheal.agent.host import Host
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.life import World
-from spotheal.agent.logs import Logs
-from spotheal.agent.metadata import Metadata
-from spotheal.agent.notify import topic_region
-from spotheal.agent.paths import Paths
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.life.stages import World
+from spotheal.agent.machine.host import Host
+from spotheal.agent.money.notify import topic_region
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import ConfigError
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.record.logs import Logs
 
 
 class ContainerLogs(Logs):

@@ -22,12 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from spotheal.agent import beneath
-from spotheal.agent.clock import Clock, rfc3339
-from spotheal.agent.errors import NotFound, Retryable, SpothealError
-from spotheal.agent.folders import Folders
-from spotheal.agent.names import LAYOUT
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.protocol.clock import Clock, rfc3339
+from spotheal.agent.protocol.errors import NotFound, Retryable, SpothealError
+from spotheal.agent.protocol.names import LAYOUT
 
 KEPT = 2
 PASSES_MAX = 5

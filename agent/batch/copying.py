@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import beneath
 from spotheal.agent.batch.copies import Copies
-from spotheal.agent.clock import Clock
-from spotheal.agent.errors import SpothealError
-from spotheal.agent.folders import Folders
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import SpothealError
 
 State = tuple[frozenset[tuple[str, int, int]], frozenset[tuple[str, int, int]]]  # what is kept; results
 _LOOK_SECONDS = 2.0

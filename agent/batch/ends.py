@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.clock import Clock
-from spotheal.agent.efs import Put
-from spotheal.agent.finish import End
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.metadata import Identity
-from spotheal.agent.names import Phase
-from spotheal.agent.results import Place
-from spotheal.agent.status import Status
-from spotheal.agent.store import Halt, Store, go_on
+from spotheal.agent.aws.imds import Identity
+from spotheal.agent.aws.s3 import Halt, Store, go_on
+from spotheal.agent.life.finish import End
+from spotheal.agent.machine.efs import Put
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.names import Phase
+from spotheal.agent.record.results import Place
+from spotheal.agent.record.status import Status
 from spotheal.agent.sweep.queue import Entry, Queue
 
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.clock import Clock, never
-from spotheal.agent.efs import MOUNT_SECONDS_MAX, Efs
-from spotheal.agent.errors import SetupFailed
-from spotheal.agent.folders import PRIVATE, Folders
-from spotheal.agent.host import Host
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import EfsUrl
-from spotheal.agent.paths import Paths
+from spotheal.agent.files.folders import PRIVATE, Folders
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.machine.efs import MOUNT_SECONDS_MAX, Efs
+from spotheal.agent.machine.host import Host
+from spotheal.agent.protocol.clock import Clock, never
+from spotheal.agent.protocol.errors import SetupFailed
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.names import EfsUrl
 
 
 class MountedEfs(Efs):

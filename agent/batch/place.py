@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent import contract
-from spotheal.agent.errors import ConfigError, NotFound, SpothealError
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.metadata import Identity, Metadata
-from spotheal.agent.names import LAYOUT, StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.imds import Identity, Metadata
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol import contract
+from spotheal.agent.protocol.errors import ConfigError, NotFound, SpothealError
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.names import LAYOUT, StoreUrl
 
 STORE = "SPOTHEAL_STORE"  # the run's prefix, which `fleetctl batch submit` gives to every container
 EFS = "SPOTHEAL_EFS"  # where the job definition mounts the file system; unset without one

@@ -20,18 +20,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import beneath, metadata, programs
-from spotheal.agent.account import Account, trainer_account
-from spotheal.agent.cage_network import close_imds, is_closed, open_imds, watch_rules
-from spotheal.agent.cage_sandbox import Sandbox
-from spotheal.agent.cage_user import cage_account
-from spotheal.agent.clock import Clock
-from spotheal.agent.errors import Fatal, Retryable, SetupFailed
-from spotheal.agent.folders import Folders
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.paths import Paths
-from spotheal.agent.process_group import end_all_of
-from spotheal.agent.relay import Relay
+from spotheal.agent.aws import imds as metadata
+from spotheal.agent.cage.imds_proxy import Relay
+from spotheal.agent.cage.network import close_imds, is_closed, open_imds, watch_rules
+from spotheal.agent.cage.user import cage_account
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.processes import programs
+from spotheal.agent.processes.account import Account, trainer_account
+from spotheal.agent.processes.group import end_all_of
+from spotheal.agent.processes.sandbox import Sandbox
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import Fatal, Retryable, SetupFailed
+from spotheal.agent.protocol.instance_config import InstanceConfig
 
 _GPU_SECONDS_MAX = 60.0
 # CUDA makes /dev/nvidia-uvm at its first use, by a set-user-id program; in the cage no program becomes root. The second

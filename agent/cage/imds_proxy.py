@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
-from spotheal.agent.errors import SetupFailed, SpothealError
-from spotheal.agent.metadata import REBALANCE, SPOT_ACTION
+from spotheal.agent.aws.imds import REBALANCE, SPOT_ACTION
+from spotheal.agent.protocol.errors import SetupFailed, SpothealError
 
 CONNECTIONS_MAX = 32
 IDLE_SECONDS_MAX = 5.0  # between two requests of a connection, and between two bytes of one

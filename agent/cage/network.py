@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from spotheal.agent import programs
-from spotheal.agent.clock import Stop
-from spotheal.agent.errors import Fatal, Retryable, SetupFailed
+from spotheal.agent.processes import programs
+from spotheal.agent.protocol.clock import Stop
+from spotheal.agent.protocol.errors import Fatal, Retryable, SetupFailed
 
 TABLE = "spotheal"
 IMDS_ADDRESSES = ("169.254.169.254", "fd00:ec2::254")

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.errors import (
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.processes.foreign_command import back_off
+from spotheal.agent.protocol.clock import Clock, Stop
+from spotheal.agent.protocol.errors import (
     Fatal,
     Interrupted,
     NoCredentials,
@@ -23,10 +24,9 @@ from spotheal.agent.errors import (
     Retryable,
     SetupFailed,
 )
-from spotheal.agent.foreign_command import back_off
-from spotheal.agent.patience import Patience
-from spotheal.agent.redaction import LENGTH_MIN, SECRETS
-from spotheal.agent.secret_reference import SecretReference
+from spotheal.agent.protocol.redaction import LENGTH_MIN, SECRETS
+from spotheal.agent.protocol.retry_budget import Patience
+from spotheal.agent.protocol.secret_reference import SecretReference
 
 NETWORK_SECONDS_MAX = 600.0
 REFUSED_SECONDS_MAX = 20.0  # a policy changed a moment ago is not known everywhere yet

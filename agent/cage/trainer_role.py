@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock, Stop, rfc3339
-from spotheal.agent.errors import Fatal, Interrupted, NoCredentials, PermissionDenied, SetupFailed
-from spotheal.agent.foreign_command import back_off
-from spotheal.agent.names import TRAINER_ROLE, partition_of
-from spotheal.agent.patience import Patience
-from spotheal.agent.redaction import SECRETS
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.processes.foreign_command import back_off
+from spotheal.agent.protocol.clock import Clock, Stop, rfc3339
+from spotheal.agent.protocol.errors import Fatal, Interrupted, NoCredentials, PermissionDenied, SetupFailed
+from spotheal.agent.protocol.names import TRAINER_ROLE, partition_of
+from spotheal.agent.protocol.redaction import SECRETS
+from spotheal.agent.protocol.retry_budget import Patience
 
 SESSION_SECONDS = 3600
 EARLY_SECONDS = 600.0

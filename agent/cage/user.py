@@ -7,10 +7,10 @@ import os
 import pwd
 from pathlib import Path
 
-from spotheal.agent import programs
-from spotheal.agent.account import Account
-from spotheal.agent.cage_sandbox import Sandbox
-from spotheal.agent.errors import Fatal, SetupFailed
+from spotheal.agent.processes import programs
+from spotheal.agent.processes.account import Account
+from spotheal.agent.processes.sandbox import Sandbox
+from spotheal.agent.protocol.errors import Fatal, SetupFailed
 
 _SECONDS_MAX = 60.0
 _SYSTEM_UID_MAX = 999  # /etc/login.defs, SYS_UID_MAX: above are people

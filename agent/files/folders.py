@@ -7,9 +7,9 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from spotheal.agent import beneath
-from spotheal.agent.account import Account
-from spotheal.agent.errors import SetupFailed
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.processes.account import Account
+from spotheal.agent.protocol.errors import SetupFailed
 
 PRIVATE = ".spotheal"  # the agent's own folder on the volume
 

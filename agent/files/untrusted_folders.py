@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
-from spotheal.agent import programs
+from spotheal.agent.processes import programs
 
 WALK_BYTES_MAX = 256 << 20  # of all paths of one walk; each counts `_ENTRY_BYTES` more. About a million files
 REMOVE_SECONDS_MAX = 1800.0

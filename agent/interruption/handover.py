@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from spotheal.agent.clock import Clock
-from spotheal.agent.errors import Fatal, PermissionDenied, Retryable, SpothealError
-from spotheal.agent.interruption import Interruption, Watcher
+from spotheal.agent.interruption.watcher import Interruption, Watcher
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import Fatal, PermissionDenied, Retryable, SpothealError
 
 BUSY_SECONDS = 5.0  # so long a busy mount point is only asked again,
 KILLED_SECONDS = 1.5  # and so long after its holders were killed

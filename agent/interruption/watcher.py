@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from spotheal.agent.clock import Clock
-from spotheal.agent.contract import NOTICE_MARGIN_SECONDS, Notice
-from spotheal.agent.errors import SpothealError
-from spotheal.agent.metadata import UNKNOWN, Answer, Rebalance, SpotAction
+from spotheal.agent.aws.imds import UNKNOWN, Answer, Rebalance, SpotAction
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.contract import NOTICE_MARGIN_SECONDS, Notice
+from spotheal.agent.protocol.errors import SpothealError
 
 POLL_SECONDS = 2.0  # AWS asks for 5 s or less; aws-node-termination-handler takes 2 s
 LEAD_SECONDS_MAX = 120.0  # AWS's notice is two minutes ahead: a longer one is a wrong wall clock

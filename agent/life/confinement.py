@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spotheal.agent.account import Account
-from spotheal.agent.cage import Cage, enclose
-from spotheal.agent.clock import AnyOf, Clock, Stop
-from spotheal.agent.folders import Folders
-from spotheal.agent.foreign_command import Surroundings
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.metadata import Identity, Metadata
-from spotheal.agent.paths import Paths
-from spotheal.agent.repo import Download, checkout
-from spotheal.agent.secrets import REPOSITORY, Vault
-from spotheal.agent.trainer_role import TrainerRole
-from spotheal.agent.working_copy import Fetched, files_of
+from spotheal.agent.aws.imds import Identity, Metadata
+from spotheal.agent.cage.cage import Cage, enclose
+from spotheal.agent.cage.secrets import REPOSITORY, Vault
+from spotheal.agent.cage.trainer_role import TrainerRole
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.processes.account import Account
+from spotheal.agent.processes.foreign_command import Surroundings
+from spotheal.agent.protocol.clock import AnyOf, Clock, Stop
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.repository.checkout import Download, checkout
+from spotheal.agent.repository.working_copy import Fetched, files_of
 
 
 @dataclass

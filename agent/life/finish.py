@@ -12,18 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from spotheal.agent import beneath
-from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.efs import Put
-from spotheal.agent.errors import Retryable, SpothealError
-from spotheal.agent.folders import is_foreign_link
-from spotheal.agent.ledger import Ledger
-from spotheal.agent.names import LAYOUT, TAG_REASON, TAG_SAVED_STEP, TAG_STATE, Phase, VolumeState
-from spotheal.agent.redaction import redacted
-from spotheal.agent.results import InStore, Place
-from spotheal.agent.status import Status
-from spotheal.agent.store import Halt, Store
-from spotheal.agent.trainer_files import shown
+from spotheal.agent.aws.s3 import Halt, Store
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files.folders import is_foreign_link
+from spotheal.agent.machine.efs import Put
+from spotheal.agent.protocol.clock import Clock, Stop
+from spotheal.agent.protocol.errors import Retryable, SpothealError
+from spotheal.agent.protocol.names import LAYOUT, TAG_REASON, TAG_SAVED_STEP, TAG_STATE, Phase, VolumeState
+from spotheal.agent.protocol.redaction import redacted
+from spotheal.agent.record.ledger import Ledger
+from spotheal.agent.record.results import InStore, Place
+from spotheal.agent.record.status import Status
+from spotheal.agent.trainer.progress_files import shown
 
 NOT_STORED = "results not stored"  # in the reason of an end: who cleans up leaves their volume alone
 BARRED = "barred"  # outcome of a launch whose instance type cannot run the job

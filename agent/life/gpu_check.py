@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.ec2 import Instance
-from spotheal.agent.errors import Interrupted, SpothealError
-from spotheal.agent.finish import End
-from spotheal.agent.gpus import Bars, Found, Shortfall, Unsuitable, decide_unsuitable, look, shortfall
-from spotheal.agent.launch import Launch
-from spotheal.agent.look_back import patiently
-from spotheal.agent.metadata import Identity
+from spotheal.agent.aws.ec2 import Instance
+from spotheal.agent.aws.imds import Identity
+from spotheal.agent.life.finish import End
+from spotheal.agent.life.gpus import Bars, Found, Shortfall, Unsuitable, decide_unsuitable, look, shortfall
+from spotheal.agent.life.preflight import patiently
+from spotheal.agent.protocol.clock import Clock, Stop
+from spotheal.agent.protocol.errors import Interrupted, SpothealError
+from spotheal.agent.record.boot_record import Launch
 
 
 class Cloud(Protocol):

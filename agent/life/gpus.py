@@ -16,14 +16,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import programs
-from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.errors import Fatal, Retryable, SetupFailed, SpothealError
-from spotheal.agent.finish import BARRED, End
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.job_values import SHOWN_OF_NOMINAL
-from spotheal.agent.names import LAYOUT, Phase
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.life.finish import BARRED, End
+from spotheal.agent.processes import programs
+from spotheal.agent.protocol.clock import Clock, Stop
+from spotheal.agent.protocol.errors import Fatal, Retryable, SetupFailed, SpothealError
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job_values import SHOWN_OF_NOMINAL
+from spotheal.agent.protocol.names import LAYOUT, Phase
 
 BARRED_LAUNCHES_MAX = 10  # without a checkpoint between them, each a few minutes of one instance
 DRIVER_SECONDS_MAX = 120.0  # a driver may still be loading when the agent starts

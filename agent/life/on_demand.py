@@ -10,10 +10,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock
-from spotheal.agent.errors import NotFound, SpothealError
-from spotheal.agent.names import rescue_schedule, schedule_expression
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import NotFound, SpothealError
+from spotheal.agent.protocol.names import rescue_schedule, schedule_expression
 
 PUT_OFF_SHARE = 8  # the time is put off again after so small a part of it: the rescue comes at most that much early
 PUT_OFF_SECONDS_MIN = 60.0

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from spotheal.agent.clock import Clock, Stop, parse_rfc3339, rfc3339
-from spotheal.agent.ec2 import Instance
-from spotheal.agent.errors import Interrupted, PermissionDenied, Retryable
-from spotheal.agent.finish import BARRED, End, decide_parked
-from spotheal.agent.launch import Launch
-from spotheal.agent.names import Phase
-from spotheal.agent.patience import Patience
-from spotheal.agent.store import Store
+from spotheal.agent.aws.ec2 import Instance
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.life.finish import BARRED, End, decide_parked
+from spotheal.agent.protocol.clock import Clock, Stop, parse_rfc3339, rfc3339
+from spotheal.agent.protocol.errors import Interrupted, PermissionDenied, Retryable
+from spotheal.agent.protocol.names import Phase
+from spotheal.agent.protocol.retry_budget import Patience
+from spotheal.agent.record.boot_record import Launch
 
 PATIENCE_SECONDS = 30 * 60.0
 _RETRY_SECONDS = 2.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from spotheal.agent.errors import ExitCode, Interrupted
-from spotheal.agent.finish import End, decide_end
-from spotheal.agent.gpus import Unsuitable
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.life import Life, World, ends_the_run
+from spotheal.agent.life.finish import End, decide_end
+from spotheal.agent.life.gpus import Unsuitable
+from spotheal.agent.life.stages import Life, World, ends_the_run
+from spotheal.agent.protocol.errors import ExitCode, Interrupted
+from spotheal.agent.protocol.instance_config import InstanceConfig
 
 
 def run(config: InstanceConfig, world: World, kind: type[Life] | None = None) -> ExitCode:

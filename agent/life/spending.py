@@ -10,22 +10,22 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
 
-from spotheal.agent.billing import about
-from spotheal.agent.budget import Budget, Cloud, Prices, Source
-from spotheal.agent.clock import Clock
-from spotheal.agent.curves import Curves
-from spotheal.agent.errors import SpothealError
-from spotheal.agent.finish import End
-from spotheal.agent.history import Disk
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.ledger import Ledger
-from spotheal.agent.limits import Limits
-from spotheal.agent.logs import Logs
-from spotheal.agent.messages import end_message
-from spotheal.agent.metadata import Identity
-from spotheal.agent.notify import Message, Messenger
-from spotheal.agent.paths import Paths
-from spotheal.agent.store import Store
+from spotheal.agent.aws.imds import Identity
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.life.finish import End
+from spotheal.agent.money.bill_inputs import Disk
+from spotheal.agent.money.billing import about
+from spotheal.agent.money.budget import Budget, Cloud, Prices, Source
+from spotheal.agent.money.limits import Limits
+from spotheal.agent.money.messages import end_message
+from spotheal.agent.money.notify import Message, Messenger
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import SpothealError
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.record.ledger import Ledger
+from spotheal.agent.record.logs import Logs
+from spotheal.agent.record.metrics_shipping import Curves
 
 
 class World(Protocol):

@@ -17,14 +17,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec
 
-from spotheal.agent import aws
-from spotheal.agent.clock import Clock, SystemClock, parse_rfc3339, rfc3339
-from spotheal.agent.confinement import Confinement
-from spotheal.agent.contract import BETWEEN_INTERRUPTIONS
-from spotheal.agent.ec2 import Ec2
-from spotheal.agent.efs import Efs
-from spotheal.agent.errors import ExitCode, Fatal, Interrupted, NoCredentials, Retryable, SpothealError
-from spotheal.agent.finish import (
+from spotheal.agent.aws import clients as aws
+from spotheal.agent.aws.ec2 import Ec2
+from spotheal.agent.aws.imds import Metadata
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.interruption.handover import HandoverResult, Steps, hand_over
+from spotheal.agent.interruption.watcher import Interruption, Watcher
+from spotheal.agent.life.confinement import Confinement
+from spotheal.agent.life.finish import (
     BARRED,
     POWER_OFF_SECONDS,
     End,
@@ -34,54 +36,52 @@ from spotheal.agent.finish import (
     record,
     store_results,
 )
-from spotheal.agent.folders import Folders
-from spotheal.agent.foreign_command import Surroundings
-from spotheal.agent.gpu_check import GpuCheck
-from spotheal.agent.gpus import Bars, Found, Need, Unsuitable
-from spotheal.agent.handover import HandoverResult, Steps, hand_over
-from spotheal.agent.host import Host
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.interpreter import Interpreter, find_interpreter
-from spotheal.agent.interruption import Interruption, Watcher
-from spotheal.agent.job_values import seconds
-from spotheal.agent.launch import Launch
-from spotheal.agent.ledger import Ledger
-from spotheal.agent.liveness import (
+from spotheal.agent.life.gpu_check import GpuCheck
+from spotheal.agent.life.gpus import Bars, Found, Need, Unsuitable
+from spotheal.agent.life.on_demand import Rescue
+from spotheal.agent.life.preflight import LookBack, between_interruptions
+from spotheal.agent.life.spending import Money, used_gib
+from spotheal.agent.life.trainer_stage import Instruments, TrainerStage
+from spotheal.agent.machine.efs import Efs
+from spotheal.agent.machine.host import Host
+from spotheal.agent.machine.systemd_notify import Notifier
+from spotheal.agent.money.messages import interruption_message
+from spotheal.agent.money.notify import SECONDS_MAX, Message, topic_region
+from spotheal.agent.processes.foreign_command import Surroundings
+from spotheal.agent.protocol.clock import Clock, SystemClock, parse_rfc3339, rfc3339
+from spotheal.agent.protocol.contract import BETWEEN_INTERRUPTIONS
+from spotheal.agent.protocol.errors import ExitCode, Fatal, Interrupted, NoCredentials, Retryable, SpothealError
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job_values import seconds
+from spotheal.agent.protocol.names import LAYOUT, TAG_JOB, TAG_NAME, TAG_RUN, EfsUrl, Phase
+from spotheal.agent.record.boot_record import Launch
+from spotheal.agent.record.ledger import Ledger
+from spotheal.agent.record.logs import Logs
+from spotheal.agent.record.results import LiveMetrics, place_of
+from spotheal.agent.record.run_state import RunMemory
+from spotheal.agent.record.status import Status
+from spotheal.agent.record.unplaced_results import BYTES_MAX, LISTED, Unplaced, unplaced_results
+from spotheal.agent.record.watchdog import (
     HEALING_SECONDS_MAX,
     HEARTBEAT_SECONDS_MAX,
     WATCH_SECONDS_MAX,
     Liveness,
 )
-from spotheal.agent.logs import Logs
-from spotheal.agent.look_back import LookBack, between_interruptions
-from spotheal.agent.memory import RunMemory
-from spotheal.agent.messages import interruption_message
-from spotheal.agent.metadata import Metadata
-from spotheal.agent.money import Money, used_gib
-from spotheal.agent.names import LAYOUT, TAG_JOB, TAG_NAME, TAG_RUN, EfsUrl, Phase
-from spotheal.agent.notify import SECONDS_MAX, Message, topic_region
-from spotheal.agent.paths import Paths
-from spotheal.agent.rescue import Rescue
-from spotheal.agent.results import LiveMetrics, place_of
-from spotheal.agent.setup_commands import prepare as run_setup
-from spotheal.agent.status import Status
-from spotheal.agent.store import Store
-from spotheal.agent.systemd_notify import Notifier
-from spotheal.agent.trainer_stage import Instruments, TrainerStage
-from spotheal.agent.unplaced_results import BYTES_MAX, LISTED, Unplaced, unplaced_results
-from spotheal.agent.volume.context import Context
-from spotheal.agent.volume.heal import Held, heal, left_behind
-from spotheal.agent.volume.observe import checkpoint_names
-from spotheal.agent.volume.release import create_base, create_handover, detach, leave
-from spotheal.agent.volume.seen import Desired
-from spotheal.agent.volume_space import SpaceWatch
-from spotheal.agent.warmup import Warmup
-from spotheal.agent.working_copy import (
+from spotheal.agent.repository.working_copy import (
     Fetched,
     changed_by_setup,
     is_on_volume,
     make_working_copy,
 )
+from spotheal.agent.trainer.interpreter import Interpreter, find_interpreter
+from spotheal.agent.trainer.setup import prepare as run_setup
+from spotheal.agent.volume.context import Context
+from spotheal.agent.volume.heal import Held, heal, left_behind
+from spotheal.agent.volume.observe import checkpoint_names
+from spotheal.agent.volume.release import create_base, create_handover, detach, leave
+from spotheal.agent.volume.seen import Desired
+from spotheal.agent.volume.space import SpaceWatch
+from spotheal.agent.volume.warmup import Warmup
 
 SHUTDOWN_SECONDS = 90.0  # what an operating system that goes down leaves us; the unit asks for 110
 _NOTICES, _HEARTBEAT = "the watch for notices", "the heartbeat"  # loops that prove the agent's life

@@ -11,34 +11,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import extents
-from spotheal.agent.account import Account
-from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.contract import Progress
-from spotheal.agent.curves import Curves
-from spotheal.agent.errors import SpothealError
-from spotheal.agent.finish import Trained
-from spotheal.agent.folders import Folders
-from spotheal.agent.gpus import likely_cause
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.interruption import Interruption
-from spotheal.agent.job_values import seconds
-from spotheal.agent.launch import Launch
-from spotheal.agent.ledger import Ledger
-from spotheal.agent.limits import Limits
-from spotheal.agent.logs import Logs
-from spotheal.agent.memory import RunMemory
-from spotheal.agent.money import used_gib
-from spotheal.agent.saved_files import SavedFiles
-from spotheal.agent.status import Status
-from spotheal.agent.supervisor import Hooks, Supervisor
-from spotheal.agent.trainer_environment import base_environment
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.interruption.watcher import Interruption
+from spotheal.agent.life.finish import Trained
+from spotheal.agent.life.gpus import likely_cause
+from spotheal.agent.life.spending import used_gib
+from spotheal.agent.money.limits import Limits
+from spotheal.agent.processes.account import Account
+from spotheal.agent.protocol.clock import Clock, Stop
+from spotheal.agent.protocol.contract import Progress
+from spotheal.agent.protocol.errors import SpothealError
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job_values import seconds
+from spotheal.agent.record.boot_record import Launch
+from spotheal.agent.record.ledger import Ledger
+from spotheal.agent.record.logs import Logs
+from spotheal.agent.record.metrics_shipping import Curves
+from spotheal.agent.record.run_state import RunMemory
+from spotheal.agent.record.status import Status
+from spotheal.agent.trainer.environment import base_environment
+from spotheal.agent.trainer.ranks import Meeting
+from spotheal.agent.trainer.saved_files import SavedFiles
+from spotheal.agent.trainer.supervisor import Hooks, Supervisor
+from spotheal.agent.trainer.written_files import WrittenFiles
+from spotheal.agent.volume import extents
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.heal import Held
 from spotheal.agent.volume.release import create_base
 from spotheal.agent.volume.retention import clean_up
-from spotheal.agent.world import Meeting
-from spotheal.agent.written_files import WrittenFiles
 
 RETENTION_SECONDS = 600.0  # describes are stale for minutes: what one look at the surplus misses, a later one finds
 STOP_SECONDS_MIN, STOP_SECONDS_MAX = 30.0, 3600.0  # what a last checkpoint may take, whatever is asked

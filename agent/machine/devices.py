@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spotheal.agent import documents
-from spotheal.agent.errors import Fatal, Retryable
+from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol.errors import Fatal, Retryable
 
 LINK_PREFIX = "nvme-Amazon_Elastic_Block_Store_"
 _EBS_SERIAL = re.compile(r"vol[0-9a-f]{8,17}")

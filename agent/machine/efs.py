@@ -21,13 +21,13 @@ from os import fspath, killpg, read
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import programs
-from spotheal.agent.account import Account
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.errors import Fatal, Interrupted, NotFound, Retryable, SpothealError
-from spotheal.agent.host import Host
-from spotheal.agent.names import EfsUrl, dns_suffix
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.machine.host import Host
+from spotheal.agent.processes import programs
+from spotheal.agent.processes.account import Account
+from spotheal.agent.protocol.clock import Clock, Stop
+from spotheal.agent.protocol.errors import Fatal, Interrupted, NotFound, Retryable, SpothealError
+from spotheal.agent.protocol.names import EfsUrl, dns_suffix
 
 OPTIONS = "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport,nosuid,nodev"
 MOUNT_POINT = "var/lib/spotheal/shared/efs"  # its parent decides who may pass

@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from spotheal.agent import devices as decide
-from spotheal.agent import holders as processes
-from spotheal.agent import programs
-from spotheal.agent.devices import Device
-from spotheal.agent.errors import Conflict, Fatal, MountRefused, Retryable
-from spotheal.agent.paths import Paths
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.machine import devices as decide
+from spotheal.agent.machine import mount_holders as processes
+from spotheal.agent.machine.devices import Device
+from spotheal.agent.processes import programs
+from spotheal.agent.protocol.errors import Conflict, Fatal, MountRefused, Retryable
 
 BY_ID = Path("/dev/disk/by-id")
 SYS_BLOCK = Path("/sys/block")

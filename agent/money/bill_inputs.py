@@ -8,7 +8,7 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from spotheal.agent.clock import parse_rfc3339
+from spotheal.agent.protocol.clock import parse_rfc3339
 
 Event = Mapping[str, Any]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import ROUND_HALF_UP, Decimal
 
-from spotheal.agent.history import Disk, Event, History, moment_of, seconds_between, whole
-from spotheal.agent.stays import Stay, launch_times, stays
+from spotheal.agent.money.bill_inputs import Disk, Event, History, moment_of, seconds_between, whole
+from spotheal.agent.money.instance_time import Stay, launch_times, stays
 
 # List prices of us-east-1, us-east-2 and us-west-2, November 2026 (aws.amazon.com/ebs/pricing, /vpc/pricing); other
 # regions are up to twice as dear.

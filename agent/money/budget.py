@@ -13,14 +13,14 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Protocol
 
-from spotheal.agent.billing import Bill, bill
-from spotheal.agent.clock import Clock, Stop, rfc3339
-from spotheal.agent.errors import PermissionDenied, SpothealError
-from spotheal.agent.history import Disk, History, Known, Listed, moment_of
-from spotheal.agent.ledger import Ledger
-from spotheal.agent.metadata import Identity
-from spotheal.agent.names import LAYOUT
-from spotheal.agent.store import Store
+from spotheal.agent.aws.imds import Identity
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.money.bill_inputs import Disk, History, Known, Listed, moment_of
+from spotheal.agent.money.billing import Bill, bill
+from spotheal.agent.protocol.clock import Clock, Stop, rfc3339
+from spotheal.agent.protocol.errors import PermissionDenied, SpothealError
+from spotheal.agent.protocol.names import LAYOUT
+from spotheal.agent.record.ledger import Ledger
 
 PRICE_SECONDS = 3600.0  # how often the price is looked at again
 PRICE_RETRY_SECONDS = 300.0

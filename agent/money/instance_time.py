@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from spotheal.agent.history import Event, History, Known, dollars, moment_of, seconds_between, whole
+from spotheal.agent.money.bill_inputs import Event, History, Known, dollars, moment_of, seconds_between, whole
 
 SECONDS_MIN = 60
 FREE_SECONDS = 3600

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from spotheal.agent.budget import LOOK_SECONDS_MAX, WARN_SHARE, Budget
-from spotheal.agent.clock import Clock, Stop, parse_rfc3339
-from spotheal.agent.errors import SpothealError
-from spotheal.agent.messages import limit_message
-from spotheal.agent.notify import Message
+from spotheal.agent.money.budget import LOOK_SECONDS_MAX, WARN_SHARE, Budget
+from spotheal.agent.money.messages import limit_message
+from spotheal.agent.money.notify import Message
+from spotheal.agent.protocol.clock import Clock, Stop, parse_rfc3339
+from spotheal.agent.protocol.errors import SpothealError
 
 _RETRY_SECONDS = 60.0
 

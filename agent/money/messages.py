@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from spotheal.agent.finish import End
-from spotheal.agent.names import Phase
-from spotheal.agent.notify import Message
+from spotheal.agent.life.finish import End
+from spotheal.agent.money.notify import Message
+from spotheal.agent.protocol.names import Phase
 
 _NEXT = {
     Phase.FAILED: "fleetctl logs {job}; fleetctl request --resume goes on from the last checkpoint",

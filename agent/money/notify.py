@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock, rfc3339
-from spotheal.agent.config import NotifyTable
-from spotheal.agent.errors import Fatal, Retryable, SpothealError
-from spotheal.agent.names import LAYOUT
-from spotheal.agent.redaction import redacted
-from spotheal.agent.store import Store
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import Clock, rfc3339
+from spotheal.agent.protocol.errors import Fatal, Retryable, SpothealError
+from spotheal.agent.protocol.job import NotifyTable
+from spotheal.agent.protocol.names import LAYOUT
+from spotheal.agent.protocol.redaction import redacted
 
 SCHEMA_VERSION = 1
 SECONDS_MAX = 30.0  # how long an end of the run waits for it, all channels together

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from spotheal.agent.clock import Clock, parse_rfc3339
 from spotheal.agent.nodes.plan import ABSENT_SECONDS, BEAT_SECONDS
+from spotheal.agent.protocol.clock import Clock, parse_rfc3339
 
 CONFIRM_SECONDS = 4 * BEAT_SECONDS  # whoever is no longer heard of by its own clock is watched for so long first
 

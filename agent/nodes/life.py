@@ -16,24 +16,24 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from spotheal.agent.clock import Stop
-from spotheal.agent.efs import MOUNT_POINT, Efs
-from spotheal.agent.errors import Retryable, SetupFailed
-from spotheal.agent.finish import End, Finishing
-from spotheal.agent.folders import PRIVATE, Folders
-from spotheal.agent.handover import HandoverResult
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.interpreter import Interpreter
-from spotheal.agent.job_values import seconds
-from spotheal.agent.life import Life, RunOver, World
-from spotheal.agent.names import EfsUrl, Phase
+from spotheal.agent.files.folders import PRIVATE, Folders
+from spotheal.agent.interruption.handover import HandoverResult
+from spotheal.agent.life.finish import End, Finishing
+from spotheal.agent.life.stages import Life, RunOver, World
+from spotheal.agent.life.trainer_stage import Instruments
+from spotheal.agent.machine.efs import MOUNT_POINT, Efs
 from spotheal.agent.nodes.meeting import Meeting
 from spotheal.agent.nodes.shared_copy import SharedCopy
-from spotheal.agent.results import LiveMetrics
-from spotheal.agent.setup_commands import made_before
-from spotheal.agent.trainer_stage import Instruments
-from spotheal.agent.unplaced_results import Unplaced
-from spotheal.agent.working_copy import Fetched
+from spotheal.agent.protocol.clock import Stop
+from spotheal.agent.protocol.errors import Retryable, SetupFailed
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job_values import seconds
+from spotheal.agent.protocol.names import EfsUrl, Phase
+from spotheal.agent.record.results import LiveMetrics
+from spotheal.agent.record.unplaced_results import Unplaced
+from spotheal.agent.repository.working_copy import Fetched
+from spotheal.agent.trainer.interpreter import Interpreter
+from spotheal.agent.trainer.setup import made_before
 
 END_SECONDS_MAX = 25 * 60.0  # in which another records the end that it has claimed: results may take 15 minutes
 FOLLOW_SECONDS = 120.0  # in which a machine goes with the fleet that another has cancelled

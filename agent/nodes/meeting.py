@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from spotheal.agent.clock import Clock, Stop, rfc3339
-from spotheal.agent.ec2 import Instance
-from spotheal.agent.errors import Interrupted, Retryable, SetupFailed, SpothealError
-from spotheal.agent.finish import End as RunEnd
-from spotheal.agent.history import Known
-from spotheal.agent.life import RunOver
-from spotheal.agent.metadata import Identity
-from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.aws.ec2 import Instance
+from spotheal.agent.aws.imds import Identity
+from spotheal.agent.aws.s3 import Claim, Store
+from spotheal.agent.life.finish import End as RunEnd
+from spotheal.agent.life.stages import RunOver
+from spotheal.agent.money.bill_inputs import Known
 from spotheal.agent.nodes.heard import Heard, age_of
 from spotheal.agent.nodes.plan import (
     BEAT_SECONDS,
@@ -35,7 +33,9 @@ from spotheal.agent.nodes.plan import (
     machine_of,
     place_of,
 )
-from spotheal.agent.store import Claim, Store
+from spotheal.agent.protocol.clock import Clock, Stop, rfc3339
+from spotheal.agent.protocol.errors import Interrupted, Retryable, SetupFailed, SpothealError
+from spotheal.agent.protocol.names import LAYOUT, Phase
 
 LOOK_SECONDS, LOOK_SECONDS_MAX = 1.0, 5.0
 _ENDS = {phase.value: phase for phase in Phase if phase.is_end}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.names import SILENT_SECONDS
+from spotheal.agent.protocol.names import SILENT_SECONDS
 
 BEAT_SECONDS = 15.0  # between two of a machine's documents
 FRESH_SECONDS = 90.0  # a machine that was heard of so long ago is counted as here

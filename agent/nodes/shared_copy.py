@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.errors import Interrupted, Retryable, SpothealError
-from spotheal.agent.finish import End as RunEnd
-from spotheal.agent.folders import Folders
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.life import RunOver
-from spotheal.agent.names import LAYOUT, SILENT_SECONDS, Phase
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.life.finish import End as RunEnd
+from spotheal.agent.life.stages import RunOver
 from spotheal.agent.nodes.heard import Heard
 from spotheal.agent.nodes.meeting import Cloud
 from spotheal.agent.nodes.plan import End, Machine, Seen, machine_of, still_in_one
-from spotheal.agent.repo import source_of
-from spotheal.agent.store import Store
-from spotheal.agent.working_copy import is_on_volume
+from spotheal.agent.protocol.clock import Clock, Stop
+from spotheal.agent.protocol.errors import Interrupted, Retryable, SpothealError
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.names import LAYOUT, SILENT_SECONDS, Phase
+from spotheal.agent.repository.checkout import source_of
+from spotheal.agent.repository.working_copy import is_on_volume
 
 LOOK_SECONDS, LOOK_SECONDS_MAX = 0.5, 10.0
 TURN_SECONDS_MAX = 2 * 3600.0  # one `setup` command may take an hour

@@ -7,7 +7,7 @@ import pwd
 from dataclasses import dataclass
 from typing import TypedDict
 
-from spotheal.agent.cage_sandbox import Sandbox
+from spotheal.agent.processes.sandbox import Sandbox
 
 
 class AsUser(TypedDict, total=False):

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spotheal.agent.account import Account
-from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.errors import Interrupted
-from spotheal.agent.process_group import ForeignProgram
+from spotheal.agent.processes.account import Account
+from spotheal.agent.processes.group import ForeignProgram
+from spotheal.agent.protocol.clock import Clock, Stop
+from spotheal.agent.protocol.errors import Interrupted
 
 _LINES_KEPT = 400
 _LOOK_SECONDS = 0.2

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from spotheal.agent.account import Account
-from spotheal.agent.cage_refusals import Refusals
-from spotheal.agent.cage_sandbox import PROGRAM as LAUNCHER
-from spotheal.agent.clock import Clock
-from spotheal.agent.errors import SetupFailed
-from spotheal.agent.launchers import is_launcher, is_shell
-from spotheal.agent.output import Pump
+from spotheal.agent.processes.account import Account
+from spotheal.agent.processes.launchers import is_launcher, is_shell
+from spotheal.agent.processes.output import Pump
+from spotheal.agent.processes.refusals import Refusals
+from spotheal.agent.processes.sandbox import PROGRAM as LAUNCHER
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import SetupFailed
 
 _PR_SET_CHILD_SUBREAPER = 36
 # Tells the agent's own programs (lsblk, mount, …) from orphans that came to us: a trainer never gets this variable.

@@ -13,8 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from spotheal.agent.documents import printable
-from spotheal.agent.redaction import SECRETS, Redaction
+from spotheal.agent.protocol.bounded_json import printable
+from spotheal.agent.protocol.redaction import SECRETS, Redaction
 
 LINE_BYTES_MAX = 8192
 WAITING_LINES_MAX = 2000

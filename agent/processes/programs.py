@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spotheal.agent.errors import Fatal, Retryable
+from spotheal.agent.protocol.errors import Fatal, Retryable
 
 # Debian's package, Amazon Linux's package.
 _PACKAGES = {

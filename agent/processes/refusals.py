@@ -17,8 +17,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from spotheal.agent.cage_calls import Call, Machine, build, describe, evaluate
-from spotheal.agent.output import readable
+from spotheal.agent.processes.output import readable
+from spotheal.agent.processes.system_calls import Call, Machine, build, describe, evaluate
 
 ANSWERS_MAX = 1000
 TOLD_MAX = 20

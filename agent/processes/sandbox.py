@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.cage_calls import MACHINES, Machine, build
-from spotheal.agent.errors import SetupFailed
+from spotheal.agent.processes.system_calls import MACHINES, Machine, build
+from spotheal.agent.protocol.errors import SetupFailed
 
 PROGRAM = Path(__file__).with_name("cage_exec.py")
 # Of /run only this is seen: D-Bus, container engines, package daemons and systemd's own sockets are ways out of the

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from spotheal.agent import documents
-from spotheal.agent.clock import parse_rfc3339, rfc3339
+from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol.clock import parse_rfc3339, rfc3339
 
 # Environment of the trainer. All folders exist when it starts.
 JOB = "SPOTHEAL_JOB"

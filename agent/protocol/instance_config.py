@@ -6,11 +6,11 @@ import json
 import re
 from dataclasses import dataclass
 
-from spotheal.agent import documents
-from spotheal.agent.config import JobConfig, parse_job
-from spotheal.agent.errors import ConfigError
-from spotheal.agent.job_values import integer
-from spotheal.agent.names import REGION, StoreUrl
+from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol.errors import ConfigError
+from spotheal.agent.protocol.job import JobConfig, parse_job
+from spotheal.agent.protocol.job_values import integer
+from spotheal.agent.protocol.names import REGION, StoreUrl
 
 INSTANCE_SCHEMA_VERSION = 1
 ENTRIES_MAX = 10_000  # of a sweep

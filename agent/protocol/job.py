@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from spotheal.agent.errors import ConfigError
-from spotheal.agent.job_keys import FREE_TABLES, KEYS, REQUIRED, Key
-from spotheal.agent.job_values import machines, reference
-from spotheal.agent.names import EfsUrl, StoreUrl, default_volume, parse_results
+from spotheal.agent.protocol.errors import ConfigError
+from spotheal.agent.protocol.job_keys import FREE_TABLES, KEYS, REQUIRED, Key
+from spotheal.agent.protocol.job_values import machines, reference
+from spotheal.agent.protocol.names import EfsUrl, StoreUrl, default_volume, parse_results
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.job_values import (
+from spotheal.agent.protocol.job_values import (
     Check,
     amount,
     argv,
@@ -34,7 +34,7 @@ from spotheal.agent.job_values import (
     text,
     volume_type,
 )
-from spotheal.agent.names import JOB_NAME, REGION
+from spotheal.agent.protocol.names import JOB_NAME, REGION
 
 REQUIRED: Any = object()
 

@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spotheal.agent.names import StoreUrl, parse_results
-from spotheal.agent.secret_reference import SecretReference
+from spotheal.agent.protocol.names import StoreUrl, parse_results
+from spotheal.agent.protocol.secret_reference import SecretReference
 
 Check = Callable[[Any], str]  # "" where the value is good, else what is wrong with it ("must be …")
 MACHINES_MAX = 64  # of a run: each is an EC2 describe and an S3 object in every look at the others

@@ -5,8 +5,8 @@ Counted from the first trouble of any kind, one refusal after two minutes of a b
 
 from __future__ import annotations
 
-from spotheal.agent.clock import Clock
-from spotheal.agent.errors import NotFound, PermissionDenied, SpothealError
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import NotFound, PermissionDenied, SpothealError
 
 # A role that was made minutes ago is not known everywhere, and IMDS may give no credentials for a while.
 REFUSED_SECONDS_MAX = 120.0

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from spotheal.agent.clock import Clock, rfc3339
-from spotheal.agent.errors import PermissionDenied, Retryable, SpothealError
-from spotheal.agent.metadata import Identity
-from spotheal.agent.names import LAYOUT
-from spotheal.agent.patience import Patience
-from spotheal.agent.store import Store
+from spotheal.agent.aws.imds import Identity
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import Clock, rfc3339
+from spotheal.agent.protocol.errors import PermissionDenied, Retryable, SpothealError
+from spotheal.agent.protocol.names import LAYOUT
+from spotheal.agent.protocol.retry_budget import Patience
 
 COUNT_SECONDS_MAX = 120.0  # a network may come up after us; as long without rights
 

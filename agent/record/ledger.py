@@ -17,12 +17,12 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from spotheal.agent import documents
-from spotheal.agent.clock import Clock, rfc3339
-from spotheal.agent.errors import SpothealError
-from spotheal.agent.names import LAYOUT
-from spotheal.agent.redaction import SECRETS
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol.clock import Clock, rfc3339
+from spotheal.agent.protocol.errors import SpothealError
+from spotheal.agent.protocol.names import LAYOUT
+from spotheal.agent.protocol.redaction import SECRETS
 
 
 class Ledger:

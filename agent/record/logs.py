@@ -25,11 +25,11 @@ from typing import IO, Any
 
 import structlog
 
-from spotheal.agent.documents import printable, printable_lines
-from spotheal.agent.errors import SpothealError
-from spotheal.agent.names import LAYOUT
-from spotheal.agent.redaction import SECRETS
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.bounded_json import printable, printable_lines
+from spotheal.agent.protocol.errors import SpothealError
+from spotheal.agent.protocol.names import LAYOUT
+from spotheal.agent.protocol.redaction import SECRETS
 
 FIELDS = ("job", "run", "instance", "zone", "term", "attempt")
 SEGMENT_BYTES = 4 << 20  # a shipped object is put whole again at each shipment, so it must stay small

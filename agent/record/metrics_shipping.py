@@ -13,13 +13,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import beneath
-from spotheal.agent.clock import Clock, rfc3339
-from spotheal.agent.contract import Progress
-from spotheal.agent.errors import SpothealError
-from spotheal.agent.names import LAYOUT
-from spotheal.agent.redaction import SECRETS
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.protocol.clock import Clock, rfc3339
+from spotheal.agent.protocol.contract import Progress
+from spotheal.agent.protocol.errors import SpothealError
+from spotheal.agent.protocol.names import LAYOUT
+from spotheal.agent.protocol.redaction import SECRETS
 
 SHIP_SECONDS = 300.0
 SAMPLE_SECONDS = 10.0

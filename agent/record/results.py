@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from spotheal.agent.account import Account
-from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.curves import Metrics
-from spotheal.agent.efs import Efs, Put
-from spotheal.agent.errors import Retryable, SpothealError
-from spotheal.agent.folders import Folders
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import LAYOUT, EfsUrl, StoreUrl
-from spotheal.agent.store import Halt, Store, go_on
+from spotheal.agent.aws.s3 import Halt, Store, go_on
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.machine.efs import Efs, Put
+from spotheal.agent.processes.account import Account
+from spotheal.agent.protocol.clock import Clock, Stop
+from spotheal.agent.protocol.errors import Retryable, SpothealError
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.names import LAYOUT, EfsUrl, StoreUrl
+from spotheal.agent.record.metrics_shipping import Metrics
 
 LIVE_SECONDS = 30.0
 _AGAIN_SECONDS_MAX = 600.0  # of a place that does not take them

@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from spotheal.agent import documents
-from spotheal.agent.folders import Folders, publish
+from spotheal.agent.files.folders import Folders, publish
+from spotheal.agent.protocol import bounded_json as documents
 
 _NAME = "run.json"
 

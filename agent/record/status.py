@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from spotheal.agent.clock import Clock, Stop, rfc3339
-from spotheal.agent.contract import Notice, Progress
-from spotheal.agent.errors import SpothealError
-from spotheal.agent.names import HEARTBEAT_SECONDS, LAYOUT, STATUS_SCHEMA_VERSION, Phase
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import Clock, Stop, rfc3339
+from spotheal.agent.protocol.contract import Notice, Progress
+from spotheal.agent.protocol.errors import SpothealError
+from spotheal.agent.protocol.names import HEARTBEAT_SECONDS, LAYOUT, STATUS_SCHEMA_VERSION, Phase
 
 PUBLISH_SECONDS_MIN = 10.0  # progress is published at most so often; the heartbeat comes besides
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from spotheal.agent import beneath
-from spotheal.agent.carry_over import content_of
-from spotheal.agent.folders import Folders, publish
-from spotheal.agent.trainer_files import NOT_GROWTH, shown
-from spotheal.agent.working_copy import commit_contents
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files.folders import Folders, publish
+from spotheal.agent.repository.carry_over import content_of
+from spotheal.agent.repository.working_copy import commit_contents
+from spotheal.agent.trainer.progress_files import NOT_GROWTH, shown
 
 BYTES_MAX = 10 << 30
 LISTED = "left-on-the-volume.txt"

@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.systemd_notify import Notifier
+from spotheal.agent.machine.systemd_notify import Notifier
+from spotheal.agent.protocol.clock import Clock, Stop
 
 # Polls come every two seconds and their requests end within some more: silence is a process that gets no time, or a
 # thread that waits for a lock which nobody gives back.

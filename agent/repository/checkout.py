@@ -13,18 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from spotheal.agent import beneath, documents, programs
-from spotheal.agent.account import Account
-from spotheal.agent.clock import Clock, Stop, never
-from spotheal.agent.errors import NotFound, PermissionDenied, Retryable, SetupFailed
-from spotheal.agent.folders import publish
-from spotheal.agent.foreign_command import Finished, Surroundings, back_off, run_command
-from spotheal.agent.git_access import SSH, GitAccess, access
-from spotheal.agent.git_faults import Cause, Fault, classify, redacted, refusal, without_credentials
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import LAYOUT
-from spotheal.agent.patience import Patience
-from spotheal.agent.trainer_environment import base_environment
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files.folders import publish
+from spotheal.agent.processes import programs
+from spotheal.agent.processes.account import Account
+from spotheal.agent.processes.foreign_command import Finished, Surroundings, back_off, run_command
+from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol.clock import Clock, Stop, never
+from spotheal.agent.protocol.errors import NotFound, PermissionDenied, Retryable, SetupFailed
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.names import LAYOUT
+from spotheal.agent.protocol.retry_budget import Patience
+from spotheal.agent.repository.git_access import SSH, GitAccess, access
+from spotheal.agent.repository.git_faults import Cause, Fault, classify, redacted, refusal, without_credentials
+from spotheal.agent.trainer.environment import base_environment
 
 COMMAND_SECONDS_MAX = 1800.0
 NETWORK_SECONDS_MAX = 1800.0  # how long a network that is down is waited for

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from spotheal.agent.account import Account
-from spotheal.agent.errors import SetupFailed
+from spotheal.agent.processes.account import Account
+from spotheal.agent.protocol.errors import SetupFailed
 
 # Where no host key is known (`[job] known_hosts`) the first one seen is taken. Never ask: nobody is there.
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=20 -o ForwardAgent=no -o StrictHostKeyChecking=accept-new"

@@ -24,13 +24,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import beneath, carry_over, documents, programs
-from spotheal.agent.errors import Retryable, SetupFailed
-from spotheal.agent.folders import Folders, give, publish
-from spotheal.agent.foreign_command import Surroundings, run_command
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.repo import commit_record, source_of
-from spotheal.agent.trainer_environment import base_environment
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files.folders import Folders, give, publish
+from spotheal.agent.processes import programs
+from spotheal.agent.processes.foreign_command import Surroundings, run_command
+from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol.errors import Retryable, SetupFailed
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.repository import carry_over
+from spotheal.agent.repository.checkout import commit_record, source_of
+from spotheal.agent.trainer.environment import base_environment
 
 COPY_SECONDS_MAX = 1800.0
 SYNC_SECONDS_MAX = 300.0

@@ -12,11 +12,11 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from spotheal.agent.clock import Clock, parse_rfc3339, rfc3339
-from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import Retryable
-from spotheal.agent.names import LAYOUT, SILENT_SECONDS, Phase
-from spotheal.agent.store import Store
+from spotheal.agent.aws.ec2 import Ec2
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import Clock, parse_rfc3339, rfc3339
+from spotheal.agent.protocol.errors import Retryable
+from spotheal.agent.protocol.names import LAYOUT, SILENT_SECONDS, Phase
 
 # An instance that no describe shows is one that AWS has forgotten, or one too young to be seen: only the first counts.
 UNSEEN_SECONDS = 900.0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from spotheal.agent.clock import Clock
-from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import NotFound, Retryable, SpothealError
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import LAYOUT, TAG_STATE, VolumeState
-from spotheal.agent.store import Store
+from spotheal.agent.aws.ec2 import Ec2
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import NotFound, Retryable, SpothealError
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.names import LAYOUT, TAG_STATE, VolumeState
 from spotheal.agent.volume.first import first_volume
 
 DELETE_SECONDS_MAX = 300.0

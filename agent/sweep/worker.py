@@ -11,9 +11,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 
-from spotheal.agent.budget import Budget
-from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import (
+from spotheal.agent.aws.ec2 import Ec2
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.files.folders import Folders, publish
+from spotheal.agent.interruption.handover import HandoverResult
+from spotheal.agent.life.finish import NOT_STORED, POWER_OFF_SECONDS, End, Finishing, cancel, record
+from spotheal.agent.life.run import run
+from spotheal.agent.life.stages import Life, World
+from spotheal.agent.money.budget import Budget
+from spotheal.agent.money.limits import Limits
+from spotheal.agent.protocol.errors import (
     ExitCode,
     Fatal,
     Interrupted,
@@ -23,19 +30,12 @@ from spotheal.agent.errors import (
     Retryable,
     SpothealError,
 )
-from spotheal.agent.finish import NOT_STORED, POWER_OFF_SECONDS, End, Finishing, cancel, record
-from spotheal.agent.folders import Folders, publish
-from spotheal.agent.handover import HandoverResult
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.launch import Launch
-from spotheal.agent.ledger import Ledger
-from spotheal.agent.life import Life, World
-from spotheal.agent.limits import Limits
-from spotheal.agent.names import LAYOUT, Phase
-from spotheal.agent.patience import Patience
-from spotheal.agent.run import run
-from spotheal.agent.status import Status
-from spotheal.agent.store import Store
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.names import LAYOUT, Phase
+from spotheal.agent.protocol.retry_budget import Patience
+from spotheal.agent.record.boot_record import Launch
+from spotheal.agent.record.ledger import Ledger
+from spotheal.agent.record.status import Status
 from spotheal.agent.sweep import volume
 from spotheal.agent.sweep.queue import Queue, Taken, give_back
 from spotheal.agent.volume.heal import Held

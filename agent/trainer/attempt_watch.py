@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from spotheal.agent.clock import Clock
-from spotheal.agent.contract import Notice, Progress
-from spotheal.agent.folders import Folders, publish
-from spotheal.agent.process_group import ForeignProgram
-from spotheal.agent.silence import Silence
-from spotheal.agent.trainer_files import progress_of
+from spotheal.agent.files.folders import Folders, publish
+from spotheal.agent.processes.group import ForeignProgram
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.contract import Notice, Progress
+from spotheal.agent.trainer.hang_detector import Silence
+from spotheal.agent.trainer.progress_files import progress_of
 
 _ABORT_SECONDS = 10.0  # in which a hung trainer may say where: Python prints every thread's stack at SIGABRT
 _GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL where the deadline has passed already

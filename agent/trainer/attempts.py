@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, replace
 
-from spotheal.agent.contract import EXIT_DONE, EXIT_RANKS_LOST, EXIT_SAVED_AND_STOPPED
+from spotheal.agent.protocol.contract import EXIT_DONE, EXIT_RANKS_LOST, EXIT_SAVED_AND_STOPPED
 
 BACK_OFF_SECONDS_MAX = 60.0
 UNASKED_STOPS_MAX = 3

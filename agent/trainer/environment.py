@@ -8,11 +8,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from spotheal.agent import contract
-from spotheal.agent.account import Account
-from spotheal.agent.errors import SetupFailed
-from spotheal.agent.folders import Folders
-from spotheal.agent.instance_config import InstanceConfig
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.processes.account import Account
+from spotheal.agent.protocol import contract
+from spotheal.agent.protocol.errors import SetupFailed
+from spotheal.agent.protocol.instance_config import InstanceConfig
 
 # Of the agent's own AWS_* only these: the rest may be credentials, which a trainer must not have.
 _AWS_PASSED_ON = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_EC2_METADATA_SERVICE_ENDPOINT")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from spotheal.agent.clock import Clock
+from spotheal.agent.protocol.clock import Clock
 
 
 class Silence:

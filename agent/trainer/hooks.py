@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from spotheal.agent.contract import Progress
-from spotheal.agent.errors import SpothealError
+from spotheal.agent.protocol.contract import Progress
+from spotheal.agent.protocol.errors import SpothealError
 
 Kind = Literal["done", "failed", "interrupted", "limit", "cancelled"]
 

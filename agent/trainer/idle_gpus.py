@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from spotheal.agent import programs
-from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.errors import SpothealError
+from spotheal.agent.processes import programs
+from spotheal.agent.protocol.clock import Clock, Stop
+from spotheal.agent.protocol.errors import SpothealError
 
 FIRST_SECONDS = 60.0  # of training before the first look: frameworks touch the other GPUs late
 AGAIN_SECONDS = 30.0

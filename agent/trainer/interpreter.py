@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import documents
-from spotheal.agent.errors import SetupFailed
-from spotheal.agent.folders import Folders
-from spotheal.agent.foreign_command import Surroundings, run_command
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.trainer_environment import base_environment
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.processes.foreign_command import Surroundings, run_command
+from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol.errors import SetupFailed
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.trainer.environment import base_environment
 
 _PROBE_SECONDS_MAX = 120.0  # the first import on a volume that loads lazily takes long
 _PROBE = (

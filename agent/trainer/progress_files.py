@@ -14,9 +14,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
 
-from spotheal.agent import beneath, documents
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.contract import Progress
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.contract import Progress
 
 _PROGRESS_BYTES_MAX = 1 << 20
 _SMALL_BYTES = 1024

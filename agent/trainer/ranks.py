@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from spotheal.agent import beneath, programs
-from spotheal.agent.clock import Stop
-from spotheal.agent.errors import Fatal, Retryable, SetupFailed
-from spotheal.agent.launchers import RANKS_MODULE, launches, processes_asked
-from spotheal.agent.output import readable
-from spotheal.agent.redaction import SECRETS
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.processes import programs
+from spotheal.agent.processes.launchers import RANKS_MODULE, launches, processes_asked
+from spotheal.agent.processes.output import readable
+from spotheal.agent.protocol.clock import Stop
+from spotheal.agent.protocol.errors import Fatal, Retryable, SetupFailed
+from spotheal.agent.protocol.redaction import SECRETS
 
 NVIDIA_SMI_SECONDS_MAX = 60.0  # a driver that has just been loaded initializes every GPU at the first call
 _QUERY = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]

@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from spotheal.agent import beneath
-from spotheal.agent.clock import Stop, never
-from spotheal.agent.folders import Folders
-from spotheal.agent.torn_saves import TornSave, anything_saved, torn_saves
-from spotheal.agent.trainer_files import NOT_GROWTH, Mark, Seen, mark_of, mark_of_files
-from spotheal.agent.working_copy import files_of_commit
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.protocol.clock import Stop, never
+from spotheal.agent.repository.working_copy import files_of_commit
+from spotheal.agent.trainer.progress_files import NOT_GROWTH, Mark, Seen, mark_of, mark_of_files
+from spotheal.agent.trainer.torn_saves import TornSave, anything_saved, torn_saves
 
 _SAVES_FOLDER = re.compile(r"check-?_?point|ckpt", re.IGNORECASE)
 _SAVE = re.compile(r".*\.(pt|pth|ckpt|safetensors|h5|keras)(\.tar)?", re.IGNORECASE)  # .npy, .bin and .zip are data too

@@ -13,10 +13,11 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from spotheal.agent import beneath, documents
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.folders import Folders, publish
-from spotheal.agent.torn_saves import TornSave
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files.folders import Folders, publish
+from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.trainer.torn_saves import TornSave
 
 _RECORD = "set-aside.json"
 

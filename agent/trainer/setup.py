@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import beneath, programs
-from spotheal.agent.errors import Retryable, SetupFailed
-from spotheal.agent.folders import Folders, give, publish
-from spotheal.agent.foreign_command import Finished, Surroundings, back_off, run_command
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.interpreter import Interpreter, probe
-from spotheal.agent.trainer_environment import expand, trainer_environment
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files.folders import Folders, give, publish
+from spotheal.agent.processes import programs
+from spotheal.agent.processes.foreign_command import Finished, Surroundings, back_off, run_command
+from spotheal.agent.protocol.errors import Retryable, SetupFailed
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.trainer.environment import expand, trainer_environment
+from spotheal.agent.trainer.interpreter import Interpreter, probe
 
 COMMAND_SECONDS_MAX = 3600.0
 NETWORK_SECONDS_MAX = 1800.0

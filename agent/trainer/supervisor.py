@@ -15,21 +15,23 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import beneath, contract, idle_gpus
-from spotheal.agent.account import Account
-from spotheal.agent.attempts import AttemptEnd, Done, GiveUp, StartAgain, Stopped, Tally, decide
-from spotheal.agent.clock import Clock
-from spotheal.agent.contract import Notice, Progress
-from spotheal.agent.errors import SetupFailed, SpothealError
-from spotheal.agent.folders import Folders
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.job_values import seconds
-from spotheal.agent.process_group import ForeignProgram, end_leftovers
-from spotheal.agent.saved_files import SavedFiles
-from spotheal.agent.set_aside import SaveShelf, SetAside
-from spotheal.agent.silence import Silence
-from spotheal.agent.trainer_environment import expand, trainer_environment
-from spotheal.agent.trainer_files import (
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.processes.account import Account
+from spotheal.agent.processes.group import ForeignProgram, end_leftovers
+from spotheal.agent.protocol import contract
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.contract import Notice, Progress
+from spotheal.agent.protocol.errors import SetupFailed, SpothealError
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job_values import seconds
+from spotheal.agent.trainer import idle_gpus
+from spotheal.agent.trainer.attempt_watch import Request, Timing, Watch
+from spotheal.agent.trainer.attempts import AttemptEnd, Done, GiveUp, StartAgain, Stopped, Tally, decide
+from spotheal.agent.trainer.environment import expand, trainer_environment
+from spotheal.agent.trainer.hang_detector import Silence
+from spotheal.agent.trainer.hooks import Ended, Hooks, Kind, Teller
+from spotheal.agent.trainer.progress_files import (
     Mark,
     describe,
     drop_metrics_after,
@@ -37,9 +39,9 @@ from spotheal.agent.trainer_files import (
     newest,
     progress_of,
 )
-from spotheal.agent.trainer_hooks import Ended, Hooks, Kind, Teller
-from spotheal.agent.watch import Request, Timing, Watch
-from spotheal.agent.world import Meeting, Rendezvous, World, gpu_count, last_words, visible, world_of
+from spotheal.agent.trainer.ranks import Meeting, Rendezvous, World, gpu_count, last_words, visible, world_of
+from spotheal.agent.trainer.saved_files import SavedFiles
+from spotheal.agent.trainer.set_aside import SaveShelf, SetAside
 
 __all__ = ["Ended", "Folders", "Hooks", "Supervisor", "Timing"]
 

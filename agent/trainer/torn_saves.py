@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from spotheal.agent import beneath, documents
-from spotheal.agent.clock import Stop, never
-from spotheal.agent.trainer_files import NOT_GROWTH, files_below, shown
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol.clock import Stop, never
+from spotheal.agent.trainer.progress_files import NOT_GROWTH, files_below, shown
 
 # Folders that are one checkpoint: HF writes checkpoint-500/, DeepSpeed global_step500/.
 # Not `step3-rlhf/`: that is somebody's code, with every good checkpoint below it.

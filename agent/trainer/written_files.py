@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import documents
-from spotheal.agent.clock import Stop
-from spotheal.agent.folders import Folders, publish
-from spotheal.agent.trainer_files import Seen, files_below, shown
+from spotheal.agent.files.folders import Folders, publish
+from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol.clock import Stop
+from spotheal.agent.trainer.progress_files import Seen, files_below, shown
 
 FILES_MAX = 50_000
 NAMES_MAX = 500  # of a record: one for each name without its digits

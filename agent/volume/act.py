@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import NoReturn
 
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.ec2 import DeviceNameTaken, TokenUsed, was_refused
-from spotheal.agent.errors import MountRefused, Retryable, SpothealError
-from spotheal.agent.names import (
+from spotheal.agent.aws.ec2 import DeviceNameTaken, TokenUsed, was_refused
+from spotheal.agent.aws.s3 import Claim
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.errors import MountRefused, Retryable, SpothealError
+from spotheal.agent.protocol.names import (
     LAYOUT,
     TAG_PURPOSE,
     TAG_REASON,
@@ -18,7 +19,6 @@ from spotheal.agent.names import (
     Purpose,
     VolumeState,
 )
-from spotheal.agent.store import Claim
 from spotheal.agent.volume.actions import (
     POLL_SECONDS,
     Action,

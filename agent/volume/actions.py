@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotheal.agent.ec2 import VolumeSpec
-from spotheal.agent.names import Phase
+from spotheal.agent.aws.ec2 import VolumeSpec
+from spotheal.agent.protocol.names import Phase
 
 POLL_SECONDS = 5.0
 

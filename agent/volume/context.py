@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from spotheal.agent.clock import Clock, Stop
-from spotheal.agent.ec2 import Ec2, Snapshot
-from spotheal.agent.store import Claim, Store
+from spotheal.agent.aws.ec2 import Ec2, Snapshot
+from spotheal.agent.aws.s3 import Claim, Store
+from spotheal.agent.protocol.clock import Clock, Stop
 from spotheal.agent.volume.actions import Action
 from spotheal.agent.volume.seen import Desired, Observed
 

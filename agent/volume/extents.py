@@ -18,11 +18,11 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from spotheal.agent import beneath
-from spotheal.agent.clock import Stop
-from spotheal.agent.folders import Folders, publish
-from spotheal.agent.read_ahead import BLOCK_BYTES, EXTENTS, Extent, bounded, newest
-from spotheal.agent.working_copy import files_of_commit
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files.folders import Folders, publish
+from spotheal.agent.protocol.clock import Stop
+from spotheal.agent.repository.working_copy import files_of_commit
+from spotheal.agent.volume.read_ahead import BLOCK_BYTES, EXTENTS, Extent, bounded, newest
 
 FILE_BYTES_MAX = 4 << 20  # a larger file is read at full speed anyway
 FILES_MAX = 50_000

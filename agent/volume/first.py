@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spotheal.agent.config import JobConfig
-from spotheal.agent.ec2 import VolumeSpec
-from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN, TAG_STATE, TAG_TERM, VolumeState, volume_token
+from spotheal.agent.aws.ec2 import VolumeSpec
+from spotheal.agent.protocol.job import JobConfig
+from spotheal.agent.protocol.names import TAG_JOB, TAG_NAME, TAG_RUN, TAG_STATE, TAG_TERM, VolumeState, volume_token
 
 
 def first_volume(job: JobConfig, run: str, zone: str) -> VolumeSpec:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spotheal.agent.errors import (
+from spotheal.agent.aws.s3 import Claim
+from spotheal.agent.life.finish import End
+from spotheal.agent.protocol.errors import (
     CapacityError,
     Conflict,
     Interrupted,
@@ -15,9 +17,7 @@ from spotheal.agent.errors import (
     SpothealError,
     WaitTimedOut,
 )
-from spotheal.agent.finish import End
-from spotheal.agent.patience import Patience
-from spotheal.agent.store import Claim
+from spotheal.agent.protocol.retry_budget import Patience
 from spotheal.agent.volume.act import act
 from spotheal.agent.volume.actions import POLL_SECONDS, Action, GiveUp, Ready, Wait
 from spotheal.agent.volume.context import Context

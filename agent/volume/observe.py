@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from spotheal.agent.clock import parse_rfc3339
-from spotheal.agent.ec2 import Instance, Snapshot, Volume
-from spotheal.agent.names import LAYOUT, SILENT_SECONDS, TAG_SAVED_STEP, TAG_STATE, VolumeState
-from spotheal.agent.store import Claim
+from spotheal.agent.aws.ec2 import Instance, Snapshot, Volume
+from spotheal.agent.aws.s3 import Claim
+from spotheal.agent.protocol.clock import parse_rfc3339
+from spotheal.agent.protocol.names import LAYOUT, SILENT_SECONDS, TAG_SAVED_STEP, TAG_STATE, VolumeState
 from spotheal.agent.volume.actions import Action, Attach, MakeFilesystem, Mount, Promote, SetTerm, Supersede, TakeOver
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.seen import (

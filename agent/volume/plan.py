@@ -6,8 +6,16 @@ is concluded from an absence that has not lasted, and whatever must not be stale
 
 from __future__ import annotations
 
-from spotheal.agent.ec2 import Instance, Volume, VolumeSpec, key_next_step
-from spotheal.agent.names import SILENT_CONFIRM_SECONDS, TAG_RUN, TAG_STATE, TAG_TERM, Phase, VolumeState, volume_token
+from spotheal.agent.aws.ec2 import Instance, Volume, VolumeSpec, key_next_step
+from spotheal.agent.protocol.names import (
+    SILENT_CONFIRM_SECONDS,
+    TAG_RUN,
+    TAG_STATE,
+    TAG_TERM,
+    Phase,
+    VolumeState,
+    volume_token,
+)
 from spotheal.agent.volume.actions import (
     Action,
     Attach,

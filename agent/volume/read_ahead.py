@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from spotheal.agent import beneath, documents
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.protocol import bounded_json as documents
 
 READERS = 16  # 48 took 0.2 s more of the processors that the trainer needs, and gained nothing
 CHUNK_BYTES = 1 << 20

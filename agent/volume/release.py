@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from spotheal.agent.errors import Conflict, NotFound, Retryable, SpothealError
-from spotheal.agent.names import LAYOUT, TAG_PURPOSE, Purpose
+from spotheal.agent.protocol.errors import Conflict, NotFound, Retryable, SpothealError
+from spotheal.agent.protocol.names import LAYOUT, TAG_PURPOSE, Purpose
 from spotheal.agent.volume.act import let_go, snapshot_tags
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.seen import HELD_STATES, term_of

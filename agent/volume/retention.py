@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotheal.agent.ec2 import Snapshot, Volume
-from spotheal.agent.errors import SpothealError
-from spotheal.agent.names import SNAPSHOTS_KEPT, TAG_PURPOSE, Purpose, VolumeState
+from spotheal.agent.aws.ec2 import Snapshot, Volume
+from spotheal.agent.protocol.errors import SpothealError
+from spotheal.agent.protocol.names import SNAPSHOTS_KEPT, TAG_PURPOSE, Purpose, VolumeState
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.release import Writer
 from spotheal.agent.volume.seen import DEAD_STATES, GONE_STATES, state_of, term_of

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import beneath
-from spotheal.agent.clock import Stop
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.protocol.clock import Stop
 
 FULL_PERCENT = 85
 LOOK_SECONDS = 600.0  # between two walks over all files

@@ -22,9 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.folders import Folders
-from spotheal.agent.interpreter import candidates
-from spotheal.agent.read_ahead import EXTENTS
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.trainer.interpreter import candidates
+from spotheal.agent.volume.read_ahead import EXTENTS
 
 BYTES_MAX = 4 << 30  # torch with CUDA has 2 to 4 GB of libraries
 FILES_MAX = 20_000
@@ -60,7 +60,7 @@ class Warmup:
         try:
             # Not at a low priority: the trainer waits for what is not read yet, and this takes a second of one core.
             # Not below `timeout`: the volume is busy until the reader itself has ended.
-            reader = _started([sys.executable, "-I", "-m", "spotheal.agent.read_ahead"], subprocess.PIPE)
+            reader = _started([sys.executable, "-I", "-m", "spotheal.agent.volume.read_ahead"], subprocess.PIPE)
             self._readers.append(reader)
             assert reader.stdin is not None
             reader.stdin.write(json.dumps(order).encode())

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import ConfigError, SpothealError
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import ConfigError, SpothealError
 from spotheal.fleet.account import network
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import ConfigError, NotFound, PermissionDenied
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import ConfigError, NotFound, PermissionDenied
 
 if TYPE_CHECKING:
     from spotheal.fleet.config import FleetConfig

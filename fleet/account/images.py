@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import NotFound
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import NotFound
 
 if TYPE_CHECKING:
     from spotheal.fleet.session import Session

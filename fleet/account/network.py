@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import ConfigError, NotFound
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
     from spotheal.fleet.session import Session

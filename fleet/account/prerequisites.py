@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from spotheal.agent.aws import translated
-from spotheal.agent.config import JobConfig
-from spotheal.agent.errors import ConfigError, NotFound, PermissionDenied, SpothealError
-from spotheal.agent.job_values import seconds
-from spotheal.agent.names import TAG_NAME, StoreUrl
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import ConfigError, NotFound, PermissionDenied, SpothealError
+from spotheal.agent.protocol.job import JobConfig
+from spotheal.agent.protocol.job_values import seconds
+from spotheal.agent.protocol.names import TAG_NAME, StoreUrl
 from spotheal.fleet import results_check
 from spotheal.fleet.account import between, network, roles, service_roles
 from spotheal.fleet.account.between import OpenBetween

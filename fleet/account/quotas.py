@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import PermissionDenied, SpothealError
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import PermissionDenied, SpothealError
 from spotheal.fleet.account.types import InstanceType
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import CapacityError, Conflict, NotFound, SpothealError
-from spotheal.agent.names import TRAINER_ROLE, StoreUrl
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import CapacityError, Conflict, NotFound, SpothealError
+from spotheal.agent.protocol.names import TRAINER_ROLE, StoreUrl
 from spotheal.iam import policies
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import NotFound, PermissionDenied, SpothealError
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import NotFound, PermissionDenied, SpothealError
 
 if TYPE_CHECKING:
     from spotheal.fleet.session import Session

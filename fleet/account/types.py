@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.job_values import SHOWN_OF_NOMINAL
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.job_values import SHOWN_OF_NOMINAL
 
 if TYPE_CHECKING:
     from spotheal.fleet.session import Session

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock
-from spotheal.agent.config import JobConfig
-from spotheal.agent.errors import Conflict, Fatal, SpothealError, WaitTimedOut
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import Conflict, Fatal, SpothealError, WaitTimedOut
+from spotheal.agent.protocol.job import JobConfig
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet import efs, gather, results_check, submit
 from spotheal.fleet.account import network, prerequisites, service_roles
 from spotheal.fleet.account.prerequisites import CreateSecurityGroup, filled, group_placeholder

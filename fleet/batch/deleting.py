@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock
-from spotheal.agent.errors import NotFound, SpothealError, WaitTimedOut
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import NotFound, SpothealError, WaitTimedOut
 from spotheal.fleet.batch import creating, jobs, roles
 from spotheal.fleet.batch.names import Names
 from spotheal.fleet.session import Session

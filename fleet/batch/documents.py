@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.config import JobConfig
-from spotheal.agent.contract import EXIT_SAVED_AND_STOPPED
-from spotheal.agent.errors import ConfigError
-from spotheal.agent.job_values import seconds
-from spotheal.agent.names import EfsUrl, partition_of
+from spotheal.agent.protocol.contract import EXIT_SAVED_AND_STOPPED
+from spotheal.agent.protocol.errors import ConfigError
+from spotheal.agent.protocol.job import JobConfig
+from spotheal.agent.protocol.job_values import seconds
+from spotheal.agent.protocol.names import EfsUrl, partition_of
 from spotheal.fleet.batch.names import EFS_PLACE, ROOT, Names
 
 Document = dict[str, Any]

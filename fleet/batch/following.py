@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.clock import Clock, Timeout
-from spotheal.agent.errors import CredentialsEnded, JobFailed, NotFound, Retryable, WaitTimedOut
+from spotheal.agent.protocol.clock import Clock, Timeout
+from spotheal.agent.protocol.errors import CredentialsEnded, JobFailed, NotFound, Retryable, WaitTimedOut
 from spotheal.fleet.batch import jobs
 from spotheal.fleet.batch.names import Names
 from spotheal.fleet.batch.tail import Line, Tail

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock
-from spotheal.agent.config import JobConfig
-from spotheal.agent.errors import ConfigError, Fatal, NotFound, PermissionDenied, SpothealError
-from spotheal.agent.names import dns_suffix
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.errors import ConfigError, Fatal, NotFound, PermissionDenied, SpothealError
+from spotheal.agent.protocol.job import JobConfig
+from spotheal.agent.protocol.names import dns_suffix
 from spotheal.fleet import wheelhouse
 from spotheal.fleet.account import types
 from spotheal.fleet.batch.documents import GPU_FAMILIES, gpus_of

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import NotFound
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import NotFound
 from spotheal.fleet.runs import Run
 from spotheal.fleet.session import Session
 

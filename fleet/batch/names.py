@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotheal.agent.names import TAG_JOB
+from spotheal.agent.protocol.names import TAG_JOB
 
 MADE_BY = "spotheal:made-by"
 IMAGES = "spotheal"  # repository of ECR

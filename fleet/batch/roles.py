@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import NotFound, SpothealError
-from spotheal.agent.names import StoreUrl, partition_of
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import NotFound, SpothealError
+from spotheal.agent.protocol.names import StoreUrl, partition_of
 from spotheal.fleet.account import roles as account_roles
 from spotheal.fleet.batch.names import Names
 from spotheal.fleet.session import Session

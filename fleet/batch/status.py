@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from spotheal.agent.clock import Clock, rfc3339
-from spotheal.agent.names import LAYOUT, Phase
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import Clock, rfc3339
+from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.fleet.batch import jobs
 from spotheal.fleet.runs import Run
 from spotheal.fleet.session import Session

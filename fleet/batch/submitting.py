@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.clock import Clock, rfc3339
-from spotheal.agent.config import JobConfig
-from spotheal.agent.errors import ConfigError, Conflict, NotFound, Retryable, SpothealError
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, EfsUrl, Phase, StoreUrl, new_run_id
-from spotheal.agent.store import Store
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import Clock, rfc3339
+from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, Retryable, SpothealError
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import JobConfig
+from spotheal.agent.protocol.names import LAYOUT, STATUS_SCHEMA_VERSION, EfsUrl, Phase, StoreUrl, new_run_id
 from spotheal.fleet import repository, runs
 from spotheal.fleet.batch import creating, documents, image, jobs
 from spotheal.fleet.batch.names import Names

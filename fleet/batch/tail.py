@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.errors import CredentialsEnded, Fatal, NotFound, Retryable, SpothealError
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.errors import CredentialsEnded, Fatal, NotFound, Retryable, SpothealError
 from spotheal.fleet.batch.jobs import Stream
 from spotheal.fleet.session import Session
 

@@ -31,8 +31,8 @@ from moto.moto_api._internal.models import moto_api_backend
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.rehearsal import refusals, sessions, signatures, tags, web, wire
 from spotheal.fleet.rehearsal.access_keys import AccessKey
 from spotheal.fleet.rehearsal.account import Account

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from spotheal.agent.names import StoreUrl, partition_of
+from spotheal.agent.protocol.names import StoreUrl, partition_of
 from spotheal.fleet.rehearsal import questions
 from spotheal.fleet.rehearsal.world import World
 from spotheal.iam import policies

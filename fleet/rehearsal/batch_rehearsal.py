@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.errors import JobFailed, SpothealError
-from spotheal.agent.folders import Folders
-from spotheal.agent.ledger import read_events
-from spotheal.agent.names import LAYOUT, Phase
-from spotheal.agent.store import Store
-from spotheal.agent.trainer_files import progress_of
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import JobFailed, SpothealError
+from spotheal.agent.protocol.names import LAYOUT, Phase
+from spotheal.agent.record.ledger import read_events
+from spotheal.agent.trainer.progress_files import progress_of
 from spotheal.fleet.batch import creating, deleting, jobs, submitting
 from spotheal.fleet.batch.following import Followed
 from spotheal.fleet.batch.names import Names
@@ -40,7 +40,7 @@ from spotheal.fleet.rehearsal.summary import Outcome
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from spotheal.agent.config import JobConfig
+    from spotheal.agent.protocol.job import JobConfig
     from spotheal.fleet.rehearsal.cloud import Cloud
     from spotheal.fleet.rehearsal.run import Options
     from spotheal.fleet.session import Session

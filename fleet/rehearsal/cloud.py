@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.clock import SystemClock
+from spotheal.agent.protocol.clock import SystemClock
 from spotheal.fleet.rehearsal.access_keys import profiles, write_private
 from spotheal.fleet.rehearsal.api import Endpoint
 from spotheal.fleet.rehearsal.authorization import OWNER

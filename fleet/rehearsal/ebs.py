@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from spotheal.agent.names import TAG_TERM
+from spotheal.agent.protocol.names import TAG_TERM
 from spotheal.fleet.rehearsal.filters import (
     Field,
     Item,

@@ -20,9 +20,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.errors import SpothealError
-from spotheal.agent.names import LAYOUT
-from spotheal.agent.trainer_files import progress_of
+from spotheal.agent.protocol.errors import SpothealError
+from spotheal.agent.protocol.names import LAYOUT
+from spotheal.agent.trainer.progress_files import progress_of
 from spotheal.fleet.rehearsal import job as jobs
 from spotheal.fleet.rehearsal import stage
 from spotheal.fleet.rehearsal.elsewhere import make_file_system
@@ -33,8 +33,8 @@ from spotheal.fleet.rehearsal.summary import End, Outcome
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from spotheal.agent.config import JobConfig
-    from spotheal.agent.store import Store
+    from spotheal.agent.aws.s3 import Store
+    from spotheal.agent.protocol.job import JobConfig
     from spotheal.fleet.rehearsal.cloud import Cloud
     from spotheal.fleet.rehearsal.machines import Machine
     from spotheal.fleet.rehearsal.run import Options
@@ -174,7 +174,7 @@ def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, st
     """Rehearse it; WaitTimedOut after `options.seconds_max`."""
     show.event(0.0, f"scenario {chosen.name}: {chosen.says}")
     cloud = stage.set_up(stack, folder, options.seed)
-    from spotheal.agent.store import Store
+    from spotheal.agent.aws.s3 import Store
     from spotheal.fleet.rehearsal.keep import keep
     from spotheal.fleet.rehearsal.watch import Watch
     from spotheal.fleet.session import Session

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.config import JobConfig
-from spotheal.agent.names import EfsUrl, StoreUrl
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.job import JobConfig
+from spotheal.agent.protocol.names import EfsUrl, StoreUrl
 
 if TYPE_CHECKING:
     from spotheal.fleet.config import FleetConfig

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from spotheal.agent.clock import Clock, SystemClock
-from spotheal.agent.errors import JobFailed, SpothealError
+from spotheal.agent.protocol.clock import Clock, SystemClock
+from spotheal.agent.protocol.errors import JobFailed, SpothealError
 
 if TYPE_CHECKING:
-    from spotheal.agent.store import Store
+    from spotheal.agent.aws.s3 import Store
     from spotheal.fleet.rehearsal.cloud import Cloud
 
 SILENT_SECONDS_MAX = 180.0  # since the first launch; a boot takes 6 s, and 30 s on a busy machine

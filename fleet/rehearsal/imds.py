@@ -18,7 +18,7 @@ from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from spotheal.agent.clock import rfc3339
+from spotheal.agent.protocol.clock import rfc3339
 from spotheal.fleet.rehearsal import web
 from spotheal.fleet.rehearsal.rulebook import Rulebook
 from spotheal.fleet.rehearsal.world import Instance

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.config import JobConfig
-from spotheal.agent.errors import ConfigError, NotFound
-from spotheal.agent.secret_reference import SecretReference
+from spotheal.agent.protocol.errors import ConfigError, NotFound
+from spotheal.agent.protocol.job import JobConfig
+from spotheal.agent.protocol.secret_reference import SecretReference
 from spotheal.fleet import secrets
 from spotheal.fleet.account import network, roles
 from spotheal.fleet.config import DEFAULT_FLEET_FILE, FleetConfig, job_file_beside, parse_fleet, read_job

@@ -15,9 +15,9 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.errors import SpothealError
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.errors import SpothealError
 
 if TYPE_CHECKING:
     from spotheal.fleet.rehearsal.cloud import Cloud

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.contract import NOTICE_FILE, write_atomically
-from spotheal.agent.folders import Folders
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.protocol.contract import NOTICE_FILE, write_atomically
 from spotheal.fleet.rehearsal import programs
 from spotheal.fleet.rehearsal.programs.init import descendants
 from spotheal.fleet.rehearsal.volumes import GIB, Disk

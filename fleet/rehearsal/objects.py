@@ -14,7 +14,7 @@ from typing import Any
 from botocore.exceptions import ClientError, ConnectionClosedError
 from botocore.response import StreamingBody
 
-from spotheal.agent.clock import Clock, SystemClock
+from spotheal.agent.protocol.clock import Clock, SystemClock
 from spotheal.fleet.rehearsal.faults import Faults
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, unquote
 
-from spotheal.agent.names import partition_of
+from spotheal.agent.protocol.names import partition_of
 from spotheal.fleet.rehearsal.world import World
 from spotheal.iam.calls import CALLS
 from spotheal.iam.evaluation import Question

@@ -16,17 +16,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.clock import SystemClock, never
-from spotheal.agent.errors import SpothealError
-from spotheal.agent.folders import Folders
-from spotheal.agent.foreign_command import Surroundings
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.interpreter import find_interpreter
-from spotheal.agent.paths import Paths
-from spotheal.agent.repo import checkout
-from spotheal.agent.setup_commands import prepare
-from spotheal.agent.supervisor import Hooks, Supervisor
-from spotheal.agent.working_copy import Fetched, files_of, make_working_copy
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.processes.foreign_command import Surroundings
+from spotheal.agent.protocol.clock import SystemClock, never
+from spotheal.agent.protocol.errors import SpothealError
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.repository.checkout import checkout
+from spotheal.agent.repository.working_copy import Fetched, files_of, make_working_copy
+from spotheal.agent.trainer.interpreter import find_interpreter
+from spotheal.agent.trainer.setup import prepare
+from spotheal.agent.trainer.supervisor import Hooks, Supervisor
 from spotheal.fleet.rehearsal.machines import Launch, Machine
 
 NAME = "reference"

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spotheal.agent.names import Phase
+from spotheal.agent.protocol.names import Phase
 from spotheal.fleet.rehearsal.summary import End, InstanceStory, Story, Summary
 
 _WIDTH = 22  # so that a row fits 80 columns

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from spotheal.agent.clock import Clock
+from spotheal.agent.protocol.clock import Clock
 from spotheal.fleet.rehearsal import ebs, ec2fleets, fleets, images, instances, snapshots, spotmarket, tags, templates
 from spotheal.fleet.rehearsal.faults import Faults, ReplyLost
 from spotheal.fleet.rehearsal.world import (

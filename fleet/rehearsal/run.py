@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.errors import ConfigError
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import ConfigError
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.account import roles
 from spotheal.fleet.rehearsal import job as jobs
 from spotheal.fleet.rehearsal import stage
@@ -152,7 +152,7 @@ class _Rehearsal:
         region = self._rehearsed.fleet.region or self._rehearsed.job.job.region or jobs.REGION
         cloud = stage.set_up(stack, self._folder, self._options.seed, region=region, zones=self._rehearsed.fleet.zones,
                              environment=self._gpus)  # fmt: skip
-        from spotheal.agent.store import Store
+        from spotheal.agent.aws.s3 import Store
         from spotheal.fleet.rehearsal.keep import keep
         from spotheal.fleet.rehearsal.watch import Watch
 
@@ -228,7 +228,7 @@ class _Rehearsal:
         return reference
 
     def _report(self, session: Any, ready: Ready, path: Path) -> None:
-        from spotheal.agent.store import Store
+        from spotheal.agent.aws.s3 import Store
         from spotheal.fleet import report, runs
         from spotheal.fleet.verbs.report import write_page
 

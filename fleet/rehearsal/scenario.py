@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spotheal.agent.contract import Progress
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.contract import Progress
+from spotheal.agent.protocol.errors import ConfigError
 
 # AWS gives two minutes. The trainer's deadline is 40 s before the end: with 65 s it has 25 to save in, which a busy
 # machine needs, and the hand-over the 40 s that it has at AWS.

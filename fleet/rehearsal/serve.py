@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.errors import ConfigError, NotFound, PermissionDenied, SpothealError
+from spotheal.agent.protocol.errors import ConfigError, NotFound, PermissionDenied, SpothealError
 from spotheal.fleet.rehearsal.scenario import Fault, Interrupt, Kill, NextZone, NoCapacity, Rebalance, Throttle
 from spotheal.fleet.rehearsal.stage import ended_by_sigterm, passed_on
 
@@ -183,7 +183,7 @@ def _signature(url: str) -> dict[str, str]:
     from botocore.auth import SigV4Auth
     from botocore.awsrequest import AWSRequest
 
-    from spotheal.agent.aws import translated
+    from spotheal.agent.aws.clients import translated
 
     with translated("read the key of the local cloud"):
         found = botocore.session.Session().get_credentials()

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.errors import Fatal, WaitTimedOut
-from spotheal.agent.secret_reference import SecretReference
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.errors import Fatal, WaitTimedOut
+from spotheal.agent.protocol.secret_reference import SecretReference
 from spotheal.fleet.rehearsal.first_word import FirstWord
 from spotheal.fleet.rehearsal.job import REGION, STAND_IN_SECRET
 
 if TYPE_CHECKING:
-    from spotheal.agent.names import StoreUrl
+    from spotheal.agent.protocol.names import StoreUrl
     from spotheal.fleet.gather import Ready
     from spotheal.fleet.plan import WriteSweep
     from spotheal.fleet.rehearsal.cloud import Cloud

@@ -14,8 +14,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.lost_work import Attempt, FilesLost, from_nothing
-from spotheal.agent.names import SNAPSHOTS_KEPT, Phase
+from spotheal.agent.protocol.names import SNAPSHOTS_KEPT, Phase
+from spotheal.agent.record.lost_work import Attempt, FilesLost, from_nothing
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from spotheal.agent.folders import Folders
-from spotheal.agent.lost_work import FilesLost
-from spotheal.agent.saved_files import is_save
-from spotheal.agent.trainer_files import Seen
-from spotheal.agent.written_files import Files, files_of, is_written, missing, path_of
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.record.lost_work import FilesLost
+from spotheal.agent.trainer.progress_files import Seen
+from spotheal.agent.trainer.saved_files import is_save
+from spotheal.agent.trainer.written_files import Files, files_of, is_written, missing, path_of
 from spotheal.fleet.rehearsal.reads import Reads, tells_reads
 
 LIST_SECONDS = 1.0  # between two lists of one machine: a working copy may have thousands of files

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.clock import SystemClock, rfc3339
-from spotheal.agent.contract import Progress
-from spotheal.agent.errors import Retryable
-from spotheal.agent.ledger import read_events
-from spotheal.agent.names import LAYOUT, Phase
-from spotheal.agent.trainer_files import progress_of
+from spotheal.agent.protocol.clock import SystemClock, rfc3339
+from spotheal.agent.protocol.contract import Progress
+from spotheal.agent.protocol.errors import Retryable
+from spotheal.agent.protocol.names import LAYOUT, Phase
+from spotheal.agent.record.ledger import read_events
+from spotheal.agent.trainer.progress_files import progress_of
 from spotheal.fleet.rehearsal import job as jobs
 from spotheal.fleet.rehearsal import stage
 from spotheal.fleet.rehearsal.progress import Display

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from spotheal.agent.errors import Fatal
+from spotheal.agent.protocol.errors import Fatal
 
 GIB = 2**30
 

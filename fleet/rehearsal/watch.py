@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.contract import Progress
-from spotheal.agent.errors import SpothealError
-from spotheal.agent.folders import Folders
-from spotheal.agent.ledger import read_events
-from spotheal.agent.names import LAYOUT, TAG_STATE, TAG_TERM, Phase, VolumeState
-from spotheal.agent.paths import Paths
-from spotheal.agent.store import Store
-from spotheal.agent.trainer_files import progress_of
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.protocol.contract import Progress
+from spotheal.agent.protocol.errors import SpothealError
+from spotheal.agent.protocol.names import LAYOUT, TAG_STATE, TAG_TERM, Phase, VolumeState
+from spotheal.agent.record.ledger import read_events
+from spotheal.agent.trainer.progress_files import progress_of
 from spotheal.fleet.rehearsal.cloud import Cloud
 from spotheal.fleet.rehearsal.machines import Machine
 from spotheal.fleet.rehearsal.progress import MachineView, View

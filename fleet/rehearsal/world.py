@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
-from spotheal.agent.clock import Clock
+from spotheal.agent.protocol.clock import Clock
 from spotheal.fleet.rehearsal.access_keys import AccessKeys
 from spotheal.fleet.rehearsal.faults import Faults
 

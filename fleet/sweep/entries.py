@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spotheal.agent.aws import translated
-from spotheal.agent.documents import printable
-from spotheal.agent.errors import ConfigError, NotFound
-from spotheal.agent.instance_config import ENTRIES_MAX
-from spotheal.agent.names import StoreUrl
+from spotheal.agent.aws.clients import translated
+from spotheal.agent.protocol.bounded_json import printable
+from spotheal.agent.protocol.errors import ConfigError, NotFound
+from spotheal.agent.protocol.instance_config import ENTRIES_MAX
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.training import hyperparameters, yaml_list
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from spotheal.agent.clock import Clock, Timeout
-from spotheal.agent.errors import CredentialsEnded, JobFailed, Retryable, WaitTimedOut
-from spotheal.agent.names import Phase
+from spotheal.agent.protocol.clock import Clock, Timeout
+from spotheal.agent.protocol.errors import CredentialsEnded, JobFailed, Retryable, WaitTimedOut
+from spotheal.agent.protocol.names import Phase
 from spotheal.fleet import engine
 from spotheal.fleet.runs import Run
 from spotheal.fleet.session import Session

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from spotheal.agent.clock import parse_rfc3339
-from spotheal.agent.documents import printable
-from spotheal.agent.errors import ConfigError, NotFound, SpothealError
-from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.protocol.bounded_json import printable
+from spotheal.agent.protocol.clock import parse_rfc3339
+from spotheal.agent.protocol.errors import ConfigError, NotFound, SpothealError
+from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.fleet import engine, runs
 from spotheal.fleet.made_by_others import sensible
 from spotheal.fleet.report_series import finite

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from spotheal.agent.names import LAYOUT, Phase
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.fleet.made_by_others import sensible
 from spotheal.fleet.report_series import Series, finite, json_lines, series_of, thinned
 from spotheal.fleet.runs import Run

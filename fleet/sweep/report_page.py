@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 from urllib.parse import quote
 
-from spotheal.agent.names import LAYOUT, Phase, StoreUrl
+from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
 from spotheal.fleet.report_charts import safe
 from spotheal.fleet.report_pieces import (
     HALF,

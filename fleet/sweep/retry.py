@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from spotheal.agent.clock import Clock, rfc3339
-from spotheal.agent.errors import Conflict, NotFound
-from spotheal.agent.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import Clock, rfc3339
+from spotheal.agent.protocol.errors import Conflict, NotFound
+from spotheal.agent.protocol.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase
 from spotheal.fleet import engine
 from spotheal.fleet.runs import Run
 from spotheal.fleet.session import Session

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spotheal.agent.documents import printable
-from spotheal.agent.errors import ConfigError, Conflict, ExitCode
+from spotheal.agent.protocol.bounded_json import printable
+from spotheal.agent.protocol.errors import ConfigError, Conflict, ExitCode
 from spotheal.fleet.console import ask, fail, is_json, open_session, say, say_progress, verb
 from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, group, seconds_of
 
 if TYPE_CHECKING:
-    from spotheal.agent.config import JobConfig
-    from spotheal.agent.names import StoreUrl
+    from spotheal.agent.protocol.job import JobConfig
+    from spotheal.agent.protocol.names import StoreUrl
     from spotheal.fleet.batch.following import Followed
     from spotheal.fleet.batch.submitting import Order, Overrides
     from spotheal.fleet.batch.tail import Line
@@ -49,7 +49,7 @@ def create(
     Compute environments (spot first, then on demand), a queue, a job definition, roles, a log group. Nothing of it
     costs anything until a job is submitted. Typed again it changes what job.toml has changed.
     """
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet import show
     from spotheal.fleet.batch import creating, showing
 
@@ -177,7 +177,7 @@ def submit_and_follow(
     as_json: bool,
 ) -> None:
     """What `batch submit` and `sweep run --engine batch` do alike."""
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet import show
     from spotheal.fleet.batch import submitting
 
@@ -224,7 +224,7 @@ def status(
     output: Output = "",
 ) -> None:
     """Where the job is at AWS Batch; which children failed, and why."""
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet import show
     from spotheal.fleet.batch import status as states
 
@@ -271,7 +271,7 @@ def cancel(
     output: Output = "",
 ) -> None:
     """End the job: what waits is cancelled, containers that run save within 30 seconds and end."""
-    from spotheal.agent.aws import translated
+    from spotheal.agent.aws.clients import translated
     from spotheal.fleet import show
     from spotheal.fleet.batch import jobs
 
@@ -307,7 +307,7 @@ def delete(
     In the order that AWS demands, waiting for each: queue, environments, job definition, logs, roles. Jobs that are not
     over are only ended with --yes, or a yes of yours.
     """
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet import show
     from spotheal.fleet.batch import deleting
     from spotheal.fleet.batch.names import Names
@@ -394,7 +394,7 @@ def _overrides(vcpus: float, memory: float, gpus: int, env: list[str], command: 
 
 
 def _followed(session: Session, job: str, job_id: str, as_json: bool) -> Followed:
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet.batch.following import Followed
     from spotheal.fleet.batch.names import Names
 
@@ -411,8 +411,8 @@ def _follow(
 ) -> None:
     from contextlib import suppress
 
-    from spotheal.agent.clock import SystemClock
-    from spotheal.agent.errors import SpothealError
+    from spotheal.agent.protocol.clock import SystemClock
+    from spotheal.agent.protocol.errors import SpothealError
     from spotheal.fleet import runs
     from spotheal.fleet.batch import status as states
 

@@ -11,7 +11,7 @@ from spotheal.fleet.console import ask, is_json, open_session, say, verb
 from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, seconds_of
 
 if TYPE_CHECKING:
-    from spotheal.agent.errors import SpothealError
+    from spotheal.agent.protocol.errors import SpothealError
     from spotheal.fleet.session import Session
 
 EXAMPLE = "fleetctl cancel resnet50 --save"
@@ -40,9 +40,9 @@ def cancel(
 
     Says what remains. `fleetctl request --resume` goes on from the last checkpoint.
     """
-    from spotheal.agent.clock import SystemClock
-    from spotheal.agent.errors import Conflict, NotFound
-    from spotheal.agent.names import Phase
+    from spotheal.agent.protocol.clock import SystemClock
+    from spotheal.agent.protocol.errors import Conflict, NotFound
+    from spotheal.agent.protocol.names import Phase
     from spotheal.fleet import cancel as cancelling
     from spotheal.fleet import show, stopping
     from spotheal.fleet.target import find
@@ -90,7 +90,7 @@ def _end_strays(
     as_json: bool,
 ) -> None:  # fmt: skip
     """Where the store knows no such run: whatever of the job AWS still runs, by its tags. Else `missing` is raised."""
-    from spotheal.agent.errors import NotFound, SpothealError
+    from spotheal.agent.protocol.errors import NotFound, SpothealError
     from spotheal.fleet import cancel as cancelling
     from spotheal.fleet import config, show
     from spotheal.fleet.target import find_root

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.errors import ConfigError
 from spotheal.fleet.console import ask, is_json, open_session, say, verb
 from spotheal.fleet.options import JobFile, Output, Profile, Region, Yes
 
 if TYPE_CHECKING:
-    from spotheal.agent.errors import SpothealError
+    from spotheal.agent.protocol.errors import SpothealError
     from spotheal.fleet.clean import CleanPlan, Thing, Verdict
 
 EXAMPLE = "fleetctl clean resnet50"
@@ -44,7 +44,7 @@ def clean(
     Volumes, snapshots and launch templates, with dollars a month; of a run that is done only when its results are in
     the store. A job at work is never touched, nor what this store does not know. Says what remains.
     """
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet import cleaning, leftovers, runs, show
     from spotheal.fleet.target import find_root
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.errors import ConfigError
 from spotheal.fleet.console import GLOBALS, is_json, open_session, say, verb
 from spotheal.fleet.options import Output, Region
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from spotheal.agent.errors import ConfigError
-from spotheal.agent.names import TRAINER_ROLE
+from spotheal.agent.protocol.errors import ConfigError
+from spotheal.agent.protocol.names import TRAINER_ROLE
 from spotheal.fleet.console import ask, is_json, open_session, say, verb
 from spotheal.fleet.options import Output, Profile, Region, Yes, group
 
@@ -51,7 +51,7 @@ def show(
 
     Without a name all of them. Without credentials the account's number is written as zeros.
     """
-    from spotheal.agent.names import StoreUrl, default_bucket
+    from spotheal.agent.protocol.names import StoreUrl, default_bucket
     from spotheal.fleet import show as shown
     from spotheal.fleet.session import PLACEHOLDER_ACCOUNT
     from spotheal.iam import policies
@@ -87,7 +87,7 @@ def show(
 
 
 def _checked(store: str) -> str:
-    from spotheal.agent.names import StoreUrl
+    from spotheal.agent.protocol.names import StoreUrl
 
     try:
         return str(StoreUrl.parse(store)) if store else ""
@@ -162,7 +162,7 @@ def _role(named: str, job: str) -> str:
 
 def _policy(file: str) -> str:
     """The IAM policy in that file, on one line."""
-    from spotheal.agent.job_values import policy_fault
+    from spotheal.agent.protocol.job_values import policy_fault
     from spotheal.fleet.config import text_of
 
     try:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from spotheal.agent.errors import ConfigError, Conflict, PermissionDenied
+from spotheal.agent.protocol.errors import ConfigError, Conflict, PermissionDenied
 from spotheal.fleet.console import is_json, open_session, say, say_progress, verb
 from spotheal.fleet.options import Output, Profile, Region
 
@@ -60,7 +60,7 @@ def init(
     Reads the account (quotas, images, instance types, prices, zones) and changes nothing in it; `fleetctl request`
     makes what is missing. Without credentials placeholders are left, which `fleetctl validate` names.
     """
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet import environments, init_files, show
     from spotheal.fleet import init as choosing
     from spotheal.fleet.account.types import Need
@@ -109,7 +109,7 @@ def _words(command: str) -> tuple[str, ...]:
     import re
     import shlex
 
-    from spotheal.agent.job_values import only_a_shell
+    from spotheal.agent.protocol.job_values import only_a_shell
 
     try:
         words = tuple(shlex.split(command))
@@ -138,7 +138,7 @@ def _refuse_existing(files: list[Path], force: bool) -> None:
 
 def _check(wishes: object) -> None:
     """Names and addresses that job.toml would refuse, before anybody is asked."""
-    from spotheal.agent.config import parse_job
+    from spotheal.agent.protocol.job import parse_job
     from spotheal.fleet.init import Wishes
     from spotheal.fleet.repository import check_address
 
@@ -153,7 +153,7 @@ def _check_job(text: str, path: Path) -> None:
     """What was written must be read: a fault here is ours."""
     import sys
 
-    from spotheal.agent.config import parse_job
+    from spotheal.agent.protocol.job import parse_job
 
     if sys.version_info >= (3, 11):
         import tomllib

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.errors import ConfigError
 from spotheal.fleet.console import is_json, open_session, say, verb
 from spotheal.fleet.options import (
     JobArgument,
@@ -52,8 +52,8 @@ def logs(
     """
     import json
 
-    from spotheal.agent.clock import SystemClock
-    from spotheal.agent.documents import printable
+    from spotheal.agent.protocol.bounded_json import printable
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet import logs as reading
     from spotheal.fleet.target import find
 

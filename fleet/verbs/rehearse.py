@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from spotheal.agent.errors import JobFailed
+from spotheal.agent.protocol.errors import JobFailed
 from spotheal.fleet.console import is_json, say, verb
 from spotheal.fleet.options import JobFile, Output, scenarios
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.errors import ConfigError
 from spotheal.fleet.console import is_json, open_session, say, verb
 from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption
 
@@ -35,7 +35,7 @@ def report(
     One HTML file that loads nothing from elsewhere, for a browser, a mail or a printer; also while the run goes on.
     With --output json the same figures go to stdout, and a page is written only where --out names a file.
     """
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet import report as content
     from spotheal.fleet import show
     from spotheal.fleet.target import find
@@ -54,7 +54,7 @@ def report(
 
 def write_page(made: Report, path: Path, *, quiet: bool = False) -> None:
     """Write the page to `path` (`-`: stdout); a file that is no report of ours is not replaced."""
-    from spotheal.agent.billing import about
+    from spotheal.agent.money.billing import about
     from spotheal.fleet.report_page import page
     from spotheal.fleet.report_pieces import write
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spotheal.agent.errors import ConfigError, Conflict
+from spotheal.agent.protocol.errors import ConfigError, Conflict
 from spotheal.fleet.console import ask, is_json, open_session, say, say_progress, verb
 from spotheal.fleet.options import JobFile, Output, Profile, Region, Yes, seconds_of
 from spotheal.fleet.verbs.status import follow, show_status
 
 if TYPE_CHECKING:
-    from spotheal.agent.names import StoreUrl
+    from spotheal.agent.protocol.names import StoreUrl
     from spotheal.fleet.plan import Plan, Resume
     from spotheal.fleet.runs import Run
     from spotheal.fleet.session import Session
@@ -52,7 +52,7 @@ def request(
     once, and can be typed again at any time: an interrupted request goes on. --dry-run and --render need no AWS
     credentials.
     """
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet import config, gather, plan, runs, show, submit, wheelhouse
 
     as_json = is_json(output)
@@ -129,7 +129,7 @@ def _first(way: Resume) -> str:
 
 def _end_first(session: Session, root: StoreUrl, job: str, run: str) -> Resume:
     """The run at work saves and ends, and no instance of it is left; Conflict where it has come to its own end."""
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet import gather, plan, runs, stopping
 
     clock, found = SystemClock(), runs.open_run(session.client("s3"), root, job, run)

@@ -12,7 +12,7 @@ from spotheal.fleet.console import ask, is_json, open_session, say, verb
 from spotheal.fleet.options import JobFile, Output, Profile, Region, RunOption, SshIdentity, SshUser, Yes, group
 
 if TYPE_CHECKING:
-    from spotheal.agent.config import JobConfig
+    from spotheal.agent.protocol.job import JobConfig
     from spotheal.fleet.config import FleetConfig
     from spotheal.fleet.results import Result, Source
     from spotheal.fleet.runs import Run
@@ -102,7 +102,7 @@ def get(
     Those on EFS are copied from where it is mounted (--from), else over ssh through an instance that has it mounted.
     Typed again it goes on where it was, and leaves alone what is here already.
     """
-    from spotheal.agent.errors import NotFound
+    from spotheal.agent.protocol.errors import NotFound
     from spotheal.fleet import results, results_efs
     from spotheal.fleet.target import find
 
@@ -118,7 +118,7 @@ def get(
 
 
 def _fetch(run: Run, source: Source, listed: tuple[Result, ...], folder: Path, as_json: bool) -> None:
-    from spotheal.agent.errors import SpothealError
+    from spotheal.agent.protocol.errors import SpothealError
     from spotheal.fleet import results, results_efs, show
     from spotheal.fleet.bar import bar
     from spotheal.fleet.table import size_of
@@ -183,7 +183,7 @@ def create_efs(
     Encrypted, with a mount target in each zone of the fleet and a rule that lets its instances in by NFS (TCP 2049).
     Prints the line for [store] in job.toml. Typed again it goes on where it was.
     """
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet import efs, show
 
     as_json = is_json(output)
@@ -226,8 +226,8 @@ def delete_efs(
 
     Mount targets first, then the file system, then the security group. One of others is left alone.
     """
-    from spotheal.agent.clock import SystemClock
-    from spotheal.agent.errors import NotFound
+    from spotheal.agent.protocol.clock import SystemClock
+    from spotheal.agent.protocol.errors import NotFound
     from spotheal.fleet import efs
     from spotheal.fleet.table import size_of
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.errors import ConfigError
 from spotheal.fleet.console import ask, is_json, open_session, say, verb
 from spotheal.fleet.options import JobFile, Output, Profile, Region, Yes, group
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spotheal.agent.config import JobConfig
+    from spotheal.agent.protocol.job import JobConfig
     from spotheal.fleet.session import Session
 
 EXAMPLE = "fleetctl secret put HF_TOKEN < token.txt"

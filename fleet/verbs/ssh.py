@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spotheal.agent.errors import ConfigError, JobFailed, NotFound, WaitTimedOut
+from spotheal.agent.protocol.errors import ConfigError, JobFailed, NotFound, WaitTimedOut
 from spotheal.fleet.console import is_json, open_session, say, verb
 from spotheal.fleet.options import (
     JobFile,
@@ -98,7 +98,7 @@ def ssh(
 
 def _await_host(session: Session, run: Run, seconds_max: float | None) -> Host:
     """The next instance that is up, with what keeps it; JobFailed where the run has ended."""
-    from spotheal.agent.clock import SystemClock, Timeout
+    from spotheal.agent.protocol.clock import SystemClock, Timeout
     from spotheal.fleet import ssh as connecting
     from spotheal.fleet.live import Lines, Look
 

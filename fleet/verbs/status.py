@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spotheal.agent.errors import ConfigError, Conflict, ExitCode
+from spotheal.agent.protocol.errors import ConfigError, Conflict, ExitCode
 from spotheal.fleet.console import colours, is_json, is_terminal, open_session, say, says_ascii, verb, width_of
 from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, seconds_of
 
@@ -60,8 +60,8 @@ def status(
 
 
 def show_status(session: Session, run: Run, as_json: bool) -> None:
-    from spotheal.agent.clock import SystemClock
-    from spotheal.agent.names import Phase
+    from spotheal.agent.protocol.clock import SystemClock
+    from spotheal.agent.protocol.names import Phase
     from spotheal.fleet import status as state
     from spotheal.fleet.unheard import Consoles
 
@@ -87,7 +87,7 @@ def show_status(session: Session, run: Run, as_json: bool) -> None:
 
 def follow(session: Session, run: Run, seconds_max: float | None) -> dict[str, Any]:
     """To the run's end, which Ctrl-C here is not. Raises JobFailed, WaitTimedOut."""
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet.live import display
     from spotheal.fleet.wait import wait
 

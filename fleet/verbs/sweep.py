@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spotheal.agent.errors import ConfigError, Conflict, ExitCode
+from spotheal.agent.protocol.errors import ConfigError, Conflict, ExitCode
 from spotheal.fleet.console import ask, fail, is_json, open_session, say, say_progress, verb, width_of
 from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, group, seconds_of
 
 if TYPE_CHECKING:
-    from spotheal.agent.names import StoreUrl
+    from spotheal.agent.protocol.names import StoreUrl
     from spotheal.fleet.gather import Wanted
     from spotheal.fleet.plan import Begin, Continue, Resume
     from spotheal.fleet.report_series import Series
@@ -153,7 +153,7 @@ def _begin(
     session: Session, wanted: Wanted, way: Begin | Continue | Resume, root: StoreUrl, asked: _Asked
 ) -> Run | None:
     """Plan, question, fleet; None of a dry run."""
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet import gather, plan, runs, show, submit, wheelhouse
 
     name, disk, clock, s3 = wanted.job.job.name, wanted.job.volume, SystemClock(), session.client("s3")
@@ -197,7 +197,7 @@ def _left(session: Session, sweep: Run, asked: _Asked) -> tuple[int, int]:
 
 def _check_list(sweep: Run, asked: list[dict[str, Any]], source: str, cure: str) -> bool:
     """Whether the sweep has a list; Conflict where it began with another one than is asked for."""
-    from spotheal.agent.names import LAYOUT
+    from spotheal.agent.protocol.names import LAYOUT
 
     begun = list((sweep.store.get_json(LAYOUT.sweep) or {}).get("entries") or [])
     if begun and begun != asked:
@@ -273,7 +273,7 @@ def report(
 def _write_page(
     document: dict[str, Any], curves: dict[int, dict[str, Series]], metric: str, smallest: bool, path: Path
 ) -> None:
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet.report_pieces import write
     from spotheal.fleet.sweep import report as content
     from spotheal.fleet.sweep.report_page import page
@@ -322,7 +322,7 @@ def retry(
 
 def _retry(session: Session, sweep: Run, indices: Collection[int]) -> list[int]:
     """Give runs that failed back to the queue, and bring instances back that left for want of work."""
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet.sweep import progress
     from spotheal.fleet.sweep import retry as again
 
@@ -382,7 +382,7 @@ def scale(
 
 def _follow(session: Session, sweep: Run, seconds_max: float | None) -> None:
     """To the sweep's end, which Ctrl-C here is not. Raises JobFailed, WaitTimedOut."""
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet.sweep.following import come_back, follow
 
     if sweep.fleet_document().get("batch"):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.errors import ConfigError
 from spotheal.fleet.console import is_json, say, verb
 from spotheal.fleet.options import JobFile, Output
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spotheal.agent.errors import ConfigError, Conflict
+from spotheal.agent.protocol.errors import ConfigError, Conflict
 from spotheal.fleet.console import ask, is_json, open_session, say, verb
 from spotheal.fleet.options import Output, Profile, Region, Yes, group
 
 if TYPE_CHECKING:
-    from spotheal.agent.config import JobConfig
-    from spotheal.agent.ec2 import Volume, VolumeSpec
-    from spotheal.agent.names import StoreUrl
+    from spotheal.agent.aws.ec2 import Volume, VolumeSpec
+    from spotheal.agent.protocol.job import JobConfig
+    from spotheal.agent.protocol.names import StoreUrl
     from spotheal.fleet.account.roles import CreateInstanceRole
     from spotheal.fleet.filling import Filling, Followed
     from spotheal.fleet.session import Session
@@ -44,7 +44,7 @@ def _opened(file: Path, region: str, profile: str) -> tuple[Session, JobConfig, 
 
 def _looked(file: Path, region: str, profile: str) -> tuple[Session, JobConfig, StoreUrl]:
     """For verbs that need no job's file: without job.toml with its defaults."""
-    from spotheal.agent.config import parse_job
+    from spotheal.agent.protocol.job import parse_job
     from spotheal.fleet import config
 
     if file.exists() or file != JOB_FILE:
@@ -98,8 +98,8 @@ def create(
 
     Not needed before `fleetctl request`, which makes one itself.
     """
-    from spotheal.agent.clock import SystemClock
-    from spotheal.agent.job_values import volume_type
+    from spotheal.agent.protocol.clock import SystemClock
+    from spotheal.agent.protocol.job_values import volume_type
     from spotheal.fleet import show, volumes
 
     as_json = is_json(output)
@@ -131,8 +131,8 @@ def _day() -> str:
 
 def _best_zone(session: Session, job_file: Path) -> str:
     """Where the fleet's file would most likely launch; the first of the VPC's without one."""
-    from spotheal.agent.clock import SystemClock
-    from spotheal.agent.errors import NotFound
+    from spotheal.agent.protocol.clock import SystemClock
+    from spotheal.agent.protocol.errors import NotFound
     from spotheal.fleet import config, gather, plan
     from spotheal.fleet.account.network import network
     from spotheal.fleet.prices import spot_prices
@@ -152,7 +152,7 @@ def adopt(
     output: Output = "",
 ) -> None:  # fmt: skip
     """Give an existing volume to the job: its next request uses it, with all its files."""
-    from spotheal.agent.names import TAG_JOB, TAG_NAME, TAG_RUN
+    from spotheal.agent.protocol.names import TAG_JOB, TAG_NAME, TAG_RUN
     from spotheal.fleet import show, volumes
     from spotheal.fleet.plan import free_volumes
 
@@ -184,7 +184,7 @@ def rm(
     output: Output = "",
 ) -> None:  # fmt: skip
     """Delete a volume, with the checkpoints on it."""
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet import show, volumes
 
     as_json = is_json(output)
@@ -258,7 +258,7 @@ def upload(
     """
     from dataclasses import replace
 
-    from spotheal.agent.store import Store
+    from spotheal.agent.aws.s3 import Store
     from spotheal.fleet import filling as work
     from spotheal.fleet import submit
     from spotheal.fleet import uploading as sending
@@ -329,7 +329,7 @@ def _ready(
 def _which(
     session: Session, job: JobConfig, named: str, zone: str, root: StoreUrl, job_file: Path
 ) -> tuple[Volume, VolumeSpec | None]:
-    from spotheal.agent.ec2 import Volume
+    from spotheal.agent.aws.ec2 import Volume
     from spotheal.fleet import filling, volumes
 
     free = [volumes.known(session, named)] if named else volumes.free_of(session, job)
@@ -374,8 +374,8 @@ def _begin(session: Session, root: StoreUrl, ready: _Ready, filling: Filling) ->
     """Make what is missing, and launch."""
     from dataclasses import replace
 
-    from spotheal.agent.clock import SystemClock
-    from spotheal.agent.names import TAG_JOB
+    from spotheal.agent.protocol.clock import SystemClock
+    from spotheal.agent.protocol.names import TAG_JOB
     from spotheal.fleet import filling as work
     from spotheal.fleet import submit, volumes
     from spotheal.fleet.account import prerequisites
@@ -391,7 +391,7 @@ def _begin(session: Session, root: StoreUrl, ready: _Ready, filling: Filling) ->
 
 
 def _follow(session: Session, followed: Followed, filling: Filling, as_json: bool) -> None:
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet import filling as work
     from spotheal.fleet import show
     from spotheal.fleet.bar import bar

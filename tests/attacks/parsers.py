@@ -10,28 +10,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent import curves, documents, torn_saves
+from spotheal.agent.aws.imds import _object, _rebalance, _spot_action
+from spotheal.agent.aws.s3 import Store
 from spotheal.agent.batch.copies import _entries_of
-from spotheal.agent.clock import parse_rfc3339
-from spotheal.agent.contract import Notice, Progress
-from spotheal.agent.devices import parse_lsblk
-from spotheal.agent.errors import ConfigError, Retryable
-from spotheal.agent.folders import Folders
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.job_values import policy_fault
-from spotheal.agent.ledger import read_events
-from spotheal.agent.look_back import last_saved_at
-from spotheal.agent.memory import RunMemory
-from spotheal.agent.metadata import _object, _rebalance, _spot_action
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.output import Lines
-from spotheal.agent.read_ahead import recorded
-from spotheal.agent.redaction import Redaction
-from spotheal.agent.set_aside import SaveShelf
-from spotheal.agent.store import Store
-from spotheal.agent.trainer_files import drop_metrics_after, progress_of
-from spotheal.agent.working_copy import Record, _lines
-from spotheal.agent.written_files import Record as FilesRecord
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.life.preflight import last_saved_at
+from spotheal.agent.machine.devices import parse_lsblk
+from spotheal.agent.processes.output import Lines
+from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol.clock import parse_rfc3339
+from spotheal.agent.protocol.contract import Notice, Progress
+from spotheal.agent.protocol.errors import ConfigError, Retryable
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job_values import policy_fault
+from spotheal.agent.protocol.names import StoreUrl
+from spotheal.agent.protocol.redaction import Redaction
+from spotheal.agent.record import metrics_shipping as curves
+from spotheal.agent.record.ledger import read_events
+from spotheal.agent.record.run_state import RunMemory
+from spotheal.agent.repository.working_copy import Record, _lines
+from spotheal.agent.trainer import torn_saves
+from spotheal.agent.trainer.progress_files import drop_metrics_after, progress_of
+from spotheal.agent.trainer.set_aside import SaveShelf
+from spotheal.agent.trainer.written_files import Record as FilesRecord
+from spotheal.agent.volume.read_ahead import recorded
 from spotheal.fleet import environments, jsonfile, values
 from spotheal.fleet.config import is_job_file, read_job
 from spotheal.fleet.logs import _plain
@@ -96,52 +98,52 @@ def _torn(name: str) -> Callable[[bytes], object]:
 
 # The function that parses -> (what gives it any bytes, the errors that it documents).
 PARSERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]] = {
-    "agent/documents.py:parse": (documents.parse, (ValueError,)),
-    "agent/documents.py:parse_object": (documents.parse_object, (ValueError,)),
-    "agent/clock.py:parse_rfc3339": (lambda data: parse_rfc3339(_text(data)), (ValueError,)),
-    "agent/contract.py:Progress.from_json": (lambda data: Progress.from_json(_text(data)).to_json(), (ValueError,)),
-    "agent/contract.py:Notice.from_json": (lambda data: Notice.from_json(_text(data)), (ValueError,)),
-    "agent/trainer_files.py:progress_of": (
+    "agent/protocol/bounded_json.py:parse": (documents.parse, (ValueError,)),
+    "agent/protocol/bounded_json.py:parse_object": (documents.parse_object, (ValueError,)),
+    "agent/protocol/clock.py:parse_rfc3339": (lambda data: parse_rfc3339(_text(data)), (ValueError,)),
+    "agent/protocol/contract.py:Progress.from_json": (lambda data: Progress.from_json(_text(data)).to_json(), (ValueError,)),
+    "agent/protocol/contract.py:Notice.from_json": (lambda data: Notice.from_json(_text(data)), (ValueError,)),
+    "agent/trainer/progress_files.py:progress_of": (
         _filed(_FOLDERS.run_dir / "progress.json", lambda: progress_of(_FOLDERS.run_dir / "progress.json")), (),
     ),
-    "agent/trainer_files.py:_is_dropped": (
+    "agent/trainer/progress_files.py:_is_dropped": (
         _filed(_FOLDERS.metrics_file, lambda: drop_metrics_after(_FOLDERS.metrics_file, 3)), (),
     ),
-    "agent/curves.py:_metrics": (
+    "agent/record/metrics_shipping.py:_metrics": (
         _filed(_FOLDERS.metrics_file, lambda: curves.Metrics(_FOLDERS.metrics_file).read()), (),
     ),
-    "agent/curves.py:thinned": (lambda data: curves.thinned(data, 1 << 12), ()),
-    "agent/torn_saves.py:_safetensors_bytes": (_torn(".safetensors"), ()),
-    "agent/torn_saves.py:_hdf5_bytes": (_torn(".h5"), ()),
-    "agent/torn_saves.py:_has_zip_end": (_torn(".pt"), ()),
-    "agent/output.py:Lines.feed": (lambda data: (lines := Lines()).feed(data) + lines.rest(), ()),
-    "agent/redaction.py:_parts": (lambda data: Redaction().text(_text(data[:8192])), ()),
-    "agent/ledger.py:_event": (lambda data: read_events(_text(data)), ()),
-    "agent/memory.py:RunMemory.read": (
+    "agent/record/metrics_shipping.py:thinned": (lambda data: curves.thinned(data, 1 << 12), ()),
+    "agent/trainer/torn_saves.py:_safetensors_bytes": (_torn(".safetensors"), ()),
+    "agent/trainer/torn_saves.py:_hdf5_bytes": (_torn(".h5"), ()),
+    "agent/trainer/torn_saves.py:_has_zip_end": (_torn(".pt"), ()),
+    "agent/processes/output.py:Lines.feed": (lambda data: (lines := Lines()).feed(data) + lines.rest(), ()),
+    "agent/protocol/redaction.py:_parts": (lambda data: Redaction().text(_text(data[:8192])), ()),
+    "agent/record/ledger.py:_event": (lambda data: read_events(_text(data)), ()),
+    "agent/record/run_state.py:RunMemory.read": (
         _filed(_FOLDERS.private / "run.json", lambda: RunMemory.read(_FOLDERS, "run")), (),
     ),
-    "agent/working_copy.py:Record.read": (
+    "agent/repository/working_copy.py:Record.read": (
         _filed(_FOLDERS.private / "working-copy.json", lambda: Record.read(_FOLDERS.private / "working-copy.json")), (),
     ),
-    "agent/working_copy.py:_lines": (lambda data: _lines(_text(data).splitlines()), ()),
-    "agent/written_files.py:Record.read": (
+    "agent/repository/working_copy.py:_lines": (lambda data: _lines(_text(data).splitlines()), ()),
+    "agent/trainer/written_files.py:Record.read": (
         _filed(_FOLDERS.private / "files.json", lambda: FilesRecord.read(_FOLDERS.private / "files.json", "run")), (),
     ),
-    "agent/read_ahead.py:recorded": (lambda data: recorded(_text(data), 1 << 40), (ValueError,)),
-    "agent/set_aside.py:SaveShelf.recall": (
+    "agent/volume/read_ahead.py:recorded": (lambda data: recorded(_text(data), 1 << 40), (ValueError,)),
+    "agent/trainer/set_aside.py:SaveShelf.recall": (
         _filed(_FOLDERS.private / "set-aside.json", lambda: SaveShelf(_FOLDERS).recall(lambda since: False)), (),
     ),
-    "agent/store.py:Store._json": (_document, (Retryable,)),
-    "agent/look_back.py:last_saved_at": (lambda data: last_saved_at(_document(data)), (Retryable,)),
+    "agent/aws/s3.py:Store._json": (_document, (Retryable,)),
+    "agent/life/preflight.py:last_saved_at": (lambda data: last_saved_at(_document(data)), (Retryable,)),
     "agent/batch/copies.py:_entries_of": (lambda data: _entries_of(_document(data)), (Retryable, ValueError)),
-    "agent/instance_config.py:InstanceConfig.from_json": (
+    "agent/protocol/instance_config.py:InstanceConfig.from_json": (
         lambda data: InstanceConfig.from_json(_text(data), source="x"), (ConfigError,),
     ),
-    "agent/devices.py:parse_lsblk": (lambda data: parse_lsblk(_text(data)), (Retryable,)),
-    "agent/metadata.py:_object": (lambda data: _object(_text(data), "x"), (Retryable,)),
-    "agent/metadata.py:_spot_action": (lambda data: _spot_action(_text(data)), (Retryable,)),
-    "agent/metadata.py:_rebalance": (lambda data: _rebalance(_text(data)), (Retryable,)),
-    "agent/job_values.py:policy_fault": (lambda data: policy_fault(_text(data)), ()),
+    "agent/machine/devices.py:parse_lsblk": (lambda data: parse_lsblk(_text(data)), (Retryable,)),
+    "agent/aws/imds.py:_object": (lambda data: _object(_text(data), "x"), (Retryable,)),
+    "agent/aws/imds.py:_spot_action": (lambda data: _spot_action(_text(data)), (Retryable,)),
+    "agent/aws/imds.py:_rebalance": (lambda data: _rebalance(_text(data)), (Retryable,)),
+    "agent/protocol/job_values.py:policy_fault": (lambda data: policy_fault(_text(data)), ()),
     "fleet/logs.py:_plain": (lambda data: _plain(_text(data)), ()),
     "fleet/report_series.py:json_lines": (lambda data: series_of(json_lines(_text(data))), ()),
     "fleet/sweep/entries.py:_from_json": (lambda data: entries.parse(_text(data)[:4096], "x"), (ConfigError,)),
@@ -167,21 +169,21 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]
 
 # The function that parses -> why nobody but us, AWS or the operator writes what it reads.
 TRUSTED: dict[str, str] = {
-    "agent/efs.py:Efs.folder": "the output of efs_files.py, a program of the agent's own",
-    "agent/efs.py:_spoken": "the output of efs_files.py, a program of the agent's own",
-    "agent/efs_files.py:main": "the agent's own order, on standard input",
-    "agent/cage_exec.py:main": "the agent's own order, in memory",
-    "agent/carry_over.py:main": "the agent's own order, as an argument; it runs as the trainer's user",
-    "agent/carry_over.py:_files_in": "root's record; it runs as the trainer's user",
-    "agent/process_group.py:_start_by_launcher": "what cage_exec.py says before the exec of foreign code",
-    "agent/host.py:Host._mount_entry": "findmnt's output",
-    "agent/interpreter.py:probe": "by `documents`, whose errors it takes: what a Python of the trainer's prints",
-    "agent/repo.py:_is_complete": "by `documents`: the agent's own mark",
-    "agent/relay.py:Relay._is_valid": "a token that the relay has signed: the signature is looked at first",
-    "agent/read_ahead.py:main": "the agent's own order, on standard input",
-    "agent/read_ahead.py:read_all": "root's record",
-    "agent/secrets.py:_field": "a secret of the operator's",
-    "agent/redaction.py:_parts": "a secret of the operator's",
+    "agent/machine/efs.py:Efs.folder": "the output of efs_files.py, a program of the agent's own",
+    "agent/machine/efs.py:_spoken": "the output of efs_files.py, a program of the agent's own",
+    "agent/machine/efs_files.py:main": "the agent's own order, on standard input",
+    "agent/processes/sandbox_exec.py:main": "the agent's own order, in memory",
+    "agent/repository/carry_over.py:main": "the agent's own order, as an argument; it runs as the trainer's user",
+    "agent/repository/carry_over.py:_files_in": "root's record; it runs as the trainer's user",
+    "agent/processes/group.py:_start_by_launcher": "what cage_exec.py says before the exec of foreign code",
+    "agent/machine/host.py:Host._mount_entry": "findmnt's output",
+    "agent/trainer/interpreter.py:probe": "by `documents`, whose errors it takes: what a Python of the trainer's prints",
+    "agent/repository/checkout.py:_is_complete": "by `documents`: the agent's own mark",
+    "agent/cage/imds_proxy.py:Relay._is_valid": "a token that the relay has signed: the signature is looked at first",
+    "agent/volume/read_ahead.py:main": "the agent's own order, on standard input",
+    "agent/volume/read_ahead.py:read_all": "root's record",
+    "agent/cage/secrets.py:_field": "a secret of the operator's",
+    "agent/protocol/redaction.py:_parts": "a secret of the operator's",
     "agent/batch/place.py:_task": "ECS's own answer, bounded to 1 MiB",
     "fleet/wheelhouse.py:build": "the operator's own cache",
     "fleet/wheelhouse.py:_zip": "it writes an archive",

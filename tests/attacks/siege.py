@@ -17,15 +17,16 @@ from typing import Any
 
 from attempts import IMDS, IMDS6, NFS, TASK_ROLE
 
-from spotheal.agent import cage, cage_user
-from spotheal.agent.cage_calls import MACHINES, refused_calls
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.config import parse_job
-from spotheal.agent.folders import Folders
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.paths import Paths
-from spotheal.agent.process_group import ForeignProgram
+from spotheal.agent.cage import cage
+from spotheal.agent.cage import user as cage_user
+from spotheal.agent.files.folders import Folders
+from spotheal.agent.files.paths import Paths
+from spotheal.agent.processes.group import ForeignProgram
+from spotheal.agent.processes.system_calls import MACHINES, refused_calls
+from spotheal.agent.protocol.clock import SystemClock
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import StoreUrl
 
 PYTHON = "/usr/bin/python3"
 SHARED_MEMORY = 0x5B07

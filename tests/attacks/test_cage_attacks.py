@@ -19,7 +19,7 @@ import pytest
 from attempts import EXPECTED, IMDS, IMDS6, TASK_ROLE
 from siege import PYTHON
 
-from spotheal.agent.cage_refusals import TOLD_MAX
+from spotheal.agent.processes.refusals import TOLD_MAX
 
 HERE = Path(__file__).resolve().parent
 SPACE = USER = f"spotheal-s{os.getpid()}"

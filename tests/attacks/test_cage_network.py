@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spotheal.agent.cage_network import IMDS_ADDRESSES, rules
+from spotheal.agent.cage.network import IMDS_ADDRESSES, rules
 
 SPACE = f"spotheal-nobody-{os.getpid()}"
 UID = 54321

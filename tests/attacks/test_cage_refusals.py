@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from attempts import allow_all
 
-from spotheal.agent.account import Account
-from spotheal.agent.cage_sandbox import Sandbox
-from spotheal.agent.cage_user import cage_account
-from spotheal.agent.clock import SystemClock
-from spotheal.agent.process_group import ForeignProgram, end_all_of
+from spotheal.agent.cage.user import cage_account
+from spotheal.agent.processes.account import Account
+from spotheal.agent.processes.group import ForeignProgram, end_all_of
+from spotheal.agent.processes.sandbox import Sandbox
+from spotheal.agent.protocol.clock import SystemClock
 
 USER = f"spotheal-r{os.getpid()}"
 PYTHON = "/usr/bin/python3"

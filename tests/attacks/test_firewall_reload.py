@@ -17,10 +17,10 @@ import sys, time
 sys.path.insert(0, sys.argv[1])
 from functools import partial
 import structlog
-from spotheal.agent import programs
-from spotheal.agent.cage import Cage
-from spotheal.agent.cage_network import close_imds, is_closed
-from spotheal.agent.clock import SystemClock
+from spotheal.agent.processes import programs
+from spotheal.agent.cage.cage import Cage
+from spotheal.agent.cage.network import close_imds, is_closed
+from spotheal.agent.protocol.clock import SystemClock
 
 log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr))
 cage = Cage(None, log, _redirect=partial(close_imds, 54321, 4444, log))

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from spotheal.agent.contract import Progress, Saved
+from spotheal.agent.protocol.contract import Progress, Saved
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX, MEMORY_MAX = 1.0, 64 << 20
@@ -162,7 +162,7 @@ def calls(path: Path) -> Iterator[str]:
     ours = {
         alias.asname or alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "spotheal.agent.documents"
+        if isinstance(node, ast.ImportFrom) and node.module == "spotheal.agent.protocol.bounded_json"
         for alias in node.names
     }
     taken = {name for name in parsers.CALLS if "." in name} | (parsers.CALLS & ours)

@@ -17,28 +17,30 @@ import hostile_trees
 import pytest
 import structlog
 
-from spotheal.agent import beneath, efs_files, extents
-from spotheal.agent.account import Account
+from spotheal.agent.aws.s3 import Store
 from spotheal.agent.batch.copies import files_to_copy
-from spotheal.agent.clock import SystemClock, never
-from spotheal.agent.curves import Metrics
-from spotheal.agent.finish import Finishing, store_results
-from spotheal.agent.folders import Folders, give, publish
-from spotheal.agent.launchers import _script
-from spotheal.agent.ledger import Ledger
-from spotheal.agent.logs import Logs
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.read_ahead import Reader, read_all
-from spotheal.agent.saved_files import SavedFiles
-from spotheal.agent.set_aside import SaveShelf
-from spotheal.agent.status import Status
-from spotheal.agent.store import Store
-from spotheal.agent.torn_saves import TornSave
-from spotheal.agent.trainer_files import describe, drop_metrics_after, grown_elsewhere, newest, progress_of
-from spotheal.agent.unplaced_results import unplaced_results
-from spotheal.agent.volume_space import grown
-from spotheal.agent.working_copy import Record, files_of
-from spotheal.agent.world import last_words
+from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files.folders import Folders, give, publish
+from spotheal.agent.life.finish import Finishing, store_results
+from spotheal.agent.machine import efs_files
+from spotheal.agent.processes.account import Account
+from spotheal.agent.processes.launchers import _script
+from spotheal.agent.protocol.clock import SystemClock, never
+from spotheal.agent.protocol.names import StoreUrl
+from spotheal.agent.record.ledger import Ledger
+from spotheal.agent.record.logs import Logs
+from spotheal.agent.record.metrics_shipping import Metrics
+from spotheal.agent.record.status import Status
+from spotheal.agent.record.unplaced_results import unplaced_results
+from spotheal.agent.repository.working_copy import Record, files_of
+from spotheal.agent.trainer.progress_files import describe, drop_metrics_after, grown_elsewhere, newest, progress_of
+from spotheal.agent.trainer.ranks import last_words
+from spotheal.agent.trainer.saved_files import SavedFiles
+from spotheal.agent.trainer.set_aside import SaveShelf
+from spotheal.agent.trainer.torn_saves import TornSave
+from spotheal.agent.volume import extents
+from spotheal.agent.volume.read_ahead import Reader, read_all
+from spotheal.agent.volume.space import grown
 
 MEMORY_MAX = 1 << 30
 LOG = structlog.get_logger()

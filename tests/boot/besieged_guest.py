@@ -69,10 +69,10 @@ def serve(address: str, port: int, words: bytes) -> list[float]:
 
 
 def trainer(limits_calls: bool, told: list[str]) -> list[str]:
-    from spotheal.agent.account import Account
-    from spotheal.agent.cage_sandbox import Sandbox
-    from spotheal.agent.clock import SystemClock
-    from spotheal.agent.process_group import ForeignProgram
+    from spotheal.agent.processes.account import Account
+    from spotheal.agent.processes.group import ForeignProgram
+    from spotheal.agent.processes.sandbox import Sandbox
+    from spotheal.agent.protocol.clock import SystemClock
 
     work = HERE / "work"
     work.mkdir(exist_ok=True)
@@ -112,7 +112,7 @@ def siege() -> dict[str, object]:
     seen = serve(NFS, 2049, b"NFS")
     serve("127.0.0.1", 4444, b"relay")
     sys.path.insert(0, str(HERE))
-    from spotheal.agent.cage_network import rules
+    from spotheal.agent.cage.network import rules
 
     before = trainer(False, [])
     subprocess.run(["nft", "-f", "-"], input=rules(UID, 4444), text=True, check=True)

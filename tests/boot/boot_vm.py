@@ -22,7 +22,7 @@ from debian_root import CannotMake
 from vm_image import image
 from vm_machine import VirtualMachine
 
-from spotheal.agent.names import Phase
+from spotheal.agent.protocol.names import Phase
 from spotheal.fleet.rehearsal.cloud import Cloud
 from spotheal.fleet.rehearsal.scenario import Interrupt, Kill
 

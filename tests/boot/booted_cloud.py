@@ -17,8 +17,8 @@ import boto3
 from booted_machine import BootedMachine
 from caged import SECRET
 
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.rehearsal.authorization import OWNER
 from spotheal.fleet.rehearsal.cloud import LATENCIES, Cloud
 from spotheal.fleet.rehearsal.machines import Launch, Machine

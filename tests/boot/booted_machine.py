@@ -26,7 +26,7 @@ from aws_side import AwsSide
 from debian_root import write_files
 from instance_network import InstanceNetwork
 
-from spotheal.agent.devices import LINK_PREFIX, serial_of
+from spotheal.agent.machine.devices import LINK_PREFIX, serial_of
 from spotheal.fleet.rehearsal.imds import ADDRESS, mac_of
 from spotheal.fleet.rehearsal.machines import Launch, Machine
 from spotheal.fleet.rehearsal.volumes import Disk

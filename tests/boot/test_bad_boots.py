@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from booted_cloud import booted_cloud, request, until
 
-from spotheal.agent.names import LAYOUT
+from spotheal.agent.protocol.names import LAYOUT
 from spotheal.fleet.rehearsal.cloud import Cloud
 from spotheal.fleet.rehearsal.machines import Machine
 

@@ -18,7 +18,7 @@ from booted_machine import BootedMachine
 from caged import the_secret_reached_the_trainer_alone, the_trainer_is_caged
 from debian_root import CannotMake, debian_root
 
-from spotheal.agent.names import LAYOUT, Phase
+from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.fleet.rehearsal.cloud import Cloud
 from spotheal.fleet.rehearsal.scenario import Interrupt
 
@@ -181,7 +181,7 @@ def test_an_agent_that_cannot_stay_up_is_counted_and_its_machine_replaced(cloud:
     job = request(cloud, tmp_path / "job", 0.1, "xfs")
     first = until("an instance", lambda: next(iter(machines_of(cloud)), None), SECONDS_MAX)
     trains_beyond(first, 1)
-    module = "/opt/spotheal/agent/lib/python3*/site-packages/spotheal/agent/run.py"
+    module = "/opt/spotheal/agent/lib/python3*/site-packages/spotheal/agent/life/run.py"
     first.run("sh", "-c", f"for file in {module}; do echo 'this is no Python' >$file; done")
     first.run("systemctl", "kill", "--signal=KILL", "--kill-who=main", "spotheal-agent")
     key = LAYOUT.launch(first.launch.instance)

@@ -23,7 +23,7 @@ from aws_side import AwsSide
 from instance_network import InstanceNetwork
 from vm_image import LABEL, Image
 
-from spotheal.agent.devices import serial_of
+from spotheal.agent.machine.devices import serial_of
 from spotheal.fleet.rehearsal.imds import ADDRESS, mac_of
 from spotheal.fleet.rehearsal.machines import Launch, Machine
 from spotheal.fleet.rehearsal.volumes import Disk

@@ -60,14 +60,14 @@ MUTANTS = (
     ),
     Mutant(
         "a working copy is on the disk before it is called complete",
-        "agent/working_copy.py",
+        "agent/repository/working_copy.py",
         '            copied = programs.run(["sync", "-f", str(self._incoming)], seconds_max=SYNC_SECONDS_MAX)\n',
         "            pass\n",
         ("tests/test_working_copy.py::test_a_copy_that_is_not_on_the_disk_is_not_called_complete",),
     ),
     Mutant(
         "what the trainer wrote is moved before the copies change places",
-        "agent/working_copy.py",
+        "agent/repository/working_copy.py",
         "                    rest = self._carry(clone)\n                    os.rename(clone, rest)\n",
         "                    os.rename(clone, self._outgoing)\n                    self._carry(self._outgoing)\n",
         ("tests/test_working_copy.py::test_a_machine_may_be_lost_at_any_step_of_a_change_of_commit",),
@@ -82,14 +82,14 @@ MUTANTS = (
     ),
     Mutant(
         "no configuration of a trainer's for git",
-        "agent/repo.py",
+        "agent/repository/checkout.py",
         "        if alone:\n            self._environment = {",
         "        if False:\n            self._environment = {",
         ("tests/test_secrets.py::test_no_filter_that_a_trainer_set_up_runs_beside_the_token",),
     ),
     Mutant(
         "snapshot before detach",
-        "agent/handover.py",
+        "agent/interruption/handover.py",
         "            _snapshot(result, steps, clock, watcher)\n        if result.snapshot and result.unmounted:\n",
         "            if result.unmounted:\n"
         '                _try_until_the_end(result, steps, clock, watcher, "detach the volume", steps.detach)\n'
@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         "no handover of what is not on the device yet",
-        "agent/handover.py",
+        "agent/interruption/handover.py",
         "        if result.unmounted or result.frozen:\n            _snapshot(",
         "        if True:\n            _snapshot(",
         ("tests/test_interruption.py",),
@@ -126,21 +126,21 @@ MUTANTS = (
     ),
     Mutant(
         "serial check",
-        "agent/host.py",
+        "agent/machine/host.py",
         "        if volume and (now := self.find_device(volume, attached_as)) != device:\n",
         "        if False and (now := self.find_device(volume, attached_as)) != device:\n",
         ("tests/test_host_programs.py",),
     ),
     Mutant(
         "blank check before mkfs",
-        "agent/host.py",
+        "agent/machine/host.py",
         "        if not (blank or (again and self._may_be_unfinished(device))):\n",
         "        if False:\n",
         ("tests/test_host_programs.py",),
     ),
     Mutant(
         "a foreign signature is not formatted over",
-        "agent/host.py",
+        "agent/machine/host.py",
         "(again and self._may_be_unfinished(device))",
         "again",
         ("tests/test_host_programs.py",),
@@ -182,49 +182,49 @@ MUTANTS = (
     ),
     Mutant(
         "token in CreateVolume",
-        "agent/ec2.py",
+        "agent/aws/ec2.py",
         '            "ClientToken": self.token,\n',
         "",
         ("tests/test_volume_ec2.py",),
     ),
     Mutant(
         "401 refresh",
-        "agent/metadata.py",
+        "agent/aws/imds.py",
         "                if status != 401:\n                    break\n",
         "                break\n",
         ("tests/test_metadata.py::test_a_401_is_answered_with_a_new_token",),
     ),
     Mutant(
         "garbage is not a notice",
-        "agent/metadata.py",
+        "agent/aws/imds.py",
         '    if body.get("action") not in ("terminate", "stop", "hibernate"):\n',
         "    if False:\n",
         ("tests/test_metadata.py::test_what_makes_no_sense_is_unknown",),
     ),
     Mutant(
         "garbage is not a notice, nor the end of one",
-        "agent/interruption.py",
+        "agent/interruption/watcher.py",
         "            if answer is UNKNOWN:\n",
         "            if False:\n",
         ("tests/test_interruption.py::test_answers_without_sense_change_nothing",),
     ),
     Mutant(
         "end-after-stop is an interruption",
-        "agent/attempts.py",
+        "agent/trainer/attempts.py",
         "    if end.asked:\n        return Stopped()\n",
         "",
         ("tests/test_supervisor_rules.py",),
     ),
     Mutant(
         "failure budget reset only by a step",
-        "agent/attempts.py",
+        "agent/trainer/attempts.py",
         "    if end.gained:\n",
         "    if True:\n",
         ("tests/test_supervisor_rules.py",),
     ),
     Mutant(
         "foreign fleet never cancelled",
-        "agent/ec2.py",
+        "agent/aws/ec2.py",
         "        found = self.instance(instance)\n        if found is None:\n            raise Retryable(",
         "        found = next(iter(self._instances([], instance)), None)\n"
         "        if found is None:\n            raise Retryable(",
@@ -232,7 +232,7 @@ MUTANTS = (
     ),
     Mutant(
         "foreign fleet never cancelled, whatever the store says",
-        "agent/finish.py",
+        "agent/life/finish.py",
         "    if fleet:\n        return fleet\n",
         "",
         ("tests/test_safety.py",),
@@ -280,7 +280,7 @@ MUTANTS = (
     ),
     Mutant(
         "every process of the cage's user is ended",
-        "agent/process_group.py",
+        "agent/processes/group.py",
         "    while left := owned_by(account.uid):\n",
         "    while left := set[int]():\n",
         ("tests/test_cage.py::test_what_another_program_started_as_the_user_ends_with_the_trainer_too",),
@@ -288,7 +288,7 @@ MUTANTS = (
     ),
     Mutant(
         "no new privileges in the cage",
-        "agent/cage_exec.py",
+        "agent/processes/sandbox_exec.py",
         "            _prctl(_PR_SET_NO_NEW_PRIVS, 1)\n",
         "            pass\n",
         ("tests/test_cage.py::test_only_its_own_folders_are_writable_and_no_program_gives_rights",),
@@ -296,7 +296,7 @@ MUTANTS = (
     ),
     Mutant(
         "the cage refuses system calls",
-        "agent/cage_exec.py",
+        "agent/processes/sandbox_exec.py",
         '            if orders["sandbox"]["filters"]:\n',
         "            if False:\n",
         (
@@ -307,7 +307,7 @@ MUTANTS = (
     ),
     Mutant(
         "of /run only what is kept is in the cage",
-        "agent/cage_exec.py",
+        "agent/processes/sandbox_exec.py",
         '            _empty(place, sandbox["kept"] + writable)\n',
         "            pass\n",
         ("tests/attacks/test_cage_attacks.py::test_nothing_of_what_lies_outside_came_back",),
@@ -315,7 +315,7 @@ MUTANTS = (
     ),
     Mutant(
         "packets of no user do not reach the metadata service",
-        "agent/cage_network.py",
+        "agent/cage/network.py",
         'related accept\\n    {to} reject"\n',
         'related accept"\n',
         ("tests/attacks/test_cage_network.py",),
@@ -323,7 +323,7 @@ MUTANTS = (
     ),
     Mutant(
         "the machine is read-only in the cage",
-        "agent/cage_exec.py",
+        "agent/processes/sandbox_exec.py",
         "            _make_read_only(place, flags)\n",
         "            pass\n",
         ("tests/test_cage.py::test_only_its_own_folders_are_writable_and_no_program_gives_rights",),
@@ -331,7 +331,7 @@ MUTANTS = (
     ),
     Mutant(
         "the cage's packets are turned to the relay",
-        "agent/cage_network.py",
+        "agent/cage/network.py",
         '        lines.append(f"{_to(address)} tcp dport 80 redirect to :{port}")\n',
         "        pass\n",
         (
@@ -341,14 +341,14 @@ MUTANTS = (
     ),
     Mutant(
         "the relay asks for two paths alone",
-        "agent/relay.py",
+        "agent/cage/imds_proxy.py",
         "        if path in (SPOT_ACTION, REBALANCE):\n",
         '        if path.startswith("/latest/meta-data/"):\n',
         ("tests/test_relay.py::test_no_path_makes_the_relay_ask_for_another_than_the_two",),
     ),
     Mutant(
         "a relay without an answer says so",
-        "agent/relay.py",
+        "agent/cage/imds_proxy.py",
         "                    answer = _Answer(503)  #",
         "                    answer = _Answer(404)  #",
         ("tests/test_relay.py::test_a_service_that_does_not_answer_is_not_taken_for_no_notice",),
@@ -356,7 +356,7 @@ MUTANTS = (
     ),
     Mutant(
         "secrets are taken out before a line is cut",
-        "agent/output.py",
+        "agent/processes/output.py",
         "        text = self._secrets.text(readable(self._open[:end]))\n",
         "        text = readable(self._open[:end])\n",
         ("tests/test_redaction.py::test_a_secret_is_found_wherever_chunks_and_lines_are_cut",),
@@ -364,7 +364,7 @@ MUTANTS = (
     ),
     Mutant(
         "the end of an unfinished line is kept",
-        "agent/output.py",
+        "agent/processes/output.py",
         "        until = max(0, len(text) - self._secrets.overlap) // self._max * self._max\n",
         "        until = len(text)\n",
         ("tests/test_redaction.py::test_a_secret_is_found_wherever_chunks_and_lines_are_cut",),
@@ -372,7 +372,7 @@ MUTANTS = (
     ),
     Mutant(
         "what is fetched is known to the redaction",
-        "agent/secrets.py",
+        "agent/cage/secrets.py",
         "        SECRETS.learn([*found.values(), *values.values()])\n",
         "        pass\n",
         ("tests/test_secrets.py::test_secrets_of_both_services_are_fetched_and_known_to_the_redaction",),
@@ -380,7 +380,7 @@ MUTANTS = (
     ),
     Mutant(
         "a token goes to the repository's host alone",
-        "agent/git_access.py",
+        "agent/repository/git_access.py",
         'f"credential.{host}.helper={helper}"',
         'f"credential.helper={helper}"',
         ("tests/test_secrets.py::test_the_token_goes_to_the_repositorys_own_host_alone",),

@@ -24,9 +24,9 @@ from cloud_desk import CloudDesk, cloud_desk, owner, served
 from moto.sns.models import sns_backends
 from typer.testing import CliRunner
 
-from spotheal.agent.errors import ExitCode
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.errors import ExitCode
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet import follow
 from spotheal.fleet.cli import app
 from spotheal.fleet.rehearsal.job import git

@@ -16,8 +16,8 @@ import pytest
 from cloud_desk import CloudDesk, as_person, cloud_desk, owner, served
 from typer.testing import CliRunner
 
-from spotheal.agent.errors import ExitCode
-from spotheal.agent.names import LAYOUT
+from spotheal.agent.protocol.errors import ExitCode
+from spotheal.agent.protocol.names import LAYOUT
 from spotheal.fleet.cli import app
 from spotheal.fleet.rehearsal.authorization import OWNER
 

@@ -10,12 +10,12 @@ from second_ec2 import Data
 from second_machine import Log, Machine
 from second_time import Flag, Killed, Process
 
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.errors import Fatal, Interrupted, SpothealError
-from spotheal.agent.finish import End
-from spotheal.agent.handover import HandoverResult, Steps, hand_over
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.interruption.handover import HandoverResult, Steps, hand_over
+from spotheal.agent.life.finish import End
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.errors import Fatal, Interrupted, SpothealError
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.heal import Held, heal, left_behind
 from spotheal.agent.volume.release import create_base, create_handover, detach, leave

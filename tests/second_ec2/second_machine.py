@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from second_ec2 import Data
 from second_time import Flag, MachineClock, Process
 
-from spotheal.agent.errors import Conflict, MountRefused, Retryable
-from spotheal.agent.interruption import Interruption
+from spotheal.agent.interruption.watcher import Interruption
+from spotheal.agent.protocol.errors import Conflict, MountRefused, Retryable
 
 if TYPE_CHECKING:
     from second_world import World

@@ -18,10 +18,10 @@ from second_machine import Machine
 from second_s3 import SecondS3
 from second_time import EPOCH, Flag, Killed, MachineClock, Process, Time
 
-from spotheal.agent.contract import Notice
-from spotheal.agent.ec2 import Ec2
-from spotheal.agent.finish import End
-from spotheal.agent.interruption import Interruption, trainer_seconds
+from spotheal.agent.aws.ec2 import Ec2
+from spotheal.agent.interruption.watcher import Interruption, trainer_seconds
+from spotheal.agent.life.finish import End
+from spotheal.agent.protocol.contract import Notice
 from spotheal.agent.volume.heal import Held
 
 ZONES = ("eu-west-1a", "eu-west-1b")

@@ -24,7 +24,7 @@ if __name__ == "__main__":
 from simulated_life import RETENTION_SECONDS, LifeRegion, Machine
 from simulated_world import RUN, Broken
 
-from spotheal.agent.names import SNAPSHOTS_KEPT, TAG_RUN, TAG_STATE
+from spotheal.agent.protocol.names import SNAPSHOTS_KEPT, TAG_RUN, TAG_STATE
 
 A, B, C, D = "us-west-2a", "us-west-2b", "us-west-2c", "us-west-2d"
 ZONES = (A, B, C)

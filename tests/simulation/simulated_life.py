@@ -31,18 +31,21 @@ from simulated_world import (
     SimulatedHost,
 )
 
-from spotheal.agent import interruption, ledger, life, run, status, trainer_stage
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.config import parse_job
-from spotheal.agent.contract import Notice, Progress, Saved
-from spotheal.agent.errors import Interrupted, SetupFailed, SpothealError
-from spotheal.agent.finish import LAUNCHES_WITHOUT_PROGRESS_MAX, STARTS_WITHOUT_PROGRESS_MAX
-from spotheal.agent.gpus import BARRED_LAUNCHES_MAX, Found
-from spotheal.agent.instance_config import InstanceConfig
-from spotheal.agent.memory import RunMemory
-from spotheal.agent.metadata import NOTHING, Answer, Identity, Rebalance, SpotAction
-from spotheal.agent.names import LAYOUT, Phase, StoreUrl
-from spotheal.agent.supervisor import Ended as TrainerEnded
+from spotheal.agent.aws.imds import NOTHING, Answer, Identity, Rebalance, SpotAction
+from spotheal.agent.interruption import watcher as interruption
+from spotheal.agent.life import run, trainer_stage
+from spotheal.agent.life import stages as life
+from spotheal.agent.life.finish import LAUNCHES_WITHOUT_PROGRESS_MAX, STARTS_WITHOUT_PROGRESS_MAX
+from spotheal.agent.life.gpus import BARRED_LAUNCHES_MAX, Found
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.contract import Notice, Progress, Saved
+from spotheal.agent.protocol.errors import Interrupted, SetupFailed, SpothealError
+from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
+from spotheal.agent.record import ledger, status
+from spotheal.agent.record.run_state import RunMemory
+from spotheal.agent.trainer.supervisor import Ended as TrainerEnded
 from spotheal.agent.volume.context import Context
 from spotheal.fleet.rehearsal.client import InMemoryEc2
 from spotheal.fleet.rehearsal.rulebook import Faults

@@ -10,12 +10,13 @@ from typing import Any
 from simulated_life import CONFIG, LifeRegion, Machine, SimulatedLife, SimulatedTrainer
 from simulated_world import RUN, STEP_SECONDS, TAGS, Broken
 
-from spotheal.agent import life, trainer_stage
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.contract import Progress, Saved
-from spotheal.agent.names import LAYOUT, TAG_RUN
-from spotheal.agent.supervisor import Ended as TrainerEnded
+from spotheal.agent.life import stages as life
+from spotheal.agent.life import trainer_stage
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.contract import Progress, Saved
+from spotheal.agent.protocol.names import LAYOUT, TAG_RUN
 from spotheal.agent.sweep import worker
+from spotheal.agent.trainer.supervisor import Ended as TrainerEnded
 
 STEPS = 5  # of each run
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from simulated_time import Actor, Ended, SimulatedLock, SimulatedStop, Time
 
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.contract import Progress, Saved
-from spotheal.agent.ec2 import Ec2
-from spotheal.agent.errors import Conflict, Fatal, Interrupted, MountRefused, SpothealError
-from spotheal.agent.finish import End
-from spotheal.agent.names import LAYOUT, TAG_RUN, TAG_STATE, StoreUrl
-from spotheal.agent.status import Status
-from spotheal.agent.store import Store
+from spotheal.agent.aws.ec2 import Ec2
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.life.finish import End
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.contract import Progress, Saved
+from spotheal.agent.protocol.errors import Conflict, Fatal, Interrupted, MountRefused, SpothealError
+from spotheal.agent.protocol.names import LAYOUT, TAG_RUN, TAG_STATE, StoreUrl
+from spotheal.agent.record.status import Status
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.heal import Held, heal
 from spotheal.agent.volume.release import create_handover, detach

@@ -20,7 +20,7 @@ from spotheal.fleet.rehearsal.rulebook import Faults, Rulebook
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[Endpoint]:
     """Its store dates objects by the simulated time: what was written last is read first."""
-    from spotheal.agent.clock import SystemClock
+    from spotheal.agent.protocol.clock import SystemClock
 
     with Endpoint(Rulebook(SystemClock())) as served, pytest.MonkeyPatch.context() as patched:
         patched.setattr(s3_models, "utcnow", lambda: served.rulebook.world.now().replace(tzinfo=None))

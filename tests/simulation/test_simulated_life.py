@@ -12,8 +12,9 @@ from histories import leaves_nothing_behind
 from simulated_life import LifeRegion, asking
 from simulated_world import BOOT_SECONDS
 
-from spotheal.agent import ec2, store
-from spotheal.agent.gpus import BARRED_LAUNCHES_MAX, Found
+from spotheal.agent.aws import ec2
+from spotheal.agent.aws import s3 as store
+from spotheal.agent.life.gpus import BARRED_LAUNCHES_MAX, Found
 from spotheal.agent.volume import seen
 from spotheal.agent.volume.actions import GiveUp
 from spotheal.agent.volume.plan import decide

@@ -11,11 +11,11 @@ import pytest
 from simulated_life import JOB
 from simulated_sweep import RUN, STEPS, SweepRegion, some_machine
 
-from spotheal.agent.clock import rfc3339
-from spotheal.agent.config import parse_job
-from spotheal.agent.errors import CapacityError, Retryable
-from spotheal.agent.names import StoreUrl
-from spotheal.agent.store import Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.errors import CapacityError, Retryable
+from spotheal.agent.protocol.job import parse_job
+from spotheal.agent.protocol.names import StoreUrl
 from spotheal.agent.sweep import worker
 from spotheal.fleet.runs import Run
 from spotheal.fleet.sweep import retry

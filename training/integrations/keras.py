@@ -15,7 +15,7 @@ from typing import Any
 
 import keras
 
-from spotheal.agent.errors import SpothealError
+from spotheal.agent.protocol.errors import SpothealError
 from spotheal.training.sampler import ExactLoader
 from spotheal.training.sampler import ExactSampler as ExactSampler  # for one line of import in a user's script
 from spotheal.training.sampler import exact_loader as exact_loader

@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from spotheal.agent.errors import ConfigError
+from spotheal.agent.protocol.errors import ConfigError
 from spotheal.training.distributed import start, world
 from spotheal.training.sampler import ExactLoader
 from spotheal.training.sampler import ExactSampler as ExactSampler  # for one line of import in a user's script

@@ -1,0 +1,1 @@
+"""AWS as the agent calls it: clients, EC2, S3, the metadata service."""

@@ -1,0 +1,1 @@
+"""What the trainer may reach: its user, its network, its credentials."""

@@ -1,0 +1,1 @@
+"""What the run costs, its limits, and the messages to people."""

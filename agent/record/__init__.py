@@ -1,0 +1,1 @@
+"""What is written down for others: ledger, status, logs, results, metrics, the watchdog."""

@@ -1,0 +1,1 @@
+"""The training repository: git, and the working copy on the volume."""

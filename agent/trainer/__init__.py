@@ -1,0 +1,1 @@
+"""The trainer's attempts: setup, start, watch, hang, restart, torn saves."""
