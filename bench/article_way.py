@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from simulated_time import SimulatedStop
 from simulated_world import BOOT_SECONDS, STEP_SECONDS, Machine, Region
 
-from spotheal.fleet.rehearsal.client import InMemoryEc2
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2
 
 NAME = "DL-datasets-checkpoints"
 SLEEP_AFTER_ATTACH_SECONDS = 10.0

@@ -18,9 +18,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/boot"))
 from booted_cloud import booted_cloud, request, until
 
-from spotheal.fleet.rehearsal.machines import Machine
+from spotheal.fleet.rehearsal.machines.machines import Machine
 from spotheal.fleet.rehearsal.programs.init import descendants
-from spotheal.fleet.rehearsal.scenario import Kill
+from spotheal.fleet.rehearsal.scenarios.scenario import Kill
 
 TARGET_SECONDS = 5.0
 BOOT_SECONDS_MAX = 300.0

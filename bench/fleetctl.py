@@ -34,9 +34,9 @@ from moto.s3.models import s3_backends  # noqa: E402 - what they are is found by
 
 from spotheal.agent.protocol.clock import SystemClock, rfc3339  # noqa: E402
 from spotheal.agent.protocol.names import default_bucket, new_run_id  # noqa: E402
-from spotheal.fleet.rehearsal.api import Endpoint  # noqa: E402
-from spotheal.fleet.rehearsal.rulebook import Rulebook  # noqa: E402
-from spotheal.fleet.rehearsal.serve import environment  # noqa: E402
+from spotheal.fleet.rehearsal.ec2.rulebook import Rulebook  # noqa: E402
+from spotheal.fleet.rehearsal.scenarios.api import Endpoint  # noqa: E402
+from spotheal.fleet.rehearsal.scenarios.serve import environment  # noqa: E402
 
 REGION, ACCOUNT = "us-west-2", "123456789012"
 BUCKET = default_bucket(ACCOUNT, REGION)

@@ -32,8 +32,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from spotheal.fleet.config import tomllib
-from spotheal.fleet.rehearsal.job import example_fleet
+from spotheal.fleet.files.config import tomllib
+from spotheal.fleet.rehearsal.scenarios.job import example_fleet
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -30,7 +30,7 @@ from article_way import ArticleRegion  # noqa: E402
 from noticed_world import NoticedRegion  # noqa: E402
 from simulated_world import Machine, Region  # noqa: E402
 
-from spotheal.fleet.rehearsal.rulebook import Latencies  # noqa: E402
+from spotheal.fleet.rehearsal.ec2.rulebook import Latencies  # noqa: E402
 
 A, B = "us-west-2a", "us-west-2b"
 LATENCIES = Latencies(create_volume=5.0, attach=3.0, device_node=0.0, detach=3.0, replacement=60.0, notice=120.0)

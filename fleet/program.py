@@ -12,8 +12,8 @@ from typer.core import TyperGroup
 
 from spotheal.agent.protocol.errors import ExitCode
 from spotheal.fleet import cli
-from spotheal.fleet.console import GLOBALS, say, unwritten
-from spotheal.fleet.options import Output, Profile, Region
+from spotheal.fleet.terminal.console import GLOBALS, say, unwritten
+from spotheal.fleet.terminal.options import Output, Profile, Region
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 

@@ -24,9 +24,9 @@ from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job import parse_job
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.agent.record.logs import Logs
-from spotheal.fleet.rehearsal.client import InMemoryEc2, InMemoryS3
-from spotheal.fleet.rehearsal.rulebook import Hooks, Latencies, Rulebook
-from spotheal.fleet.rehearsal.schedules import InMemoryScheduler, Schedules
+from spotheal.fleet.rehearsal.ec2.rulebook import Hooks, Latencies, Rulebook
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2, InMemoryS3
+from spotheal.fleet.rehearsal.services.schedules import InMemoryScheduler, Schedules
 
 RUN = "01TESTRUN0000000000000000"
 BUCKET = "spotheal-test"

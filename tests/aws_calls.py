@@ -25,7 +25,7 @@ notes: set[Note] = set()
 _OURS = "spotheal."
 _FLEET, _REHEARSAL, _AGENT = "spotheal.fleet.", "spotheal.fleet.rehearsal.", "spotheal.agent."
 _KNOW_AWS = frozenset({"spotheal.agent.aws.ec2", "spotheal.agent.aws.s3", "spotheal.agent.aws.clients"})
-_ANSWER = frozenset(f"{_REHEARSAL}{name}" for name in ("client", "objects", "schedules", "efs", "batch"))
+_ANSWER = frozenset(f"{_REHEARSAL}{name}" for name in ("services.client", "services.objects", "services.schedules", "services.efs", "batch.batch"))
 _IAM_NAMES = {"service-quotas": "servicequotas", "efs": "elasticfilesystem"}  # where IAM has another name
 _PROGRAMS = ("spotheal", "Python-urllib")  # in the User-Agent of agents and of bootstraps
 _request = threading.local()
@@ -39,21 +39,21 @@ def record(modules: Mapping[str, Any]) -> None:
     if manager := modules.get("s3transfer.manager"):
         for name in ("upload", "download"):
             _wrap(manager.TransferManager, name, _mark_transfer)
-    if memory := modules.get(f"{_REHEARSAL}client"):
+    if memory := modules.get(f"{_REHEARSAL}services.client"):
         _wrap(memory.InMemoryEc2, "_call", lambda self, operation, *_: note_call("ec2", operation))
-    if batch := modules.get(f"{_REHEARSAL}batch"):
+    if batch := modules.get(f"{_REHEARSAL}batch.batch"):
         _wrap(batch.InMemoryBatch, "_call", lambda self, operation, *_: note_call(self._service, operation))
-    if objects := modules.get(f"{_REHEARSAL}objects"):
+    if objects := modules.get(f"{_REHEARSAL}services.objects"):
         _wrap(objects.InMemoryS3, "_answer", lambda self, operation, *_: note_call("s3", operation))
-    if schedules := modules.get(f"{_REHEARSAL}schedules"):
+    if schedules := modules.get(f"{_REHEARSAL}services.schedules"):
         _wrap(schedules.InMemoryScheduler, "_call", lambda self, operation, *_: note_call(
             "scheduler", f"{operation.title()}Schedule"))  # fmt: skip
-    if efs := modules.get(f"{_REHEARSAL}efs"):
+    if efs := modules.get(f"{_REHEARSAL}services.efs"):
         _wrap(efs.InMemoryEfs, "_call", lambda self, operation, *_: note_call(
             "efs", "".join(word.title() for word in operation.split("_"))))  # fmt: skip
-    if api := modules.get(f"{_REHEARSAL}api"):
+    if api := modules.get(f"{_REHEARSAL}scenarios.api"):
         _wrap(api.Endpoint, "__call__", _remember_program)
-    if authorization := modules.get(f"{_REHEARSAL}authorization"):
+    if authorization := modules.get(f"{_REHEARSAL}services.authorization"):
         _wrap_questions(authorization.Authorization)
 
 

@@ -16,11 +16,11 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from spotheal.agent.protocol.clock import SystemClock
-from spotheal.fleet.rehearsal.api import Endpoint
-from spotheal.fleet.rehearsal.authorization import OWNER
-from spotheal.fleet.rehearsal.batch import Batch
-from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
-from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE
+from spotheal.fleet.rehearsal.batch.batch import Batch
+from spotheal.fleet.rehearsal.ec2.rulebook import Latencies, Rulebook
+from spotheal.fleet.rehearsal.ec2.world import EXAMPLE_IMAGE
+from spotheal.fleet.rehearsal.scenarios.api import Endpoint
+from spotheal.fleet.rehearsal.services.authorization import OWNER
 
 if sys.version_info >= (3, 11):
     import tomllib

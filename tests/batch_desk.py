@@ -17,12 +17,11 @@ from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol import clock
 from spotheal.agent.protocol.clock import Stop
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet import prices
-from spotheal.fleet.account import types
-from spotheal.fleet.rehearsal import account as rehearsal_account
-from spotheal.fleet.rehearsal.batch import Batch, InMemoryBatch, image_fault_of
-from spotheal.fleet.rehearsal.batch_things import Job
-from spotheal.fleet.rehearsal.world import Hooks, Instance
+from spotheal.fleet.account import prices, types
+from spotheal.fleet.rehearsal.batch.batch import Batch, InMemoryBatch, image_fault_of
+from spotheal.fleet.rehearsal.batch.things import Job
+from spotheal.fleet.rehearsal.ec2.world import Hooks, Instance
+from spotheal.fleet.rehearsal.services import account as rehearsal_account
 
 IMAGE = "public.example/spotheal:1"
 Script = Callable[[Job], "Scripted"]

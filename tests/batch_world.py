@@ -25,7 +25,7 @@ from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job import parse_job
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.agent.record.logs import Logs
-from spotheal.fleet.rehearsal.client import InMemoryS3
+from spotheal.fleet.rehearsal.services.client import InMemoryS3
 
 RUN = "01BATCHRUN000000000000000"
 BUCKET = "spotheal-test"

@@ -17,9 +17,9 @@ from typer.testing import CliRunner, Result
 
 from spotheal.fleet.account import prerequisites
 from spotheal.fleet.cli import app
-from spotheal.fleet.rehearsal import account
-from spotheal.fleet.rehearsal.cloud import Cloud
-from spotheal.fleet.rehearsal.serve import environment, serving
+from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
+from spotheal.fleet.rehearsal.scenarios.serve import environment, serving
+from spotheal.fleet.rehearsal.services import account
 
 REGION = "us-west-2"
 

@@ -26,15 +26,15 @@ from spotheal.agent.aws import clients as aws
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import Stop
 from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
-from spotheal.fleet import wheelhouse
 from spotheal.fleet.account import service_roles
 from spotheal.fleet.cli import app
-from spotheal.fleet.rehearsal.client import InMemoryEc2
-from spotheal.fleet.rehearsal.efs import FileSystems, InMemoryEfs
-from spotheal.fleet.rehearsal.rulebook import Rulebook
-from spotheal.fleet.rehearsal.schedules import InMemoryScheduler, Schedules
-from spotheal.fleet.rehearsal.world import Fleet, Volume
-from spotheal.fleet.wheelhouse import Wheel, Wheelhouse
+from spotheal.fleet.rehearsal.ec2.rulebook import Rulebook
+from spotheal.fleet.rehearsal.ec2.world import Fleet, Volume
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2
+from spotheal.fleet.rehearsal.services.efs import FileSystems, InMemoryEfs
+from spotheal.fleet.rehearsal.services.schedules import InMemoryScheduler, Schedules
+from spotheal.fleet.request import wheelhouse
+from spotheal.fleet.request.wheelhouse import Wheel, Wheelhouse
 
 REGION = "us-west-2"
 BUCKET = f"spotheal-123456789012-{REGION}"

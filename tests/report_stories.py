@@ -10,9 +10,9 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from spotheal.agent.protocol.clock import rfc3339
-from spotheal.fleet.report import Material
-from spotheal.fleet.report_series import Series
-from spotheal.fleet.status import Seen
+from spotheal.fleet.report.report import Material
+from spotheal.fleet.report.series import Series
+from spotheal.fleet.status.status import Seen
 
 DAY = datetime(2026, 11, 21, 8, tzinfo=timezone.utc)
 STEPS = 12_000

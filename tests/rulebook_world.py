@@ -8,8 +8,8 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from spotheal.agent.protocol.clock import Stop
-from spotheal.fleet.rehearsal.client import InMemoryEc2
-from spotheal.fleet.rehearsal.rulebook import Hooks, Latencies, Rulebook
+from spotheal.fleet.rehearsal.ec2.rulebook import Hooks, Latencies, Rulebook
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2
 
 BEGIN = datetime(2026, 11, 21, 8, 0, tzinfo=timezone.utc)
 A, B, C, D = "us-west-2a", "us-west-2b", "us-west-2c", "us-west-2d"

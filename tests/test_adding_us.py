@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from torchvision_here import torchvision_here  # noqa: E402
 
-from spotheal.fleet.rehearsal import weights as digests  # noqa: E402
+from spotheal.fleet.rehearsal.scenarios import weights as digests  # noqa: E402
 from spotheal.training.session import SavedAndStopped, Session  # noqa: E402
 
 torchvision_here()

@@ -16,7 +16,7 @@ import pytest
 
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet.rehearsal.client import InMemoryS3
+from spotheal.fleet.rehearsal.services.client import InMemoryS3
 
 HERE = Path(__file__).resolve().parent
 ALLOWED = {"instance": {"s3:GetObject"}, "operator": {"s3:GetObject", "ec2:DescribeVpcs"}}
@@ -53,7 +53,7 @@ def test_what_a_test_or_the_rehearsal_asks_for_is_nobodys(notes: set[aws_calls.N
     store.get_bytes("x")
     assert notes == {(aws_calls.NOBODY, "s3:GetObject")}
     notes.clear()
-    within("spotheal.fleet.rehearsal.run", lambda: store.get_bytes("x"))
+    within("spotheal.fleet.rehearsal.scenarios.run", lambda: store.get_bytes("x"))
     assert notes == {(aws_calls.NOBODY, "s3:GetObject")}
     notes.clear()
     InMemoryS3("bucket").list_objects_v2(Bucket="bucket")
@@ -90,7 +90,7 @@ def test_what_iam_asks_about_without_a_call_is_held_against_the_policies_too() -
 
 CALLING = """
 import types
-from spotheal.fleet.rehearsal.client import InMemoryS3
+from spotheal.fleet.rehearsal.services.client import InMemoryS3
 def call(s3):
     s3.create_bucket(Bucket="b")
 def test_it():

@@ -14,10 +14,10 @@ from botocore.exceptions import ClientError
 from rulebook_world import BEGIN, A, B, Region
 
 from spotheal.agent.aws import clients as aws
-from spotheal.fleet import engine
-from spotheal.fleet.engine import FleetEvent
-from spotheal.fleet.rehearsal.authorization import OWNER
-from spotheal.fleet.shortage import shortage
+from spotheal.fleet.rehearsal.services.authorization import OWNER
+from spotheal.fleet.run import engine
+from spotheal.fleet.run.engine import FleetEvent
+from spotheal.fleet.status.shortage import shortage
 from spotheal.iam.calls import CALLS
 
 FACTS = facts()

@@ -14,7 +14,7 @@ from spotheal.agent.aws.imds import SpotAction
 from spotheal.agent.batch.place import Place, place, read_config
 from spotheal.agent.protocol.errors import ConfigError, NotFound
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet.rehearsal.client import client_error
+from spotheal.fleet.rehearsal.services.client import client_error
 
 __all__ = ["no_efs"]
 COUNTING = (Path(__file__).parent / "trainers/counting.py").read_text()

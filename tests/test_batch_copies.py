@@ -18,7 +18,7 @@ from spotheal.agent.files.folders import Folders
 from spotheal.agent.protocol.clock import SystemClock
 from spotheal.agent.protocol.errors import Retryable
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet.rehearsal.client import InMemoryS3
+from spotheal.fleet.rehearsal.services.client import InMemoryS3
 
 
 @dataclass

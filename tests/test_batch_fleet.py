@@ -12,9 +12,10 @@ from fleet_desk import desk, moto_clients, wheels
 
 from spotheal.agent.protocol.errors import ExitCode, Retryable
 from spotheal.agent.protocol.names import LAYOUT
-from spotheal.fleet.batch import documents, jobs
-from spotheal.fleet.rehearsal.batch_things import Attempt, is_retried
-from spotheal.fleet.rehearsal.world import ApiError
+from spotheal.fleet.batch import documents
+from spotheal.fleet.rehearsal.batch.things import Attempt, is_retried
+from spotheal.fleet.rehearsal.ec2.world import ApiError
+from spotheal.fleet.run import batch_jobs as jobs
 
 __all__ = ["batch_desk", "desk", "moto_clients", "wheels"]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from spotheal.fleet.batch.jobs import Stream
 from spotheal.fleet.batch.tail import QUIET_ROUNDS, Tail
-from spotheal.fleet.rehearsal.batch import InMemoryBatch
-from spotheal.fleet.rehearsal.batch_logs import CloudWatchLogs
+from spotheal.fleet.rehearsal.batch.batch import InMemoryBatch
+from spotheal.fleet.rehearsal.batch.logs import CloudWatchLogs
+from spotheal.fleet.run.batch_jobs import Stream
 
 GROUP = "/spotheal/batch/j"
 

@@ -23,11 +23,11 @@ from spotheal.agent.protocol.errors import SpothealError
 from spotheal.agent.protocol.names import Phase, StoreUrl
 from spotheal.agent.record.results import InStore
 from spotheal.agent.sweep.worker import Worker
-from spotheal.fleet import gather, submit
-from spotheal.fleet.config import FleetConfig
-from spotheal.fleet.rehearsal.client import InMemoryEc2
-from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
-from spotheal.fleet.session import Session
+from spotheal.fleet.files.config import FleetConfig
+from spotheal.fleet.rehearsal.ec2.rulebook import Latencies, Rulebook
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2
+from spotheal.fleet.request import gather, submit
+from spotheal.fleet.run.session import Session
 
 __all__ = ["desk", "moto_clients", "wheels"]  # fixtures
 LOG = structlog.get_logger()

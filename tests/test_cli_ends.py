@@ -9,7 +9,7 @@ import sys
 import pytest
 import typer
 
-from spotheal.fleet.console import verb
+from spotheal.fleet.terminal.console import verb
 
 
 def test_the_help_says_nothing_of_a_reader_that_has_gone() -> None:

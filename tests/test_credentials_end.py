@@ -20,10 +20,11 @@ from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import SystemClock
 from spotheal.agent.protocol.errors import CredentialsEnded, ExitCode, PermissionDenied
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet import live, stopping, wait
 from spotheal.fleet.cli import app
-from spotheal.fleet.runs import Run
-from spotheal.fleet.session import Session, renewal
+from spotheal.fleet.ending import stopping
+from spotheal.fleet.run.runs import Run
+from spotheal.fleet.run.session import Session, renewal
+from spotheal.fleet.status import live, wait
 from spotheal.fleet.sweep import following
 
 VOLUME = "vol-0123456789abcdef0"

@@ -24,12 +24,12 @@ from spotheal.agent.protocol.clock import SystemClock
 from spotheal.agent.protocol.errors import ExitCode, WaitTimedOut
 from spotheal.agent.protocol.job import parse_job
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet import filling
 from spotheal.fleet.cli import app
-from spotheal.fleet.filling import Filling, Followed
-from spotheal.fleet.rehearsal.objects import InMemoryS3
-from spotheal.fleet.rehearsal.serve import shell_lines
-from spotheal.fleet.session import Session
+from spotheal.fleet.rehearsal.scenarios.serve import shell_lines
+from spotheal.fleet.rehearsal.services.objects import InMemoryS3
+from spotheal.fleet.run.session import Session
+from spotheal.fleet.volumes import filling
+from spotheal.fleet.volumes.filling import Filling, Followed
 
 __all__ = ["cloud_desk", "served"]  # fixtures
 MINUTE = 60.0

@@ -11,9 +11,9 @@ from spotheal.agent.protocol.errors import ConfigError, PermissionDenied
 from spotheal.agent.protocol.job import parse_job
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.agent.volume.first import first_volume
-from spotheal.fleet import volumes
-from spotheal.fleet.rehearsal.authorization import Authorization, Documents
-from spotheal.fleet.rehearsal.client import InMemoryEc2
+from spotheal.fleet.account import volumes
+from spotheal.fleet.rehearsal.services.authorization import Authorization, Documents
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2
 from spotheal.iam import policies
 
 ACCOUNT, REGION = "123456789012", "us-west-2"

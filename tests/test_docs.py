@@ -20,7 +20,7 @@ from spotheal.agent.protocol import contract
 from spotheal.agent.protocol.contract import read_progress
 from spotheal.agent.protocol.job_keys import FREE_TABLES, KEYS, REQUIRED
 from spotheal.agent.protocol.names import LAYOUT, Phase
-from spotheal.fleet.rehearsal import scenario as scenarios
+from spotheal.fleet.rehearsal.scenarios import scenario as scenarios
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

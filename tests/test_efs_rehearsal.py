@@ -17,9 +17,9 @@ import pytest
 from fleet_desk import HandClock
 from moto import mock_aws
 
-from spotheal.fleet.rehearsal.efs import FileSystems
+from spotheal.fleet.rehearsal.ec2.rulebook import ApiError, Rulebook
 from spotheal.fleet.rehearsal.programs import FOLDER, INSTANCE_DIR
-from spotheal.fleet.rehearsal.rulebook import ApiError, Rulebook
+from spotheal.fleet.rehearsal.services.efs import FileSystems
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from spotheal.agent.protocol.job import parse_job
 from spotheal.agent.protocol.names import EfsUrl, StoreUrl
 from spotheal.agent.protocol.redaction import SECRETS
 from spotheal.agent.record.results import InStore, LiveMetrics, OnEfs, Place, place_of
-from spotheal.fleet.rehearsal.client import InMemoryS3
+from spotheal.fleet.rehearsal.services.client import InMemoryS3
 
 TRAINER = """
 import json, os

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from spotheal.agent.protocol.names import Phase
-from spotheal.fleet.rehearsal import elastic_rehearsal
-from spotheal.fleet.rehearsal.elastic_rehearsal import SHARDED, ElasticOutcome, Struck
-from spotheal.fleet.rehearsal.scenario import scenario
-from spotheal.fleet.rehearsal.summary import End
+from spotheal.fleet.rehearsal.scenarios import elastic_rehearsal
+from spotheal.fleet.rehearsal.scenarios.elastic_rehearsal import SHARDED, ElasticOutcome, Struck
+from spotheal.fleet.rehearsal.scenarios.scenario import scenario
+from spotheal.fleet.rehearsal.scenarios.summary import End
 
 END = End(100.0, Phase.DONE.value, "exit code 0", "cancelled", "i-3", volumes_left=0, snapshots_left=0)
 GOOD = ElasticOutcome(

@@ -17,11 +17,11 @@ from moto.iam.models import iam_backends
 from spotheal.agent.protocol import clock
 from spotheal.agent.protocol.errors import ExitCode, PermissionDenied
 from spotheal.agent.protocol.names import Phase, StoreUrl
-from spotheal.fleet import repository
 from spotheal.fleet.account import prerequisites, roles
-from spotheal.fleet.rehearsal.account import Account
-from spotheal.fleet.rehearsal.spotmarket import on_demand_price
-from spotheal.fleet.session import Session
+from spotheal.fleet.rehearsal.ec2.spotmarket import on_demand_price
+from spotheal.fleet.rehearsal.services.account import Account
+from spotheal.fleet.request import repository
+from spotheal.fleet.run.session import Session
 from spotheal.iam import policies
 
 __all__ = ["desk", "moto_clients", "wheels"]  # fixtures

@@ -17,8 +17,8 @@ from spotheal.agent.protocol.clock import Stop, rfc3339
 from spotheal.agent.protocol.errors import ExitCode, WaitTimedOut
 from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.agent.record import status
-from spotheal.fleet import stopping
-from spotheal.fleet.runs import REPLACED, Run
+from spotheal.fleet.ending import stopping
+from spotheal.fleet.run.runs import REPLACED, Run
 from spotheal.fleet.verbs.cancel import remains
 
 __all__ = ["desk", "moto_clients", "wheels"]
@@ -230,7 +230,7 @@ def test_resume_new_run_and_replace_exclude_each_other(desk: Desk) -> None:
 
 def test_a_wait_for_instances_that_do_not_go_ends(desk: Desk, training: Any) -> None:
     from spotheal.agent.protocol.clock import SystemClock
-    from spotheal.fleet.session import Session as Real
+    from spotheal.fleet.run.session import Session as Real
 
     run = Run("cifar", training[0]["run"], desk.store(training[0]["run"]))
     with pytest.raises(WaitTimedOut, match="is still running"):

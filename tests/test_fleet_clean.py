@@ -13,7 +13,7 @@ from spotheal.agent.aws.s3 import Store
 from spotheal.agent.money.bill_inputs import Disk
 from spotheal.agent.protocol.errors import ExitCode
 from spotheal.agent.protocol.names import LAYOUT, StoreUrl, new_run_id
-from spotheal.fleet.clean import CleanPlan, RunSeen, Thing, began_at, decide
+from spotheal.fleet.ending.clean import CleanPlan, RunSeen, Thing, began_at, decide
 from spotheal.fleet.verbs import clean as verb
 
 __all__ = ["desk", "moto_clients", "wheels"]

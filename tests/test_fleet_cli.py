@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 
 from spotheal.agent.protocol.errors import ExitCode
 from spotheal.fleet import cli
-from spotheal.fleet.config import FleetConfig
-from spotheal.fleet.shape import fleet_config_faults, request_faults
+from spotheal.fleet.files.config import FleetConfig
+from spotheal.fleet.files.shape import fleet_config_faults, request_faults
 
 FLEET: dict[str, Any] = {
     "TargetCapacity": 1,

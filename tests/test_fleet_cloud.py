@@ -14,8 +14,8 @@ from fleet_desk import BUCKET, FLEET, Desk, desk, moto_clients, wheels
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.errors import ExitCode
 from spotheal.agent.protocol.names import LAYOUT, Phase
-from spotheal.fleet import repository
-from spotheal.fleet.rehearsal.client import client_error
+from spotheal.fleet.rehearsal.services.client import client_error
+from spotheal.fleet.request import repository
 
 __all__ = ["desk", "moto_clients", "wheels"]
 

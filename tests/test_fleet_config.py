@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from spotheal.agent.protocol.errors import ConfigError, NotFound
 from spotheal.agent.protocol.job import parse_job
-from spotheal.fleet import jsonfile
-from spotheal.fleet.config import parse_fleet, read_job, read_request
+from spotheal.fleet.files import jsonfile
+from spotheal.fleet.files.config import parse_fleet, read_job, read_request
 
 ARTICLE = Path(__file__).parent / "data" / "article_spot_fleet_config.json"
 GOOD: dict[str, Any] = {

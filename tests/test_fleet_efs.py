@@ -14,9 +14,10 @@ from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol import clock
 from spotheal.agent.protocol.errors import ConfigError, Retryable
 from spotheal.agent.protocol.names import LAYOUT, StoreUrl
-from spotheal.fleet import efs, results, results_efs
-from spotheal.fleet.results import Fetched
-from spotheal.fleet.runs import Run
+from spotheal.fleet.account import efs
+from spotheal.fleet.results import results, results_efs
+from spotheal.fleet.results.results import Fetched
+from spotheal.fleet.run.runs import Run
 
 __all__ = ["desk", "moto_clients", "wheels"]
 

@@ -11,8 +11,8 @@ import pytest
 from fleet_desk import FLEET, Desk, Died, desk, moto_clients, wheels
 
 from spotheal.agent.protocol.errors import ConfigError, ExitCode
-from spotheal.fleet import ec2fleet, engine
-from spotheal.fleet.shape import input_shape
+from spotheal.fleet.files.shape import input_shape
+from spotheal.fleet.run import ec2fleet, engine
 
 __all__ = ["desk", "moto_clients", "wheels"]
 EPOCH = datetime(2020, 1, 1, tzinfo=timezone.utc)

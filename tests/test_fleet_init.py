@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 
 from spotheal.agent.protocol.errors import ConfigError, ExitCode
 from spotheal.agent.protocol.job import parse_job
-from spotheal.fleet import cli, config, init_files
-from spotheal.fleet.account import network, quotas, types
+from spotheal.fleet import cli
+from spotheal.fleet.account import init_files, network, quotas, types
+from spotheal.fleet.account.environments import NOTHING, propose
 from spotheal.fleet.account.types import InstanceType, Need
-from spotheal.fleet.environments import NOTHING, propose
+from spotheal.fleet.files import config
 
 if sys.version_info >= (3, 11):
     import tomllib

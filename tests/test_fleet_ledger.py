@@ -13,9 +13,10 @@ from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
 from spotheal.agent.money.billing import bill
 from spotheal.agent.protocol.names import LAYOUT, StoreUrl
 from spotheal.agent.record.ledger import Ledger, read_events
-from spotheal.fleet import receipt, runs
-from spotheal.fleet.session import Session
-from spotheal.fleet.status import gather, summarise
+from spotheal.fleet.run import runs
+from spotheal.fleet.run.session import Session
+from spotheal.fleet.status import receipt
+from spotheal.fleet.status.status import gather, summarise
 
 __all__ = ["desk", "moto_clients", "wheels"]
 

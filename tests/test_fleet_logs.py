@@ -13,10 +13,11 @@ from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import Stop, rfc3339
 from spotheal.agent.protocol.errors import Retryable
 from spotheal.agent.protocol.names import LAYOUT, StoreUrl
-from spotheal.fleet import follow, ssh
-from spotheal.fleet.logs import Follower, Line, Reader
-from spotheal.fleet.rehearsal.client import InMemoryS3
-from spotheal.fleet.runs import Run
+from spotheal.fleet.logs import follow
+from spotheal.fleet.logs.logs import Follower, Line, Reader
+from spotheal.fleet.rehearsal.services.client import InMemoryS3
+from spotheal.fleet.run import ssh
+from spotheal.fleet.run.runs import Run
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=timezone.utc)
 

@@ -12,7 +12,7 @@ from fleet_desk import Desk, desk, moto_clients, wheels
 
 from spotheal.agent.money import billing
 from spotheal.agent.protocol.errors import ExitCode
-from spotheal.fleet import webhook
+from spotheal.fleet.files import webhook
 
 __all__ = ["desk", "moto_clients", "wheels"]  # fixtures
 FLEETCTL = [sys.executable, "-m", "spotheal.fleet.cli"]

@@ -11,8 +11,8 @@ import pytest
 
 from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, SpothealError
 from spotheal.agent.protocol.job import JobConfig, parse_job
-from spotheal.fleet.repository import check_script, resolve, same_repository, write_bundle
-from spotheal.fleet.script import script_of
+from spotheal.fleet.request.repository import check_script, resolve, same_repository, write_bundle
+from spotheal.fleet.request.script import script_of
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -15,10 +15,10 @@ from spotheal.agent.protocol.errors import ConfigError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job import parse_job
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet import request, userdata
-from spotheal.fleet.config import FleetConfig, parse_fleet
-from spotheal.fleet.request import Order, build
-from spotheal.fleet.shape import fleet_config_faults, request_faults
+from spotheal.fleet.files.config import FleetConfig, parse_fleet
+from spotheal.fleet.files.shape import fleet_config_faults, request_faults
+from spotheal.fleet.request import request, userdata
+from spotheal.fleet.request.request import Order, build
 
 RUN = "01J8Z3T2QK5V9W7X6Y5Z4A3B2C"
 ARTICLE = Path(__file__).parent / "data" / "article_spot_fleet_config.json"

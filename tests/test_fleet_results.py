@@ -16,9 +16,9 @@ from moto import mock_aws
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.errors import ConfigError, NotFound, Retryable, SpothealError
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet import results
-from spotheal.fleet.results import Fetched, Refused
-from spotheal.fleet.runs import Run
+from spotheal.fleet.results import results
+from spotheal.fleet.results.results import Fetched, Refused
+from spotheal.fleet.run.runs import Run
 
 
 class Cut(io.BytesIO):

@@ -16,11 +16,11 @@ import pytest
 from botocore.exceptions import ClientError
 
 from spotheal.agent.protocol.errors import ConfigError, NotFound, PermissionDenied, Retryable
-from spotheal.fleet import ssh
-from spotheal.fleet.rehearsal import sshd
-from spotheal.fleet.rehearsal.sshd import Shells
-from spotheal.fleet.ssh import Connection, Host, user_of
-from spotheal.fleet.tail import Tail
+from spotheal.fleet.logs.tail import Tail
+from spotheal.fleet.rehearsal.machines import sshd
+from spotheal.fleet.rehearsal.machines.sshd import Shells
+from spotheal.fleet.run import ssh
+from spotheal.fleet.run.ssh import Connection, Host, user_of
 
 NOW = datetime(2026, 11, 21, tzinfo=timezone.utc)
 needs_sshd = pytest.mark.skipif(

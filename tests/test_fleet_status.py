@@ -16,12 +16,12 @@ from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.errors import ExitCode, JobFailed, WaitTimedOut
 from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.record.ledger import Ledger
-from spotheal.fleet import runs
-from spotheal.fleet import wait as waiting
-from spotheal.fleet.live import Lines
-from spotheal.fleet.screen import render
-from spotheal.fleet.session import Session
-from spotheal.fleet.status import Seen, summarise
+from spotheal.fleet.run import runs
+from spotheal.fleet.run.session import Session
+from spotheal.fleet.status import wait as waiting
+from spotheal.fleet.status.live import Lines
+from spotheal.fleet.status.screen import render
+from spotheal.fleet.status.status import Seen, summarise
 
 __all__ = ["desk", "moto_clients", "wheels"]
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=timezone.utc)
@@ -213,7 +213,7 @@ def test_logs_can_be_of_one_instance_source_or_attempt(desk: Desk) -> None:
 
 
 def test_following_logs_gives_each_line_once_across_replacements_and_ends_with_the_run(desk: Desk) -> None:
-    from spotheal.fleet.logs import Reader
+    from spotheal.fleet.logs.logs import Reader
 
     done = desk.request()
     store = desk.store(done["run"])

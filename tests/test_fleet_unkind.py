@@ -13,14 +13,14 @@ from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
 from rulebook_world import A, Region
 from typer.testing import CliRunner
 
-from spotheal.fleet import submit
 from spotheal.fleet.account import network
 from spotheal.fleet.account.images import DEEP_LEARNING_FAMILIES
 from spotheal.fleet.account.types import KNOWN, Need, suits
 from spotheal.fleet.cli import app
-from spotheal.fleet.rehearsal import account
-from spotheal.fleet.rehearsal.api import is_importable
-from spotheal.fleet.session import Session
+from spotheal.fleet.rehearsal.scenarios.api import is_importable
+from spotheal.fleet.rehearsal.services import account
+from spotheal.fleet.request import submit
+from spotheal.fleet.run.session import Session
 
 __all__ = ["cloud_desk", "desk", "moto_clients", "served", "wheels"]  # fixtures
 

@@ -13,10 +13,10 @@ from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.errors import ConfigError, ExitCode
 from spotheal.agent.protocol.job import parse_job
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet import filling, uploading
-from spotheal.fleet.bar import line
-from spotheal.fleet.rehearsal.objects import InMemoryS3
-from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE
+from spotheal.fleet.rehearsal.ec2.world import EXAMPLE_IMAGE
+from spotheal.fleet.rehearsal.services.objects import InMemoryS3
+from spotheal.fleet.terminal.bar import line
+from spotheal.fleet.volumes import filling, uploading
 
 __all__ = ["cloud_desk", "served"]  # fixtures
 

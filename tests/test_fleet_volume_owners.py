@@ -9,7 +9,8 @@ import pytest
 from fleet_desk import Desk, desk, moto_clients, wheels
 
 from spotheal.agent.protocol.errors import ExitCode
-from spotheal.fleet import console, volumes
+from spotheal.fleet.account import volumes
+from spotheal.fleet.terminal import console
 
 __all__ = ["desk", "moto_clients", "wheels"]  # fixtures
 ARTICLE = "DL-datasets-checkpoints"

@@ -12,12 +12,13 @@ from fleet_desk import BUCKET, Desk, HandClock, desk, moto_clients, wheels
 
 from spotheal.agent.protocol.errors import ExitCode, WaitTimedOut
 from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
-from spotheal.fleet import screen, stopping, unheard, wait
-from spotheal.fleet.engine import FleetEvent
-from spotheal.fleet.live import Lines, line
-from spotheal.fleet.runs import open_run
-from spotheal.fleet.session import Session
-from spotheal.fleet.shortage import Shortage, shortage
+from spotheal.fleet.ending import stopping
+from spotheal.fleet.run.engine import FleetEvent
+from spotheal.fleet.run.runs import open_run
+from spotheal.fleet.run.session import Session
+from spotheal.fleet.status import screen, unheard, wait
+from spotheal.fleet.status.live import Lines, line
+from spotheal.fleet.status.shortage import Shortage, shortage
 from spotheal.fleet.verbs import ssh as connecting
 from spotheal.fleet.verbs import status as verb
 
@@ -200,7 +201,7 @@ def test_the_cost_is_shown_beside_on_demand() -> None:
 
 
 def test_no_color_and_a_pipe_take_the_colours_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    from spotheal.fleet import console
+    from spotheal.fleet.terminal import console
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -235,7 +236,7 @@ def test_ctrl_c_leaves_the_run_going_on_and_says_so(desk: Desk, monkeypatch: pyt
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("spotheal.fleet.wait.wait", interrupted)
+    monkeypatch.setattr("spotheal.fleet.status.wait.wait", interrupted)
     for arguments in (["status", "--watch"], ["request", "--yes", "--wait"]):
         result = desk.run(*arguments)
         assert ExitCode.INTERRUPTED == result.exit_code

@@ -17,9 +17,9 @@ import pytest
 
 from spotheal.agent.aws.clients import SERVICES
 from spotheal.agent.protocol.errors import ConfigError
-from spotheal.fleet import wheelhouse
-from spotheal.fleet.plan import UploadWheels
-from spotheal.fleet.wheelhouse import Wheelhouse
+from spotheal.fleet.request import wheelhouse
+from spotheal.fleet.request.plan import UploadWheels
+from spotheal.fleet.request.wheelhouse import Wheelhouse
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -25,7 +25,7 @@ from spotheal.agent.protocol.errors import SetupFailed
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job import parse_job
 from spotheal.agent.protocol.names import Phase, StoreUrl
-from spotheal.fleet.rehearsal.client import InMemoryS3
+from spotheal.fleet.rehearsal.services.client import InMemoryS3
 
 T4, A10G, A100 = 15360, 23028, 40960
 

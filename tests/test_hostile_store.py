@@ -20,14 +20,14 @@ from spotheal.agent.protocol.bounded_json import parse
 from spotheal.agent.protocol.errors import Retryable, SpothealError
 from spotheal.agent.protocol.names import LAYOUT, StoreUrl
 from spotheal.agent.record.ledger import read_events
-from spotheal.fleet.live import line
-from spotheal.fleet.logs import _plain
-from spotheal.fleet.rehearsal.objects import InMemoryS3
-from spotheal.fleet.report import Material, make
-from spotheal.fleet.report_page import page
-from spotheal.fleet.results_efs import _found
-from spotheal.fleet.screen import render
-from spotheal.fleet.status import Seen, summarise
+from spotheal.fleet.logs.logs import _plain
+from spotheal.fleet.rehearsal.services.objects import InMemoryS3
+from spotheal.fleet.report.page import page
+from spotheal.fleet.report.report import Material, make
+from spotheal.fleet.results.results_efs import _found
+from spotheal.fleet.status.live import line
+from spotheal.fleet.status.screen import render
+from spotheal.fleet.status.status import Seen, summarise
 
 __all__ = ["desk", "moto_clients", "wheels"]
 DEEP = b"[" * 100_000

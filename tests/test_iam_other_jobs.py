@@ -18,10 +18,10 @@ from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import SystemClock
 from spotheal.agent.protocol.errors import PermissionDenied
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet.rehearsal.api import Endpoint
-from spotheal.fleet.rehearsal.authorization import OWNER
-from spotheal.fleet.rehearsal.client import InMemoryEc2
-from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
+from spotheal.fleet.rehearsal.ec2.rulebook import Latencies, Rulebook
+from spotheal.fleet.rehearsal.scenarios.api import Endpoint
+from spotheal.fleet.rehearsal.services.authorization import OWNER
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2
 
 ZONE = "us-west-2a"
 QUICK = Latencies(

@@ -13,8 +13,8 @@ import pytest
 from innocent_scripts import GUILTY, WITHOUT_TORCH, command, files
 
 from spotheal.agent.files.folders import Folders
-from spotheal.fleet.rehearsal import survival
-from spotheal.fleet.rehearsal.survival import Survival
+from spotheal.fleet.rehearsal.scenarios import survival
+from spotheal.fleet.rehearsal.scenarios.survival import Survival
 
 pytestmark = pytest.mark.processes
 _STEPS, _SECONDS = 12, 0.05

@@ -14,9 +14,9 @@ from botocore.exceptions import ClientError
 from cloud_desk import CloudDesk, cloud_desk, owner, served
 
 from spotheal.agent.protocol.errors import ExitCode
-from spotheal.fleet.rehearsal import serve
-from spotheal.fleet.rehearsal.client import InMemoryEc2
-from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE
+from spotheal.fleet.rehearsal.ec2.world import EXAMPLE_IMAGE
+from spotheal.fleet.rehearsal.scenarios import serve
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2
 
 __all__ = ["cloud_desk", "served"]  # fixtures
 
@@ -69,12 +69,12 @@ def test_a_role_made_a_moment_ago_cannot_be_used_yet(cloud_desk: CloudDesk, monk
     ec2 = owner("ec2")
     launch = {"ImageId": "ami-0027dfad6168539c7", "InstanceType": "c7i.large", "MinCount": 1, "MaxCount": 1,
               "IamInstanceProfile": {"Name": "spotheal-instance"}}  # fmt: skip
-    monkeypatch.setattr("spotheal.fleet.rehearsal.account.IAM_SECONDS", 3600.0)
+    monkeypatch.setattr("spotheal.fleet.rehearsal.services.account.IAM_SECONDS", 3600.0)
     for name in ("nobody", "spotheal-instance"):
         with pytest.raises(ClientError, match="Invalid IAM Instance Profile name"):
             ec2.run_instances(**{**launch, "IamInstanceProfile": {"Name": name}})
         cloud_desk.good("iam", "create", "--yes")
-    monkeypatch.setattr("spotheal.fleet.rehearsal.account.IAM_SECONDS", 0.0)
+    monkeypatch.setattr("spotheal.fleet.rehearsal.services.account.IAM_SECONDS", 0.0)
     instance = ec2.run_instances(**launch)["Instances"][0]["InstanceId"]
     ec2.terminate_instances(InstanceIds=[instance])
 

@@ -33,13 +33,13 @@ from hypothesis import strategies as some
 from spotheal.agent.protocol.clock import SystemClock
 from spotheal.agent.protocol.errors import ConfigError, ExitCode
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet.rehearsal import serve
-from spotheal.fleet.rehearsal.access_keys import AccessKey, write_private
-from spotheal.fleet.rehearsal.authorization import OWNER
-from spotheal.fleet.rehearsal.client import InMemoryEc2
+from spotheal.fleet.rehearsal.ec2.access_keys import AccessKey, write_private
+from spotheal.fleet.rehearsal.ec2.world import EXAMPLE_IMAGE
 from spotheal.fleet.rehearsal.programs.init import descendants
-from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE
-from spotheal.fleet.session import Session
+from spotheal.fleet.rehearsal.scenarios import serve
+from spotheal.fleet.rehearsal.services.authorization import OWNER
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2
+from spotheal.fleet.run.session import Session
 
 __all__ = ["cloud_desk", "served"]  # fixtures
 SCRIPT = {"Action": "RunInstances", "Version": "2016-11-15", "ImageId": EXAMPLE_IMAGE, "InstanceType": "c7i.large",
@@ -149,7 +149,7 @@ def test_a_signature_holds_for_one_request_alone(quiet: CloudDesk) -> None:
 def test_a_signature_of_yesterday_is_refused(quiet: CloudDesk, monkeypatch: pytest.MonkeyPatch) -> None:
     body = urlencode({"Action": "DescribeVolumes", "Version": "2016-11-15"}).encode()
     headers = signed(quiet.cloud.url, quiet.cloud.endpoint.key_of_person(OWNER), body)
-    monkeypatch.setattr("spotheal.fleet.rehearsal.signatures.time.time", lambda: __import__("time").monotonic() + 4e9)
+    monkeypatch.setattr("spotheal.fleet.rehearsal.services.signatures.time.time", lambda: __import__("time").monotonic() + 4e9)
     status, said = ask(quiet.cloud.url, "POST", body, **headers)
     assert status == 400 and b"RequestExpired" in said
 
@@ -161,7 +161,7 @@ def test_a_signature_of_yesterday_is_refused(quiet: CloudDesk, monkeypatch: pyte
 def test_whatever_a_signature_says_it_is_read_or_refused(headers: dict[str, str], query: str) -> None:
     from io import BytesIO
 
-    from spotheal.fleet.rehearsal import signatures
+    from spotheal.fleet.rehearsal.services import signatures
 
     scope = "Credential=A/20261122/r/ec2/aws4_request, SignedHeaders=host, Signature="
     environ = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in headers.items()}
@@ -207,7 +207,7 @@ def test_a_signed_address_is_good_for_its_method_key_and_time(
     assert ask(url.replace("X-Amz-Expires=60", "X-Amz-Expires=604800"))[0] == 403
     assert ask(url[:-1] + ("0" if url[-1] != "0" else "1"))[0] == 403
     now = SystemClock().now().timestamp()
-    monkeypatch.setattr("spotheal.fleet.rehearsal.signatures.time.time", lambda: now + 61)
+    monkeypatch.setattr("spotheal.fleet.rehearsal.services.signatures.time.time", lambda: now + 61)
     status, said = ask(url)
     assert status == 403 and b"Request has expired" in said
 
@@ -290,7 +290,7 @@ def test_containers_and_nfs_are_asked_with_a_word_that_nobody_can_guess(cloud_de
 
 
 def test_every_cloud_has_other_secrets() -> None:
-    from spotheal.fleet.rehearsal.access_keys import AccessKeys
+    from spotheal.fleet.rehearsal.ec2.access_keys import AccessKeys
 
     words = [keys.of(name).secret for keys in (AccessKeys(), AccessKeys()) for name in (OWNER, "ASIA1", "ASIA2")]
     assert len(set(words)) == 6 and all(len(word) == 40 for word in words)

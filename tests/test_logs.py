@@ -19,7 +19,7 @@ from spotheal.agent.protocol.errors import Retryable
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.agent.record import logs as logs_module
 from spotheal.agent.record.logs import Logs
-from spotheal.fleet.ssh import console_keys
+from spotheal.fleet.run.ssh import console_keys
 
 
 class Kept(Store):

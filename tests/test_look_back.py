@@ -17,7 +17,7 @@ from spotheal.agent.life.preflight import LookBack, between_interruptions, last_
 from spotheal.agent.protocol.clock import Clock, SystemClock, never
 from spotheal.agent.protocol.errors import Interrupted, Retryable
 from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
-from spotheal.fleet.rehearsal.client import InMemoryS3
+from spotheal.fleet.rehearsal.services.client import InMemoryS3
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 LOG = SimpleNamespace(warning=lambda text, **fields: logging.warning("%s %s", text, fields))

@@ -15,11 +15,11 @@ from spotheal.agent.money.bill_inputs import History
 from spotheal.agent.protocol.clock import never
 from spotheal.agent.record.lost_work import Attempt, FilesWritten, attempts_of, files_written, from_nothing, lost_work
 from spotheal.agent.trainer.written_files import WrittenFiles, missing
-from spotheal.fleet import screen
-from spotheal.fleet.receipt import receipt
-from spotheal.fleet.report import make
-from spotheal.fleet.report_page import page
-from spotheal.fleet.status import summarise
+from spotheal.fleet.report.page import page
+from spotheal.fleet.report.report import make
+from spotheal.fleet.status import screen
+from spotheal.fleet.status.receipt import receipt
+from spotheal.fleet.status.status import summarise
 
 Event = dict[str, Any]
 
@@ -106,7 +106,7 @@ def test_files_that_a_killed_machine_wrote_are_named_by_the_next_one_and_those_i
 
 
 def test_the_places_that_the_rehearsal_looks_at_and_its_names_are_the_agents() -> None:
-    from spotheal.fleet.rehearsal import survival
+    from spotheal.fleet.rehearsal.scenarios import survival
 
     assert survival.missing is missing and survival.files_of.__module__ == "spotheal.agent.trainer.written_files"
 

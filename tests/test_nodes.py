@@ -26,9 +26,9 @@ from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.trainer.attempts import RANKS_LOST_MAX, AttemptEnd, GiveUp, StartAgain, Tally
 from spotheal.agent.trainer.attempts import decide as what_follows
 from spotheal.agent.trainer.ranks import world_of
-from spotheal.fleet import machines
 from spotheal.fleet.account import between
-from spotheal.fleet.rehearsal.client import InMemoryS3
+from spotheal.fleet.rehearsal.services.client import InMemoryS3
+from spotheal.fleet.run import machines
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 ME = Machine("i-me", None, False, 0.0)

@@ -24,7 +24,7 @@ from spotheal.agent.life.stages import World
 from spotheal.agent.nodes.life import NodeLife
 from spotheal.agent.protocol.errors import ExitCode
 from spotheal.agent.record.logs import Logs
-from spotheal.fleet.rehearsal.client import InMemoryEc2
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2
 
 pytestmark = pytest.mark.processes
 

@@ -24,14 +24,17 @@ from typer.testing import CliRunner
 
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet import cli, filling, rescue, wheelhouse
+from spotheal.fleet import cli
 from spotheal.fleet.account import prerequisites
-from spotheal.fleet.rehearsal import account, efs
-from spotheal.fleet.rehearsal.authorization import of_people
-from spotheal.fleet.rehearsal.cloud import Cloud
-from spotheal.fleet.rehearsal.machines import Machine
-from spotheal.fleet.rehearsal.rulebook import Latencies
-from spotheal.fleet.wheelhouse import Wheelhouse
+from spotheal.fleet.files import rescue
+from spotheal.fleet.rehearsal.ec2.rulebook import Latencies
+from spotheal.fleet.rehearsal.machines.machines import Machine
+from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
+from spotheal.fleet.rehearsal.services import account, efs
+from spotheal.fleet.rehearsal.services.authorization import of_people
+from spotheal.fleet.request import wheelhouse
+from spotheal.fleet.request.wheelhouse import Wheelhouse
+from spotheal.fleet.volumes import filling
 from spotheal.iam import policies
 from spotheal.iam.calls import NOT_CALLS, Who
 from spotheal.iam.evaluation import Question, is_allowed

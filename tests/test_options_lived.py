@@ -28,7 +28,11 @@ import pytest  # noqa: E402
 from spotheal.agent.protocol.job_keys import FREE_TABLES, KEYS  # noqa: E402
 from spotheal.fleet import cli  # noqa: E402
 from spotheal.fleet.program import verb_command  # noqa: E402
-from spotheal.fleet.rehearsal import batch_rehearsal, elastic_rehearsal, job  # noqa: E402
+from spotheal.fleet.rehearsal.scenarios import (
+    batch_rehearsal,  # noqa: E402
+    elastic_rehearsal,  # noqa: E402
+    job,  # noqa: E402
+)
 
 OPTIONS = TESTS / "options"
 TABLE: dict[str, dict[str, str]] = tomllib.loads((OPTIONS / "lived.toml").read_text())

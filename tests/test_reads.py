@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spotheal.fleet.rehearsal.reads import Reads
+from spotheal.fleet.rehearsal.machines.reads import Reads
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from spotheal.agent.money.bill_inputs import Disk, History, Known, Listed
 from spotheal.agent.money.billing import bill
 from spotheal.agent.money.instance_time import charge, stays
 from spotheal.agent.protocol.clock import rfc3339
-from spotheal.fleet.receipt import cost_so_far, receipt
+from spotheal.fleet.status.receipt import cost_so_far, receipt
 
 DAY = datetime(2026, 11, 21, tzinfo=timezone.utc)
 Event = dict[str, Any]

@@ -194,7 +194,7 @@ def test_the_ledger_holds_no_secret(canary: str) -> None:
     from spotheal.agent.aws.s3 import Store
     from spotheal.agent.protocol.clock import SystemClock
     from spotheal.agent.protocol.names import StoreUrl
-    from spotheal.fleet.rehearsal.client import InMemoryS3
+    from spotheal.fleet.rehearsal.services.client import InMemoryS3
 
     store = Store(InMemoryS3("bucket"), StoreUrl("bucket", "j/r"))
     Ledger(store, SystemClock(), "i-1", "z").add("end", reason=f"because {canary}")

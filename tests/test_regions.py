@@ -10,8 +10,9 @@ import pytest
 from spotheal.agent.aws import imds as metadata
 from spotheal.agent.protocol import instance_config, names
 from spotheal.agent.protocol.job import parse_job
-from spotheal.fleet import places, shortage
-from spotheal.fleet.session import Session
+from spotheal.fleet.files import places
+from spotheal.fleet.run.session import Session
+from spotheal.fleet.status import shortage
 
 BOTOCORE = botocore.session.get_session()
 PARTITIONS = ("aws", "aws-cn", "aws-us-gov", "aws-eusc")

@@ -27,11 +27,11 @@ from tests.rulebook_world import ROLE, SPECIFICATION, A, B, VirtualClock, refuse
 
 from spotheal.agent.aws.imds import NOTHING, UNKNOWN, Metadata, Rebalance, SpotAction
 from spotheal.agent.protocol.clock import SystemClock
-from spotheal.fleet.rehearsal.api import Endpoint
-from spotheal.fleet.rehearsal.authorization import OWNER
-from spotheal.fleet.rehearsal.client import InMemoryEc2
-from spotheal.fleet.rehearsal.imds import Imds
-from spotheal.fleet.rehearsal.rulebook import Faults, Latencies, Rulebook
+from spotheal.fleet.rehearsal.ec2.rulebook import Faults, Latencies, Rulebook
+from spotheal.fleet.rehearsal.scenarios.api import Endpoint
+from spotheal.fleet.rehearsal.services.authorization import OWNER
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2
+from spotheal.fleet.rehearsal.services.imds import Imds
 
 LATENCIES = Latencies(
     create_volume=0, attach=0, device_node=0, detach=0, snapshot=(0,), snapshot_interval=0, running=0, launch=0

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from spotheal.agent.protocol.errors import ConfigError, Fatal, NotFound
 from spotheal.fleet.cli import app
-from spotheal.fleet.rehearsal import job, run, stage
-from spotheal.fleet.rehearsal.scenario import scenario
-from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE
+from spotheal.fleet.rehearsal.ec2.world import EXAMPLE_IMAGE
+from spotheal.fleet.rehearsal.scenarios import job, run, stage
+from spotheal.fleet.rehearsal.scenarios.scenario import scenario
 
 SPEC: dict[str, Any] = {
     "ImageId": "ami-0027dfad6168539c7",

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from spotheal.fleet.rehearsal.cloud import Cloud
-from spotheal.fleet.rehearsal.machines import Launch, Machine, Machines
+from spotheal.fleet.rehearsal.machines.machines import Launch, Machine, Machines
+from spotheal.fleet.rehearsal.machines.volumes import GIB, Volumes
 from spotheal.fleet.rehearsal.programs.init import descendants
-from spotheal.fleet.rehearsal.volumes import GIB, Volumes
+from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
 
 pytestmark = pytest.mark.processes
 
@@ -83,7 +83,7 @@ def test_no_process_outlives_a_rehearsal_that_is_killed(tmp_path: Path) -> None:
         f"""
         import time
         from pathlib import Path
-        from spotheal.fleet.rehearsal.machines import Launch, Machines
+        from spotheal.fleet.rehearsal.machines.machines import Launch, Machines
         machines = Machines(Path({str(tmp_path)!r}), 0.0)
         machines.launch(Launch("i-1", "z", "t", b"#!/bin/sh\\nenv -i setsid sleep 300 &\\nsleep 300\\n"))
         time.sleep(300)

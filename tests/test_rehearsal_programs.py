@@ -13,8 +13,8 @@ import pytest
 from spotheal.agent.files.paths import Paths
 from spotheal.agent.machine.host import Host
 from spotheal.fleet.rehearsal import programs
-from spotheal.fleet.rehearsal.machines import Launch, Machine
-from spotheal.fleet.rehearsal.volumes import Volumes
+from spotheal.fleet.rehearsal.machines.machines import Launch, Machine
+from spotheal.fleet.rehearsal.machines.volumes import Volumes
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from spotheal.agent.protocol.errors import ConfigError
-from spotheal.fleet.rehearsal import job
-from spotheal.fleet.rehearsal.machines import Launch, Machine
+from spotheal.fleet.rehearsal.machines.machines import Launch, Machine
 from spotheal.fleet.rehearsal.programs import GPUS, INSTANCE_DIR
-from spotheal.fleet.rehearsal.run import Options, check_ranks, rehearse
-from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, scenario
+from spotheal.fleet.rehearsal.scenarios import job
+from spotheal.fleet.rehearsal.scenarios.run import Options, check_ranks, rehearse
+from spotheal.fleet.rehearsal.scenarios.scenario import Interrupt, Kill, scenario
 
 # Ranks that need no torch: rank 0 keeps the contract, rank 1 stays as long as it does.
 TRAINER = """

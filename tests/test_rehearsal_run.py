@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from spotheal.fleet.rehearsal.job import git
-from spotheal.fleet.rehearsal.run import Options, rehearse
+from spotheal.fleet.rehearsal.scenarios.job import git
+from spotheal.fleet.rehearsal.scenarios.run import Options, rehearse
 
 pytestmark = pytest.mark.processes
 
@@ -144,7 +144,7 @@ def test_a_rehearsal_that_is_ended_half_way_leaves_no_process_and_no_folder(chec
         """
         import sys
         from pathlib import Path
-        from spotheal.fleet.rehearsal.run import Options, rehearse
+        from spotheal.fleet.rehearsal.scenarios.run import Options, rehearse
         rehearse(Options(Path(sys.argv[1]), scenario="quiet"))
         """
     )

@@ -19,9 +19,9 @@ from spotheal.agent.cage.trainer_role import TrainerRole
 from spotheal.agent.protocol.clock import Clock, SystemClock, never
 from spotheal.agent.protocol.errors import SetupFailed
 from spotheal.fleet.account import roles
-from spotheal.fleet.rehearsal.client import InMemoryEc2
-from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE
-from spotheal.fleet.session import Session
+from spotheal.fleet.rehearsal.ec2.world import EXAMPLE_IMAGE
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2
+from spotheal.fleet.run.session import Session
 
 __all__ = ["cloud_desk", "served"]  # fixtures
 PLACE = {"AvailabilityZone": "us-west-2a"}

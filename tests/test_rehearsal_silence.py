@@ -11,10 +11,10 @@ import pytest
 from fleet_desk import HandClock
 
 from spotheal.agent.protocol.errors import JobFailed
-from spotheal.fleet.rehearsal import first_word
-from spotheal.fleet.rehearsal.first_word import FirstWord
-from spotheal.fleet.rehearsal.machines import Machine
-from spotheal.fleet.rehearsal.run import Options, rehearse
+from spotheal.fleet.rehearsal.machines.machines import Machine
+from spotheal.fleet.rehearsal.scenarios import first_word
+from spotheal.fleet.rehearsal.scenarios.first_word import FirstWord
+from spotheal.fleet.rehearsal.scenarios.run import Options, rehearse
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
 USER_DATA = b"#!/bin/sh\necho Traceback; echo 'UnknownServiceError: scheduler'; echo; sleep 600\n"

@@ -17,13 +17,13 @@ from spotheal.agent.files.folders import Folders
 from spotheal.agent.protocol.contract import Progress, Saved
 from spotheal.agent.protocol.errors import ConfigError
 from spotheal.agent.record.lost_work import FilesLost
-from spotheal.fleet.rehearsal import scenario, survival, weights
-from spotheal.fleet.rehearsal.progress import Lines, MachineView, View
-from spotheal.fleet.rehearsal.report import report
-from spotheal.fleet.rehearsal.scenario import Event, Interrupt, Kill, Seen, due
-from spotheal.fleet.rehearsal.summary import End, InstanceStory, Story, summarise
-from spotheal.fleet.rehearsal.survival import Survival
-from spotheal.fleet.rehearsal.watch import in_words
+from spotheal.fleet.rehearsal.scenarios import scenario, survival, weights
+from spotheal.fleet.rehearsal.scenarios.progress import Lines, MachineView, View
+from spotheal.fleet.rehearsal.scenarios.report import report
+from spotheal.fleet.rehearsal.scenarios.scenario import Event, Interrupt, Kill, Seen, due
+from spotheal.fleet.rehearsal.scenarios.summary import End, InstanceStory, Story, summarise
+from spotheal.fleet.rehearsal.scenarios.survival import Survival
+from spotheal.fleet.rehearsal.scenarios.watch import in_words
 from spotheal.fleet.verbs.rehearse import next_step
 
 ONE = InstanceStory("i-1", "eu-west-1a", "m5.large", 0.0, 2.0, 8.0, 20.0, "interrupted", 0, 10, 10)

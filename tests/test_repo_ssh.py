@@ -25,8 +25,8 @@ from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job import parse_job
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.agent.repository.checkout import checkout
-from spotheal.fleet import known_hosts
-from spotheal.fleet.rehearsal.sshd import find_sshd
+from spotheal.fleet.rehearsal.machines.sshd import find_sshd
+from spotheal.fleet.request import known_hosts
 
 pytestmark = [
     pytest.mark.processes,

@@ -20,9 +20,9 @@ from report_stories import DAY, HOSTILE
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.errors import NotFound
 from spotheal.agent.protocol.names import LAYOUT
-from spotheal.fleet.report import make
-from spotheal.fleet.report_page import page
-from spotheal.fleet.report_series import Series, axis_of, brief, json_lines, losses, others, scores, series_of, thinned
+from spotheal.fleet.report.page import page
+from spotheal.fleet.report.report import make
+from spotheal.fleet.report.series import Series, axis_of, brief, json_lines, losses, others, scores, series_of, thinned
 
 __all__ = ["desk", "moto_clients", "wheels"]
 

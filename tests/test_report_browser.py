@@ -13,8 +13,8 @@ import pytest
 import report_stories
 from chromium import Chromium, program, started
 
-from spotheal.fleet.report import make
-from spotheal.fleet.report_page import page
+from spotheal.fleet.report.page import page
+from spotheal.fleet.report.report import make
 from spotheal.fleet.sweep import report as sweep_report
 from spotheal.fleet.sweep.report_page import page as sweep_page
 

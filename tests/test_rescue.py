@@ -18,12 +18,12 @@ from spotheal.agent.life.on_demand import Rescue
 from spotheal.agent.protocol.errors import ExitCode
 from spotheal.agent.protocol.job import JobConfig, parse_job
 from spotheal.agent.protocol.names import StoreUrl, rescue_schedule, schedule_expression
-from spotheal.fleet import rescue
-from spotheal.fleet.rehearsal.api import Endpoint
-from spotheal.fleet.rehearsal.authorization import OWNER
-from spotheal.fleet.rehearsal.client import InMemoryEc2, client_error
-from spotheal.fleet.rehearsal.rulebook import Rulebook
-from spotheal.fleet.rehearsal.schedules import InMemoryScheduler, Schedules
+from spotheal.fleet.files import rescue
+from spotheal.fleet.rehearsal.ec2.rulebook import Rulebook
+from spotheal.fleet.rehearsal.scenarios.api import Endpoint
+from spotheal.fleet.rehearsal.services.authorization import OWNER
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2, client_error
+from spotheal.fleet.rehearsal.services.schedules import InMemoryScheduler, Schedules
 from spotheal.iam import policies
 from spotheal.iam.evaluation import Question, is_allowed
 

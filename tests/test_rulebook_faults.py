@@ -10,8 +10,8 @@ import pytest
 from botocore.exceptions import ClientError, ConnectionClosedError
 from tests.rulebook_world import A, Region, VirtualClock, refused
 
-from spotheal.fleet.rehearsal.client import InMemoryEc2
-from spotheal.fleet.rehearsal.rulebook import Call, Faults, Rulebook
+from spotheal.fleet.rehearsal.ec2.rulebook import Call, Faults, Rulebook
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2
 
 
 @pytest.fixture()

@@ -15,7 +15,7 @@ from tests.rulebook_world import VirtualClock, refused
 
 from spotheal.agent.aws.s3 import Claim, Store
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet.rehearsal.client import InMemoryS3
+from spotheal.fleet.rehearsal.services.client import InMemoryS3
 
 
 @pytest.fixture(params=["memory", "moto"])

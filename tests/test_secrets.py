@@ -41,10 +41,10 @@ from spotheal.agent.protocol.redaction import SECRETS
 from spotheal.agent.repository import git_access
 from spotheal.agent.repository.checkout import checkout
 from spotheal.fleet.cli import app
-from spotheal.fleet.config import read_job
-from spotheal.fleet.rehearsal import serve
-from spotheal.fleet.rehearsal.api import Endpoint
-from spotheal.fleet.rehearsal.rulebook import Rulebook
+from spotheal.fleet.files.config import read_job
+from spotheal.fleet.rehearsal.ec2.rulebook import Rulebook
+from spotheal.fleet.rehearsal.scenarios import serve
+from spotheal.fleet.rehearsal.scenarios.api import Endpoint
 
 LOG = structlog.get_logger()
 

@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 from rulebook_world import BEGIN, A, B, Region
 
-from spotheal.fleet import engine
-from spotheal.fleet.engine import FleetEvent
-from spotheal.fleet.shortage import Shortage, shortage
+from spotheal.fleet.run import engine
+from spotheal.fleet.run.engine import FleetEvent
+from spotheal.fleet.status.shortage import Shortage, shortage
 
 Hinder = Callable[[Region], str]
 

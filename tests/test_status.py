@@ -13,7 +13,7 @@ from spotheal.agent.protocol.contract import Progress, Saved
 from spotheal.agent.protocol.errors import Retryable
 from spotheal.agent.protocol.names import Phase, StoreUrl
 from spotheal.agent.record.status import Status
-from spotheal.fleet.rehearsal.client import InMemoryS3
+from spotheal.fleet.rehearsal.services.client import InMemoryS3
 
 
 class HandClock:

@@ -16,7 +16,7 @@ from moto import mock_aws
 from spotheal.agent.aws.s3 import Claim, Store
 from spotheal.agent.protocol.errors import NotFound, PermissionDenied, Retryable
 from spotheal.agent.protocol.names import LAYOUT, StoreUrl
-from spotheal.fleet.rehearsal.objects import InMemoryS3
+from spotheal.fleet.rehearsal.services.objects import InMemoryS3
 
 URL = StoreUrl("spotheal-test", "prefix/job/RUN")
 

@@ -18,8 +18,8 @@ from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.record.ledger import read_events
 from spotheal.agent.sweep.queue import Entry, Queue, choose
 from spotheal.agent.sweep.worker import entry_of
-from spotheal.fleet.runs import open_run
-from spotheal.fleet.session import Session
+from spotheal.fleet.run.runs import open_run
+from spotheal.fleet.run.session import Session
 from spotheal.fleet.sweep import entries, progress
 from spotheal.fleet.sweep.following import follow
 

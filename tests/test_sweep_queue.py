@@ -13,8 +13,8 @@ from spotheal.agent.protocol.errors import ExitCode
 from spotheal.agent.protocol.names import LAYOUT, StoreUrl
 from spotheal.agent.sweep.queue import Queue, give_back
 from spotheal.agent.sweep.worker import EntryLife
-from spotheal.fleet.rehearsal.client import InMemoryEc2, InMemoryS3
-from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
+from spotheal.fleet.rehearsal.ec2.rulebook import Latencies, Rulebook
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2, InMemoryS3
 
 CLOCK = SystemClock()
 

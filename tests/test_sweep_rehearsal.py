@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from spotheal.agent.protocol.errors import ConfigError
-from spotheal.fleet.rehearsal.run import Options, rehearse
-from spotheal.fleet.rehearsal.scenario import scenario
-from spotheal.fleet.rehearsal.summary import End
-from spotheal.fleet.rehearsal.sweep_rehearsal import COMMAND, ENTRIES, EntryStory, Struck, SweepOutcome
+from spotheal.fleet.rehearsal.scenarios.run import Options, rehearse
+from spotheal.fleet.rehearsal.scenarios.scenario import scenario
+from spotheal.fleet.rehearsal.scenarios.summary import End
+from spotheal.fleet.rehearsal.scenarios.sweep_rehearsal import COMMAND, ENTRIES, EntryStory, Struck, SweepOutcome
 from spotheal.training import hyperparameters
 
 FILES = ("metrics.json", "metrics.jsonl", "model/best.safetensors", "model/model.safetensors")

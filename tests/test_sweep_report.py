@@ -13,7 +13,7 @@ from test_sweep import sweep
 
 from spotheal.agent.protocol.errors import ExitCode
 from spotheal.agent.protocol.names import LAYOUT
-from spotheal.fleet.report_series import Series
+from spotheal.fleet.report.series import Series
 from spotheal.fleet.sweep import report, report_charts
 from spotheal.fleet.sweep.report_page import page
 

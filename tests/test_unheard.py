@@ -10,8 +10,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from spotheal.agent.aws.ec2 import Instance
-from spotheal.fleet import unheard
-from spotheal.fleet.unheard import Consoles, Unheard, cause, silent_machine
+from spotheal.fleet.status import unheard
+from spotheal.fleet.status.unheard import Consoles, Unheard, cause, silent_machine
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 CONSOLE = """\

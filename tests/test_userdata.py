@@ -33,7 +33,7 @@ from spotheal.agent.protocol.errors import ExitCode
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job import parse_job
 from spotheal.agent.protocol.names import Phase, StoreUrl
-from spotheal.fleet import wheelhouse
+from spotheal.fleet.request import wheelhouse
 from spotheal.userdata import report, start
 
 CONFIG = {

@@ -25,7 +25,7 @@ from spotheal.agent.protocol.errors import ConfigError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job import parse_job
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet.userdata import refuse_secrets, render
+from spotheal.fleet.request.userdata import refuse_secrets, render
 
 EXAMPLES = int(os.environ.get("SPOTHEAL_EXAMPLES", "100"))
 CANARY = "spotheal-canary"

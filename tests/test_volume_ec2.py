@@ -7,9 +7,9 @@ import pytest
 from spotheal.agent.aws.ec2 import DeviceNameTaken, Ec2, TokenUsed, VolumeSpec, ZoneMismatch
 from spotheal.agent.protocol.clock import SystemClock
 from spotheal.agent.protocol.errors import CapacityError, Conflict, Fatal, NotFound, Retryable
-from spotheal.fleet.rehearsal import ebs
-from spotheal.fleet.rehearsal.client import InMemoryEc2
-from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
+from spotheal.fleet.rehearsal.ec2 import ebs
+from spotheal.fleet.rehearsal.ec2.rulebook import Latencies, Rulebook
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2
 
 A, B = "us-west-2a", "us-west-2b"
 TAGS = {"spotheal:run": "r1", "Name": "data"}

@@ -20,8 +20,8 @@ from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.observe import observe, steps_in
 from spotheal.agent.volume.plan import decide
 from spotheal.agent.volume.seen import Desired
-from spotheal.fleet.rehearsal.client import InMemoryEc2, InMemoryS3
-from spotheal.fleet.rehearsal.rulebook import Rulebook
+from spotheal.fleet.rehearsal.ec2.rulebook import Rulebook
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2, InMemoryS3
 from spotheal.training import checkpoint
 
 

@@ -19,8 +19,8 @@ from spotheal.agent.volume.actions import Reject, TakeSnapshot
 from spotheal.agent.volume.context import Context
 from spotheal.agent.volume.release import create_base, create_handover, detach
 from spotheal.agent.volume.seen import Desired
-from spotheal.fleet.rehearsal.client import InMemoryEc2, InMemoryS3
-from spotheal.fleet.rehearsal.rulebook import Rulebook
+from spotheal.fleet.rehearsal.ec2.rulebook import Rulebook
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2, InMemoryS3
 
 TAGS = {"spotheal:run": "r1", "Name": "data"}
 

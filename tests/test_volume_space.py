@@ -14,7 +14,7 @@ import pytest
 from spotheal.agent.protocol.clock import never
 from spotheal.agent.volume import space as volume_space
 from spotheal.agent.volume.space import SpaceWatch, grown, percent_used
-from spotheal.fleet.screen import _space
+from spotheal.fleet.status.screen import _space
 
 
 def write(file: Path, size: int, changed: float = 2000.0) -> None:

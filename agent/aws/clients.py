@@ -24,7 +24,7 @@ from spotheal.agent.protocol.errors import (
 )
 
 # What the agent makes clients of. The wheels of an instance keep botocore's models of these and of no others
-# (fleet/wheelhouse.py), and no instance starts an agent that lacks one.
+# (fleet/request/wheelhouse.py), and no instance starts an agent that lacks one.
 SERVICES = ("ec2", "s3", "scheduler", "sns", "ssm", "secretsmanager", "sts", "efs")
 
 # Names are AWS's; sources: EC2 API reference "Error codes", S3 API reference "Error responses".

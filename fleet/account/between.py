@@ -15,7 +15,7 @@ from spotheal.agent.protocol.errors import ConfigError, SpothealError
 from spotheal.fleet.account import network
 
 if TYPE_CHECKING:
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
 PORTS_MAX = 65535
 

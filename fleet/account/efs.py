@@ -16,10 +16,10 @@ from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, Retryable, SpothealError
 from spotheal.agent.protocol.names import TAG_NAME, TAG_PURPOSE
 from spotheal.fleet.account import network
-from spotheal.fleet.config import FleetConfig
+from spotheal.fleet.files.config import FleetConfig
 
 if TYPE_CHECKING:
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
 NFS = 2049
 GROUP = "spotheal-efs"

@@ -14,8 +14,8 @@ from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.errors import ConfigError, NotFound, PermissionDenied
 
 if TYPE_CHECKING:
-    from spotheal.fleet.config import FleetConfig
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.files.config import FleetConfig
+    from spotheal.fleet.run.session import Session
 
 _ACCOUNT = re.compile(r"arn:aws[a-z-]*:[a-z0-9-]*:[a-z0-9-]*:(\d{12}):")
 WRITTEN_FOR_ANOTHER = (

@@ -14,7 +14,7 @@ from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.errors import NotFound
 
 if TYPE_CHECKING:
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
 _DEEP_LEARNING = "/aws/service/deeplearning/ami/x86_64"
 _PYTORCH = re.compile(r".*/oss-nvidia-driver-gpu-pytorch-(\d+)\.(\d+)-ubuntu-(\d+)\.(\d+)/latest/ami-id")

@@ -18,14 +18,14 @@ from urllib.parse import urlsplit
 from spotheal.agent.protocol.errors import CapacityError, ConfigError
 from spotheal.agent.protocol.names import JOB_NAME
 from spotheal.fleet.account import images, network, quotas, roles, types
+from spotheal.fleet.account.environments import NOTHING, Environment
 from spotheal.fleet.account.images import Image
 from spotheal.fleet.account.types import InstanceType, Need
-from spotheal.fleet.environments import NOTHING, Environment
 
 if TYPE_CHECKING:
     from spotheal.agent.protocol.clock import Clock
-    from spotheal.fleet.environments import Environment
-from spotheal.fleet.session import Session
+    from spotheal.fleet.account.environments import Environment
+from spotheal.fleet.run.session import Session
 
 HOURS = 24.0
 KEY_NAME = "spotheal"
@@ -118,7 +118,7 @@ def survey(session: Session, wishes: Wishes, clock: Clock, say: Say) -> Choice:
 def _choose(
     session: Session, found: list[InstanceType], net: network.Network, need: Need, clock: Clock
 ) -> tuple[tuple[Chosen, ...], list[str]]:
-    from spotheal.fleet.prices import on_demand_prices, spot_prices_only
+    from spotheal.fleet.account.prices import on_demand_prices, spot_prices_only
 
     names = tuple(one.name for one in found)
     offered = types.offered_zones(session, names)

@@ -7,9 +7,9 @@ import textwrap
 from typing import Any
 
 from spotheal.agent.protocol.job_keys import FREE_TABLES, KEYS, REQUIRED, Key
+from spotheal.fleet.account.init import HOURS, KEY_NAME, Choice, Chosen
 from spotheal.fleet.account.network import SSH_GROUP
-from spotheal.fleet.init import HOURS, KEY_NAME, Choice, Chosen
-from spotheal.fleet.table import table
+from spotheal.fleet.run.table import table
 
 _WIDTH = 118
 # Shown with their default, commented out, beside what was chosen: what people look for first.

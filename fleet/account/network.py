@@ -14,7 +14,7 @@ from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
 SSH_GROUP = "spotheal-ssh"
 _CHECK_ADDRESS = "https://checkip.amazonaws.com"  # AWS's own; answers with the caller's address

@@ -16,15 +16,14 @@ from spotheal.agent.protocol.errors import ConfigError, NotFound, PermissionDeni
 from spotheal.agent.protocol.job import JobConfig
 from spotheal.agent.protocol.job_values import seconds
 from spotheal.agent.protocol.names import TAG_NAME, StoreUrl
-from spotheal.fleet import results_check
-from spotheal.fleet.account import between, network, roles, service_roles
+from spotheal.fleet.account import between, network, results_check, roles, service_roles
 from spotheal.fleet.account.between import OpenBetween
 from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole, CreateTrainerRole
 from spotheal.fleet.account.service_roles import CreateServiceRole
-from spotheal.fleet.config import FleetConfig
+from spotheal.fleet.files.config import FleetConfig
 
 if TYPE_CHECKING:
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
 IAM_SECONDS = 10.0  # until a role that was just made is known everywhere (IAM is eventually consistent)
 

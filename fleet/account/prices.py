@@ -9,9 +9,9 @@ from typing import Any
 from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.errors import PermissionDenied, SpothealError
-from spotheal.fleet import values
-from spotheal.fleet.plan import Price
-from spotheal.fleet.session import Session
+from spotheal.fleet.files import values
+from spotheal.fleet.request.plan import Price
+from spotheal.fleet.run.session import Session
 
 _PRICE_LIST_SECONDS_MAX = 8.0
 _SENSELESS = 10  # times on demand, which spot never costs more than

@@ -16,7 +16,7 @@ from spotheal.agent.protocol.errors import PermissionDenied, SpothealError
 from spotheal.fleet.account.types import InstanceType
 
 if TYPE_CHECKING:
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
 _FAMILIES: tuple[tuple[str, str, str], ...] = (  # pattern of the type's name, code, AWS's name
     (r"(g|gr|vt)\d.*", "L-3819A6DF", "All G and VT Spot Instance Requests"),

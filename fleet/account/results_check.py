@@ -9,11 +9,11 @@ from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.errors import Conflict, NotFound, PermissionDenied, Retryable
 from spotheal.agent.protocol.job import JobConfig
 from spotheal.agent.protocol.names import EfsUrl, StoreUrl
-from spotheal.fleet import efs
-from spotheal.fleet.config import FleetConfig
+from spotheal.fleet.account import efs
+from spotheal.fleet.files.config import FleetConfig
 
 if TYPE_CHECKING:
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
 _MAKES = "`fleetctl results create-efs`"
 

@@ -21,7 +21,7 @@ from spotheal.agent.protocol.names import TRAINER_ROLE, StoreUrl
 from spotheal.iam import policies
 
 if TYPE_CHECKING:
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
 INSTANCE_ROLE = "spotheal-instance"
 FLEET_ROLE = "aws-ec2-spot-fleet-tagging-role"  # as the EC2 console names it

@@ -13,7 +13,7 @@ from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.errors import NotFound, PermissionDenied, SpothealError
 
 if TYPE_CHECKING:
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
 ROLES = {
     "spot.amazonaws.com": "AWSServiceRoleForEC2Spot",

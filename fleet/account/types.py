@@ -10,7 +10,7 @@ from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.job_values import SHOWN_OF_NOMINAL
 
 if TYPE_CHECKING:
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
 TYPES_MIN = 3  # fewer pools, longer waits for capacity
 TYPES_MAX = 6

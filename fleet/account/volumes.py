@@ -11,14 +11,14 @@ from spotheal.agent.aws.ec2 import TokenUsed, Volume, VolumeSpec
 from spotheal.agent.money.billing import GIB_MONTH
 from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, PermissionDenied, SpothealError
 from spotheal.agent.protocol.names import TAG_JOB, TAG_NAME, TAG_RUN, TAG_STATE, VolumeState, volume_token
-from spotheal.fleet import runs
-from spotheal.fleet.plan import free_volumes
+from spotheal.fleet.request.plan import free_volumes
+from spotheal.fleet.run import runs
 
 if TYPE_CHECKING:
     from spotheal.agent.protocol.clock import Clock
     from spotheal.agent.protocol.job import JobConfig
     from spotheal.agent.protocol.names import StoreUrl
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
 GONE = ("deleting", "deleted", "error")
 ARTICLE_NAME = "DL-datasets-checkpoints"  # what the AWS article's script looks for

@@ -14,16 +14,16 @@ from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.errors import Conflict, Fatal, SpothealError, WaitTimedOut
 from spotheal.agent.protocol.job import JobConfig
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet import efs, gather, results_check, submit
-from spotheal.fleet.account import network, prerequisites, service_roles
+from spotheal.fleet.account import efs, network, prerequisites, results_check, service_roles
 from spotheal.fleet.account.prerequisites import CreateSecurityGroup, filled, group_placeholder
 from spotheal.fleet.account.service_roles import CreateServiceRole
 from spotheal.fleet.batch import documents, image, roles
 from spotheal.fleet.batch.documents import Document, Where
 from spotheal.fleet.batch.names import Names
 from spotheal.fleet.batch.roles import MakeRole
-from spotheal.fleet.plan import CreateBucket, Price
-from spotheal.fleet.session import Session
+from spotheal.fleet.request import gather, submit
+from spotheal.fleet.request.plan import CreateBucket, Price
+from spotheal.fleet.run.session import Session
 
 VALID_SECONDS_MAX = 600.0
 _LOOK_SECONDS = 3.0

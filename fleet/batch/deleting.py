@@ -14,9 +14,10 @@ from typing import Any
 from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.errors import NotFound, SpothealError, WaitTimedOut
-from spotheal.fleet.batch import creating, jobs, roles
+from spotheal.fleet.batch import creating, roles
 from spotheal.fleet.batch.names import Names
-from spotheal.fleet.session import Session
+from spotheal.fleet.run import batch_jobs as jobs
+from spotheal.fleet.run.session import Session
 
 SECONDS_MAX = 900.0  # an environment goes when its last host is gone
 _LOOK_SECONDS = 3.0

@@ -8,10 +8,10 @@ from typing import Any
 
 from spotheal.agent.protocol.clock import Clock, Timeout
 from spotheal.agent.protocol.errors import CredentialsEnded, JobFailed, NotFound, Retryable, WaitTimedOut
-from spotheal.fleet.batch import jobs
 from spotheal.fleet.batch.names import Names
 from spotheal.fleet.batch.tail import Line, Tail
-from spotheal.fleet.session import Session
+from spotheal.fleet.run import batch_jobs as jobs
+from spotheal.fleet.run.session import Session
 
 POLL_SECONDS = 3.0
 LAST_WORDS = 15

@@ -12,7 +12,7 @@ from spotheal.agent.protocol.errors import NotFound, SpothealError
 from spotheal.agent.protocol.names import StoreUrl, partition_of
 from spotheal.fleet.account import roles as account_roles
 from spotheal.fleet.batch.names import Names
-from spotheal.fleet.session import Session
+from spotheal.fleet.run.session import Session
 from spotheal.iam import policies
 
 HOST_POLICY = "service-role/AmazonEC2ContainerServiceforEC2Role"

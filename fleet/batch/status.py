@@ -7,10 +7,10 @@ from typing import Any
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import Clock, rfc3339
 from spotheal.agent.protocol.names import LAYOUT, Phase
-from spotheal.fleet.batch import jobs
-from spotheal.fleet.runs import Run
-from spotheal.fleet.session import Session
-from spotheal.fleet.table import cut, lines_of, table
+from spotheal.fleet.run import batch_jobs as jobs
+from spotheal.fleet.run.runs import Run
+from spotheal.fleet.run.session import Session
+from spotheal.fleet.run.table import cut, lines_of, table
 
 SCHEMA_VERSION = 1
 ROWS_SHOWN = 40

@@ -20,11 +20,13 @@ from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, Retr
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job import JobConfig
 from spotheal.agent.protocol.names import LAYOUT, STATUS_SCHEMA_VERSION, EfsUrl, Phase, StoreUrl, new_run_id
-from spotheal.fleet import repository, runs
-from spotheal.fleet.batch import creating, documents, image, jobs
+from spotheal.fleet.batch import creating, documents, image
 from spotheal.fleet.batch.names import Names
-from spotheal.fleet.session import Session
-from spotheal.fleet.submit import ensure_bucket
+from spotheal.fleet.request import repository
+from spotheal.fleet.request.submit import ensure_bucket
+from spotheal.fleet.run import batch_jobs as jobs
+from spotheal.fleet.run import runs
+from spotheal.fleet.run.session import Session
 
 ENTRIES_MAX = 10_000  # children of an array, by AWS's limit
 DEPENDENCIES_MAX = 20

@@ -16,8 +16,8 @@ from typing import Any
 
 from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.errors import CredentialsEnded, Fatal, NotFound, Retryable, SpothealError
-from spotheal.fleet.batch.jobs import Stream
-from spotheal.fleet.session import Session
+from spotheal.fleet.run.batch_jobs import Stream
+from spotheal.fleet.run.session import Session
 
 CALLS_A_ROUND = 40  # GetLogEvents may be called 25 times a second in an account; other people read logs, too
 PAGES_A_VISIT = 20  # of one stream, before the others have their turn

@@ -12,9 +12,9 @@ from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import Clock, rfc3339
 from spotheal.agent.protocol.errors import Conflict, Retryable
 from spotheal.agent.protocol.names import FILLING, LAYOUT, TAG_JOB, TAG_PURPOSE, TAG_RUN, TAG_STORE, Phase
-from spotheal.fleet import engine, runs
-from spotheal.fleet.request import TAG_LENGTH_MAX
-from spotheal.fleet.session import Session
+from spotheal.fleet.request.request import TAG_LENGTH_MAX
+from spotheal.fleet.run import engine, runs
+from spotheal.fleet.run.session import Session
 from spotheal.fleet.sweep.progress import marks_of
 
 CANCEL_TRIES = 5

@@ -18,10 +18,11 @@ from spotheal.agent.money.bill_inputs import Disk
 from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.errors import NotFound, SpothealError
 from spotheal.agent.protocol.names import JOB_NAME, LAYOUT, TAG_JOB, TAG_RUN, StoreUrl
-from spotheal.fleet import engine, overview, runs
-from spotheal.fleet.clean import CleanPlan, RunSeen, Thing, Verdict, decide
-from spotheal.fleet.made_by_others import sensible
-from spotheal.fleet.session import Session
+from spotheal.fleet.ending.clean import CleanPlan, RunSeen, Thing, Verdict, decide
+from spotheal.fleet.run import engine, runs
+from spotheal.fleet.run.session import Session
+from spotheal.fleet.run.store_documents import sensible
+from spotheal.fleet.status import overview
 
 _NAMED = 12  # jobs, in a message
 _ALIVE = ("pending", "running", "shutting-down", "stopping", "stopped")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.errors import NotFound, SpothealError
 from spotheal.fleet.account.network import SSH_GROUP
-from spotheal.fleet.session import Session
+from spotheal.fleet.run.session import Session
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from typing import Any
 from spotheal.agent.protocol.clock import Clock, Timeout, rfc3339
 from spotheal.agent.protocol.errors import CredentialsEnded, Retryable, WaitTimedOut
 from spotheal.agent.protocol.names import HEARTBEAT_SECONDS, LAYOUT, TAG_RUN, Phase
-from spotheal.fleet import cancel, engine, runs
-from spotheal.fleet.session import Session
-from spotheal.fleet.table import duration
+from spotheal.fleet.ending import cancel
+from spotheal.fleet.run import engine, runs
+from spotheal.fleet.run.session import Session
+from spotheal.fleet.run.table import duration
 
 POLL_SECONDS = 3.0
 SAVE_SECONDS = 600.0

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from spotheal.fleet.places import ZONE, region_of, spec_subnets, split_list
+from spotheal.fleet.files.places import ZONE, region_of, spec_subnets, split_list
 
 USER_DATA_PLACEHOLDER = "base64_encoded_bash_script"  # what the article's file has where the script goes
 _PLACEHOLDER = re.compile(r"<[A-Za-z_][A-Za-z0-9_ -]*>")

@@ -20,10 +20,11 @@ from typing import Any
 from spotheal.agent.protocol.errors import ConfigError, NotFound
 from spotheal.agent.protocol.job import JobConfig, parse_job
 from spotheal.agent.protocol.job_values import policy_fault
-from spotheal.fleet import ec2fleet, jsonfile, rescue, webhook
-from spotheal.fleet.checks import fleet_faults, fleet_warnings, is_walkable, placeholder_faults
-from spotheal.fleet.places import region_of, spec_subnets, split_list
-from spotheal.fleet.values import value_faults, value_warnings
+from spotheal.fleet.files import jsonfile, rescue, webhook
+from spotheal.fleet.files.checks import fleet_faults, fleet_warnings, is_walkable, placeholder_faults
+from spotheal.fleet.files.places import region_of, spec_subnets, split_list
+from spotheal.fleet.files.values import value_faults, value_warnings
+from spotheal.fleet.run import ec2fleet
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -139,7 +140,7 @@ def read_fleet(path: Path) -> FleetConfig:
 
 def parse_fleet(text: str, source: str = DEFAULT_FLEET_FILE) -> FleetConfig:
     """The fleet that `text` describes; ConfigError that lists all faults: JSON, AWS's shape, our needs."""
-    from spotheal.fleet.shape import fleet_config_faults
+    from spotheal.fleet.files.shape import fleet_config_faults
 
     parsed = jsonfile.parse(text, source)
     faults = list(parsed.faults)

@@ -16,7 +16,7 @@ from spotheal.agent.protocol.errors import Conflict, SpothealError
 from spotheal.agent.protocol.job import JobConfig
 from spotheal.agent.protocol.job_values import seconds
 from spotheal.agent.protocol.names import TAG_JOB, TAG_RUN, rescue_schedule, schedule_expression
-from spotheal.fleet.engine import is_ec2_fleet
+from spotheal.fleet.run.engine import is_ec2_fleet
 from spotheal.iam import policies
 
 _ROLE_TRIES = 8  # a role made a moment ago cannot be assumed everywhere yet

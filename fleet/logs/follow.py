@@ -11,10 +11,10 @@ from pathlib import Path
 
 from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.errors import Retryable, SpothealError
-from spotheal.fleet import runs, ssh
-from spotheal.fleet.logs import Line, Reader
-from spotheal.fleet.session import Session
-from spotheal.fleet.tail import Tail
+from spotheal.fleet.logs.logs import Line, Reader
+from spotheal.fleet.logs.tail import Tail
+from spotheal.fleet.run import runs, ssh
+from spotheal.fleet.run.session import Session
 
 TRIES_MAX = 4
 RETRY_SECONDS, SELDOM_SECONDS = 10.0, 60.0  # at first it may be booting; later somebody may open a group

@@ -16,8 +16,8 @@ from spotheal.agent.protocol.clock import Clock, parse_rfc3339
 from spotheal.agent.protocol.errors import CredentialsEnded, NotFound, Retryable
 from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.agent.record.ledger import read_events
-from spotheal.fleet import runs
-from spotheal.fleet.made_by_others import sensible
+from spotheal.fleet.run import runs
+from spotheal.fleet.run.store_documents import sensible
 
 POLL_SECONDS = 5.0
 LIVE_SECONDS = 0.2  # how often lines are taken from a stream that is open

@@ -6,7 +6,7 @@ import subprocess
 import threading
 from collections import deque
 
-from spotheal.fleet.ssh import Connection
+from spotheal.fleet.run.ssh import Connection
 
 # SPOTHEAL_ROOT is set on a rehearsal's machines alone. A log that only root may read is read as root.
 _FOLLOW = (

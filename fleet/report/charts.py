@@ -12,8 +12,8 @@ from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 
 from spotheal.agent.protocol.bounded_json import printable
-from spotheal.fleet.report_series import Axis, Series, axis_of, brief, pieces
-from spotheal.fleet.table import cut
+from spotheal.fleet.report.series import Axis, Series, axis_of, brief, pieces
+from spotheal.fleet.run.table import cut
 
 _LETTER = 6.6  # widest an 11 px figure or letter of the page's fonts is, nearly
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spotheal.fleet.receipt import Receipt
-from spotheal.fleet.report_pieces import card, cell, safe_long, stacked
+from spotheal.fleet.report.pieces import card, cell, safe_long, stacked
+from spotheal.fleet.status.receipt import Receipt
 
 _ATTEMPTS_SHOWN = 50
 

@@ -9,11 +9,9 @@ from functools import partial
 from itertools import pairwise
 
 from spotheal.agent.protocol.names import Phase
-from spotheal.fleet.made_by_others import sensible
-from spotheal.fleet.report import Report
-from spotheal.fleet.report_charts import LineChart, Mark, cost_bars, line_chart, safe, stems, timeline
-from spotheal.fleet.report_files import files_card
-from spotheal.fleet.report_pieces import (
+from spotheal.fleet.report.charts import LineChart, Mark, cost_bars, line_chart, safe, stems, timeline
+from spotheal.fleet.report.files_card import files_card
+from spotheal.fleet.report.pieces import (
     HALF,
     NUMBER,
     WIDE,
@@ -30,8 +28,10 @@ from spotheal.fleet.report_pieces import (
     stacked,
     three,
 )
-from spotheal.fleet.report_series import Series, brief, losses, others, scores
-from spotheal.fleet.table import duration
+from spotheal.fleet.report.report import Report
+from spotheal.fleet.report.series import Series, brief, losses, others, scores
+from spotheal.fleet.run.store_documents import sensible
+from spotheal.fleet.run.table import duration
 
 _REASON_MAX = 6000
 _INSTANCES_SHOWN = 100

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from spotheal.agent.protocol.bounded_json import printable
 from spotheal.agent.protocol.errors import ConfigError
-from spotheal.fleet.report_charts import safe
-from spotheal.fleet.report_style import STYLE
+from spotheal.fleet.report.charts import safe
+from spotheal.fleet.report.style import STYLE
 
 NARROW, MIDDLE, WIDE, HALF = 336, 632, 1074, 506  # the insides of a card at the style sheet's three sizes
 NUMBER = ' class="number"'

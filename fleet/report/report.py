@@ -13,16 +13,16 @@ from spotheal.agent.money.instance_time import Stay
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.errors import NotFound
 from spotheal.agent.protocol.names import LAYOUT, Phase
-from spotheal.fleet.made_by_others import sensible
-from spotheal.fleet.receipt import Receipt, history_of, receipt
-from spotheal.fleet.report_charts import Bar
-from spotheal.fleet.report_series import Sample, Series, is_whole, json_lines, samples_of, series_of
-from spotheal.fleet.table import duration
+from spotheal.fleet.report.charts import Bar
+from spotheal.fleet.report.series import Sample, Series, is_whole, json_lines, samples_of, series_of
+from spotheal.fleet.run.store_documents import sensible
+from spotheal.fleet.run.table import duration
+from spotheal.fleet.status.receipt import Receipt, history_of, receipt
 
 if TYPE_CHECKING:
-    from spotheal.fleet import runs
-    from spotheal.fleet.session import Session
-    from spotheal.fleet.status import Seen
+    from spotheal.fleet.run import runs
+    from spotheal.fleet.run.session import Session
+    from spotheal.fleet.status.status import Seen
 
 SCHEMA_VERSION = 1
 REHEARSED = "A rehearsal on one machine: nothing was paid, the prices are made up, and minutes stand for hours."
@@ -129,7 +129,7 @@ class Material:
 
 def gather(session: Session, run: runs.Run) -> Material:
     """Everything that status reads, the metrics file and the samples of each instance."""
-    from spotheal.fleet import status
+    from spotheal.fleet.status import status
 
     seen = status.gather(session, run)
     keys = [key for key in run.store.keys(LAYOUT.progress("").removesuffix(".jsonl")) if key.endswith(".jsonl")]

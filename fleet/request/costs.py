@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spotheal.agent.money.billing import ADDRESS_HOUR, FILLING_GIB, GIB_MONTH, PRICES_AS_OF
-from spotheal.fleet.plan import AdoptVolume, CreateVolume, KeepVolume, Plan, WriteSweep
+from spotheal.fleet.request.plan import AdoptVolume, CreateVolume, KeepVolume, Plan, WriteSweep
 
 _MONTH_HOURS = 730.0
 

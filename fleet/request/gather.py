@@ -13,14 +13,15 @@ from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job import JobConfig
 from spotheal.agent.protocol.job_values import seconds
 from spotheal.agent.protocol.names import LAYOUT, StoreUrl, default_bucket, new_run_id
-from spotheal.fleet import known_hosts, plan, repository, request, runs, template, userdata, volumes
-from spotheal.fleet.account import existing
+from spotheal.fleet.account import existing, volumes
 from spotheal.fleet.account.prerequisites import Found, look, look_between
-from spotheal.fleet.config import FleetConfig
-from spotheal.fleet.places import region_of
-from spotheal.fleet.prices import price_notes, spot_prices
-from spotheal.fleet.session import PLACEHOLDER_ACCOUNT, Session
-from spotheal.fleet.wheelhouse import Wheelhouse
+from spotheal.fleet.account.prices import price_notes, spot_prices
+from spotheal.fleet.files.config import FleetConfig
+from spotheal.fleet.files.places import region_of
+from spotheal.fleet.request import known_hosts, plan, repository, request, template, userdata
+from spotheal.fleet.request.wheelhouse import Wheelhouse
+from spotheal.fleet.run import runs
+from spotheal.fleet.run.session import PLACEHOLDER_ACCOUNT, Session
 
 PUBLIC_BLOCKS = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
 
@@ -96,7 +97,7 @@ def existing_run(session: Session, root: StoreUrl, job: str) -> plan.Existing | 
 
 def _is_open(session: Session, run: runs.Run) -> bool:
     """Whether a job of AWS Batch may still be at work; True where that cannot be known."""
-    from spotheal.fleet.batch import jobs
+    from spotheal.fleet.run import batch_jobs as jobs
 
     try:
         if jobs.lost_one(session, run):

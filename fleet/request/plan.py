@@ -24,7 +24,7 @@ from spotheal.agent.protocol.names import (
 )
 from spotheal.agent.volume.first import first_volume
 from spotheal.fleet.account.prerequisites import Step as AccountStep
-from spotheal.fleet.request import call_of
+from spotheal.fleet.request.request import call_of
 
 
 # -------------------------------------------------------------------------------------------------------- which run

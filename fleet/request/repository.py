@@ -17,8 +17,8 @@ from pathlib import Path
 
 from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, PermissionDenied, Retryable
 from spotheal.agent.protocol.job import JobConfig
-from spotheal.fleet.config import is_job_file
-from spotheal.fleet.script import script_of
+from spotheal.fleet.files.config import is_job_file
+from spotheal.fleet.request.script import script_of
 
 HERE = "."
 GIT_SECONDS_MAX = 60.0

@@ -18,8 +18,9 @@ from spotheal.agent.protocol.clock import parse_rfc3339, rfc3339
 from spotheal.agent.protocol.errors import ConfigError
 from spotheal.agent.protocol.job import JobConfig
 from spotheal.agent.protocol.names import TAG_JOB, TAG_NAME, TAG_RUN, TAG_STORE
-from spotheal.fleet import ec2fleet, engine, template
-from spotheal.fleet.config import FleetConfig
+from spotheal.fleet.files.config import FleetConfig
+from spotheal.fleet.request import template
+from spotheal.fleet.run import ec2fleet, engine
 
 DEFAULT_STRATEGY = "priceCapacityOptimized"
 VALID_DAYS = 30  # without limits.hours

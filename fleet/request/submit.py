@@ -23,14 +23,16 @@ from spotheal.agent.protocol.clock import Clock, SystemClock, parse_rfc3339, rfc
 from spotheal.agent.protocol.errors import Conflict, Retryable, SpothealError
 from spotheal.agent.protocol.job_values import seconds
 from spotheal.agent.protocol.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase, StoreUrl
-from spotheal.fleet import engine, plan, repository, rescue, results_check, volumes
-from spotheal.fleet.account import prerequisites, roles
+from spotheal.fleet.account import prerequisites, results_check, roles, volumes
 from spotheal.fleet.account.between import OpenBetween
 from spotheal.fleet.account.prerequisites import CreateSecurityGroup, ImportKey, OpenSsh, filled
 from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole, CreateTrainerRole
 from spotheal.fleet.account.service_roles import CreateServiceRole
-from spotheal.fleet.gather import PUBLIC_BLOCKS, Ready, bucket_exists
-from spotheal.fleet.session import Session
+from spotheal.fleet.files import rescue
+from spotheal.fleet.request import plan, repository
+from spotheal.fleet.request.gather import PUBLIC_BLOCKS, Ready, bucket_exists
+from spotheal.fleet.run import engine
+from spotheal.fleet.run.session import Session
 from spotheal.iam.policies import Scope
 
 Say = Callable[[str], None]

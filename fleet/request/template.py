@@ -10,9 +10,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from spotheal.fleet.checks import USER_DATA_PLACEHOLDER
-from spotheal.fleet.places import spec_subnets, split_list
-from spotheal.fleet.shape import input_shape
+from spotheal.fleet.files.checks import USER_DATA_PLACEHOLDER
+from spotheal.fleet.files.places import spec_subnets, split_list
+from spotheal.fleet.files.shape import input_shape
 
 # Same name and same shape on both sides.
 _SAME = (

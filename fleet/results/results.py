@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, Retryable, SpothealError
 from spotheal.agent.protocol.names import LAYOUT, StoreUrl
-from spotheal.fleet import runs
+from spotheal.fleet.run import runs
 
 PARALLEL = 4
 _CHUNK = 1 << 20

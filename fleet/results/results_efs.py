@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.errors import NotFound, PermissionDenied, Retryable, SpothealError
 from spotheal.agent.protocol.names import LAYOUT, TAG_RUN, EfsUrl, StoreUrl, parse_results
-from spotheal.fleet import ssh
-from spotheal.fleet.results import Fetched, Objects, Result, Source, damaged, objects, partial_of
-from spotheal.fleet.runs import Run
+from spotheal.fleet.results.results import Fetched, Objects, Result, Source, damaged, objects, partial_of
+from spotheal.fleet.run import ssh
+from spotheal.fleet.run.runs import Run
 
 if TYPE_CHECKING:
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
 MOUNT_POINT = "/var/lib/spotheal/shared/efs"  # agent.efs mounts it there
 _CHUNK = 1 << 20

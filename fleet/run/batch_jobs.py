@@ -8,8 +8,8 @@ from typing import Any
 
 from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.errors import NotFound
-from spotheal.fleet.runs import Run
-from spotheal.fleet.session import Session
+from spotheal.fleet.run.runs import Run
+from spotheal.fleet.run.session import Session
 
 STATES = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED")
 ENDS = ("SUCCEEDED", "FAILED")

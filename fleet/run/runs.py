@@ -12,7 +12,7 @@ from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.errors import ConfigError, NotFound
 from spotheal.agent.protocol.names import JOB_NAME, LAYOUT, StoreUrl
 from spotheal.agent.record.ledger import Ledger
-from spotheal.fleet import engine
+from spotheal.fleet.run import engine
 
 LIVE_FLEET_STATES = engine.LIVE_STATES
 REPLACED = "replaced by fleetctl request --replace"  # how the reason of an end begins that is none

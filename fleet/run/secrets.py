@@ -14,7 +14,7 @@ from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.errors import ConfigError, Conflict, Fatal, NotFound
 from spotheal.agent.protocol.secret_reference import SERVICES, SecretReference
-from spotheal.fleet.session import Session
+from spotheal.fleet.run.session import Session
 
 SSM_BYTES_MAX = 4096  # of a standard parameter, which costs nothing
 MANAGER_BYTES_MAX = 65536

@@ -24,8 +24,8 @@ from typing import Any
 from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.errors import ConfigError, NotFound, PermissionDenied, Retryable, SpothealError
 from spotheal.agent.protocol.names import TAG_RUN
-from spotheal.fleet import runs
-from spotheal.fleet.session import Session
+from spotheal.fleet.run import runs
+from spotheal.fleet.run.session import Session
 
 CONNECT_SECONDS = 10
 _KEYS = re.compile(r"(?ms)^-----BEGIN SSH HOST KEY KEYS-----\r?$(.*?)^-----END SSH HOST KEY KEYS-----\r?$")

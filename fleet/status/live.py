@@ -18,12 +18,13 @@ from spotheal.agent.money.billing import about
 from spotheal.agent.protocol.bounded_json import printable
 from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.errors import CredentialsEnded, Retryable
-from spotheal.fleet import runs, screen, status
-from spotheal.fleet.console import colours, says_ascii, width_of
-from spotheal.fleet.made_by_others import sensible
-from spotheal.fleet.session import Session
-from spotheal.fleet.table import duration
-from spotheal.fleet.unheard import Consoles, in_words
+from spotheal.fleet.run import runs
+from spotheal.fleet.run.session import Session
+from spotheal.fleet.run.store_documents import sensible
+from spotheal.fleet.run.table import duration
+from spotheal.fleet.status import screen, status
+from spotheal.fleet.status.unheard import Consoles, in_words
+from spotheal.fleet.terminal.console import colours, says_ascii, width_of
 
 SAY_SECONDS = 30.0
 GATHER_SECONDS = 30.0

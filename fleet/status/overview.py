@@ -13,10 +13,10 @@ from typing import Any
 from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.errors import SpothealError
 from spotheal.agent.protocol.names import JOB_NAME, TAG_JOB, TAG_RUN, StoreUrl
-from spotheal.fleet import runs
-from spotheal.fleet.made_by_others import sensible
-from spotheal.fleet.session import Session
-from spotheal.fleet.table import table
+from spotheal.fleet.run import runs
+from spotheal.fleet.run.session import Session
+from spotheal.fleet.run.store_documents import sensible
+from spotheal.fleet.run.table import table
 
 SCHEMA_VERSION = 1
 JOBS_SHOWN = 25

@@ -18,10 +18,10 @@ from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.names import Phase
 from spotheal.agent.record.ledger import steps_redone
 from spotheal.agent.record.lost_work import FilesWritten, files_written, lost_work
-from spotheal.fleet.made_by_others import sensible
+from spotheal.fleet.run.store_documents import sensible
 
 if TYPE_CHECKING:
-    from spotheal.fleet.status import Seen
+    from spotheal.fleet.status.status import Seen
 
 _YOUNG_SECONDS = 180.0  # a describe may not show what was launched or heard so lately
 

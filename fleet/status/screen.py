@@ -19,10 +19,10 @@ from spotheal.agent.money.billing import about
 from spotheal.agent.protocol.bounded_json import printable
 from spotheal.agent.protocol.clock import parse_rfc3339
 from spotheal.agent.protocol.names import Phase, VolumeState
-from spotheal.fleet import unheard
-from spotheal.fleet.machines import in_words
-from spotheal.fleet.made_by_others import sensible
-from spotheal.fleet.table import duration
+from spotheal.fleet.run.machines import in_words
+from spotheal.fleet.run.store_documents import sensible
+from spotheal.fleet.run.table import duration
+from spotheal.fleet.status import unheard
 
 _LAUNCHES_SHOWN = 10
 _BAR_WIDTH = 30

@@ -15,8 +15,8 @@ from typing import Any
 
 from spotheal.agent.protocol.names import REGION
 from spotheal.fleet.account import quotas
-from spotheal.fleet.engine import FleetEvent
-from spotheal.fleet.table import duration
+from spotheal.fleet.run.engine import FleetEvent
+from spotheal.fleet.run.table import duration
 
 _ZONE = re.compile(rf"\b{REGION}[a-z]\b")
 _TYPE = re.compile(r"\b[a-z][a-z0-9-]*\d[a-z0-9-]*\.(?:\d*x?large|metal|medium|small|micro|nano)[a-z0-9-]*\b")

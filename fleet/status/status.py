@@ -17,11 +17,12 @@ from spotheal.agent.protocol.errors import SpothealError
 from spotheal.agent.protocol.names import HEARTBEAT_SECONDS, LAYOUT, TAG_RUN, TAG_STATE, TAG_TERM, Phase
 from spotheal.agent.record.ledger import read_events
 from spotheal.agent.record.lost_work import lost_work
-from spotheal.fleet import engine, machines, receipt, runs
-from spotheal.fleet.made_by_others import sensible
-from spotheal.fleet.session import Session
-from spotheal.fleet.shortage import Shortage, shortage, types_in, zones_in
-from spotheal.fleet.unheard import Consoles, Unheard
+from spotheal.fleet.run import engine, machines, runs
+from spotheal.fleet.run.session import Session
+from spotheal.fleet.run.store_documents import sensible
+from spotheal.fleet.status import receipt
+from spotheal.fleet.status.shortage import Shortage, shortage, types_in, zones_in
+from spotheal.fleet.status.unheard import Consoles, Unheard
 
 SCHEMA_VERSION = 1
 STALE_SECONDS = 3 * HEARTBEAT_SECONDS

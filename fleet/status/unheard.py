@@ -12,8 +12,8 @@ from spotheal.agent.aws.clients import translated
 from spotheal.agent.aws.ec2 import Instance
 from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.errors import SpothealError
-from spotheal.fleet.session import Session
-from spotheal.fleet.table import duration
+from spotheal.fleet.run.session import Session
+from spotheal.fleet.run.table import duration
 
 UNHEARD_SECONDS = 180.0  # a boot takes seconds from the user data to the agent, and some tens before the user data
 READ_SECONDS = 60.0

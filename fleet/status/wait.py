@@ -7,9 +7,9 @@ from typing import Any
 from spotheal.agent.protocol.clock import Clock, Timeout
 from spotheal.agent.protocol.errors import CredentialsEnded, JobFailed, Retryable, WaitTimedOut
 from spotheal.agent.protocol.names import LAYOUT, Phase
-from spotheal.fleet import runs
-from spotheal.fleet.live import Look, Shown
-from spotheal.fleet.session import Session
+from spotheal.fleet.run import runs
+from spotheal.fleet.run.session import Session
+from spotheal.fleet.status.live import Look, Shown
 
 POLL_SECONDS = 5.0
 FLEET_SECONDS = 60.0  # how often AWS is asked whether the fleet still lives

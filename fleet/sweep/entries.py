@@ -18,7 +18,7 @@ from spotheal.agent.protocol.names import StoreUrl
 from spotheal.training import hyperparameters, yaml_list
 
 if TYPE_CHECKING:
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
 BYTES_MAX = 4 << 20
 VALUES_MAX = 4 << 20  # aliases make ever so many of a few lines

@@ -8,9 +8,9 @@ from typing import Any
 from spotheal.agent.protocol.clock import Clock, Timeout
 from spotheal.agent.protocol.errors import CredentialsEnded, JobFailed, Retryable, WaitTimedOut
 from spotheal.agent.protocol.names import Phase
-from spotheal.fleet import engine
-from spotheal.fleet.runs import Run
-from spotheal.fleet.session import Session
+from spotheal.fleet.run import engine
+from spotheal.fleet.run.runs import Run
+from spotheal.fleet.run.session import Session
 from spotheal.fleet.sweep import progress
 
 POLL_SECONDS = 15.0

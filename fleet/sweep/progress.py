@@ -14,12 +14,12 @@ from spotheal.agent.protocol.bounded_json import printable
 from spotheal.agent.protocol.clock import parse_rfc3339
 from spotheal.agent.protocol.errors import ConfigError, NotFound, SpothealError
 from spotheal.agent.protocol.names import LAYOUT, Phase
-from spotheal.fleet import engine, runs
-from spotheal.fleet.made_by_others import sensible
-from spotheal.fleet.report_series import finite
-from spotheal.fleet.session import Session
-from spotheal.fleet.shortage import shortage, types_in, zones_in
-from spotheal.fleet.table import cut, lines_of, table
+from spotheal.fleet.report.series import finite
+from spotheal.fleet.run import engine, runs
+from spotheal.fleet.run.session import Session
+from spotheal.fleet.run.store_documents import sensible
+from spotheal.fleet.run.table import cut, lines_of, table
+from spotheal.fleet.status.shortage import shortage, types_in, zones_in
 
 SCHEMA_VERSION = 1
 _READERS = 16

@@ -14,9 +14,9 @@ from typing import Any
 
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.names import LAYOUT, Phase
-from spotheal.fleet.made_by_others import sensible
-from spotheal.fleet.report_series import Series, finite, json_lines, series_of, thinned
-from spotheal.fleet.runs import Run
+from spotheal.fleet.report.series import Series, finite, json_lines, series_of, thinned
+from spotheal.fleet.run.runs import Run
+from spotheal.fleet.run.store_documents import sensible
 from spotheal.fleet.sweep import progress
 
 POINTS_MAX = 240  # of one run's curve

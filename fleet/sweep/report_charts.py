@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spotheal.fleet.report_charts import below, grid, safe, svg, text
-from spotheal.fleet.report_series import Axis, Series, axis_of, brief, pieces
+from spotheal.fleet.report.charts import below, grid, safe, svg, text
+from spotheal.fleet.report.series import Axis, Series, axis_of, brief, pieces
+from spotheal.fleet.run.table import cut
 from spotheal.fleet.sweep.report import VALUES_MAX, Parameter, SweepReport
-from spotheal.fleet.table import cut
 
 COLOURED = 4
 _POINTS_ALL = 9000  # of all lines of a chart together

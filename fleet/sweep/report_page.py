@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import quote
 
 from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
-from spotheal.fleet.report_charts import safe
-from spotheal.fleet.report_pieces import (
+from spotheal.fleet.report.charts import safe
+from spotheal.fleet.report.pieces import (
     HALF,
     WIDE,
     card,
@@ -23,7 +23,7 @@ from spotheal.fleet.report_pieces import (
     stacked,
     three,
 )
-from spotheal.fleet.report_series import brief
+from spotheal.fleet.report.series import brief
 from spotheal.fleet.sweep import report_charts
 from spotheal.fleet.sweep.progress import in_words
 from spotheal.fleet.sweep.report import PARAMETERS_MAX, VALUES_MAX, Parameter, SweepReport

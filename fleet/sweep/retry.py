@@ -13,9 +13,9 @@ from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import Clock, rfc3339
 from spotheal.agent.protocol.errors import Conflict, NotFound
 from spotheal.agent.protocol.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase
-from spotheal.fleet import engine
-from spotheal.fleet.runs import Run
-from spotheal.fleet.session import Session
+from spotheal.fleet.run import engine
+from spotheal.fleet.run.runs import Run
+from spotheal.fleet.run.session import Session
 
 
 def chosen(rows: Sequence[dict[str, Any]], asked: Collection[int]) -> list[int]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from spotheal.fleet.table import duration
+from spotheal.fleet.run.table import duration
 
 LINE_SECONDS = 5.0
 _DRAW_SECONDS = 0.2

@@ -19,10 +19,10 @@ import typer
 
 from spotheal.agent.protocol.bounded_json import printable
 from spotheal.agent.protocol.errors import ConfigError, ExitCode, SpothealError
-from spotheal.fleet.options import wants_json
+from spotheal.fleet.terminal.options import wants_json
 
 if TYPE_CHECKING:
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
 _GO_ON = ("request", "prepare", "upload")  # verbs that, typed again, go on where a Ctrl-C left them
 Verb = TypeVar("Verb", bound=Callable[..., None])
@@ -81,7 +81,7 @@ def _exit_code(error: SpothealError, profile: str) -> ExitCode:
     if not error.code:
         return error.exit_code
     from spotheal.agent.aws.clients import TO_BE_RENEWED
-    from spotheal.fleet.session import renewal
+    from spotheal.fleet.run.session import renewal
 
     if error.code not in TO_BE_RENEWED:
         return error.exit_code
@@ -90,7 +90,7 @@ def _exit_code(error: SpothealError, profile: str) -> ExitCode:
 
 
 def open_session(region: str, profile: str) -> Session:
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
     return Session(region or GLOBALS.region, profile or GLOBALS.profile)
 

@@ -21,7 +21,7 @@ def sources() -> list[str]:
 
 def scenarios() -> list[str]:
     """Imported only when a shell asks to complete."""
-    from spotheal.fleet.rehearsal.scenario import NAMES
+    from spotheal.fleet.rehearsal.scenarios.scenario import NAMES
 
     return list(NAMES)
 

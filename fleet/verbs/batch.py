@@ -12,8 +12,18 @@ import typer
 
 from spotheal.agent.protocol.bounded_json import printable
 from spotheal.agent.protocol.errors import ConfigError, Conflict, ExitCode
-from spotheal.fleet.console import ask, fail, is_json, open_session, say, say_progress, verb
-from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, group, seconds_of
+from spotheal.fleet.terminal.console import ask, fail, is_json, open_session, say, say_progress, verb
+from spotheal.fleet.terminal.options import (
+    JobArgument,
+    JobFile,
+    Output,
+    Profile,
+    Region,
+    RunOption,
+    Yes,
+    group,
+    seconds_of,
+)
 
 if TYPE_CHECKING:
     from spotheal.agent.protocol.job import JobConfig
@@ -21,8 +31,8 @@ if TYPE_CHECKING:
     from spotheal.fleet.batch.following import Followed
     from spotheal.fleet.batch.submitting import Order, Overrides
     from spotheal.fleet.batch.tail import Line
-    from spotheal.fleet.runs import Run
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.runs import Run
+    from spotheal.fleet.run.session import Session
 
 EXAMPLE = "fleetctl batch create, fleetctl batch submit hyperparam_list.yml --wait"
 app = group("batch", "Jobs and arrays on AWS Batch: create, image, submit, status, logs, cancel, delete.", EXAMPLE)
@@ -50,8 +60,8 @@ def create(
     costs anything until a job is submitted. Typed again it changes what job.toml has changed.
     """
     from spotheal.agent.protocol.clock import SystemClock
-    from spotheal.fleet import show
     from spotheal.fleet.batch import creating, showing
+    from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
     session, job, root, _ = described(region, profile, job_file)
@@ -85,8 +95,8 @@ def push(
 
     It is PyTorch's public image with git and spotheal's agent. Needs docker or podman on this machine.
     """
-    from spotheal.fleet import show
     from spotheal.fleet.batch import image
+    from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
     session, _, _, _ = described(region, profile, job_file, needs_job=False)
@@ -178,8 +188,8 @@ def submit_and_follow(
 ) -> None:
     """What `batch submit` and `sweep run --engine batch` do alike."""
     from spotheal.agent.protocol.clock import SystemClock
-    from spotheal.fleet import show
     from spotheal.fleet.batch import submitting
+    from spotheal.fleet.verbs import show
 
     if not dry_run and not yes and not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask on", next_step="--yes to go ahead, or --dry-run to look first")
@@ -225,8 +235,8 @@ def status(
 ) -> None:
     """Where the job is at AWS Batch; which children failed, and why."""
     from spotheal.agent.protocol.clock import SystemClock
-    from spotheal.fleet import show
     from spotheal.fleet.batch import status as states
+    from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
     session, found = _find(region, profile, job, job_file, run)
@@ -248,7 +258,7 @@ def logs(
     profile: Profile = "",
 ) -> None:
     """What the containers said, of all children and attempts; each line begins with its child's index."""
-    from spotheal.fleet.batch import jobs
+    from spotheal.fleet.run import batch_jobs as jobs
 
     seconds_max = seconds_of("--timeout", timeout)
     session, found = _find(region, profile, job, job_file, run)
@@ -272,8 +282,8 @@ def cancel(
 ) -> None:
     """End the job: what waits is cancelled, containers that run save within 30 seconds and end."""
     from spotheal.agent.aws.clients import translated
-    from spotheal.fleet import show
-    from spotheal.fleet.batch import jobs
+    from spotheal.fleet.run import batch_jobs as jobs
+    from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
     session, found = _find(region, profile, job, job_file, run)
@@ -308,9 +318,9 @@ def delete(
     over are only ended with --yes, or a yes of yours.
     """
     from spotheal.agent.protocol.clock import SystemClock
-    from spotheal.fleet import show
     from spotheal.fleet.batch import deleting
     from spotheal.fleet.batch.names import Names
+    from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
     name, session = _named(region, profile, job, job_file)
@@ -335,7 +345,7 @@ def described(
     region: str, profile: str, job_file: Path | None, *, needs_job: bool = True
 ) -> tuple[Session, Any, Any, Path]:
     """Session, job, the root of all stores, and the job's file."""
-    from spotheal.fleet import config
+    from spotheal.fleet.files import config
 
     path = job_file or Path(config.DEFAULT_JOB_FILE)
     session = open_session(region, profile)
@@ -348,7 +358,8 @@ def described(
 
 
 def _named(region: str, profile: str, job: str, job_file: Path | None) -> tuple[str, Session]:
-    from spotheal.fleet import config, runs
+    from spotheal.fleet.files import config
+    from spotheal.fleet.run import runs
 
     if job:
         session = open_session(region, profile)
@@ -360,7 +371,7 @@ def _named(region: str, profile: str, job: str, job_file: Path | None) -> tuple[
 
 
 def _find(region: str, profile: str, job: str, job_file: Path | None, run: str) -> tuple[Session, Run]:
-    from spotheal.fleet.target import find
+    from spotheal.fleet.verbs.target import find
 
     return find(open_session(region, profile), job, job_file, run)
 
@@ -413,8 +424,8 @@ def _follow(
 
     from spotheal.agent.protocol.clock import SystemClock
     from spotheal.agent.protocol.errors import SpothealError
-    from spotheal.fleet import runs
     from spotheal.fleet.batch import status as states
+    from spotheal.fleet.run import runs
 
     try:
         watched.to_the_end(seconds_max)

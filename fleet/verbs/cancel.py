@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spotheal.fleet.console import ask, is_json, open_session, say, verb
-from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, seconds_of
+from spotheal.fleet.terminal.console import ask, is_json, open_session, say, verb
+from spotheal.fleet.terminal.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, seconds_of
 
 if TYPE_CHECKING:
     from spotheal.agent.protocol.errors import SpothealError
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
 EXAMPLE = "fleetctl cancel resnet50 --save"
 
@@ -43,9 +43,10 @@ def cancel(
     from spotheal.agent.protocol.clock import SystemClock
     from spotheal.agent.protocol.errors import Conflict, NotFound
     from spotheal.agent.protocol.names import Phase
-    from spotheal.fleet import cancel as cancelling
-    from spotheal.fleet import show, stopping
-    from spotheal.fleet.target import find
+    from spotheal.fleet.ending import cancel as cancelling
+    from spotheal.fleet.ending import stopping
+    from spotheal.fleet.verbs import show
+    from spotheal.fleet.verbs.target import find
 
     as_json = is_json(output)
     seconds_max = seconds_of("--timeout", timeout) or stopping.SAVE_SECONDS
@@ -91,9 +92,10 @@ def _end_strays(
 ) -> None:  # fmt: skip
     """Where the store knows no such run: whatever of the job AWS still runs, by its tags. Else `missing` is raised."""
     from spotheal.agent.protocol.errors import NotFound, SpothealError
-    from spotheal.fleet import cancel as cancelling
-    from spotheal.fleet import config, show
-    from spotheal.fleet.target import find_root
+    from spotheal.fleet.ending import cancel as cancelling
+    from spotheal.fleet.files import config
+    from spotheal.fleet.verbs import show
+    from spotheal.fleet.verbs.target import find_root
 
     name = job or config.read_job(job_file or Path(config.DEFAULT_JOB_FILE)).job.name
     try:

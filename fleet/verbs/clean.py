@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spotheal.agent.protocol.errors import ConfigError
-from spotheal.fleet.console import ask, is_json, open_session, say, verb
-from spotheal.fleet.options import JobFile, Output, Profile, Region, Yes
+from spotheal.fleet.terminal.console import ask, is_json, open_session, say, verb
+from spotheal.fleet.terminal.options import JobFile, Output, Profile, Region, Yes
 
 if TYPE_CHECKING:
     from spotheal.agent.protocol.errors import SpothealError
-    from spotheal.fleet.clean import CleanPlan, Thing, Verdict
+    from spotheal.fleet.ending.clean import CleanPlan, Thing, Verdict
 
 EXAMPLE = "fleetctl clean resnet50"
 _TEMPLATE = "launch template"
@@ -45,8 +45,10 @@ def clean(
     the store. A job at work is never touched, nor what this store does not know. Says what remains.
     """
     from spotheal.agent.protocol.clock import SystemClock
-    from spotheal.fleet import cleaning, leftovers, runs, show
-    from spotheal.fleet.target import find_root
+    from spotheal.fleet.ending import cleaning, leftovers
+    from spotheal.fleet.run import runs
+    from spotheal.fleet.verbs import show
+    from spotheal.fleet.verbs.target import find_root
 
     as_json = is_json(output)
     if store and not job:
@@ -83,7 +85,7 @@ def clean(
 
 
 def _text(plan: CleanPlan, extra: list[str]) -> str:
-    from spotheal.fleet.table import table
+    from spotheal.fleet.run.table import table
 
     parts = []
     if plan.deletes:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spotheal.agent.protocol.errors import ConfigError
-from spotheal.fleet.console import GLOBALS, is_json, open_session, say, verb
-from spotheal.fleet.options import Output, Region
+from spotheal.fleet.terminal.console import GLOBALS, is_json, open_session, say, verb
+from spotheal.fleet.terminal.options import Output, Region
 
 if TYPE_CHECKING:
-    from spotheal.fleet.rehearsal.cloud import Cloud
+    from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
 
 EXAMPLE = "fleetctl cloud --env cloud.env & until [ -f cloud.env ]; do sleep 1; done; . ./cloud.env"
 
@@ -55,9 +55,9 @@ def cloud(
     Prints shell lines that point fleetctl (and the aws CLI) at it and serves until Ctrl-C. Instances are processes that
     really run; what AWS would do to them is ordered with `fleetctl cloud ORDER` in another shell. Linux only.
     """
-    from spotheal.fleet import show
-    from spotheal.fleet.rehearsal import run, serve
-    from spotheal.fleet.rehearsal.access_keys import write_private
+    from spotheal.fleet.rehearsal.ec2.access_keys import write_private
+    from spotheal.fleet.rehearsal.scenarios import run, serve
+    from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
     if order:

@@ -11,8 +11,8 @@ import typer
 
 from spotheal.agent.protocol.errors import ConfigError
 from spotheal.agent.protocol.names import TRAINER_ROLE
-from spotheal.fleet.console import ask, is_json, open_session, say, verb
-from spotheal.fleet.options import Output, Profile, Region, Yes, group
+from spotheal.fleet.terminal.console import ask, is_json, open_session, say, verb
+from spotheal.fleet.terminal.options import Output, Profile, Region, Yes, group
 
 EXAMPLE = "fleetctl iam show operator"
 DOCUMENTS = ("operator", "operator-store", "operator-efs", "operator-batch", "administrator", "instance-role",
@@ -52,8 +52,8 @@ def show(
     Without a name all of them. Without credentials the account's number is written as zeros.
     """
     from spotheal.agent.protocol.names import StoreUrl, default_bucket
-    from spotheal.fleet import show as shown
-    from spotheal.fleet.session import PLACEHOLDER_ACCOUNT
+    from spotheal.fleet.run.session import PLACEHOLDER_ACCOUNT
+    from spotheal.fleet.verbs import show as shown
     from spotheal.iam import policies
 
     as_json = is_json(output)
@@ -113,8 +113,8 @@ def create(
     `fleetctl request` does the same in its plan; this is for an account whose operators may not make roles. With --job
     and --trainer-policy the role of that job's caged trainer is made too.
     """
-    from spotheal.fleet import show as shown
     from spotheal.fleet.account import prerequisites, roles
+    from spotheal.fleet.verbs import show as shown
 
     as_json = is_json(output)
     instance_role = _role(instance_role, job)
@@ -153,7 +153,7 @@ def create(
 def _role(named: str, job: str) -> str:
     """The role of instances that is meant."""
     from spotheal.fleet.account.roles import job_role
-    from spotheal.fleet.runs import check_job_name
+    from spotheal.fleet.run.runs import check_job_name
 
     if job and named != INSTANCE_ROLE:
         raise ConfigError("--job and --instance-role exclude each other", next_step="name one of them")
@@ -163,7 +163,7 @@ def _role(named: str, job: str) -> str:
 def _policy(file: str) -> str:
     """The IAM policy in that file, on one line."""
     from spotheal.agent.protocol.job_values import policy_fault
-    from spotheal.fleet.config import text_of
+    from spotheal.fleet.files.config import text_of
 
     try:
         text = json.dumps(json.loads(text_of(Path(file))), separators=(",", ":"))
@@ -192,8 +192,8 @@ def delete(
     A role of fleets or of trainers that fleetctl did not make is left: somebody else may use it. With --job that job's
     alone, those of its on-demand rescue and of its caged trainer too.
     """
-    from spotheal.fleet import show as shown
     from spotheal.fleet.account import roles
+    from spotheal.fleet.verbs import show as shown
     from spotheal.iam.policies import RESCUE_ROLE
 
     as_json = is_json(output)

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from spotheal.agent.protocol.errors import ConfigError, Conflict, PermissionDenied
-from spotheal.fleet.console import is_json, open_session, say, say_progress, verb
-from spotheal.fleet.options import Output, Profile, Region
+from spotheal.fleet.terminal.console import is_json, open_session, say, say_progress, verb
+from spotheal.fleet.terminal.options import Output, Profile, Region
 
 EXAMPLE = 'fleetctl init --repo . --command "python train.py" --gpus 1 --gpu-memory 20'
 
@@ -61,9 +61,10 @@ def init(
     makes what is missing. Without credentials placeholders are left, which `fleetctl validate` names.
     """
     from spotheal.agent.protocol.clock import SystemClock
-    from spotheal.fleet import environments, init_files, show
-    from spotheal.fleet import init as choosing
+    from spotheal.fleet.account import environments, init_files
+    from spotheal.fleet.account import init as choosing
     from spotheal.fleet.account.types import Need
+    from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
     wishes = choosing.Wishes(
@@ -139,8 +140,8 @@ def _refuse_existing(files: list[Path], force: bool) -> None:
 def _check(wishes: object) -> None:
     """Names and addresses that job.toml would refuse, before anybody is asked."""
     from spotheal.agent.protocol.job import parse_job
-    from spotheal.fleet.init import Wishes
-    from spotheal.fleet.repository import check_address
+    from spotheal.fleet.account.init import Wishes
+    from spotheal.fleet.request.repository import check_address
 
     assert isinstance(wishes, Wishes)
     job = {"name": wishes.name, "repository": wishes.repository, "command": list(wishes.command)}
@@ -174,7 +175,7 @@ def _write(path: Path, text: str) -> None:
 
 def _region_or_none(session: object) -> str:
     """Offline the region may be left open."""
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
     assert isinstance(session, Session)
     try:

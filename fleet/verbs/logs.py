@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from spotheal.agent.protocol.errors import ConfigError
-from spotheal.fleet.console import is_json, open_session, say, verb
-from spotheal.fleet.options import (
+from spotheal.fleet.terminal.console import is_json, open_session, say, verb
+from spotheal.fleet.terminal.options import (
     JobArgument,
     JobFile,
     Output,
@@ -54,8 +54,8 @@ def logs(
 
     from spotheal.agent.protocol.bounded_json import printable
     from spotheal.agent.protocol.clock import SystemClock
-    from spotheal.fleet import logs as reading
-    from spotheal.fleet.target import find
+    from spotheal.fleet.logs import logs as reading
+    from spotheal.fleet.verbs.target import find
 
     as_json = is_json(output)
     if source not in ("", "agent", "trainer"):
@@ -67,7 +67,7 @@ def logs(
     reader = reading.Reader(found, instance=chosen, source=source)
     live = None
     if follow and not store:
-        from spotheal.fleet.follow import OverSsh
+        from spotheal.fleet.logs.follow import OverSsh
 
         live = OverSsh(session, found, reader, SystemClock(), say, only=chosen, user=user, identity=identity)
     shown = ""

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from spotheal.agent.protocol.errors import JobFailed
-from spotheal.fleet.console import is_json, say, verb
-from spotheal.fleet.options import JobFile, Output, scenarios
+from spotheal.fleet.terminal.console import is_json, say, verb
+from spotheal.fleet.terminal.options import JobFile, Output, scenarios
 
 EXAMPLE = "fleetctl rehearse spot_fleet_config.json --job job.toml --keep ./rehearsed"
 
@@ -47,7 +47,7 @@ def rehearse(
     The same request, agent and trainer as on AWS, as real processes against a local cloud; some minutes. The trainer
     runs with the Python that fleetctl runs with, unless `python` in job.toml names another.
     """
-    from spotheal.fleet.rehearsal.run import Options, rehearse
+    from spotheal.fleet.rehearsal.scenarios.run import Options, rehearse
 
     as_json = is_json(output)
     yours = Path("spot_fleet_config.json")
@@ -60,10 +60,10 @@ def rehearse(
 
     from rich.console import Console
 
-    from spotheal.fleet import show
-    from spotheal.fleet.rehearsal.progress import display
-    from spotheal.fleet.rehearsal.report import report
-    from spotheal.fleet.rehearsal.summary import Summary
+    from spotheal.fleet.rehearsal.scenarios.progress import display
+    from spotheal.fleet.rehearsal.scenarios.report import report
+    from spotheal.fleet.rehearsal.scenarios.summary import Summary
+    from spotheal.fleet.verbs import show
 
     with display(Console(stderr=True)) as shown:
         summary = rehearse(options, shown)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spotheal.agent.protocol.errors import ConfigError
-from spotheal.fleet.console import is_json, open_session, say, verb
-from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption
+from spotheal.fleet.terminal.console import is_json, open_session, say, verb
+from spotheal.fleet.terminal.options import JobArgument, JobFile, Output, Profile, Region, RunOption
 
 if TYPE_CHECKING:
-    from spotheal.fleet.report import Report
+    from spotheal.fleet.report.report import Report
 
 EXAMPLE = "fleetctl report resnet50 --out resnet50.html"
 
@@ -36,9 +36,9 @@ def report(
     With --output json the same figures go to stdout, and a page is written only where --out names a file.
     """
     from spotheal.agent.protocol.clock import SystemClock
-    from spotheal.fleet import report as content
-    from spotheal.fleet import show
-    from spotheal.fleet.target import find
+    from spotheal.fleet.report import report as content
+    from spotheal.fleet.verbs import show
+    from spotheal.fleet.verbs.target import find
 
     as_json = is_json(output)
     session, found = find(open_session(region, profile), job, job_file, run)
@@ -55,8 +55,8 @@ def report(
 def write_page(made: Report, path: Path, *, quiet: bool = False) -> None:
     """Write the page to `path` (`-`: stdout); a file that is no report of ours is not replaced."""
     from spotheal.agent.money.billing import about
-    from spotheal.fleet.report_page import page
-    from spotheal.fleet.report_pieces import write
+    from spotheal.fleet.report.page import page
+    from spotheal.fleet.report.pieces import write
 
     body = page(made).encode()
     if str(path) == "-":

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spotheal.agent.protocol.errors import ConfigError, Conflict
-from spotheal.fleet.console import ask, is_json, open_session, say, say_progress, verb
-from spotheal.fleet.options import JobFile, Output, Profile, Region, Yes, seconds_of
+from spotheal.fleet.terminal.console import ask, is_json, open_session, say, say_progress, verb
+from spotheal.fleet.terminal.options import JobFile, Output, Profile, Region, Yes, seconds_of
 from spotheal.fleet.verbs.status import follow, show_status
 
 if TYPE_CHECKING:
     from spotheal.agent.protocol.names import StoreUrl
-    from spotheal.fleet.plan import Plan, Resume
-    from spotheal.fleet.runs import Run
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.request.plan import Plan, Resume
+    from spotheal.fleet.run.runs import Run
+    from spotheal.fleet.run.session import Session
 
 EXAMPLE = "fleetctl request spot_fleet_config.json --wait"
 
@@ -53,7 +53,10 @@ def request(
     credentials.
     """
     from spotheal.agent.protocol.clock import SystemClock
-    from spotheal.fleet import config, gather, plan, runs, show, submit, wheelhouse
+    from spotheal.fleet.files import config
+    from spotheal.fleet.request import gather, plan, submit, wheelhouse
+    from spotheal.fleet.run import runs
+    from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
     seconds_max = seconds_of("--timeout", timeout)
@@ -114,7 +117,8 @@ def request(
 
 def _ask_for_adoption(planned: Plan, yes: bool) -> None:
     """A volume found by its Name tag alone may hold anybody's data: --yes is no answer for it."""
-    from spotheal.fleet import plan, volumes
+    from spotheal.fleet.account import volumes
+    from spotheal.fleet.request import plan
 
     for step in planned.steps:
         if isinstance(step, plan.AdoptVolume) and not step.is_own:
@@ -130,7 +134,9 @@ def _first(way: Resume) -> str:
 def _end_first(session: Session, root: StoreUrl, job: str, run: str) -> Resume:
     """The run at work saves and ends, and no instance of it is left; Conflict where it has come to its own end."""
     from spotheal.agent.protocol.clock import SystemClock
-    from spotheal.fleet import gather, plan, runs, stopping
+    from spotheal.fleet.ending import stopping
+    from spotheal.fleet.request import gather, plan
+    from spotheal.fleet.run import runs
 
     clock, found = SystemClock(), runs.open_run(session.client("s3"), root, job, run)
     ended = stopping.save_and_end(session, found, runs.REPLACED, clock, say)
@@ -149,7 +155,7 @@ def _wait(session: Session, run: Run, seconds_max: float | None) -> None:
 
 
 def _render(plan: Any, target: Path) -> None:
-    from spotheal.fleet import request as building
+    from spotheal.fleet.request import request as building
 
     fleet = plan.request["request_spot_fleet"] or plan.request["create_fleet"]
     built = building.Request(tuple(plan.request["create_launch_template"]), fleet)

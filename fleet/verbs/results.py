@@ -8,15 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spotheal.fleet.console import ask, is_json, open_session, say, verb
-from spotheal.fleet.options import JobFile, Output, Profile, Region, RunOption, SshIdentity, SshUser, Yes, group
+from spotheal.fleet.terminal.console import ask, is_json, open_session, say, verb
+from spotheal.fleet.terminal.options import (
+    JobFile,
+    Output,
+    Profile,
+    Region,
+    RunOption,
+    SshIdentity,
+    SshUser,
+    Yes,
+    group,
+)
 
 if TYPE_CHECKING:
     from spotheal.agent.protocol.job import JobConfig
-    from spotheal.fleet.config import FleetConfig
-    from spotheal.fleet.results import Result, Source
-    from spotheal.fleet.runs import Run
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.files.config import FleetConfig
+    from spotheal.fleet.results.results import Result, Source
+    from spotheal.fleet.run.runs import Run
+    from spotheal.fleet.run.session import Session
 
 EXAMPLE = "fleetctl results get resnet50 --to ./results"
 Job = Annotated[str, typer.Argument(metavar="JOB", help="The job's name; else that of ./job.toml.")]
@@ -54,9 +64,10 @@ def ls(
     output: Output = "",
 ) -> None:
     """List the results. They are stored when the training is done, the metrics while it goes on."""
-    from spotheal.fleet import results, results_efs, show
-    from spotheal.fleet.table import size_of, table
-    from spotheal.fleet.target import find
+    from spotheal.fleet.results import results, results_efs
+    from spotheal.fleet.run.table import size_of, table
+    from spotheal.fleet.verbs import show
+    from spotheal.fleet.verbs.target import find
 
     as_json = is_json(output)
     session, found = find(open_session(region, profile), job, job_file, run)
@@ -103,8 +114,8 @@ def get(
     Typed again it goes on where it was, and leaves alone what is here already.
     """
     from spotheal.agent.protocol.errors import NotFound
-    from spotheal.fleet import results, results_efs
-    from spotheal.fleet.target import find
+    from spotheal.fleet.results import results, results_efs
+    from spotheal.fleet.verbs.target import find
 
     as_json = is_json(output)
     session, found = find(open_session(region, profile), job, job_file, run)
@@ -119,9 +130,10 @@ def get(
 
 def _fetch(run: Run, source: Source, listed: tuple[Result, ...], folder: Path, as_json: bool) -> None:
     from spotheal.agent.protocol.errors import SpothealError
-    from spotheal.fleet import results, results_efs, show
-    from spotheal.fleet.bar import bar
-    from spotheal.fleet.table import size_of
+    from spotheal.fleet.results import results, results_efs
+    from spotheal.fleet.run.table import size_of
+    from spotheal.fleet.terminal.bar import bar
+    from spotheal.fleet.verbs import show
 
     fetched: list[results.Fetched] = []
     failed: list[tuple[str, SpothealError]] = []
@@ -184,7 +196,8 @@ def create_efs(
     Prints the line for [store] in job.toml. Typed again it goes on where it was.
     """
     from spotheal.agent.protocol.clock import SystemClock
-    from spotheal.fleet import efs, show
+    from spotheal.fleet.account import efs
+    from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
     modes = efs.modes(performance or "generalPurpose", throughput, mibps)
@@ -228,8 +241,8 @@ def delete_efs(
     """
     from spotheal.agent.protocol.clock import SystemClock
     from spotheal.agent.protocol.errors import NotFound
-    from spotheal.fleet import efs
-    from spotheal.fleet.table import size_of
+    from spotheal.fleet.account import efs
+    from spotheal.fleet.run.table import size_of
 
     session, _, job = _fleet_here(region, profile, None)
     found = efs.find(session, system or name)
@@ -252,7 +265,7 @@ def _fleet_here(
     region: str, profile: str, fleet_file: Path | None
 ) -> tuple[Session, FleetConfig | None, JobConfig | None]:
     """The fleet's file and the job beside it, where they are."""
-    from spotheal.fleet import config
+    from spotheal.fleet.files import config
 
     path = fleet_file or Path(config.DEFAULT_FLEET_FILE)
     fleet = config.read_fleet(path) if fleet_file is not None or path.exists() else None

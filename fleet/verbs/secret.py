@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spotheal.agent.protocol.errors import ConfigError
-from spotheal.fleet.console import ask, is_json, open_session, say, verb
-from spotheal.fleet.options import JobFile, Output, Profile, Region, Yes, group
+from spotheal.fleet.terminal.console import ask, is_json, open_session, say, verb
+from spotheal.fleet.terminal.options import JobFile, Output, Profile, Region, Yes, group
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from spotheal.agent.protocol.job import JobConfig
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
 EXAMPLE = "fleetctl secret put HF_TOKEN < token.txt"
 app = group("secret", "Tokens and keys that only the trainer gets: put, ls, rm.", EXAMPLE)
@@ -48,14 +48,14 @@ def put(
     On a terminal it is asked for. Never from the command line, which every user of this machine can read. Prints the
     line for [secrets] in job.toml. A running trainer keeps what it has; its next start on a new instance gets the new.
     """
-    from spotheal.fleet import secrets
+    from spotheal.fleet.run import secrets
 
     session, job = _opened(job_file, region, profile)
     where = secrets.reference(job.job.name, name, store)
     secrets.put(session, where, _value(name), key)
     line = f'{name} = "{where}"'
     if is_json(output):
-        from spotheal.fleet import show
+        from spotheal.fleet.verbs import show
 
         print(show.as_json({"schema_version": 1, "name": name, "reference": str(where), "line": line}))
     else:
@@ -86,8 +86,9 @@ def ls(job_file: JobFile = None, region: Region = "", profile: Profile = "", out
 
     Those below the job's path at AWS, and what job.toml names.
     """
-    from spotheal.fleet import secrets, show
-    from spotheal.fleet.table import table
+    from spotheal.fleet.run import secrets
+    from spotheal.fleet.run.table import table
+    from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
     session, job = _opened(job_file, region, profile)
@@ -121,7 +122,7 @@ def rm(
 
     A job that still names it ends as "set-up failed" at its next start.
     """
-    from spotheal.fleet import secrets
+    from spotheal.fleet.run import secrets
 
     session, job = _opened(job_file, region, profile)
     where = secrets.reference(job.job.name, name, store)
@@ -135,7 +136,7 @@ def rm(
 def _opened(job_file: Path | None, region: str, profile: str) -> tuple[Session, JobConfig]:
     from pathlib import Path
 
-    from spotheal.fleet import config
+    from spotheal.fleet.files import config
 
     path = job_file or Path(config.DEFAULT_JOB_FILE)
     job, session = config.read_job(path), open_session(region, profile)

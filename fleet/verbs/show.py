@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from spotheal.agent.protocol.bounded_json import printable
-from spotheal.fleet.cancel import CancelPlan
-from spotheal.fleet.costs import cost_rows, costs
-from spotheal.fleet.plan import AdoptVolume, CreateTemplate, CreateVolume, KeepVolume, Plan, Price
-from spotheal.fleet.table import lines_of, table
+from spotheal.fleet.ending.cancel import CancelPlan
+from spotheal.fleet.request.costs import cost_rows, costs
+from spotheal.fleet.request.plan import AdoptVolume, CreateTemplate, CreateVolume, KeepVolume, Plan, Price
+from spotheal.fleet.run.table import lines_of, table
 
 SCHEMA_VERSION = 1
 _PRICES_SHOWN = 12

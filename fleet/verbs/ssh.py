@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spotheal.agent.protocol.errors import ConfigError, JobFailed, NotFound, WaitTimedOut
-from spotheal.fleet.console import is_json, open_session, say, verb
-from spotheal.fleet.options import (
+from spotheal.fleet.terminal.console import is_json, open_session, say, verb
+from spotheal.fleet.terminal.options import (
     JobFile,
     Output,
     Profile,
@@ -21,9 +21,9 @@ from spotheal.fleet.options import (
 )
 
 if TYPE_CHECKING:
-    from spotheal.fleet.runs import Run
-    from spotheal.fleet.session import Session
-    from spotheal.fleet.ssh import Host
+    from spotheal.fleet.run.runs import Run
+    from spotheal.fleet.run.session import Session
+    from spotheal.fleet.run.ssh import Host
 
 EXAMPLE = "fleetctl ssh resnet50 -L 6006:localhost:6006 -- nvidia-smi"
 
@@ -60,8 +60,8 @@ def ssh(
     """
     import subprocess
 
-    from spotheal.fleet import ssh as connecting
-    from spotheal.fleet.target import find
+    from spotheal.fleet.run import ssh as connecting
+    from spotheal.fleet.verbs.target import find
 
     as_json = is_json(output)
     seconds_max = seconds_of("--timeout", timeout)
@@ -80,7 +80,7 @@ def ssh(
             raise ConfigError(f"-L {port!r} is no forwarding", next_step="-L 6006:localhost:6006")
     with connecting.Connection(session, host, say, user=user, identity=identity) as connection:
         if as_json:
-            from spotheal.fleet import show
+            from spotheal.fleet.verbs import show
 
             print(show.as_json({
                 "schema_version": 1, "job": found.job, "run": found.id, "instance": host.instance, "zone": host.zone,
@@ -99,8 +99,8 @@ def ssh(
 def _await_host(session: Session, run: Run, seconds_max: float | None) -> Host:
     """The next instance that is up, with what keeps it; JobFailed where the run has ended."""
     from spotheal.agent.protocol.clock import SystemClock, Timeout
-    from spotheal.fleet import ssh as connecting
-    from spotheal.fleet.live import Lines, Look
+    from spotheal.fleet.run import ssh as connecting
+    from spotheal.fleet.status.live import Lines, Look
 
     clock = SystemClock()
     look, shown, timeout = Look(session, run, clock), Lines(say, clock), Timeout(clock, seconds_max)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spotheal.agent.protocol.errors import ConfigError, Conflict, ExitCode
-from spotheal.fleet.console import colours, is_json, is_terminal, open_session, say, says_ascii, verb, width_of
-from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, seconds_of
+from spotheal.fleet.terminal.console import colours, is_json, is_terminal, open_session, say, says_ascii, verb, width_of
+from spotheal.fleet.terminal.options import JobArgument, JobFile, Output, Profile, Region, RunOption, seconds_of
 
 if TYPE_CHECKING:
-    from spotheal.fleet.runs import Run
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.runs import Run
+    from spotheal.fleet.run.session import Session
 
 EXAMPLE = "fleetctl status resnet50 --watch"
 
@@ -36,7 +36,7 @@ def status(
 
     Past instances and what the run has cost so far too; answers also when nothing runs.
     """
-    from spotheal.fleet.target import find, find_root
+    from spotheal.fleet.verbs.target import find, find_root
 
     as_json = is_json(output)
     seconds_max = seconds_of("--timeout", timeout)
@@ -52,7 +52,7 @@ def status(
                            next_step=f"`fleetctl batch logs {found.job} -f` follows it")  # fmt: skip
         document = follow(session, found, seconds_max)
         if as_json:
-            from spotheal.fleet import show
+            from spotheal.fleet.verbs import show
 
             print(show.as_json(document))
         return
@@ -62,18 +62,18 @@ def status(
 def show_status(session: Session, run: Run, as_json: bool) -> None:
     from spotheal.agent.protocol.clock import SystemClock
     from spotheal.agent.protocol.names import Phase
-    from spotheal.fleet import status as state
-    from spotheal.fleet.unheard import Consoles
+    from spotheal.fleet.status import status as state
+    from spotheal.fleet.status.unheard import Consoles
 
     clock = SystemClock()
     now = clock.now()
     document = state.summarise(state.gather(session, run, Consoles(clock)), now)
     if as_json:
-        from spotheal.fleet import show
+        from spotheal.fleet.verbs import show
 
         print(show.as_json(document))
     else:
-        from spotheal.fleet import screen
+        from spotheal.fleet.status import screen
 
         print(screen.render(document, now, width=width_of(), colour=colours(), ascii=says_ascii()))
     for note in document["notes"]:
@@ -88,8 +88,8 @@ def show_status(session: Session, run: Run, as_json: bool) -> None:
 def follow(session: Session, run: Run, seconds_max: float | None) -> dict[str, Any]:
     """To the run's end, which Ctrl-C here is not. Raises JobFailed, WaitTimedOut."""
     from spotheal.agent.protocol.clock import SystemClock
-    from spotheal.fleet.live import display
-    from spotheal.fleet.wait import wait
+    from spotheal.fleet.status.live import display
+    from spotheal.fleet.status.wait import wait
 
     clock = SystemClock()
     try:
@@ -101,7 +101,8 @@ def follow(session: Session, run: Run, seconds_max: float | None) -> dict[str, A
 
 
 def _show_all(session: Session, root: Any, as_json: bool) -> None:
-    from spotheal.fleet import overview, show
+    from spotheal.fleet.status import overview
+    from spotheal.fleet.verbs import show
 
     found = overview.gather(session, root)
     print(show.as_json(overview.document(found)) if as_json else overview.text(found))

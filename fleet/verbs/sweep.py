@@ -11,16 +11,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spotheal.agent.protocol.errors import ConfigError, Conflict, ExitCode
-from spotheal.fleet.console import ask, fail, is_json, open_session, say, say_progress, verb, width_of
-from spotheal.fleet.options import JobArgument, JobFile, Output, Profile, Region, RunOption, Yes, group, seconds_of
+from spotheal.fleet.terminal.console import ask, fail, is_json, open_session, say, say_progress, verb, width_of
+from spotheal.fleet.terminal.options import (
+    JobArgument,
+    JobFile,
+    Output,
+    Profile,
+    Region,
+    RunOption,
+    Yes,
+    group,
+    seconds_of,
+)
 
 if TYPE_CHECKING:
     from spotheal.agent.protocol.names import StoreUrl
-    from spotheal.fleet.gather import Wanted
-    from spotheal.fleet.plan import Begin, Continue, Resume
-    from spotheal.fleet.report_series import Series
-    from spotheal.fleet.runs import Run
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.report.series import Series
+    from spotheal.fleet.request.gather import Wanted
+    from spotheal.fleet.request.plan import Begin, Continue, Resume
+    from spotheal.fleet.run.runs import Run
+    from spotheal.fleet.run.session import Session
 
 EXAMPLE = "fleetctl sweep run hyperparam_list.yml --parallel 4"
 app = group("sweep", "Many runs of a job, one for each entry of a list: run, status, report, retry, scale.", EXAMPLE)
@@ -64,7 +74,9 @@ def run(
     The trainer of entry i finds i in SPOTHEAL_INDEX and AWS_BATCH_JOB_ARRAY_INDEX, and the entry as JSON in the file
     that SPOTHEAL_PARAMS_FILE names. Interrupted runs go on before new ones start; the last one ends the fleet.
     """
-    from spotheal.fleet import config, gather, plan, runs
+    from spotheal.fleet.files import config
+    from spotheal.fleet.request import gather, plan
+    from spotheal.fleet.run import runs
     from spotheal.fleet.sweep import entries as listed
 
     as_json, seconds_max = is_json(output), seconds_of("--timeout", timeout)
@@ -154,7 +166,9 @@ def _begin(
 ) -> Run | None:
     """Plan, question, fleet; None of a dry run."""
     from spotheal.agent.protocol.clock import SystemClock
-    from spotheal.fleet import gather, plan, runs, show, submit, wheelhouse
+    from spotheal.fleet.request import gather, plan, submit, wheelhouse
+    from spotheal.fleet.run import runs
+    from spotheal.fleet.verbs import show
 
     name, disk, clock, s3 = wanted.job.job.name, wanted.job.volume, SystemClock(), session.client("s3")
     begun = runs.open_run(s3, root, name, way.existing.run) if isinstance(way, plan.Resume) else None
@@ -223,7 +237,7 @@ def status(
     output: Output = "",
 ) -> None:
     """Where a sweep is: its runs, done, running, waiting and failed."""
-    from spotheal.fleet.target import find
+    from spotheal.fleet.verbs.target import find
 
     as_json, seconds_max = is_json(output), seconds_of("--timeout", timeout)
     session, found = find(open_session(region, profile), job, job_file, run)
@@ -253,7 +267,7 @@ def report(
     """
     from spotheal.fleet.sweep import progress
     from spotheal.fleet.sweep import report as content
-    from spotheal.fleet.target import find
+    from spotheal.fleet.verbs.target import find
 
     as_json = is_json(output)
     session, found = find(open_session(region, profile), job, job_file, run)
@@ -274,7 +288,7 @@ def _write_page(
     document: dict[str, Any], curves: dict[int, dict[str, Series]], metric: str, smallest: bool, path: Path
 ) -> None:
     from spotheal.agent.protocol.clock import SystemClock
-    from spotheal.fleet.report_pieces import write
+    from spotheal.fleet.report.pieces import write
     from spotheal.fleet.sweep import report as content
     from spotheal.fleet.sweep.report_page import page
 
@@ -301,9 +315,10 @@ def retry(
 
     On the sweep's fleet; where that is gone, `sweep run LIST --retry-failed` does it with a new one.
     """
-    from spotheal.fleet import engine, show
+    from spotheal.fleet.run import engine
     from spotheal.fleet.sweep import progress
-    from spotheal.fleet.target import find
+    from spotheal.fleet.verbs import show
+    from spotheal.fleet.verbs.target import find
 
     as_json = is_json(output)
     session, found = find(open_session(region, profile), job, job_file, run)
@@ -354,9 +369,10 @@ def scale(
 
     With fewer AWS ends some: their runs save and go on elsewhere.
     """
-    from spotheal.fleet import engine, show
+    from spotheal.fleet.run import engine
     from spotheal.fleet.sweep import progress
-    from spotheal.fleet.target import find
+    from spotheal.fleet.verbs import show
+    from spotheal.fleet.verbs.target import find
 
     as_json = is_json(output)
     session, found = find(open_session(region, profile), job, job_file, run)
@@ -400,7 +416,7 @@ def _show(session: Session, sweep: Run, as_json: bool) -> None:
 
 
 def _print(document: dict[str, Any], as_json: bool, metric: str = "") -> None:
-    from spotheal.fleet import show
     from spotheal.fleet.sweep import progress
+    from spotheal.fleet.verbs import show
 
     print(show.as_json(document) if as_json else progress.render(document, metric, width_of()))

@@ -7,8 +7,9 @@ from pathlib import Path
 from spotheal.agent.protocol.errors import ConfigError
 from spotheal.agent.protocol.job import JobConfig
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet import config, runs
-from spotheal.fleet.session import Session
+from spotheal.fleet.files import config
+from spotheal.fleet.run import runs
+from spotheal.fleet.run.session import Session
 
 
 def find(session: Session, job: str, job_file: Path | None, run: str) -> tuple[Session, runs.Run]:

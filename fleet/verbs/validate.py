@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from spotheal.agent.protocol.errors import ConfigError
-from spotheal.fleet.console import is_json, say, verb
-from spotheal.fleet.options import JobFile, Output
+from spotheal.fleet.terminal.console import is_json, say, verb
+from spotheal.fleet.terminal.options import JobFile, Output
 
 EXAMPLE = "fleetctl validate spot_fleet_config.json"
 
@@ -26,7 +26,9 @@ def validate(
 
     All faults are told at once, each with its place and its cure.
     """
-    from spotheal.fleet import config, faults, repository, show, userdata
+    from spotheal.fleet.files import config, faults
+    from spotheal.fleet.request import repository, userdata
+    from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
     job_file = job or config.job_file_beside(file)

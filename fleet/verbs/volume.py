@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spotheal.agent.protocol.errors import ConfigError, Conflict
-from spotheal.fleet.console import ask, is_json, open_session, say, verb
-from spotheal.fleet.options import Output, Profile, Region, Yes, group
+from spotheal.fleet.terminal.console import ask, is_json, open_session, say, verb
+from spotheal.fleet.terminal.options import Output, Profile, Region, Yes, group
 
 if TYPE_CHECKING:
     from spotheal.agent.aws.ec2 import Volume, VolumeSpec
     from spotheal.agent.protocol.job import JobConfig
     from spotheal.agent.protocol.names import StoreUrl
     from spotheal.fleet.account.roles import CreateInstanceRole
-    from spotheal.fleet.filling import Filling, Followed
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
+    from spotheal.fleet.volumes.filling import Filling, Followed
 
 EXAMPLE = "fleetctl volume prepare --instance-type c7i.xlarge -- aws s3 cp --recursive s3://bucket/data ."
 app = group("volume", "The volumes of jobs: list, create, adopt, fill, remove.", EXAMPLE)
@@ -35,7 +35,7 @@ JOB_FILE = Path("job.toml")
 
 def _opened(file: Path, region: str, profile: str) -> tuple[Session, JobConfig, StoreUrl]:
     """For verbs that make or fill a volume, which is a job's; NotFound without a job's file."""
-    from spotheal.fleet import config
+    from spotheal.fleet.files import config
 
     job, session = config.read_job(file), open_session(region, profile)
     session.settle_region(job.job.region, config.region_beside(file))
@@ -45,7 +45,7 @@ def _opened(file: Path, region: str, profile: str) -> tuple[Session, JobConfig, 
 def _looked(file: Path, region: str, profile: str) -> tuple[Session, JobConfig, StoreUrl]:
     """For verbs that need no job's file: without job.toml with its defaults."""
     from spotheal.agent.protocol.job import parse_job
-    from spotheal.fleet import config
+    from spotheal.fleet.files import config
 
     if file.exists() or file != JOB_FILE:
         return _opened(file, region, profile)
@@ -59,8 +59,9 @@ def _looked(file: Path, region: str, profile: str) -> tuple[Session, JobConfig, 
 @verb
 def ls(job: Job = JOB_FILE, region: Region = "", profile: Profile = "", output: Output = "") -> None:
     """List the volumes of all jobs, and free ones with the name of this job's or the article's."""
-    from spotheal.fleet import show, volumes
-    from spotheal.fleet.table import table
+    from spotheal.fleet.account import volumes
+    from spotheal.fleet.run.table import table
+    from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
     session, described, _ = _looked(job, region, profile)
@@ -100,7 +101,8 @@ def create(
     """
     from spotheal.agent.protocol.clock import SystemClock
     from spotheal.agent.protocol.job_values import volume_type
-    from spotheal.fleet import show, volumes
+    from spotheal.fleet.account import volumes
+    from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
     session, described, _ = _opened(job, region, profile)
@@ -133,9 +135,10 @@ def _best_zone(session: Session, job_file: Path) -> str:
     """Where the fleet's file would most likely launch; the first of the VPC's without one."""
     from spotheal.agent.protocol.clock import SystemClock
     from spotheal.agent.protocol.errors import NotFound
-    from spotheal.fleet import config, gather, plan
     from spotheal.fleet.account.network import network
-    from spotheal.fleet.prices import spot_prices
+    from spotheal.fleet.account.prices import spot_prices
+    from spotheal.fleet.files import config
+    from spotheal.fleet.request import gather, plan
 
     try:
         fleet = config.read_fleet(job_file.parent / config.DEFAULT_FLEET_FILE)
@@ -153,8 +156,9 @@ def adopt(
 ) -> None:  # fmt: skip
     """Give an existing volume to the job: its next request uses it, with all its files."""
     from spotheal.agent.protocol.names import TAG_JOB, TAG_NAME, TAG_RUN
-    from spotheal.fleet import show, volumes
-    from spotheal.fleet.plan import free_volumes
+    from spotheal.fleet.account import volumes
+    from spotheal.fleet.request.plan import free_volumes
+    from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
     session, described, root = _opened(job, region, profile)
@@ -185,7 +189,8 @@ def rm(
 ) -> None:  # fmt: skip
     """Delete a volume, with the checkpoints on it."""
     from spotheal.agent.protocol.clock import SystemClock
-    from spotheal.fleet import show, volumes
+    from spotheal.fleet.account import volumes
+    from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
     session, _, root = _looked(job, region, profile)
@@ -222,7 +227,7 @@ def prepare(
     """
     from dataclasses import replace
 
-    from spotheal.fleet import filling as work
+    from spotheal.fleet.volumes import filling as work
 
     as_json = is_json(output)
     session, described, root = _opened(job, region, profile)
@@ -259,10 +264,10 @@ def upload(
     from dataclasses import replace
 
     from spotheal.agent.aws.s3 import Store
-    from spotheal.fleet import filling as work
-    from spotheal.fleet import submit
-    from spotheal.fleet import uploading as sending
-    from spotheal.fleet.bar import bar
+    from spotheal.fleet.request import submit
+    from spotheal.fleet.terminal.bar import bar
+    from spotheal.fleet.volumes import filling as work
+    from spotheal.fleet.volumes import uploading as sending
 
     as_json = is_json(output)
     scanned = sending.scan(folder)
@@ -306,9 +311,9 @@ def _ready(
     job_file: Path,
 ) -> _Ready:  # fmt: skip
     """The volume to fill (named, free of the job's name, or to be made), where it is filled, and what is missing."""
-    from spotheal.fleet import config, volumes
-    from spotheal.fleet.account import images, network, roles
-    from spotheal.fleet.filling import Filling
+    from spotheal.fleet.account import images, network, roles, volumes
+    from spotheal.fleet.files import config
+    from spotheal.fleet.volumes.filling import Filling
 
     volume, spec = _which(session, job, named, zone, root, job_file)
     subnets = network.network(session).subnets
@@ -330,7 +335,8 @@ def _which(
     session: Session, job: JobConfig, named: str, zone: str, root: StoreUrl, job_file: Path
 ) -> tuple[Volume, VolumeSpec | None]:
     from spotheal.agent.aws.ec2 import Volume
-    from spotheal.fleet import filling, volumes
+    from spotheal.fleet.account import volumes
+    from spotheal.fleet.volumes import filling
 
     free = [volumes.known(session, named)] if named else volumes.free_of(session, job)
     if len(free) > 1:
@@ -349,7 +355,7 @@ def _which(
 
 
 def _under_way(session: Session, filling: Filling) -> Followed | None:
-    from spotheal.fleet import filling as work
+    from spotheal.fleet.volumes import filling as work
 
     found = work.under_way(session, filling.volume.id) if filling.volume.id else None
     if found is not None:
@@ -358,7 +364,7 @@ def _under_way(session: Session, filling: Filling) -> Followed | None:
 
 
 def _tell(ready: _Ready, more: list[str]) -> None:
-    from spotheal.fleet import volumes
+    from spotheal.fleet.account import volumes
 
     if ready.spec is not None:
         month = volumes.month(ready.spec.type, ready.spec.size_gib) or 0.0
@@ -376,9 +382,9 @@ def _begin(session: Session, root: StoreUrl, ready: _Ready, filling: Filling) ->
 
     from spotheal.agent.protocol.clock import SystemClock
     from spotheal.agent.protocol.names import TAG_JOB
-    from spotheal.fleet import filling as work
-    from spotheal.fleet import submit, volumes
-    from spotheal.fleet.account import prerequisites
+    from spotheal.fleet.account import prerequisites, volumes
+    from spotheal.fleet.request import submit
+    from spotheal.fleet.volumes import filling as work
 
     submit.ensure_bucket(session, root.bucket)
     if ready.role is not None:
@@ -392,9 +398,9 @@ def _begin(session: Session, root: StoreUrl, ready: _Ready, filling: Filling) ->
 
 def _follow(session: Session, followed: Followed, filling: Filling, as_json: bool) -> None:
     from spotheal.agent.protocol.clock import SystemClock
-    from spotheal.fleet import filling as work
-    from spotheal.fleet import show
-    from spotheal.fleet.bar import bar
+    from spotheal.fleet.terminal.bar import bar
+    from spotheal.fleet.verbs import show
+    from spotheal.fleet.volumes import filling as work
 
     out = sys.stderr.buffer if as_json else sys.stdout.buffer
 

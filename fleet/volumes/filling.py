@@ -37,12 +37,12 @@ from spotheal.agent.protocol.names import (
     VolumeState,
     new_run_id,
 )
-from spotheal.fleet.template import METADATA_OPTIONS
-from spotheal.fleet.userdata import LIMIT_BYTES
+from spotheal.fleet.request.template import METADATA_OPTIONS
+from spotheal.fleet.request.userdata import LIMIT_BYTES
 
 if TYPE_CHECKING:
     from spotheal.agent.protocol.job import JobConfig
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
 _MKFS = "mkfs.json"  # of a volume: whether its first mkfs has begun, or has ended
 _LOOK_SECONDS = 2.0

@@ -34,10 +34,11 @@ from spotheal.agent.trainer.progress_files import drop_metrics_after, progress_o
 from spotheal.agent.trainer.set_aside import SaveShelf
 from spotheal.agent.trainer.written_files import Record as FilesRecord
 from spotheal.agent.volume.read_ahead import recorded
-from spotheal.fleet import environments, jsonfile, values
-from spotheal.fleet.config import is_job_file, read_job
-from spotheal.fleet.logs import _plain
-from spotheal.fleet.report_series import json_lines, series_of
+from spotheal.fleet.account import environments
+from spotheal.fleet.files import jsonfile, values
+from spotheal.fleet.files.config import is_job_file, read_job
+from spotheal.fleet.logs.logs import _plain
+from spotheal.fleet.report.series import json_lines, series_of
 from spotheal.fleet.sweep import entries
 from spotheal.training import params
 from spotheal.training.format import BrokenCheckpoint, header_length, parse_header
@@ -144,8 +145,8 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]
     "agent/aws/imds.py:_spot_action": (lambda data: _spot_action(_text(data)), (Retryable,)),
     "agent/aws/imds.py:_rebalance": (lambda data: _rebalance(_text(data)), (Retryable,)),
     "agent/protocol/job_values.py:policy_fault": (lambda data: policy_fault(_text(data)), ()),
-    "fleet/logs.py:_plain": (lambda data: _plain(_text(data)), ()),
-    "fleet/report_series.py:json_lines": (lambda data: series_of(json_lines(_text(data))), ()),
+    "fleet/logs/logs.py:_plain": (lambda data: _plain(_text(data)), ()),
+    "fleet/report/series.py:json_lines": (lambda data: series_of(json_lines(_text(data))), ()),
     "fleet/sweep/entries.py:_from_json": (lambda data: entries.parse(_text(data)[:4096], "x"), (ConfigError,)),
     "training/format.py:parse_header": (lambda data: parse_header(data, 1 << 20), (BrokenCheckpoint,)),
     "training/sharded_manifest.py:Manifest.parse": (Manifest.parse, (BrokenCheckpoint,)),
@@ -153,11 +154,11 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]
     "training/format.py:header_length": (lambda data: header_length(data[:8], 1 << 20), (BrokenCheckpoint,)),
     "training/params.py:_parsed": (lambda data: params._parsed(data[:4096], "list.yaml"), (BadParams,)),
     "training/tracking.py:_records": (lambda data: list(_records(data)), ()),
-    "fleet/config.py:read_job": (_filed(_TOP / "job.toml", lambda: read_job(_TOP / "job.toml")), (ConfigError,)),
-    "fleet/config.py:is_job_file": (_filed(_TOP / "job.toml", lambda: is_job_file(_TOP / "job.toml")), ()),
-    "fleet/environments.py:_project": (_filed(_TOP / "p.toml", lambda: environments._project(_TOP / "p.toml")), ()),
-    "fleet/jsonfile.py:parse": (lambda data: jsonfile.parse(_text(data)[:4096], "x"), ()),
-    "fleet/values.py:_time": (lambda data: values._time(_text(data)), ()),
+    "fleet/files/config.py:read_job": (_filed(_TOP / "job.toml", lambda: read_job(_TOP / "job.toml")), (ConfigError,)),
+    "fleet/files/config.py:is_job_file": (_filed(_TOP / "job.toml", lambda: is_job_file(_TOP / "job.toml")), ()),
+    "fleet/account/environments.py:_project": (_filed(_TOP / "p.toml", lambda: environments._project(_TOP / "p.toml")), ()),
+    "fleet/files/jsonfile.py:parse": (lambda data: jsonfile.parse(_text(data)[:4096], "x"), ()),
+    "fleet/files/values.py:_time": (lambda data: values._time(_text(data)), ()),
     # Each failure of a bootstrap is counted, one of its own too; the agent puts no such time into status.json.
     "userdata/report.py:Aws.document": (
         lambda data: report.last_saved_at(_Objects(data).document("status")), (RecursionError, OverflowError),
@@ -185,17 +186,17 @@ TRUSTED: dict[str, str] = {
     "agent/cage/secrets.py:_field": "a secret of the operator's",
     "agent/protocol/redaction.py:_parts": "a secret of the operator's",
     "agent/batch/place.py:_task": "ECS's own answer, bounded to 1 MiB",
-    "fleet/wheelhouse.py:build": "the operator's own cache",
-    "fleet/wheelhouse.py:_zip": "it writes an archive",
-    "fleet/uploading.py:parts.write": "it writes an archive",
+    "fleet/request/wheelhouse.py:build": "the operator's own cache",
+    "fleet/request/wheelhouse.py:_zip": "it writes an archive",
+    "fleet/volumes/uploading.py:parts.write": "it writes an archive",
     "fleet/batch/submitting.py:_record": "what the same command has made",
     "fleet/account/roles.py:missing_instance_role": "our own policy",
     "fleet/account/roles.py:missing_trainer_role": "our own policy",
     "fleet/batch/roles.py:missing": "our own policy",
-    "fleet/config.py:_with_policy": "the operator's file",
+    "fleet/files/config.py:_with_policy": "the operator's file",
     "fleet/verbs/iam.py:_policy": "the operator's file",
     "fleet/verbs/init.py:_check_job": "what the same command has made",
-    "fleet/prices.py:_listed_price": "AWS's answer",
+    "fleet/account/prices.py:_listed_price": "AWS's answer",
     "training/__main__.py:read_finished": "the trainer reads what the trainer wrote",
     "training/format.py:_values": "part of a header whose checksum holds; parse_header takes its errors",
     "training/yaml_list.py:load": "part of sweep/entries.py and params.py, which take its errors",

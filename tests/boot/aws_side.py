@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from instance_network import GATEWAY, METADATA, InstanceNetwork
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from spotheal.fleet.rehearsal.imds import Imds
+from spotheal.fleet.rehearsal.services.imds import Imds
 
 if TYPE_CHECKING:
-    from spotheal.fleet.rehearsal.cloud import Cloud
+    from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
 
 
 class _Quiet(WSGIRequestHandler):

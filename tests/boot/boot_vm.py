@@ -23,8 +23,8 @@ from vm_image import image
 from vm_machine import VirtualMachine
 
 from spotheal.agent.protocol.names import Phase
-from spotheal.fleet.rehearsal.cloud import Cloud
-from spotheal.fleet.rehearsal.scenario import Interrupt, Kill
+from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
+from spotheal.fleet.rehearsal.scenarios.scenario import Interrupt, Kill
 
 BOOT_SECONDS_MAX = 900.0
 PART_SECONDS_MAX = 600.0

@@ -19,10 +19,10 @@ from caged import SECRET
 
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet.rehearsal.authorization import OWNER
-from spotheal.fleet.rehearsal.cloud import LATENCIES, Cloud
-from spotheal.fleet.rehearsal.machines import Launch, Machine
-from spotheal.fleet.rehearsal.serve import environment
+from spotheal.fleet.rehearsal.machines.machines import Launch, Machine
+from spotheal.fleet.rehearsal.scenarios.cloud import LATENCIES, Cloud
+from spotheal.fleet.rehearsal.scenarios.serve import environment
+from spotheal.fleet.rehearsal.services.authorization import OWNER
 
 REGION = "us-west-2"
 FLEETCTL = Path(sys.executable).with_name("fleetctl")

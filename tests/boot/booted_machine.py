@@ -27,12 +27,12 @@ from debian_root import write_files
 from instance_network import InstanceNetwork
 
 from spotheal.agent.machine.devices import LINK_PREFIX, serial_of
-from spotheal.fleet.rehearsal.imds import ADDRESS, mac_of
-from spotheal.fleet.rehearsal.machines import Launch, Machine
-from spotheal.fleet.rehearsal.volumes import Disk
+from spotheal.fleet.rehearsal.machines.machines import Launch, Machine
+from spotheal.fleet.rehearsal.machines.volumes import Disk
+from spotheal.fleet.rehearsal.services.imds import ADDRESS, mac_of
 
 if TYPE_CHECKING:
-    from spotheal.fleet.rehearsal.cloud import Cloud
+    from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
 
 _REBOOTED = 133  # nspawn's exit code where the container asked for a reboot
 _HARDWARE = """#!/bin/sh

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import booted_cloud
 from pythons_here import pythons
 
-from spotheal.fleet.rehearsal.machines import Launch, Machine
-from spotheal.fleet.rehearsal.scenario import Kill
+from spotheal.fleet.rehearsal.machines.machines import Launch, Machine
+from spotheal.fleet.rehearsal.scenarios.scenario import Kill
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS_MAX = 180.0

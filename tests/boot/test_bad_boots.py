@@ -12,8 +12,8 @@ import pytest
 from booted_cloud import booted_cloud, request, until
 
 from spotheal.agent.protocol.names import LAYOUT
-from spotheal.fleet.rehearsal.cloud import Cloud
-from spotheal.fleet.rehearsal.machines import Machine
+from spotheal.fleet.rehearsal.machines.machines import Machine
+from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
 
 pytestmark = pytest.mark.processes
 SECONDS_MAX = 300.0

@@ -19,8 +19,8 @@ from caged import the_secret_reached_the_trainer_alone, the_trainer_is_caged
 from debian_root import CannotMake, debian_root
 
 from spotheal.agent.protocol.names import LAYOUT, Phase
-from spotheal.fleet.rehearsal.cloud import Cloud
-from spotheal.fleet.rehearsal.scenario import Interrupt
+from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
+from spotheal.fleet.rehearsal.scenarios.scenario import Interrupt
 
 pytestmark = [pytest.mark.root, pytest.mark.processes]
 PROGRAMS = {

@@ -24,12 +24,12 @@ from instance_network import InstanceNetwork
 from vm_image import LABEL, Image
 
 from spotheal.agent.machine.devices import serial_of
-from spotheal.fleet.rehearsal.imds import ADDRESS, mac_of
-from spotheal.fleet.rehearsal.machines import Launch, Machine
-from spotheal.fleet.rehearsal.volumes import Disk
+from spotheal.fleet.rehearsal.machines.machines import Launch, Machine
+from spotheal.fleet.rehearsal.machines.volumes import Disk
+from spotheal.fleet.rehearsal.services.imds import ADDRESS, mac_of
 
 if TYPE_CHECKING:
-    from spotheal.fleet.rehearsal.cloud import Cloud
+    from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
 
 UUID = "ec2e1916-9099-7caf-fd21-012345abcdef"
 MEMORY_MIB = 768

@@ -388,7 +388,7 @@ MUTANTS = (
     ),
     Mutant(
         "user data refuses secrets",
-        "fleet/userdata.py",
+        "fleet/request/userdata.py",
         "    refuse_secrets(config.job)\n",
         "",
         ("tests/test_userdata_hostile.py::test_what_looks_like_a_token_is_refused_with_the_field_and_the_cure",),

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from innocent_scripts import GUILTY, INNOCENT, command, files
 
-from spotheal.fleet.rehearsal import job
-from spotheal.fleet.rehearsal.run import Options, rehearse
-from spotheal.fleet.rehearsal.scenario import NAMES, scenario
-from spotheal.fleet.rehearsal.summary import Summary
+from spotheal.fleet.rehearsal.scenarios import job
+from spotheal.fleet.rehearsal.scenarios.run import Options, rehearse
+from spotheal.fleet.rehearsal.scenarios.scenario import NAMES, scenario
+from spotheal.fleet.rehearsal.scenarios.summary import Summary
 
 pytestmark = pytest.mark.processes
 _CHOSEN = os.environ.get("SPOTHEAL_INNOCENTS", "standard")

@@ -27,10 +27,10 @@ from typer.testing import CliRunner
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.errors import ExitCode
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet import follow
 from spotheal.fleet.cli import app
-from spotheal.fleet.rehearsal.job import git
-from spotheal.fleet.rehearsal.world import Instance
+from spotheal.fleet.logs import follow
+from spotheal.fleet.rehearsal.ec2.world import Instance
+from spotheal.fleet.rehearsal.scenarios.job import git
 
 __all__ = ["cloud_desk", "served"]  # fixtures
 pytestmark = pytest.mark.processes
@@ -342,7 +342,7 @@ def login(cloud_desk: CloudDesk, tmp_path: Path) -> tuple[Life, Path]:
 
 def test_ranks_find_the_gpus_that_they_ask_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    from spotheal.fleet.rehearsal import job
+    from spotheal.fleet.rehearsal.scenarios import job
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     checkout = tmp_path / "checkout"

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from spotheal.agent.protocol.errors import ExitCode
 from spotheal.agent.protocol.names import LAYOUT
 from spotheal.fleet.cli import app
-from spotheal.fleet.rehearsal.authorization import OWNER
+from spotheal.fleet.rehearsal.services.authorization import OWNER
 
 __all__ = ["cloud_desk", "served"]  # fixtures
 FLEETCTL = (sys.executable, "-m", "spotheal.fleet.cli")

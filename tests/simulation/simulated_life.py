@@ -47,8 +47,8 @@ from spotheal.agent.record import ledger, status
 from spotheal.agent.record.run_state import RunMemory
 from spotheal.agent.trainer.supervisor import Ended as TrainerEnded
 from spotheal.agent.volume.context import Context
-from spotheal.fleet.rehearsal.client import InMemoryEc2
-from spotheal.fleet.rehearsal.rulebook import Faults
+from spotheal.fleet.rehearsal.ec2.rulebook import Faults
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2
 
 RESTART_SECONDS = 3.0  # of the unit
 RETENTION_SECONDS = 120.0  # shorter than the agent's, so that a history need not train for long

@@ -26,8 +26,8 @@ from spotheal.agent.volume.heal import Held, heal
 from spotheal.agent.volume.release import create_handover, detach
 from spotheal.agent.volume.retention import clean_up
 from spotheal.agent.volume.seen import Desired
-from spotheal.fleet.rehearsal.client import InMemoryEc2, InMemoryS3
-from spotheal.fleet.rehearsal.rulebook import Faults, Latencies, Rulebook
+from spotheal.fleet.rehearsal.ec2.rulebook import Faults, Latencies, Rulebook
+from spotheal.fleet.rehearsal.services.client import InMemoryEc2, InMemoryS3
 
 RUN, MOUNT = "01RUN", "/dltraining"
 TAGS = {"spotheal:job": "digits", TAG_RUN: RUN, "Name": "data"}

@@ -12,9 +12,9 @@ from crashes import tell_in
 from moto.s3 import models as s3_models
 from simulated_life import LifeRegion, Machine
 
-from spotheal.fleet.rehearsal.api import Endpoint
-from spotheal.fleet.rehearsal.authorization import OWNER
-from spotheal.fleet.rehearsal.rulebook import Faults, Rulebook
+from spotheal.fleet.rehearsal.ec2.rulebook import Faults, Rulebook
+from spotheal.fleet.rehearsal.scenarios.api import Endpoint
+from spotheal.fleet.rehearsal.services.authorization import OWNER
 
 
 @pytest.fixture(scope="module")

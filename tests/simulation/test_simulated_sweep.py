@@ -17,7 +17,7 @@ from spotheal.agent.protocol.errors import CapacityError, Retryable
 from spotheal.agent.protocol.job import parse_job
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.agent.sweep import worker
-from spotheal.fleet.runs import Run
+from spotheal.fleet.run.runs import Run
 from spotheal.fleet.sweep import retry
 
 HOUR = 3600.0

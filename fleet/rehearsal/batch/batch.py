@@ -18,12 +18,12 @@ from botocore.loaders import Loader
 from botocore.model import ServiceModel
 from botocore.validate import ParamValidator
 
-from spotheal.fleet.rehearsal import batch_rules
-from spotheal.fleet.rehearsal.batch_jobs import Jobs
-from spotheal.fleet.rehearsal.batch_logs import CloudWatchLogs
-from spotheal.fleet.rehearsal.batch_things import Definition, Environment, Job, Params, Queue
-from spotheal.fleet.rehearsal.rulebook import ApiError, Rulebook
-from spotheal.fleet.rehearsal.world import Instance, World
+from spotheal.fleet.rehearsal.batch import rules as batch_rules
+from spotheal.fleet.rehearsal.batch.jobs import Jobs
+from spotheal.fleet.rehearsal.batch.logs import CloudWatchLogs
+from spotheal.fleet.rehearsal.batch.things import Definition, Environment, Job, Params, Queue
+from spotheal.fleet.rehearsal.ec2.rulebook import ApiError, Rulebook
+from spotheal.fleet.rehearsal.ec2.world import Instance, World
 
 LOG_SECONDS = 0.5  # until a line is to be read; some seconds at AWS
 
@@ -188,7 +188,7 @@ class InMemoryBatch:
         return functools.partial(self._call, self._methods[name])
 
     def _call(self, operation: str, **params: Any) -> dict[str, Any]:
-        from spotheal.fleet.rehearsal.client import client_error
+        from spotheal.fleet.rehearsal.services.client import client_error
 
         answers = self._batch.call if self._service == "batch" else self._batch.logs.call
         try:

@@ -9,11 +9,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from spotheal.fleet.rehearsal.batch_things import Job
-from spotheal.fleet.rehearsal.machines import Launch, Machine
+from spotheal.fleet.rehearsal.batch.things import Job
+from spotheal.fleet.rehearsal.ec2.world import Instance
+from spotheal.fleet.rehearsal.machines.machines import Launch, Machine
 from spotheal.fleet.rehearsal.programs import GPUS
 from spotheal.fleet.rehearsal.programs.init import descendants
-from spotheal.fleet.rehearsal.world import Instance
 
 AGENT = "spotheal-agent"  # the program of the image; here it is that of this Python
 

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from spotheal.fleet.rehearsal import instances
-from spotheal.fleet.rehearsal.batch_rules import check_container, check_retry, definition, queue, refused
-from spotheal.fleet.rehearsal.batch_things import STATES, Attempt, Environment, Job, Params, is_retried
-from spotheal.fleet.rehearsal.spotmarket import on_demand_price
+from spotheal.fleet.rehearsal.batch.rules import check_container, check_retry, definition, queue, refused
+from spotheal.fleet.rehearsal.batch.things import STATES, Attempt, Environment, Job, Params, is_retried
+from spotheal.fleet.rehearsal.ec2 import instances
+from spotheal.fleet.rehearsal.ec2.spotmarket import on_demand_price
 
 if TYPE_CHECKING:
-    from spotheal.fleet.rehearsal.batch import Batch, Container
+    from spotheal.fleet.rehearsal.batch.batch import Batch, Container
 
 SERVICE_TAG = "AWSBatchServiceTag"  # as AWS tags the hosts it launches
 SUBMIT_SECONDS, PLACE_SECONDS, START_SECONDS, IDLE_SECONDS = 0.2, 0.3, 0.3, 6.0

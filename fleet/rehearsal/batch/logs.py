@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spotheal.fleet.rehearsal.world import ApiError
+from spotheal.fleet.rehearsal.ec2.world import ApiError
 
 JsonAnswer = tuple[int, dict[str, Any]]
 PAGE = 100  # events; 10,000 at AWS

@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from spotheal.fleet.rehearsal.batch_things import Definition, Environment, Params, Queue
-from spotheal.fleet.rehearsal.world import ApiError
+from spotheal.fleet.rehearsal.batch.things import Definition, Environment, Params, Queue
+from spotheal.fleet.rehearsal.ec2.world import ApiError
 
 if TYPE_CHECKING:
-    from spotheal.fleet.rehearsal.batch import Batch
+    from spotheal.fleet.rehearsal.batch.batch import Batch
 
 VALID_SECONDS = 1.5  # half a minute at AWS
 GONE_SECONDS = 0.5

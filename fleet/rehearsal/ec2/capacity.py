@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spotheal.fleet.rehearsal.spotmarket import spot_price
-from spotheal.fleet.rehearsal.world import Fleet, World
+from spotheal.fleet.rehearsal.ec2.spotmarket import spot_price
+from spotheal.fleet.rehearsal.ec2.world import Fleet, World
 
 _NO_CAPACITY = "There is no Spot capacity available that matches your request."
 _NO_QUOTA = "Spot Max Instance Count Exceeded"

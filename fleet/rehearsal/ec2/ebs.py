@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from spotheal.agent.protocol.names import TAG_TERM
-from spotheal.fleet.rehearsal.filters import (
+from spotheal.fleet.rehearsal.ec2.filters import (
     Field,
     Item,
     named,
@@ -19,7 +19,7 @@ from spotheal.fleet.rehearsal.filters import (
     tag_list,
     tags_for,
 )
-from spotheal.fleet.rehearsal.world import ApiError, Attachment, Snapshot, Volume, World
+from spotheal.fleet.rehearsal.ec2.world import ApiError, Attachment, Snapshot, Volume, World
 
 Params = Mapping[str, Any]
 _ATTACHMENTS_MAX = 27  # Nitro: 28 with the root volume

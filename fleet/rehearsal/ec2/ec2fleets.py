@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from spotheal.fleet.rehearsal.filters import Field, Item, page, select, tag_list, tags_for
-from spotheal.fleet.rehearsal.fleets import begin, counted, end_fleet, history_item, refusal, set_targets, utc
-from spotheal.fleet.rehearsal.launchspecs import of_templates
-from spotheal.fleet.rehearsal.world import ApiError, Fleet, World, not_here
+from spotheal.fleet.rehearsal.ec2.filters import Field, Item, page, select, tag_list, tags_for
+from spotheal.fleet.rehearsal.ec2.fleets import begin, counted, end_fleet, history_item, refusal, set_targets, utc
+from spotheal.fleet.rehearsal.ec2.launchspecs import of_templates
+from spotheal.fleet.rehearsal.ec2.world import ApiError, Fleet, World, not_here
 
 Params = Mapping[str, Any]
 _STATES = {

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from spotheal.fleet.rehearsal.world import ApiError
+from spotheal.fleet.rehearsal.ec2.world import ApiError
 
 FILTER_VALUES_MAX = 200
 Item = dict[str, Any]

@@ -13,11 +13,11 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from spotheal.fleet.rehearsal import instances
-from spotheal.fleet.rehearsal.capacity import NoPlace, place
-from spotheal.fleet.rehearsal.filters import Item, page, tag_list, tags_for
-from spotheal.fleet.rehearsal.launchspecs import resolve
-from spotheal.fleet.rehearsal.world import ApiError, Fleet, FleetEvent, Instance, World
+from spotheal.fleet.rehearsal.ec2 import instances
+from spotheal.fleet.rehearsal.ec2.capacity import NoPlace, place
+from spotheal.fleet.rehearsal.ec2.filters import Item, page, tag_list, tags_for
+from spotheal.fleet.rehearsal.ec2.launchspecs import resolve
+from spotheal.fleet.rehearsal.ec2.world import ApiError, Fleet, FleetEvent, Instance, World
 
 Params = Mapping[str, Any]
 TAG_SPOT_FLEET = "aws:ec2spot:fleet-request-id"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from spotheal.fleet.rehearsal.filters import Field, Item, named, page, select
-from spotheal.fleet.rehearsal.world import World
+from spotheal.fleet.rehearsal.ec2.filters import Field, Item, named, page, select
+from spotheal.fleet.rehearsal.ec2.world import World
 
 Params = Mapping[str, Any]
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from spotheal.fleet.rehearsal.capacity import has_no_capacity
-from spotheal.fleet.rehearsal.ebs import ROOT_DEVICE, attached_to, let_go
-from spotheal.fleet.rehearsal.filters import (
+from spotheal.fleet.rehearsal.ec2.capacity import has_no_capacity
+from spotheal.fleet.rehearsal.ec2.ebs import ROOT_DEVICE, attached_to, let_go
+from spotheal.fleet.rehearsal.ec2.filters import (
     Field,
     Item,
     named,
@@ -21,8 +21,8 @@ from spotheal.fleet.rehearsal.filters import (
     tag_list,
     tags_for,
 )
-from spotheal.fleet.rehearsal.spotmarket import spot_price
-from spotheal.fleet.rehearsal.world import ApiError, Instance, Notice, SpotRequest, World, not_here
+from spotheal.fleet.rehearsal.ec2.spotmarket import spot_price
+from spotheal.fleet.rehearsal.ec2.world import ApiError, Instance, Notice, SpotRequest, World, not_here
 
 Params = Mapping[str, Any]
 _CODES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}

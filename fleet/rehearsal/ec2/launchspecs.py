@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from spotheal.fleet.rehearsal import templates
-from spotheal.fleet.rehearsal.instances import user_data
-from spotheal.fleet.rehearsal.world import ApiError, World
+from spotheal.fleet.rehearsal.ec2 import templates
+from spotheal.fleet.rehearsal.ec2.instances import user_data
+from spotheal.fleet.rehearsal.ec2.world import ApiError, World
 
 Params = Mapping[str, Any]
 Way = dict[str, Any]  # {"spec": shaped as for RunInstances, "zones": (…), "weight": n, "price": "" or dollars}

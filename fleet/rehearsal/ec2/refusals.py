@@ -14,7 +14,7 @@ from moto.iam.models import iam_backends
 from moto.s3.models import s3_backends
 
 from spotheal.fleet.account import service_roles
-from spotheal.fleet.rehearsal.world import ApiError, not_here
+from spotheal.fleet.rehearsal.ec2.world import ApiError, not_here
 from spotheal.iam.calls import CALLS
 
 # Of the things that the rule book owns moto knows nothing: its answers would be about nobody's instances.

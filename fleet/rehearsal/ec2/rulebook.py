@@ -18,9 +18,19 @@ from datetime import datetime
 from typing import Any
 
 from spotheal.agent.protocol.clock import Clock
-from spotheal.fleet.rehearsal import ebs, ec2fleets, fleets, images, instances, snapshots, spotmarket, tags, templates
-from spotheal.fleet.rehearsal.faults import Faults, ReplyLost
-from spotheal.fleet.rehearsal.world import (
+from spotheal.fleet.rehearsal.ec2 import (
+    ebs,
+    ec2fleets,
+    fleets,
+    images,
+    instances,
+    snapshots,
+    spotmarket,
+    tags,
+    templates,
+)
+from spotheal.fleet.rehearsal.ec2.faults import Faults, ReplyLost
+from spotheal.fleet.rehearsal.ec2.world import (
     ApiError,
     Fleet,
     FleetEvent,

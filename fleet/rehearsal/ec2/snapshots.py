@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from spotheal.fleet.rehearsal.filters import (
+from spotheal.fleet.rehearsal.ec2.filters import (
     Field,
     Item,
     named,
@@ -17,7 +17,7 @@ from spotheal.fleet.rehearsal.filters import (
     tag_list,
     tags_for,
 )
-from spotheal.fleet.rehearsal.world import ApiError, Snapshot, World
+from spotheal.fleet.rehearsal.ec2.world import ApiError, Snapshot, World
 
 Params = Mapping[str, Any]
 _AT_A_TIME = 5  # snapshots of one volume, those that have failed among them (EBS quotas; error codes of the API);

@@ -6,8 +6,8 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from spotheal.fleet.rehearsal.filters import Field, Item, named, page, select, tag_list
-from spotheal.fleet.rehearsal.world import SpotRequest, World
+from spotheal.fleet.rehearsal.ec2.filters import Field, Item, named, page, select, tag_list
+from spotheal.fleet.rehearsal.ec2.world import SpotRequest, World
 
 Params = Mapping[str, Any]
 # Dollars an hour on demand in us-west-2 as of 2025; what is not listed costs a plausible amount.

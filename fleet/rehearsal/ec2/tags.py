@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from spotheal.fleet.rehearsal.filters import Field, Item, checked_tags, page, select
-from spotheal.fleet.rehearsal.world import ApiError, Table, World
+from spotheal.fleet.rehearsal.ec2.filters import Field, Item, checked_tags, page, select
+from spotheal.fleet.rehearsal.ec2.world import ApiError, Table, World
 
 Params = Mapping[str, Any]
 PREFIXES = {

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from spotheal.fleet.rehearsal.filters import Field, Item, named, page, select, tag_list, tags_for
-from spotheal.fleet.rehearsal.instances import user_data
-from spotheal.fleet.rehearsal.world import ApiError, Template, World, not_here
+from spotheal.fleet.rehearsal.ec2.filters import Field, Item, named, page, select, tag_list, tags_for
+from spotheal.fleet.rehearsal.ec2.instances import user_data
+from spotheal.fleet.rehearsal.ec2.world import ApiError, Template, World, not_here
 
 Params = Mapping[str, Any]
 

@@ -15,8 +15,8 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
 from spotheal.agent.protocol.clock import Clock
-from spotheal.fleet.rehearsal.access_keys import AccessKeys
-from spotheal.fleet.rehearsal.faults import Faults
+from spotheal.fleet.rehearsal.ec2.access_keys import AccessKeys
+from spotheal.fleet.rehearsal.ec2.faults import Faults
 
 _REMEMBERED_SECONDS = 120.0
 EXAMPLE_IMAGE = "ami-0027dfad6168539c7"  # what rehearsals launch

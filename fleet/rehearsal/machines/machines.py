@@ -29,8 +29,8 @@ from typing import Any
 from spotheal.agent.files.folders import Folders
 from spotheal.agent.protocol.contract import NOTICE_FILE, write_atomically
 from spotheal.fleet.rehearsal import programs
+from spotheal.fleet.rehearsal.machines.volumes import GIB, Disk
 from spotheal.fleet.rehearsal.programs.init import descendants
-from spotheal.fleet.rehearsal.volumes import GIB, Disk
 
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENDED_SECONDS_MAX = 10.0

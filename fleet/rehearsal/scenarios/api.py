@@ -33,17 +33,18 @@ from werkzeug.serving import make_server
 
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.fleet.rehearsal import refusals, sessions, signatures, tags, web, wire
-from spotheal.fleet.rehearsal.access_keys import AccessKey
-from spotheal.fleet.rehearsal.account import Account
-from spotheal.fleet.rehearsal.authorization import OWNER, PEOPLE, Authorization
-from spotheal.fleet.rehearsal.batch import Batch
-from spotheal.fleet.rehearsal.efs import FileSystems
-from spotheal.fleet.rehearsal.faults import Faults
-from spotheal.fleet.rehearsal.imds import Imds
-from spotheal.fleet.rehearsal.rulebook import ApiError, Call, ReplyLost, Rulebook
-from spotheal.fleet.rehearsal.schedules import Schedules
-from spotheal.fleet.rehearsal.signatures import Fault, Signed
+from spotheal.fleet.rehearsal.batch.batch import Batch
+from spotheal.fleet.rehearsal.ec2 import refusals, tags
+from spotheal.fleet.rehearsal.ec2.access_keys import AccessKey
+from spotheal.fleet.rehearsal.ec2.faults import Faults
+from spotheal.fleet.rehearsal.ec2.rulebook import ApiError, Call, ReplyLost, Rulebook
+from spotheal.fleet.rehearsal.services import sessions, signatures, web, wire
+from spotheal.fleet.rehearsal.services.account import Account
+from spotheal.fleet.rehearsal.services.authorization import OWNER, PEOPLE, Authorization
+from spotheal.fleet.rehearsal.services.efs import FileSystems
+from spotheal.fleet.rehearsal.services.imds import Imds
+from spotheal.fleet.rehearsal.services.schedules import Schedules
+from spotheal.fleet.rehearsal.services.signatures import Fault, Signed
 from spotheal.iam import policies
 
 Environ = dict[str, Any]

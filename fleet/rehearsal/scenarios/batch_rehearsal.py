@@ -24,26 +24,27 @@ from spotheal.agent.protocol.errors import JobFailed, SpothealError
 from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.agent.record.ledger import read_events
 from spotheal.agent.trainer.progress_files import progress_of
-from spotheal.fleet.batch import creating, deleting, jobs, submitting
+from spotheal.fleet.batch import creating, deleting, submitting
 from spotheal.fleet.batch.following import Followed
 from spotheal.fleet.batch.names import Names
 from spotheal.fleet.batch.tail import Line
-from spotheal.fleet.rehearsal import job as examples
-from spotheal.fleet.rehearsal import stage
-from spotheal.fleet.rehearsal.batch_containers import ProcessContainer
-from spotheal.fleet.rehearsal.first_word import FirstWord
-from spotheal.fleet.rehearsal.keep import copy
-from spotheal.fleet.rehearsal.progress import Display
-from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, Scenario
-from spotheal.fleet.rehearsal.summary import Outcome
+from spotheal.fleet.rehearsal.batch.containers import ProcessContainer
+from spotheal.fleet.rehearsal.scenarios import job as examples
+from spotheal.fleet.rehearsal.scenarios import stage
+from spotheal.fleet.rehearsal.scenarios.first_word import FirstWord
+from spotheal.fleet.rehearsal.scenarios.keep import copy
+from spotheal.fleet.rehearsal.scenarios.progress import Display
+from spotheal.fleet.rehearsal.scenarios.scenario import Interrupt, Kill, Scenario
+from spotheal.fleet.rehearsal.scenarios.summary import Outcome
+from spotheal.fleet.run import batch_jobs as jobs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from spotheal.agent.protocol.job import JobConfig
-    from spotheal.fleet.rehearsal.cloud import Cloud
-    from spotheal.fleet.rehearsal.run import Options
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
+    from spotheal.fleet.rehearsal.scenarios.run import Options
+    from spotheal.fleet.run.session import Session
 
 SAVE_STEPS = 10
 _ARTICLE = {"batch_size": 128, "epochs": 10, "dropout_rate": 0.2, "activate_fn": "relu", "optimizer": "rmsprop"}
@@ -122,7 +123,7 @@ class BatchOutcome(Outcome):
         from rich.console import Group
         from rich.table import Table
 
-        from spotheal.fleet.rehearsal import report
+        from spotheal.fleet.rehearsal.scenarios import report
 
         table = Table(box=None, pad_edge=False, header_style="bold")
         for title in ("child", "state", "attempts", "began at step", "done again", "host"):
@@ -175,7 +176,7 @@ def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, st
     show.event(0.0, f"scenario {chosen.name}: {chosen.says}")
     rehearsed = examples.example(folder / "job", command=COMMAND)
     cloud = stage.set_up(stack, folder, options.seed)
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.run.session import Session
 
     work = _Array(cloud, Session(examples.REGION), rehearsed, show)
     try:

@@ -14,20 +14,28 @@ from pathlib import Path
 from typing import Any
 
 from spotheal.agent.protocol.clock import SystemClock
-from spotheal.fleet.rehearsal.access_keys import profiles, write_private
-from spotheal.fleet.rehearsal.api import Endpoint
-from spotheal.fleet.rehearsal.authorization import OWNER
-from spotheal.fleet.rehearsal.batch import Batch, Container, image_fault_of
-from spotheal.fleet.rehearsal.batch_containers import ProcessContainer
-from spotheal.fleet.rehearsal.batch_things import Job
-from spotheal.fleet.rehearsal.efs import Seconds
-from spotheal.fleet.rehearsal.instances import addresses
-from spotheal.fleet.rehearsal.machines import Launch, Machine, Machines, gpus_of
-from spotheal.fleet.rehearsal.rulebook import Latencies, Rulebook
-from spotheal.fleet.rehearsal.scenario import Fault, Interrupt, Kill, NextZone, NoCapacity, Rebalance, Throttle
-from spotheal.fleet.rehearsal.sshd import Shells
-from spotheal.fleet.rehearsal.volumes import Volumes
-from spotheal.fleet.rehearsal.world import Instance
+from spotheal.fleet.rehearsal.batch.batch import Batch, Container, image_fault_of
+from spotheal.fleet.rehearsal.batch.containers import ProcessContainer
+from spotheal.fleet.rehearsal.batch.things import Job
+from spotheal.fleet.rehearsal.ec2.access_keys import profiles, write_private
+from spotheal.fleet.rehearsal.ec2.instances import addresses
+from spotheal.fleet.rehearsal.ec2.rulebook import Latencies, Rulebook
+from spotheal.fleet.rehearsal.ec2.world import Instance
+from spotheal.fleet.rehearsal.machines.machines import Launch, Machine, Machines, gpus_of
+from spotheal.fleet.rehearsal.machines.sshd import Shells
+from spotheal.fleet.rehearsal.machines.volumes import Volumes
+from spotheal.fleet.rehearsal.scenarios.api import Endpoint
+from spotheal.fleet.rehearsal.scenarios.scenario import (
+    Fault,
+    Interrupt,
+    Kill,
+    NextZone,
+    NoCapacity,
+    Rebalance,
+    Throttle,
+)
+from spotheal.fleet.rehearsal.services.authorization import OWNER
+from spotheal.fleet.rehearsal.services.efs import Seconds
 
 ACCOUNT = "123456789012"
 PROFILES = {"default": "", "operator": "user/operator", "administrator": "user/administrator", "owner": OWNER}

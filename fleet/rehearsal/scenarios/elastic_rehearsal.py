@@ -23,22 +23,22 @@ from typing import TYPE_CHECKING, Any
 from spotheal.agent.protocol.errors import SpothealError
 from spotheal.agent.protocol.names import LAYOUT
 from spotheal.agent.trainer.progress_files import progress_of
-from spotheal.fleet.rehearsal import job as jobs
-from spotheal.fleet.rehearsal import stage
-from spotheal.fleet.rehearsal.elsewhere import make_file_system
-from spotheal.fleet.rehearsal.progress import Display, View
-from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, NextZone, NoCapacity, Scenario, is_saved
-from spotheal.fleet.rehearsal.summary import End, Outcome
+from spotheal.fleet.rehearsal.scenarios import job as jobs
+from spotheal.fleet.rehearsal.scenarios import stage
+from spotheal.fleet.rehearsal.scenarios.progress import Display, View
+from spotheal.fleet.rehearsal.scenarios.scenario import Interrupt, Kill, NextZone, NoCapacity, Scenario, is_saved
+from spotheal.fleet.rehearsal.scenarios.summary import End, Outcome
+from spotheal.fleet.rehearsal.services.elsewhere import make_file_system
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from spotheal.agent.aws.s3 import Store
     from spotheal.agent.protocol.job import JobConfig
-    from spotheal.fleet.rehearsal.cloud import Cloud
-    from spotheal.fleet.rehearsal.machines import Machine
-    from spotheal.fleet.rehearsal.run import Options
-    from spotheal.fleet.rehearsal.watch import Watch
+    from spotheal.fleet.rehearsal.machines.machines import Machine
+    from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
+    from spotheal.fleet.rehearsal.scenarios.run import Options
+    from spotheal.fleet.rehearsal.scenarios.watch import Watch
 
 LEAST, MOST = 2, 3
 SAVE_STEPS = 10
@@ -111,7 +111,7 @@ class ElasticOutcome(Outcome):
     def render(self) -> RenderableType:
         from rich.console import Group
 
-        from spotheal.fleet.rehearsal import report
+        from spotheal.fleet.rehearsal.scenarios import report
 
         return Group(report.figures([
             ("run", f"{self.run}: {self.end.phase or 'unknown'}, {self.end.reason}"),
@@ -175,9 +175,9 @@ def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, st
     show.event(0.0, f"scenario {chosen.name}: {chosen.says}")
     cloud = stage.set_up(stack, folder, options.seed)
     from spotheal.agent.aws.s3 import Store
-    from spotheal.fleet.rehearsal.keep import keep
-    from spotheal.fleet.rehearsal.watch import Watch
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.rehearsal.scenarios.keep import keep
+    from spotheal.fleet.rehearsal.scenarios.watch import Watch
+    from spotheal.fleet.run.session import Session
 
     session = Session(jobs.REGION)
     rehearsed = example(chosen.name, folder / "job")

@@ -14,7 +14,7 @@ from spotheal.agent.protocol.errors import JobFailed, SpothealError
 
 if TYPE_CHECKING:
     from spotheal.agent.aws.s3 import Store
-    from spotheal.fleet.rehearsal.cloud import Cloud
+    from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
 
 SILENT_SECONDS_MAX = 180.0  # since the first launch; a boot takes 6 s, and 30 s on a busy machine
 _STORE_SECONDS = 1.0

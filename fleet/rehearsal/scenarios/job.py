@@ -23,10 +23,10 @@ from typing import Any
 from spotheal.agent.protocol.errors import ConfigError, NotFound
 from spotheal.agent.protocol.job import JobConfig
 from spotheal.agent.protocol.secret_reference import SecretReference
-from spotheal.fleet import secrets
 from spotheal.fleet.account import network, roles
-from spotheal.fleet.config import DEFAULT_FLEET_FILE, FleetConfig, job_file_beside, parse_fleet, read_job
-from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE
+from spotheal.fleet.files.config import DEFAULT_FLEET_FILE, FleetConfig, job_file_beside, parse_fleet, read_job
+from spotheal.fleet.rehearsal.ec2.world import EXAMPLE_IMAGE
+from spotheal.fleet.run import secrets
 
 REGION = "us-west-2"
 STAND_IN_SECRET = "rehearsal"

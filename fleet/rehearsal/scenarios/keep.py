@@ -20,9 +20,9 @@ from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.errors import SpothealError
 
 if TYPE_CHECKING:
-    from spotheal.fleet.rehearsal.cloud import Cloud
-    from spotheal.fleet.rehearsal.reference import Reference
-    from spotheal.fleet.rehearsal.watch import Watch
+    from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
+    from spotheal.fleet.rehearsal.scenarios.reference import Reference
+    from spotheal.fleet.rehearsal.scenarios.watch import Watch
 
 
 def keep(

@@ -1,6 +1,6 @@
 """The same command once, never interrupted, in the same contract's environment: what exactness is measured against.
 
-    python -m spotheal.fleet.rehearsal.reference CONFIG     below SPOTHEAL_ROOT; exit 0 where the trainer was done
+    python -m spotheal.fleet.rehearsal.scenarios.reference CONFIG     below SPOTHEAL_ROOT; exit 0 where the trainer was done
 
 CONFIG is the instance's configuration. It runs as a machine of its own (no API, no metadata), at the lowest priority,
 beside the rehearsal.
@@ -27,7 +27,7 @@ from spotheal.agent.repository.working_copy import Fetched, files_of, make_worki
 from spotheal.agent.trainer.interpreter import find_interpreter
 from spotheal.agent.trainer.setup import prepare
 from spotheal.agent.trainer.supervisor import Hooks, Supervisor
-from spotheal.fleet.rehearsal.machines import Launch, Machine
+from spotheal.fleet.rehearsal.machines.machines import Launch, Machine
 
 NAME = "reference"
 _NOWHERE = "http://127.0.0.1:9"  # nothing listens on the discard port: refused at once
@@ -40,7 +40,7 @@ class Reference:
         (folder / NAME).mkdir(parents=True)
         document = folder / NAME / "config.json"
         document.write_text(config.to_json(), encoding="utf-8")
-        argv = [sys.executable, "-m", "spotheal.fleet.rehearsal.reference", str(document), str(repository)]
+        argv = [sys.executable, "-m", "spotheal.fleet.rehearsal.scenarios.reference", str(document), str(repository)]
         script = f"#!/bin/sh\nexec nice -n 19 {shlex.join(argv)}\n"
         environment = {**passed_on, "AWS_EC2_METADATA_SERVICE_ENDPOINT": _NOWHERE}
         self._machine = Machine(folder / NAME, Launch(NAME, "", "", script.encode(), environment))

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spotheal.agent.protocol.names import Phase
-from spotheal.fleet.rehearsal.summary import End, InstanceStory, Story, Summary
+from spotheal.fleet.rehearsal.scenarios.summary import End, InstanceStory, Story, Summary
 
 _WIDTH = 22  # so that a row fits 80 columns
 _ENDS = {"interrupted": "red", "killed": "red", "failed": "red", "done": "green"}

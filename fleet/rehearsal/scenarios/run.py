@@ -20,21 +20,21 @@ from spotheal.agent.protocol.clock import SystemClock
 from spotheal.agent.protocol.errors import ConfigError
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.account import roles
-from spotheal.fleet.rehearsal import job as jobs
-from spotheal.fleet.rehearsal import stage
-from spotheal.fleet.rehearsal.elsewhere import Sink, stand_in
+from spotheal.fleet.rehearsal.ec2.world import EXAMPLE_IMAGE
 from spotheal.fleet.rehearsal.programs import GPUS
-from spotheal.fleet.rehearsal.progress import Display, Silent
-from spotheal.fleet.rehearsal.scenario import Event, Scenario, due, scenario
-from spotheal.fleet.rehearsal.summary import Outcome, Story, Summary, summarise
-from spotheal.fleet.rehearsal.weights import apart
-from spotheal.fleet.rehearsal.world import EXAMPLE_IMAGE
+from spotheal.fleet.rehearsal.scenarios import job as jobs
+from spotheal.fleet.rehearsal.scenarios import stage
+from spotheal.fleet.rehearsal.scenarios.progress import Display, Silent
+from spotheal.fleet.rehearsal.scenarios.scenario import Event, Scenario, due, scenario
+from spotheal.fleet.rehearsal.scenarios.summary import Outcome, Story, Summary, summarise
+from spotheal.fleet.rehearsal.scenarios.weights import apart
+from spotheal.fleet.rehearsal.services.elsewhere import Sink, stand_in
 
 if TYPE_CHECKING:
-    from spotheal.fleet.gather import Ready
-    from spotheal.fleet.rehearsal.cloud import Cloud
-    from spotheal.fleet.rehearsal.reference import Reference
-    from spotheal.fleet.rehearsal.watch import Watch
+    from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
+    from spotheal.fleet.rehearsal.scenarios.reference import Reference
+    from spotheal.fleet.rehearsal.scenarios.watch import Watch
+    from spotheal.fleet.request.gather import Ready
 
 _REFERENCE_SECONDS_MAX = 3600.0
 
@@ -153,8 +153,8 @@ class _Rehearsal:
         cloud = stage.set_up(stack, self._folder, self._options.seed, region=region, zones=self._rehearsed.fleet.zones,
                              environment=self._gpus)  # fmt: skip
         from spotheal.agent.aws.s3 import Store
-        from spotheal.fleet.rehearsal.keep import keep
-        from spotheal.fleet.rehearsal.watch import Watch
+        from spotheal.fleet.rehearsal.scenarios.keep import keep
+        from spotheal.fleet.rehearsal.scenarios.watch import Watch
 
         stage.pass_roles(cloud, self._rehearsed.fleet.document, self._say)
         sink = Sink()
@@ -188,7 +188,7 @@ class _Rehearsal:
 
     # ---------------------------------------------------------------------------------------------------- the request
     def _request(self, region: str, sink: Sink) -> tuple[Any, Ready]:
-        from spotheal.fleet.session import Session
+        from spotheal.fleet.run.session import Session
 
         session = Session(region)
         fleet, notes = self._localised(session)
@@ -220,7 +220,7 @@ class _Rehearsal:
         return jobs.localise(fleet, subnets, name)
 
     def _reference(self, stack: ExitStack, ready: Ready) -> Reference:
-        from spotheal.fleet.rehearsal.reference import Reference
+        from spotheal.fleet.rehearsal.scenarios.reference import Reference
 
         repository = str(ready.source.bundle or self._rehearsed.job.job.repository)
         reference = Reference(self._folder, ready.instance, repository, stage.passed_on() | self._gpus)
@@ -229,7 +229,8 @@ class _Rehearsal:
 
     def _report(self, session: Any, ready: Ready, path: Path) -> None:
         from spotheal.agent.aws.s3 import Store
-        from spotheal.fleet import report, runs
+        from spotheal.fleet.report import report
+        from spotheal.fleet.run import runs
         from spotheal.fleet.verbs.report import write_page
 
         run = runs.Run(ready.plan.job, ready.plan.run, Store(session.client("s3"), ready.plan.store))
@@ -307,7 +308,7 @@ def _digest(volume: Path | None) -> dict[str, Any]:
     if volume is None:
         return {}
     done = subprocess.run(
-        [sys.executable, "-m", "spotheal.fleet.rehearsal.weights", str(volume)],
+        [sys.executable, "-m", "spotheal.fleet.rehearsal.scenarios.weights", str(volume)],
         capture_output=True,
         text=True,
         check=False,

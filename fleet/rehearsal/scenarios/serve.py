@@ -22,12 +22,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.protocol.errors import ConfigError, NotFound, PermissionDenied, SpothealError
-from spotheal.fleet.rehearsal.scenario import Fault, Interrupt, Kill, NextZone, NoCapacity, Rebalance, Throttle
-from spotheal.fleet.rehearsal.stage import ended_by_sigterm, passed_on
+from spotheal.fleet.rehearsal.scenarios.scenario import (
+    Fault,
+    Interrupt,
+    Kill,
+    NextZone,
+    NoCapacity,
+    Rebalance,
+    Throttle,
+)
+from spotheal.fleet.rehearsal.scenarios.stage import ended_by_sigterm, passed_on
 
 if TYPE_CHECKING:
-    from spotheal.fleet.rehearsal.api import Endpoint
-    from spotheal.fleet.rehearsal.cloud import Cloud
+    from spotheal.fleet.rehearsal.scenarios.api import Endpoint
+    from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
 
 ORDERS = ("state", "interrupt", "kill", "rebalance", "no-capacity", "capacity", "throttle", "next-zone", "quota",
           "schedules")  # fmt: skip
@@ -70,7 +78,7 @@ def shell_lines(environment: Mapping[str, str]) -> str:
 @contextmanager
 def serving(region: str, folder: Path | None = None, seed: int = 0, strict: bool = False) -> Iterator[Cloud]:
     """A cloud that is up; all of it is gone on leaving, its files too where `folder` is None."""
-    from spotheal.fleet.rehearsal.cloud import Cloud
+    from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
 
     place = folder or Path(tempfile.mkdtemp(prefix="spotheal-cloud-"))
     _keep_private(place)

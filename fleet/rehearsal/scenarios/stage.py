@@ -20,17 +20,17 @@ from urllib.parse import urlsplit
 from spotheal.agent.protocol.clock import SystemClock
 from spotheal.agent.protocol.errors import Fatal, WaitTimedOut
 from spotheal.agent.protocol.secret_reference import SecretReference
-from spotheal.fleet.rehearsal.first_word import FirstWord
-from spotheal.fleet.rehearsal.job import REGION, STAND_IN_SECRET
+from spotheal.fleet.rehearsal.scenarios.first_word import FirstWord
+from spotheal.fleet.rehearsal.scenarios.job import REGION, STAND_IN_SECRET
 
 if TYPE_CHECKING:
     from spotheal.agent.protocol.names import StoreUrl
-    from spotheal.fleet.gather import Ready
-    from spotheal.fleet.plan import WriteSweep
-    from spotheal.fleet.rehearsal.cloud import Cloud
-    from spotheal.fleet.rehearsal.job import Rehearsed
-    from spotheal.fleet.rehearsal.watch import Watch
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
+    from spotheal.fleet.rehearsal.scenarios.job import Rehearsed
+    from spotheal.fleet.rehearsal.scenarios.watch import Watch
+    from spotheal.fleet.request.gather import Ready
+    from spotheal.fleet.request.plan import WriteSweep
+    from spotheal.fleet.run.session import Session
 
 LOOK_SECONDS = 0.2
 _SETTLE_SECONDS_MAX = 20.0
@@ -65,7 +65,7 @@ def set_up(
     `environment`: what its instances get besides `passed_on()`.
     """
     # Imported here: moto takes seconds to import, and wrong files are named at once.
-    from spotheal.fleet.rehearsal.cloud import Cloud
+    from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
 
     all_zones = tuple(sorted({*(f"{region}{letter}" for letter in "abcd"), *zones}))
     cloud = stack.enter_context(Cloud(folder, region, all_zones, seed, passed_on() | (environment or {})))
@@ -82,7 +82,7 @@ def pass_roles(cloud: Cloud, document: Mapping[str, Any], say: Callable[[str], N
     The printed operator policy passes spotheal's own roles alone. A role of the user's may be passed by a policy of the
     user's, which a rehearsal cannot see: it goes on as the account's owner and says so.
     """
-    from spotheal.fleet.rehearsal.authorization import OWNER
+    from spotheal.fleet.rehearsal.services.authorization import OWNER
     from spotheal.iam.policies import JOB_ROLE, Scope
 
     ours = (Scope.instance_role, Scope.fleet_role)
@@ -142,7 +142,7 @@ def request(
     `planned` is called between the plan and the first call that makes something of the run. The account's part (roles,
     groups, stand-ins for secrets) is made before, and the plan then finds nothing missing.
     """
-    from spotheal.fleet import gather, plan, submit, wheelhouse
+    from spotheal.fleet.request import gather, plan, submit, wheelhouse
 
     clock, job = SystemClock(), rehearsed.job
     wanted = gather.Wanted(rehearsed.fleet, job, rehearsed.job_file, rehearsed.fleet_file)
@@ -162,9 +162,9 @@ def make_account(session: Session, rehearsed: Rehearsed, root: StoreUrl, *, is_s
 
     Returns the monotonic time from which IAM's part of it can be used.
     """
-    from spotheal.fleet import secrets
     from spotheal.fleet.account import prerequisites
-    from spotheal.fleet.rehearsal import account
+    from spotheal.fleet.rehearsal.services import account
+    from spotheal.fleet.run import secrets
 
     for text in set(rehearsed.job.secrets.values()):
         secrets.put(session, SecretReference.parse(text), STAND_IN_SECRET)

@@ -26,7 +26,7 @@ from spotheal.agent.record.lost_work import FilesLost
 from spotheal.agent.trainer.progress_files import Seen
 from spotheal.agent.trainer.saved_files import is_save
 from spotheal.agent.trainer.written_files import Files, files_of, is_written, missing, path_of
-from spotheal.fleet.rehearsal.reads import Reads, tells_reads
+from spotheal.fleet.rehearsal.machines.reads import Reads, tells_reads
 
 LIST_SECONDS = 1.0  # between two lists of one machine: a working copy may have thousands of files
 SETTLE_SECONDS = 3.0  # after a save that is seen: its other files follow

@@ -20,21 +20,21 @@ from spotheal.agent.protocol.errors import Retryable
 from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.agent.record.ledger import read_events
 from spotheal.agent.trainer.progress_files import progress_of
-from spotheal.fleet.rehearsal import job as jobs
-from spotheal.fleet.rehearsal import stage
-from spotheal.fleet.rehearsal.progress import Display
-from spotheal.fleet.rehearsal.scenario import Interrupt, Kill, NextZone, Scenario, is_saved
-from spotheal.fleet.rehearsal.summary import End, InstanceStory, Outcome
+from spotheal.fleet.rehearsal.scenarios import job as jobs
+from spotheal.fleet.rehearsal.scenarios import stage
+from spotheal.fleet.rehearsal.scenarios.progress import Display
+from spotheal.fleet.rehearsal.scenarios.scenario import Interrupt, Kill, NextZone, Scenario, is_saved
+from spotheal.fleet.rehearsal.scenarios.summary import End, InstanceStory, Outcome
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from spotheal.fleet.rehearsal.cloud import Cloud
-    from spotheal.fleet.rehearsal.machines import Machine
-    from spotheal.fleet.rehearsal.run import Options
-    from spotheal.fleet.rehearsal.watch import Watch
-    from spotheal.fleet.runs import Run
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.rehearsal.machines.machines import Machine
+    from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
+    from spotheal.fleet.rehearsal.scenarios.run import Options
+    from spotheal.fleet.rehearsal.scenarios.watch import Watch
+    from spotheal.fleet.run.runs import Run
+    from spotheal.fleet.run.session import Session
 
 PARALLEL = 2
 SAVE_STEPS = 10
@@ -119,7 +119,7 @@ class SweepOutcome(Outcome):
         from rich.console import Group
         from rich.table import Table
 
-        from spotheal.fleet.rehearsal import report
+        from spotheal.fleet.rehearsal.scenarios import report
 
         table = Table(box=None, pad_edge=False, header_style="bold")
         for title in ("run", "state", "instances", "began at step", "steps", "parameters"):
@@ -174,10 +174,11 @@ def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, st
     show.event(0.0, f"scenario {chosen.name}: {chosen.says}")
     rehearsed = jobs.example(folder / "job", command=COMMAND)
     cloud = stage.set_up(stack, folder, options.seed)
-    from spotheal.fleet import plan, runs
-    from spotheal.fleet.rehearsal.keep import keep
-    from spotheal.fleet.rehearsal.watch import Watch
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.rehearsal.scenarios.keep import keep
+    from spotheal.fleet.rehearsal.scenarios.watch import Watch
+    from spotheal.fleet.request import plan
+    from spotheal.fleet.run import runs
+    from spotheal.fleet.run.session import Session
 
     session, volume = Session(jobs.REGION), rehearsed.job.volume
     step = plan.WriteSweep(ENTRIES, "list.yml", PARALLEL, volume.size_gib, volume.type)

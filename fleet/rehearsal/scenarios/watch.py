@@ -15,12 +15,12 @@ from spotheal.agent.protocol.errors import SpothealError
 from spotheal.agent.protocol.names import LAYOUT, TAG_STATE, TAG_TERM, Phase, VolumeState
 from spotheal.agent.record.ledger import read_events
 from spotheal.agent.trainer.progress_files import progress_of
-from spotheal.fleet.rehearsal.cloud import Cloud
-from spotheal.fleet.rehearsal.machines import Machine
-from spotheal.fleet.rehearsal.progress import MachineView, View
-from spotheal.fleet.rehearsal.scenario import Seen
-from spotheal.fleet.rehearsal.summary import End, InstanceStory
-from spotheal.fleet.rehearsal.survival import Survival
+from spotheal.fleet.rehearsal.machines.machines import Machine
+from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
+from spotheal.fleet.rehearsal.scenarios.progress import MachineView, View
+from spotheal.fleet.rehearsal.scenarios.scenario import Seen
+from spotheal.fleet.rehearsal.scenarios.summary import End, InstanceStory
+from spotheal.fleet.rehearsal.scenarios.survival import Survival
 
 _STORE_SECONDS = 1.0
 _CANCELLED_BY = ("CancelSpotFleetRequests", "DeleteFleets")

@@ -1,6 +1,6 @@
 """Digests of what was trained: two runs have the same ones exactly where their weights are equal, bit for bit.
 
-    python -m spotheal.fleet.rehearsal.weights VOLUME     prints {"sha256", "of", "files", "generators"}
+    python -m spotheal.fleet.rehearsal.scenarios.weights VOLUME     prints {"sha256", "of", "files", "generators"}
 
 Looked at are the weight files in `results/`; if there are none, those of the newest entry of `checkpoints/`, then
 those next to the newest weight file below `keep/`, then below `working-copy/`: scripts name a new folder at each

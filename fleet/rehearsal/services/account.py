@@ -19,8 +19,8 @@ from moto.secretsmanager.models import secretsmanager_backends
 
 from spotheal.fleet.account import service_roles
 from spotheal.fleet.account.roles import INLINE_CHARACTERS_MAX
-from spotheal.fleet.rehearsal.spotmarket import on_demand_price
-from spotheal.fleet.rehearsal.world import World
+from spotheal.fleet.rehearsal.ec2.spotmarket import on_demand_price
+from spotheal.fleet.rehearsal.ec2.world import World
 
 JsonAnswer = tuple[int, dict[str, Any]]
 MANAGED_CHARACTERS_MAX = 6_144  # of a managed policy

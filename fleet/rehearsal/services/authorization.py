@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import quote
 
 from spotheal.agent.protocol.names import StoreUrl, partition_of
-from spotheal.fleet.rehearsal import questions
-from spotheal.fleet.rehearsal.world import World
+from spotheal.fleet.rehearsal.ec2.world import World
+from spotheal.fleet.rehearsal.services import questions
 from spotheal.iam import policies
 from spotheal.iam.calls import Who
 from spotheal.iam.evaluation import Question, is_allowed

@@ -13,8 +13,8 @@ from typing import Any
 from botocore import xform_name
 from botocore.exceptions import ClientError, ConnectionClosedError, ParamValidationError
 
-from spotheal.fleet.rehearsal.objects import InMemoryS3
-from spotheal.fleet.rehearsal.rulebook import OPERATIONS, ApiError, ReplyLost, Rulebook
+from spotheal.fleet.rehearsal.ec2.rulebook import OPERATIONS, ApiError, ReplyLost, Rulebook
+from spotheal.fleet.rehearsal.services.objects import InMemoryS3
 
 __all__ = ["InMemoryEc2", "InMemoryS3"]
 

@@ -19,8 +19,8 @@ from urllib.parse import parse_qs, unquote
 
 from moto.ec2.models import ec2_backends
 
-from spotheal.fleet.rehearsal.instances import security_groups
-from spotheal.fleet.rehearsal.rulebook import ApiError, Rulebook
+from spotheal.fleet.rehearsal.ec2.instances import security_groups
+from spotheal.fleet.rehearsal.ec2.rulebook import ApiError, Rulebook
 
 PORT = 2049
 _PREFIX = "/2015-02-01"
@@ -314,7 +314,7 @@ class InMemoryEfs:
         return type("Paginator", (), {"paginate": staticmethod(lambda **asked: [call(**asked)])})
 
     def _call(self, operation: str, **asked: Any) -> dict[str, Any]:
-        from spotheal.fleet.rehearsal.client import client_error
+        from spotheal.fleet.rehearsal.services.client import client_error
 
         try:
             with self._systems.rulebook.inside():

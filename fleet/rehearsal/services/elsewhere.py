@@ -18,8 +18,8 @@ from spotheal.agent.protocol.job import JobConfig
 from spotheal.agent.protocol.names import EfsUrl, StoreUrl
 
 if TYPE_CHECKING:
-    from spotheal.fleet.config import FleetConfig
-    from spotheal.fleet.session import Session
+    from spotheal.fleet.files.config import FleetConfig
+    from spotheal.fleet.run.session import Session
 
 _BODY_MAX = 2**20
 
@@ -73,7 +73,7 @@ def stand_in(session: Session, fleet: FleetConfig, job: JobConfig, sink: Sink, s
 
 def make_file_system(session: Session, fleet: FleetConfig) -> str:
     """What `fleetctl results create-efs` does; its id."""
-    from spotheal.fleet import efs
+    from spotheal.fleet.account import efs
 
     asked = efs.Modes("generalPurpose", "bursting")
     ready = efs.plan(session, "rehearsal", asked, efs.look_at_network(session, fleet), chosen=False)

@@ -19,9 +19,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from spotheal.agent.protocol.clock import rfc3339
-from spotheal.fleet.rehearsal import web
-from spotheal.fleet.rehearsal.rulebook import Rulebook
-from spotheal.fleet.rehearsal.world import Instance
+from spotheal.fleet.rehearsal.ec2.rulebook import Rulebook
+from spotheal.fleet.rehearsal.ec2.world import Instance
+from spotheal.fleet.rehearsal.services import web
 
 FAULTS = ("", "down", "slow", "401", "403", "500", "503", "garbage", "html")
 _CREDENTIALS_HOURS = 6

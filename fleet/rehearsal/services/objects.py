@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError, ConnectionClosedError
 from botocore.response import StreamingBody
 
 from spotheal.agent.protocol.clock import Clock, SystemClock
-from spotheal.fleet.rehearsal.faults import Faults
+from spotheal.fleet.rehearsal.ec2.faults import Faults
 
 
 @dataclass(frozen=True)

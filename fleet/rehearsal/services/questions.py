@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, parse_qsl, unquote
 
 from spotheal.agent.protocol.names import partition_of
-from spotheal.fleet.rehearsal.world import World
+from spotheal.fleet.rehearsal.ec2.world import World
 from spotheal.iam.calls import CALLS
 from spotheal.iam.evaluation import Question
 

@@ -15,9 +15,9 @@ from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import unquote
 
-from spotheal.fleet.rehearsal import ec2fleets, fleets
-from spotheal.fleet.rehearsal.rulebook import ApiError, Rulebook
-from spotheal.fleet.rehearsal.world import World
+from spotheal.fleet.rehearsal.ec2 import ec2fleets, fleets
+from spotheal.fleet.rehearsal.ec2.rulebook import ApiError, Rulebook
+from spotheal.fleet.rehearsal.ec2.world import World
 
 LATE_SECONDS = 30.0
 _AT = re.compile(r"at\((\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\)")
@@ -148,7 +148,7 @@ class InMemoryScheduler:
         return functools.partial(self._call, calls[name])
 
     def _call(self, operation: str, *, Name: str, **asked: Any) -> dict[str, Any]:
-        from spotheal.fleet.rehearsal.client import client_error
+        from spotheal.fleet.rehearsal.services.client import client_error
 
         takes = (Name, asked) if operation in ("create", "update") else (Name,)
         try:

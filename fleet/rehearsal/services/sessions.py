@@ -15,9 +15,9 @@ from xml.sax.saxutils import unescape
 
 from moto.iam.models import iam_backends
 
-from spotheal.fleet.rehearsal.access_keys import AccessKey
-from spotheal.fleet.rehearsal.authorization import Authorization
-from spotheal.fleet.rehearsal.world import World
+from spotheal.fleet.rehearsal.ec2.access_keys import AccessKey
+from spotheal.fleet.rehearsal.ec2.world import World
+from spotheal.fleet.rehearsal.services.authorization import Authorization
 from spotheal.iam.evaluation import Question, is_allowed
 
 _KEY = re.compile(rb"<(AccessKeyId|SecretAccessKey|SessionToken)>([^<]+)</")

@@ -24,8 +24,8 @@ from xml.sax.saxutils import escape
 
 from botocore.utils import normalize_url_path
 
-from spotheal.fleet.rehearsal import wire
-from spotheal.fleet.rehearsal.access_keys import AccessKey
+from spotheal.fleet.rehearsal.ec2.access_keys import AccessKey
+from spotheal.fleet.rehearsal.services import wire
 
 Environ = dict[str, Any]
 BODY_BYTES_MAX = 16 << 20  # of services besides S3: no request of theirs that we know is larger

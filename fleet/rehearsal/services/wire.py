@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 
 from botocore.utils import parse_timestamp
 
-from spotheal.fleet.rehearsal.client import service_model
+from spotheal.fleet.rehearsal.services.client import service_model
 
 _NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

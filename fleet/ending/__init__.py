@@ -1,0 +1,1 @@
+"""How a run is ended and cleared away: cancel, stop, clean."""

@@ -1,0 +1,1 @@
+"""Logs of a run: followed on its machine, or read from the store."""

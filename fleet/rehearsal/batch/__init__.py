@@ -1,0 +1,1 @@
+"""AWS Batch on this machine."""

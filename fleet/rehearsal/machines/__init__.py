@@ -1,0 +1,1 @@
+"""Instances as processes of this machine, with their volumes and sshd."""

@@ -1,0 +1,1 @@
+"""From the operator's files to a fleet: gather, plan, submit."""

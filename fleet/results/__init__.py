@@ -1,0 +1,1 @@
+"""Results of a run, fetched from S3 and EFS."""

@@ -1,0 +1,1 @@
+"""What a run does now, what it waits for, and what it has cost."""

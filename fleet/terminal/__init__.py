@@ -1,0 +1,1 @@
+"""The terminal: console, progress bars, options that verbs share."""

@@ -1,0 +1,1 @@
+"""Volumes that the operator makes and fills before a run."""
