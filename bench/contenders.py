@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from example_training import Training
 
-from spotheal.training import state
 from spotheal.training.checkpoint import Store
+from spotheal.training.slotfile import state
 
 
 class Contender:

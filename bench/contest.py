@@ -24,9 +24,9 @@ from contenders import CONTENDERS, Contender, Ours
 from example_training import Training
 from floors import Floors, drop_cache, timed
 
-from spotheal.training import state
 from spotheal.training.allocator import keep_freed_memory
-from spotheal.training.slots import SUFFIX
+from spotheal.training.slotfile import state
+from spotheal.training.slotfile.slots import SUFFIX
 
 FAULTS = (ImportError, OSError, RuntimeError, ValueError, TypeError, AssertionError)  # of peers that do not work here
 

@@ -29,14 +29,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from spotheal.training import build, loop, options
 from spotheal.training.allocator import keep_freed_memory
 from spotheal.training.checkpoint import Store
+from spotheal.training.example import build, loop, options
 from spotheal.training.notice import Watcher
-from spotheal.training.outcome import Outcome
 from spotheal.training.pace import Pace, interruption_seconds
 from spotheal.training.report import Metrics, Reporter
 from spotheal.training.sampler import collate
+from spotheal.training.slotfile.outcome import Outcome
 
 LIMIT = 0.99
 ERROR_MAX = 0.003  # of the ratio, one standard deviation

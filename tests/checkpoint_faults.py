@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spotheal.training.files import Files
+from spotheal.training.slotfile.files import Files
 
 
 # ------------------------------------------------------------------------------------------------------- what is asked

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from spotheal.training.checkpoint import Store
-from spotheal.training.image import Image
+from spotheal.training.slotfile.image import Image
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a fork gets is Linux's")
 

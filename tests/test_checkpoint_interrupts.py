@@ -16,14 +16,15 @@ import pytest
 import torch
 
 from spotheal.agent.protocol.errors import SpothealError
-from spotheal.training import checkpoint, slots
+from spotheal.training import checkpoint
 from spotheal.training.checkpoint import Loaded, Outcome, SaveFailed, Store
-from spotheal.training.copying import Copy
-from spotheal.training.files import Files
-from spotheal.training.format import BrokenCheckpoint
-from spotheal.training.outcome import LoadFailed
-from spotheal.training.slots import alone_in
-from spotheal.training.workers import Workers
+from spotheal.training.slotfile import slots
+from spotheal.training.slotfile.copying import Copy
+from spotheal.training.slotfile.files import Files
+from spotheal.training.slotfile.format import BrokenCheckpoint
+from spotheal.training.slotfile.outcome import LoadFailed
+from spotheal.training.slotfile.slots import alone_in
+from spotheal.training.slotfile.workers import Workers
 
 
 def tree(value: float) -> dict[str, torch.Tensor]:
@@ -338,7 +339,7 @@ def test_a_step_that_is_durable_is_not_called_lost_where_only_the_best_one_faile
 KILLED_WHILE_SAVING = """
 import os, sys, time
 from pathlib import Path
-from spotheal.training.slots import alone_in
+from spotheal.training.slotfile.slots import alone_in
 with alone_in(Path(sys.argv[1])):
     if os.fork() == 0:      # a DataLoader's worker, which does not notice that its parent is gone
         time.sleep(600)

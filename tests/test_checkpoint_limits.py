@@ -17,10 +17,11 @@ import pytest
 import torch
 
 from spotheal.agent.protocol.errors import SpothealError
-from spotheal.training import checkpoint, format
+from spotheal.training import checkpoint
 from spotheal.training.checkpoint import Outcome, SaveFailed, Store
-from spotheal.training.files import Files
-from spotheal.training.state import UnsavableState
+from spotheal.training.slotfile import format
+from spotheal.training.slotfile.files import Files
+from spotheal.training.slotfile.state import UnsavableState
 
 
 def test_a_state_that_no_reader_would_take_is_not_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

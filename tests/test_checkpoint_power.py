@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from checkpoint_faults import Disk, FailingFiles, Op, RecordingFiles, step_in, tree_of
 
 from spotheal.training.checkpoint import SaveFailed, Store
-from spotheal.training.files import Files
+from spotheal.training.slotfile.files import Files
 
 CHUNK = 4096
 

@@ -15,11 +15,11 @@ import pytest
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
-from spotheal.training import state  # noqa: E402
 from spotheal.training.checkpoint import SaveFailed, Store  # noqa: E402
-from spotheal.training.format import JSON_NESTING_MAX, NESTING_MAX  # noqa: E402
-from spotheal.training.skeleton import Skeleton  # noqa: E402
-from spotheal.training.state import UnsavableState  # noqa: E402
+from spotheal.training.slotfile import state  # noqa: E402
+from spotheal.training.slotfile.format import JSON_NESTING_MAX, NESTING_MAX  # noqa: E402
+from spotheal.training.slotfile.skeleton import Skeleton  # noqa: E402
+from spotheal.training.slotfile.state import UnsavableState  # noqa: E402
 
 
 def _holds_itself() -> list[Any]:

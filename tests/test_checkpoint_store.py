@@ -17,11 +17,14 @@ torch = pytest.importorskip("torch")
 
 from checkpoint_faults import step_in, tree_of  # noqa: E402
 
-from spotheal.training import format, state  # noqa: E402
 from spotheal.training.checkpoint import Outcome, Store  # noqa: E402
-from spotheal.training.checksum import checksum  # noqa: E402
-from spotheal.training.files import Files  # noqa: E402
-from spotheal.training.slots import read, read_header  # noqa: E402
+from spotheal.training.slotfile import (
+    format,  # noqa: E402
+    state,  # noqa: E402
+)
+from spotheal.training.slotfile.checksum import checksum  # noqa: E402
+from spotheal.training.slotfile.files import Files  # noqa: E402
+from spotheal.training.slotfile.slots import read, read_header  # noqa: E402
 
 
 @pytest.fixture
@@ -379,7 +382,7 @@ def test_the_header_alone_tells_step_and_info(store: Store) -> None:
 def test_the_checksum_is_the_same_with_and_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     data = torch.randint(0, 256, (4096 * 130,), dtype=torch.uint8)
     one = checksum(data)
-    monkeypatch.setattr("spotheal.training.checksum._NUMPY", False)
+    monkeypatch.setattr("spotheal.training.slotfile.checksum._NUMPY", False)
     assert checksum(data) == one
     assert checksum(data[:0]) == 0
 

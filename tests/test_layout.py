@@ -21,7 +21,7 @@ PACKAGES = ("agent", "fleet", "training", "userdata", "iam")
 AGENT_THIRD_PARTY = {"boto3", "botocore", "requests", "tenacity", "structlog"}
 FLEET_THIRD_PARTY = {"yaml", "botocore", "boto3", "typer", "click", "rich", "requests", "tomli"}
 STDLIB_ONLY = ("agent/protocol/names.py", "agent/protocol/contract.py", "agent/protocol/clock.py", "agent/protocol/errors.py", "agent/volume/plan.py",
-               "training/hyperparameters.py",
+               "training/example/hyperparameters.py",
                "userdata/__init__.py", "userdata/minified.py", "userdata/report.py", "userdata/bootstrap.py",
                "userdata/start.py", "userdata/prepare.py",
                "iam/calls.py", "iam/policies.py", "iam/evaluation.py",
@@ -38,7 +38,7 @@ MAY_IMPORT = {
               "spotheal.agent.protocol.secret_reference", "spotheal.agent.protocol.redaction",
               "spotheal.agent.volume.first", "spotheal.agent.money.bill_inputs",
               "spotheal.agent.money.instance_time", "spotheal.agent.money.billing", "spotheal.userdata", "spotheal.iam",
-              "spotheal.training.hyperparameters",  # what the example trainer takes, asked before it is paid for
+              "spotheal.training.example.hyperparameters",  # what the example trainer takes, asked before it is paid for
               "spotheal.training.yaml_list"),
     "userdata": ("spotheal.userdata",),
     "iam": ("spotheal.iam", "spotheal.agent.protocol.names", "spotheal.agent.protocol.secret_reference"),

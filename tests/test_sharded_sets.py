@@ -16,11 +16,11 @@ torch = pytest.importorskip("torch")
 
 from spotheal.agent.protocol.errors import SpothealError  # noqa: E402
 from spotheal.training.checkpoint import SaveFailed  # noqa: E402
-from spotheal.training.files import Files  # noqa: E402
-from spotheal.training.format import BrokenCheckpoint  # noqa: E402
 from spotheal.training.sharded import ShardedStore  # noqa: E402
-from spotheal.training.sharded_manifest import Manifest, ShardFile  # noqa: E402
-from spotheal.training.sharded_sets import Sets  # noqa: E402
+from spotheal.training.shards.sharded_manifest import Manifest, ShardFile  # noqa: E402
+from spotheal.training.shards.sharded_sets import Sets  # noqa: E402
+from spotheal.training.slotfile.files import Files  # noqa: E402
+from spotheal.training.slotfile.format import BrokenCheckpoint  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -298,7 +298,7 @@ def test_that_machine_would_write_into_the_set_before_if_names_came_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checks the check."""
-    monkeypatch.setattr("spotheal.training.sharded_sets.secrets.token_hex", lambda _: "0")
+    monkeypatch.setattr("spotheal.training.shards.sharded_sets.secrets.token_hex", lambda _: "0")
     sets, other = Sets(tmp_path, 3, Files()), OldNames()
     first = committed(sets, other, 1)
     with pytest.raises(FileNotFoundError):

@@ -17,8 +17,8 @@ import sharded_world  # noqa: E402
 from interrupted import EPOCHS, SAMPLES, STEPS, environment, gone, options, saved_step  # noqa: E402
 
 from spotheal.agent.protocol import contract  # noqa: E402
-from spotheal.training.files import Files  # noqa: E402
 from spotheal.training.sharded import ShardedStore  # noqa: E402
+from spotheal.training.slotfile.files import Files  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
 
@@ -193,7 +193,7 @@ def test_the_block_in_the_docs_runs(tmp_path: Path) -> None:
 
 def example(rank: int, size: int, folder: Path, given: dict[str, Any]) -> int:
     """The exit code of the example trainer."""
-    from spotheal.training import example_fsdp
+    from spotheal.training.example import example_fsdp
 
     os.environ.update(environment(folder), AWS_EC2_METADATA_SERVICE_ENDPOINT="http://127.0.0.1:9")
     os.environ[contract.RESULTS_DIR] = str(folder / "results")

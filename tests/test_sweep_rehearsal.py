@@ -15,7 +15,7 @@ from spotheal.fleet.rehearsal.scenarios.run import Options, rehearse
 from spotheal.fleet.rehearsal.scenarios.scenario import scenario
 from spotheal.fleet.rehearsal.scenarios.summary import End
 from spotheal.fleet.rehearsal.scenarios.sweep_rehearsal import COMMAND, ENTRIES, EntryStory, Struck, SweepOutcome
-from spotheal.training import hyperparameters
+from spotheal.training.example import hyperparameters
 
 FILES = ("metrics.json", "metrics.jsonl", "model/best.safetensors", "model/model.safetensors")
 WHEN = "2026-11-21T19:37:38Z"

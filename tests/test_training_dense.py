@@ -15,8 +15,14 @@ torch = pytest.importorskip("torch")
 
 from spotheal.agent.protocol.contract import BATCH_INDEX, INDEX, PARAMS_FILE  # noqa: E402
 from spotheal.agent.protocol.errors import ConfigError  # noqa: E402
-from spotheal.training import build, data, hyperparameters, models, options  # noqa: E402
 from spotheal.training.__main__ import main  # noqa: E402
+from spotheal.training.example import (
+    build,  # noqa: E402
+    data,  # noqa: E402
+    hyperparameters,  # noqa: E402
+    models,  # noqa: E402
+    options,  # noqa: E402
+)
 from spotheal.training.params import LIST, params  # noqa: E402
 
 ARTICLE = Path(__file__).resolve().parent.parent / "examples" / "hyperparam_list.yml"

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from checkpoint_faults import FailingFiles  # noqa: E402
 from torch import nn  # noqa: E402
 
-from spotheal.training.export import export  # noqa: E402
+from spotheal.training.example.export import export  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -14,7 +14,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from spotheal.agent.protocol.errors import ConfigError, SpothealError  # noqa: E402
-from spotheal.training import data, models  # noqa: E402
+from spotheal.training.example import (
+    data,  # noqa: E402
+    models,  # noqa: E402
+)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotheal.agent.protocol.errors import ConfigError
-from spotheal.training.options import of_entry, parser, settled
+from spotheal.training.example.options import of_entry, parser, settled
 
 WRONG = [
     ("--ema", "7", "must be a number from 0 to below 1, and is 7"),

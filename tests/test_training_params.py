@@ -12,7 +12,7 @@ import pytest
 
 from spotheal.agent.protocol.contract import BATCH_INDEX, INDEX, PARAMS_FILE
 from spotheal.agent.protocol.errors import ConfigError
-from spotheal.training import hyperparameters
+from spotheal.training.example import hyperparameters
 from spotheal.training.params import LIST, BadParams, index, params
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from spotheal.training import workers
-from spotheal.training.workers import Workers
+from spotheal.training.slotfile import workers
+from spotheal.training.slotfile.workers import Workers
 
 
 def test_two_that_start_them_at_once_get_them_both(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from spotheal.agent.protocol import contract
 from spotheal.agent.protocol.contract import write_atomically
 from spotheal.agent.protocol.errors import ConfigError, SpothealError
-from spotheal.training.options import THREADS_MAX, config_of, of_entry, parser
+from spotheal.training.example.options import THREADS_MAX, config_of, of_entry, parser
 from spotheal.training.params import index, params
 
 EXIT_USAGE = 2
@@ -58,9 +58,9 @@ def run(options: argparse.Namespace) -> int:
         return contract.EXIT_DONE
     if ranks.size > 1 and ranks.rank == 0:
         print(ranks_started.describe(on_gpus(options.device)), flush=True)
-    from spotheal.training import build, loop
     from spotheal.training.allocator import keep_freed_memory
     from spotheal.training.checkpoint import Store
+    from spotheal.training.example import build, loop
     from spotheal.training.notice import Watcher
     from spotheal.training.pace import Pace, interruption_seconds
     from spotheal.training.report import Metrics, Reporter
@@ -130,7 +130,7 @@ class Folders:
 
     def refuse_unusable(self) -> None:
         """Make those that are written to; ConfigError, and none is made, where something else has one's name."""
-        from spotheal.training.files import refuse_no_folder, refuse_unwritable
+        from spotheal.training.slotfile.files import refuse_no_folder, refuse_unwritable
 
         written = (
             (self.checkpoints, "no checkpoint can be saved", contract.CHECKPOINT_DIR),
@@ -160,7 +160,7 @@ def results_lost(folder: Path, fault: OSError) -> SpothealError:
 
 def write_results(training: Any, store: Any, folders: Folders, options: argparse.Namespace) -> None:
     """model.safetensors (and ema, best), then metrics.json: its presence says that the run is finished."""
-    from spotheal.training.export import export
+    from spotheal.training.example.export import export
 
     counters, folder = training.counters, folders.model
     sums = {"model.safetensors": export(folder / "model.safetensors", training.model.state_dict(), {})}

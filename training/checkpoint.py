@@ -28,11 +28,11 @@ from typing import Any
 import torch
 
 from spotheal.agent.protocol.errors import SpothealError
-from spotheal.training.copying import Copy, Plan, beside
-from spotheal.training.files import Files
-from spotheal.training.format import BrokenCheckpoint, Header
-from spotheal.training.image import Image
-from spotheal.training.outcome import (
+from spotheal.training.slotfile.copying import Copy, Plan, beside
+from spotheal.training.slotfile.files import Files
+from spotheal.training.slotfile.format import BrokenCheckpoint, Header
+from spotheal.training.slotfile.image import Image
+from spotheal.training.slotfile.outcome import (
     Outcome,
     SaveFailed,
     never_still,
@@ -45,10 +45,10 @@ from spotheal.training.outcome import (
     not_the_newest,
     not_written,
 )
-from spotheal.training.skeleton import Skeleton
-from spotheal.training.slots import STEP_MAX, Payload, Series, alone_in, read, read_header, set_aside
-from spotheal.training.state import pack, to_json, unpack
-from spotheal.training.workers import Workers
+from spotheal.training.slotfile.skeleton import Skeleton
+from spotheal.training.slotfile.slots import STEP_MAX, Payload, Series, alone_in, read, read_header, set_aside
+from spotheal.training.slotfile.state import pack, to_json, unpack
+from spotheal.training.slotfile.workers import Workers
 
 CHUNK_BYTES = 16 << 20
 THREADS = 4  # two copy, and two write in turns: the disk has the next chunk before it is done with one

@@ -29,18 +29,18 @@ from torch.utils.data import DataLoader
 
 from spotheal.agent.protocol import contract
 from spotheal.agent.protocol.errors import ConfigError, SpothealError
-from spotheal.training import state
 from spotheal.training.checkpoint import Loaded, Store
 from spotheal.training.distributed import Ranks, apart, is_sharded, sample
-from spotheal.training.files import refuse_unwritable
 from spotheal.training.notice import Watcher
-from spotheal.training.outcome import Outcome, SaveFailed
 from spotheal.training.pace import Every, Pace, interruption_seconds, too_slow
 from spotheal.training.places import Still, begin_without_draws, place_of, places, warn_of_another_epoch
 from spotheal.training.replayed import replayed
 from spotheal.training.report import Metrics, Reporter
 from spotheal.training.sampler import ExactSampler
 from spotheal.training.sampler import SeededSamples as SeededSamples  # for one line of import in a user's script
+from spotheal.training.slotfile import state
+from spotheal.training.slotfile.files import refuse_unwritable
+from spotheal.training.slotfile.outcome import Outcome, SaveFailed
 
 DIGEST_SAMPLES = 64
 FAILED_SAVES_MAX = 3

@@ -29,17 +29,17 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from spotheal.agent.protocol.errors import SpothealError
 from spotheal.training.checkpoint import CHUNK_BYTES, Loaded
-from spotheal.training.copying import Copy, Plan
 from spotheal.training.distributed import Ranks, is_sharded
-from spotheal.training.files import Files
-from spotheal.training.format import BrokenCheckpoint
-from spotheal.training.image import TORCH_DTYPE, Image
-from spotheal.training.outcome import Outcome, SaveFailed
-from spotheal.training.sharded_dcp import ShardReader, ShardWriter, load_planner, save_planner
-from spotheal.training.sharded_manifest import Manifest, ShardFile, digest_of
-from spotheal.training.sharded_sets import Sets
-from spotheal.training.slots import STEP_MAX, Payload, read_header, write_file
-from spotheal.training.state import pack, to_json, unpack
+from spotheal.training.shards.sharded_dcp import ShardReader, ShardWriter, load_planner, save_planner
+from spotheal.training.shards.sharded_manifest import Manifest, ShardFile, digest_of
+from spotheal.training.shards.sharded_sets import Sets
+from spotheal.training.slotfile.copying import Copy, Plan
+from spotheal.training.slotfile.files import Files
+from spotheal.training.slotfile.format import BrokenCheckpoint
+from spotheal.training.slotfile.image import TORCH_DTYPE, Image
+from spotheal.training.slotfile.outcome import Outcome, SaveFailed
+from spotheal.training.slotfile.slots import STEP_MAX, Payload, read_header, write_file
+from spotheal.training.slotfile.state import pack, to_json, unpack
 
 log = logging.getLogger("spotheal.training")
 

@@ -15,7 +15,8 @@ from spotheal.agent.protocol.bounded_json import printable
 from spotheal.agent.protocol.errors import ConfigError, NotFound
 from spotheal.agent.protocol.instance_config import ENTRIES_MAX
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.training import hyperparameters, yaml_list
+from spotheal.training import yaml_list
+from spotheal.training.example import hyperparameters
 
 if TYPE_CHECKING:
     from spotheal.fleet.run.session import Session

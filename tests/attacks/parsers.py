@@ -41,10 +41,10 @@ from spotheal.fleet.logs.logs import _plain
 from spotheal.fleet.report.series import json_lines, series_of
 from spotheal.fleet.sweep import entries
 from spotheal.training import params
-from spotheal.training.format import BrokenCheckpoint, header_length, parse_header
 from spotheal.training.params import BadParams
 from spotheal.training.report import _belongs
-from spotheal.training.sharded_manifest import Manifest
+from spotheal.training.shards.sharded_manifest import Manifest
+from spotheal.training.slotfile.format import BrokenCheckpoint, header_length, parse_header
 from spotheal.training.tracking import _records
 from spotheal.userdata import report
 
@@ -148,10 +148,10 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]
     "fleet/logs/logs.py:_plain": (lambda data: _plain(_text(data)), ()),
     "fleet/report/series.py:json_lines": (lambda data: series_of(json_lines(_text(data))), ()),
     "fleet/sweep/entries.py:_from_json": (lambda data: entries.parse(_text(data)[:4096], "x"), (ConfigError,)),
-    "training/format.py:parse_header": (lambda data: parse_header(data, 1 << 20), (BrokenCheckpoint,)),
-    "training/sharded_manifest.py:Manifest.parse": (Manifest.parse, (BrokenCheckpoint,)),
+    "training/slotfile/format.py:parse_header": (lambda data: parse_header(data, 1 << 20), (BrokenCheckpoint,)),
+    "training/shards/sharded_manifest.py:Manifest.parse": (Manifest.parse, (BrokenCheckpoint,)),
     "training/report.py:_belongs": (lambda data: _belongs(data, 3, 1), ()),
-    "training/format.py:header_length": (lambda data: header_length(data[:8], 1 << 20), (BrokenCheckpoint,)),
+    "training/slotfile/format.py:header_length": (lambda data: header_length(data[:8], 1 << 20), (BrokenCheckpoint,)),
     "training/params.py:_parsed": (lambda data: params._parsed(data[:4096], "list.yaml"), (BadParams,)),
     "training/tracking.py:_records": (lambda data: list(_records(data)), ()),
     "fleet/files/config.py:read_job": (_filed(_TOP / "job.toml", lambda: read_job(_TOP / "job.toml")), (ConfigError,)),
@@ -198,7 +198,7 @@ TRUSTED: dict[str, str] = {
     "fleet/verbs/init.py:_check_job": "what the same command has made",
     "fleet/account/prices.py:_listed_price": "AWS's answer",
     "training/__main__.py:read_finished": "the trainer reads what the trainer wrote",
-    "training/format.py:_values": "part of a header whose checksum holds; parse_header takes its errors",
+    "training/slotfile/format.py:_values": "part of a header whose checksum holds; parse_header takes its errors",
     "training/yaml_list.py:load": "part of sweep/entries.py and params.py, which take its errors",
     "userdata/bootstrap.py:fetch": "the manifest, by the sha256 in user data",
     "userdata/bootstrap.py:unzip": "a wheel, by the sha256 in the manifest",

@@ -248,7 +248,7 @@ MUTANTS = (
     ),
     Mutant(
         "fsync of the file",
-        "training/slots.py",
+        "training/slotfile/slots.py",
         "        files.write(fd, whole, 0)\n        files.fsync(fd)\n",
         "        files.write(fd, whole, 0)\n",
         POWER_TESTS,
@@ -256,7 +256,7 @@ MUTANTS = (
     ),
     Mutant(
         "fsync of the directory",
-        "training/slots.py",
+        "training/slotfile/slots.py",
         "        files.sync_folder(self.folder)\n        return final\n",
         "        return final\n",
         POWER_TESTS,
@@ -264,7 +264,7 @@ MUTANTS = (
     ),
     Mutant(
         "checksum at load",
-        "training/slots.py",
+        "training/slotfile/slots.py",
         "            if found() != header.checksums[index]:\n",
         "            if False:\n",
         ("tests/test_checkpoint_store.py::test_a_thousand_flipped_bits_are_all_found",),

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from spotheal.agent.protocol.errors import ConfigError
-from spotheal.training import data, models
 from spotheal.training.distributed import Ranks
-from spotheal.training.loop import Counters, Run
-from spotheal.training.options import config_of, model_of, settled
+from spotheal.training.example import data, models
+from spotheal.training.example.loop import Counters, Run
+from spotheal.training.example.options import config_of, model_of, settled
 from spotheal.training.sampler import ExactSampler, SeededSamples, exact_loader
 
 AMP = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -13,10 +13,10 @@ from torch.utils.data import Dataset, TensorDataset
 
 from spotheal.agent.protocol import contract
 from spotheal.agent.protocol.errors import ConfigError, Retryable
-from spotheal.training.export import keep
-from spotheal.training.format import BrokenCheckpoint
-from spotheal.training.models import torchvision_datasets
-from spotheal.training.slots import read
+from spotheal.training.example.export import keep
+from spotheal.training.example.models import torchvision_datasets
+from spotheal.training.slotfile.format import BrokenCheckpoint
+from spotheal.training.slotfile.slots import read
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 FAKE_SAMPLES = 2048

@@ -28,7 +28,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import TensorDataset
 
 from spotheal.training.distributed import RankLost
-from spotheal.training.export import export
+from spotheal.training.example.export import export
 from spotheal.training.sampler import ExactSampler, exact_loader
 from spotheal.training.session import Loop, resume
 from spotheal.training.sharded_session import ShardedSession

@@ -9,8 +9,16 @@ from typing import Any, NoReturn
 
 from spotheal.agent.protocol import contract
 from spotheal.agent.protocol.errors import ConfigError
-from spotheal.training import hyperparameters
-from spotheal.training.hyperparameters import ACTIVATIONS, DATASETS, MODELS, NETWORK, OPTIMIZERS, RATES, SCHEDULES
+from spotheal.training.example import hyperparameters
+from spotheal.training.example.hyperparameters import (
+    ACTIVATIONS,
+    DATASETS,
+    MODELS,
+    NETWORK,
+    OPTIMIZERS,
+    RATES,
+    SCHEDULES,
+)
 from spotheal.training.pace import Every
 
 THREADS_MAX, WORKERS_MAX, STEP_SECONDS_MAX = 4096, 1024, 86400  # a slip of the pen must not stop the machine

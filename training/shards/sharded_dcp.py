@@ -28,11 +28,11 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from spotheal.training.format import BrokenCheckpoint
-from spotheal.training.image import FORMAT_DTYPE, TORCH_DTYPE
-from spotheal.training.sharded_manifest import Box, Manifest, Sharded, digest_of, name_in_file
-from spotheal.training.sharded_sets import Sets
-from spotheal.training.slots import read
+from spotheal.training.shards.sharded_manifest import Box, Manifest, Sharded, digest_of, name_in_file
+from spotheal.training.shards.sharded_sets import Sets
+from spotheal.training.slotfile.format import BrokenCheckpoint
+from spotheal.training.slotfile.image import FORMAT_DTYPE, TORCH_DTYPE
+from spotheal.training.slotfile.slots import read
 
 
 def save_planner() -> DefaultSavePlanner:

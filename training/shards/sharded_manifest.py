@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from spotheal.training.format import DIMENSIONS_MAX, ITEM_BYTES, BrokenCheckpoint, Header
+from spotheal.training.slotfile.format import DIMENSIONS_MAX, ITEM_BYTES, BrokenCheckpoint, Header
 
 VERSION = "1"
 BYTES_MAX = 1 << 30

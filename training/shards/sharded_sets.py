@@ -22,10 +22,10 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from spotheal.training.files import Files, open_regular, read_into
-from spotheal.training.format import BrokenCheckpoint
-from spotheal.training.sharded_manifest import BYTES_MAX, Manifest
-from spotheal.training.slots import BROKEN
+from spotheal.training.shards.sharded_manifest import BYTES_MAX, Manifest
+from spotheal.training.slotfile.files import Files, open_regular, read_into
+from spotheal.training.slotfile.format import BrokenCheckpoint
+from spotheal.training.slotfile.slots import BROKEN
 
 MARK = "commit.json"
 # A step that is saved again (a finished run that is started once more) gets a number behind it: a folder that is not

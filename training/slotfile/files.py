@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from spotheal.agent.protocol.errors import ConfigError
-from spotheal.training.format import ALIGNMENT
+from spotheal.training.slotfile.format import ALIGNMENT
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
 # Without the times of the file, which cost a commit of the journal: content and size are what a reader needs.

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from spotheal.training.checksum import as_blocks
-from spotheal.training.format import ALIGNMENT, Entry, Layout
+from spotheal.training.slotfile.checksum import as_blocks
+from spotheal.training.slotfile.format import ALIGNMENT, Entry, Layout
 
 _DTYPES: Mapping[str, str] = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",

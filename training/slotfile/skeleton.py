@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from spotheal.training.state import no_stack, pack, to_json
+from spotheal.training.slotfile.state import no_stack, pack, to_json
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)  # exactly these: a subclass may hold more than its items
 _LEAVES = (type(None), bool, int, float, str, bytes)  # and these: others may change behind our back

@@ -21,10 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from spotheal.training.checksum import checksum
-from spotheal.training.copying import beside
-from spotheal.training.files import Files, open_regular, read_into
-from spotheal.training.format import (
+from spotheal.training.slotfile.checksum import checksum
+from spotheal.training.slotfile.copying import beside
+from spotheal.training.slotfile.files import Files, open_regular, read_into
+from spotheal.training.slotfile.format import (
     ALIGNMENT,
     BrokenCheckpoint,
     Header,
@@ -34,8 +34,8 @@ from spotheal.training.format import (
     header_room,
     parse_header,
 )
-from spotheal.training.image import TORCH_DTYPE, Image
-from spotheal.training.state import to_json
+from spotheal.training.slotfile.image import TORCH_DTYPE, Image
+from spotheal.training.slotfile.state import to_json
 
 SUFFIX = ".safetensors"
 BROKEN = "broken-"

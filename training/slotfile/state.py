@@ -21,8 +21,14 @@ from typing import Any, Protocol
 import torch
 
 from spotheal.agent.protocol.errors import SpothealError
-from spotheal.training.format import DIMENSIONS_MAX, JSON_NESTING_MAX, NESTING_MAX, RESERVED_NAMES, nested_beyond
-from spotheal.training.image import FORMAT_DTYPE
+from spotheal.training.slotfile.format import (
+    DIMENSIONS_MAX,
+    JSON_NESTING_MAX,
+    NESTING_MAX,
+    RESERVED_NAMES,
+    nested_beyond,
+)
+from spotheal.training.slotfile.image import FORMAT_DTYPE
 
 
 class Stateful(Protocol):

@@ -1,0 +1,1 @@
+"""The example trainer: data, models, loop, options."""

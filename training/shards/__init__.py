@@ -1,0 +1,1 @@
+"""Checkpoints of several ranks, each of which writes its part."""
