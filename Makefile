@@ -54,7 +54,7 @@ day: $(READY)
 # Where each option is lived: tests/options/lived.toml. The silent rehearsals of every kind, too.
 options: $(READY)
 	$(VENV)/bin/python -m pytest -q --durations=10 tests/options/live_options.py tests/options/live_verbs.py
-	SPOTHEAL_SILENT_SCENARIOS=quiet,sweep,elastic,batch $(VENV)/bin/python -m pytest -q tests/test_rehearsal_silence.py
+	SPOTHEAL_SILENT_SCENARIOS=quiet,sweep,elastic,batch $(VENV)/bin/python -m pytest -q tests/rehearsal/test_rehearsal_silence.py
 
 # Every scenario of one machine; SPOTHEAL_INNOCENTS=kill,notice for some.
 SPOTHEAL_INNOCENTS ?= all
@@ -100,12 +100,12 @@ PAIRS ?= 1
 soak: $(READY)
 	$(VENV)/bin/python bench/recovery.py
 	$(VENV)/bin/python tests/mutants/run.py
-	SPOTHEAL_THROTTLED=1000 $(VENV)/bin/python -m pytest -q tests/test_safety.py
-	SPOTHEAL_STOPS=1 $(VENV)/bin/python -m pytest -q tests/test_streaming_loaders.py
+	SPOTHEAL_THROTTLED=1000 $(VENV)/bin/python -m pytest -q tests/agent/life/test_safety.py
+	SPOTHEAL_STOPS=1 $(VENV)/bin/python -m pytest -q tests/training/test_streaming_loaders.py
 	$(PIP) install --upgrade --target $(VENV)/programs wandb py-spy uv
 	SPOTHEAL_SLOW_WORKLOADS=1 SPOTHEAL_EXTRA_PACKAGES=$(CURDIR)/$(VENV)/programs \
 	    $(VENV)/bin/python -m pytest -q tests/attacks
-	SPOTHEAL_EXAMPLES=10000 $(VENV)/bin/python -m pytest -q tests/test_userdata_hostile.py tests/test_redaction.py
+	SPOTHEAL_EXAMPLES=10000 $(VENV)/bin/python -m pytest -q tests/userdata/test_userdata_hostile.py tests/agent/protocol/test_redaction.py
 	SPOTHEAL_EXAMPLES=500 $(VENV)/bin/python -m pytest -q tests/attacks/test_parsers.py
 	$(VENV)/bin/python tests/simulation/histories.py $(HISTORIES)
 	SPOTHEAL_LIVES=0:300 $(VENV)/bin/python -m pytest -q tests/second_ec2

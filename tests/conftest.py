@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 # What tests share (imds_server, training_runs, …) is imported by its bare name, whichever import mode pytest uses.
-if str(Path(__file__).parent) not in sys.path:
-    sys.path.insert(0, str(Path(__file__).parent))
+for _folder in ("worlds", "harness", ""):
+    if (_path := str(Path(__file__).parent / _folder)) not in sys.path:
+        sys.path.insert(0, _path)
 
 # moto makes 1,300 images, each with a volume and a snapshot, whenever its EC2 is begun anew: seconds of a test.
 os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")

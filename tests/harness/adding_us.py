@@ -1,6 +1,6 @@
 """The diffs that add us to a script: made of tests/scripts, shown on three pages.
 
-`python tests/test_docs.py` writes them anew.
+`python tests/project/test_docs.py` writes them anew.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests/scripts"
 PAGES = [ROOT / "README.md", ROOT / "docs/contract.md", ROOT / "docs/checkpoints.md"]
 KINDS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "checkpoints.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md"
 
 
 def blocks(page: Path = PAGE) -> dict[str, str]:

@@ -14,7 +14,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-_TESTS = Path(__file__).resolve().parent
+_TESTS = Path(__file__).resolve().parents[1]
 _PRELOAD = (
     "pytest",
     *("spotheal.training.__main__", "spotheal.training.example.build", "spotheal.training.example.export", "sklearn.datasets"),

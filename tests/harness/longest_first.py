@@ -13,33 +13,33 @@ LONGEST = (
     "boot/test_boot.py",  # waits
     "simulation/test_random_histories.py",
     "simulation/test_random_histories_too.py",
-    "test_rehearsal_run.py",  # waits
-    "test_training_ranks.py",
+    "rehearsal/test_rehearsal_run.py",  # waits
+    "training/test_training_ranks.py",
     "simulation/test_crashes.py",
     "boot/test_bad_boots.py",  # waits
-    "test_rehearsal_ranks.py",  # waits
-    "test_mutants.py",
+    "rehearsal/test_rehearsal_ranks.py",  # waits
+    "project/test_mutants.py",
     "simulation/test_simulated_life.py",
-    "test_batch_fleet.py",
-    "test_efs_rehearsal.py",
-    "test_sweep_rehearsal.py",
-    "test_fleet_account.py",
-    "test_fleet_cloud.py",
-    "test_fleet_volume.py",
-    "test_repo.py",
-    "test_supervisor_surroundings.py",
-    "test_silence.py",  # waits
+    "fleet/batch/test_batch_fleet.py",
+    "rehearsal/test_efs_rehearsal.py",
+    "rehearsal/test_sweep_rehearsal.py",
+    "fleet/account/test_fleet_account.py",
+    "rehearsal/cloud/test_fleet_cloud.py",
+    "fleet/volumes/test_fleet_volume.py",
+    "agent/repository/test_repo.py",
+    "agent/trainer/test_supervisor_surroundings.py",
+    "agent/trainer/test_silence.py",  # waits
     "simulation/test_parity.py",
     "simulation/test_simulated_healing.py",
     "simulation/test_simulated_sweep.py",
-    "test_wheel.py",
-    "test_userdata.py",
-    "test_userdata_hostile.py",
+    "project/test_wheel.py",
+    "userdata/test_userdata.py",
+    "userdata/test_userdata_hostile.py",
 )
 # Files whose tests are forked from a server that has torch imported (forked.py): one server does for all of them.
 TOGETHER = frozenset({
-    "test_training_ranks.py", "test_integrations_ranks.py", "test_nodes_launcher.py", "test_sharded_training.py",
-    "test_training_resume.py", "test_docs.py",
+    "training/test_training_ranks.py", "training/integrations/test_integrations_ranks.py", "agent/nodes/test_nodes_launcher.py", "training/slotfile/test_sharded_training.py",
+    "training/test_training_resume.py", "project/test_docs.py",
 })  # fmt: skip
 _PLACES = {name: place for place, name in enumerate(LONGEST)}
 
@@ -47,7 +47,7 @@ _PLACES = {name: place for place, name in enumerate(LONGEST)}
 def place(path: str) -> int:
     """Where a file, named from the root of the repository, comes in the order."""
     name = path.removeprefix("tests/")
-    return _PLACES.get("test_training_ranks.py" if name in TOGETHER else name, len(_PLACES))
+    return _PLACES.get("training/test_training_ranks.py" if name in TOGETHER else name, len(_PLACES))
 
 
 def scheduler(config: Any, log: Any) -> Any:

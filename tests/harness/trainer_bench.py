@@ -21,7 +21,7 @@ from spotheal.agent.protocol.job import parse_job
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.agent.trainer.supervisor import Ended, Hooks, Supervisor, Timing
 
-TRAINERS = Path(__file__).parent / "trainers"
+TRAINERS = Path(__file__).resolve().parents[1] / "trainers"
 QUICK = Timing(poll_seconds=0.05, first_poll_seconds=0.02, unasked_wait_seconds=0.1, empty_checkpoints_seconds=600)
 
 

@@ -21,11 +21,11 @@ class Mutant:
 
 
 PLAN, SEEN = "agent/volume/plan.py", "agent/volume/seen.py"
-PLAN_TESTS = ("tests/test_volume_plan.py",)
-POWER_TESTS = ("tests/test_checkpoint_power.py::test_no_power_loss_loses_an_acknowledged_checkpoint",)
+PLAN_TESTS = ("tests/agent/volume/test_volume_plan.py",)
+POWER_TESTS = ("tests/training/slotfile/test_checkpoint_power.py::test_no_power_loss_loses_an_acknowledged_checkpoint",)
 
 # Not here: the fsync of a checkpoint's data before its commit mark, and of the folder before a slot is overwritten.
-# With either taken out tests/test_checkpoint_power.py stays green: what is torn then is found by its checksum and was
+# With either taken out tests/training/slotfile/test_checkpoint_power.py stays green: what is torn then is found by its checksum and was
 # never acknowledged, and the other slots are whole. They spare a file from being set aside, no checkpoint from loss.
 MUTANTS = (
     Mutant(
@@ -49,7 +49,7 @@ MUTANTS = (
         '    if type(action).__name__ == "ClaimTerm":\n'
         '        return replace(seen, claim=Claim(action.number, ctx.desired.instance, ctx.desired.zone, ""))\n'
         "    match action:\n        case Attach(volume):\n",
-        ("tests/test_safety.py",),
+        ("tests/agent/life/test_safety.py",),
     ),
     Mutant(
         "no mkfs on what may hold data",
@@ -63,14 +63,14 @@ MUTANTS = (
         "agent/repository/working_copy.py",
         '            copied = programs.run(["sync", "-f", str(self._incoming)], seconds_max=SYNC_SECONDS_MAX)\n',
         "            pass\n",
-        ("tests/test_working_copy.py::test_a_copy_that_is_not_on_the_disk_is_not_called_complete",),
+        ("tests/agent/repository/test_working_copy.py::test_a_copy_that_is_not_on_the_disk_is_not_called_complete",),
     ),
     Mutant(
         "what the trainer wrote is moved before the copies change places",
         "agent/repository/working_copy.py",
         "                    rest = self._carry(clone)\n                    os.rename(clone, rest)\n",
         "                    os.rename(clone, self._outgoing)\n                    self._carry(self._outgoing)\n",
-        ("tests/test_working_copy.py::test_a_machine_may_be_lost_at_any_step_of_a_change_of_commit",),
+        ("tests/agent/repository/test_working_copy.py::test_a_machine_may_be_lost_at_any_step_of_a_change_of_commit",),
         quick=False,
     ),
     Mutant(
@@ -78,14 +78,14 @@ MUTANTS = (
         "agent/nodes/shared_copy.py",
         "        return holder.has_ended\n",
         "        return holder.is_gone\n",
-        ("tests/test_shared_copy.py::test_a_claim_passes_on_only_once_no_process_of_its_machine_runs",),
+        ("tests/agent/nodes/test_shared_copy.py::test_a_claim_passes_on_only_once_no_process_of_its_machine_runs",),
     ),
     Mutant(
         "no configuration of a trainer's for git",
         "agent/repository/checkout.py",
         "        if alone:\n            self._environment = {",
         "        if False:\n            self._environment = {",
-        ("tests/test_secrets.py::test_no_filter_that_a_trainer_set_up_runs_beside_the_token",),
+        ("tests/agent/cage/test_secrets.py::test_no_filter_that_a_trainer_set_up_runs_beside_the_token",),
     ),
     Mutant(
         "snapshot before detach",
@@ -94,14 +94,14 @@ MUTANTS = (
         "            if result.unmounted:\n"
         '                _try_until_the_end(result, steps, clock, watcher, "detach the volume", steps.detach)\n'
         "            _snapshot(result, steps, clock, watcher)\n        if result.snapshot and result.unmounted:\n",
-        ("tests/test_interruption.py",),
+        ("tests/agent/interruption/test_interruption.py",),
     ),
     Mutant(
         "no handover of what is not on the device yet",
         "agent/interruption/handover.py",
         "        if result.unmounted or result.frozen:\n            _snapshot(",
         "        if True:\n            _snapshot(",
-        ("tests/test_interruption.py",),
+        ("tests/agent/interruption/test_interruption.py",),
     ),
     Mutant(
         "purpose check at adoption",
@@ -129,21 +129,21 @@ MUTANTS = (
         "agent/machine/host.py",
         "        if volume and (now := self.find_device(volume, attached_as)) != device:\n",
         "        if False and (now := self.find_device(volume, attached_as)) != device:\n",
-        ("tests/test_host_programs.py",),
+        ("tests/agent/machine/test_host_programs.py",),
     ),
     Mutant(
         "blank check before mkfs",
         "agent/machine/host.py",
         "        if not (blank or (again and self._may_be_unfinished(device))):\n",
         "        if False:\n",
-        ("tests/test_host_programs.py",),
+        ("tests/agent/machine/test_host_programs.py",),
     ),
     Mutant(
         "a foreign signature is not formatted over",
         "agent/machine/host.py",
         "(again and self._may_be_unfinished(device))",
         "again",
-        ("tests/test_host_programs.py",),
+        ("tests/agent/machine/test_host_programs.py",),
     ),
     Mutant(
         "blank check before mkfs, in the decision",
@@ -178,49 +178,49 @@ MUTANTS = (
         "agent/volume/retention.py",
         "    if acknowledged_step is None:\n",
         "    if False:\n",
-        ("tests/test_volume_retention.py",),
+        ("tests/agent/volume/test_volume_retention.py",),
     ),
     Mutant(
         "token in CreateVolume",
         "agent/aws/ec2.py",
         '            "ClientToken": self.token,\n',
         "",
-        ("tests/test_volume_ec2.py",),
+        ("tests/agent/volume/test_volume_ec2.py",),
     ),
     Mutant(
         "401 refresh",
         "agent/aws/imds.py",
         "                if status != 401:\n                    break\n",
         "                break\n",
-        ("tests/test_metadata.py::test_a_401_is_answered_with_a_new_token",),
+        ("tests/agent/aws/test_metadata.py::test_a_401_is_answered_with_a_new_token",),
     ),
     Mutant(
         "garbage is not a notice",
         "agent/aws/imds.py",
         '    if body.get("action") not in ("terminate", "stop", "hibernate"):\n',
         "    if False:\n",
-        ("tests/test_metadata.py::test_what_makes_no_sense_is_unknown",),
+        ("tests/agent/aws/test_metadata.py::test_what_makes_no_sense_is_unknown",),
     ),
     Mutant(
         "garbage is not a notice, nor the end of one",
         "agent/interruption/watcher.py",
         "            if answer is UNKNOWN:\n",
         "            if False:\n",
-        ("tests/test_interruption.py::test_answers_without_sense_change_nothing",),
+        ("tests/agent/interruption/test_interruption.py::test_answers_without_sense_change_nothing",),
     ),
     Mutant(
         "end-after-stop is an interruption",
         "agent/trainer/attempts.py",
         "    if end.asked:\n        return Stopped()\n",
         "",
-        ("tests/test_supervisor_rules.py",),
+        ("tests/agent/trainer/test_supervisor_rules.py",),
     ),
     Mutant(
         "failure budget reset only by a step",
         "agent/trainer/attempts.py",
         "    if end.gained:\n",
         "    if True:\n",
-        ("tests/test_supervisor_rules.py",),
+        ("tests/agent/trainer/test_supervisor_rules.py",),
     ),
     Mutant(
         "foreign fleet never cancelled",
@@ -228,14 +228,14 @@ MUTANTS = (
         "        found = self.instance(instance)\n        if found is None:\n            raise Retryable(",
         "        found = next(iter(self._instances([], instance)), None)\n"
         "        if found is None:\n            raise Retryable(",
-        ("tests/test_safety.py",),
+        ("tests/agent/life/test_safety.py",),
     ),
     Mutant(
         "foreign fleet never cancelled, whatever the store says",
         "agent/life/finish.py",
         "    if fleet:\n        return fleet\n",
         "",
-        ("tests/test_safety.py",),
+        ("tests/agent/life/test_safety.py",),
     ),
     Mutant(
         "a term of an earlier life is not written under again",
@@ -267,7 +267,7 @@ MUTANTS = (
         "training/slotfile/slots.py",
         "            if found() != header.checksums[index]:\n",
         "            if False:\n",
-        ("tests/test_checkpoint_store.py::test_a_thousand_flipped_bits_are_all_found",),
+        ("tests/training/slotfile/test_checkpoint_store.py::test_a_thousand_flipped_bits_are_all_found",),
         quick=False,  # imports torch
     ),
     Mutant(
@@ -275,7 +275,7 @@ MUTANTS = (
         "training/checkpoint.py",
         "            copy.wait()\n            self._held",
         "            self._held",
-        ("tests/test_checkpoint_store.py::test_what_changes_after_the_save_is_not_in_it",),
+        ("tests/training/slotfile/test_checkpoint_store.py::test_what_changes_after_the_save_is_not_in_it",),
         quick=False,  # imports torch
     ),
     Mutant(
@@ -283,7 +283,7 @@ MUTANTS = (
         "agent/processes/group.py",
         "    while left := owned_by(account.uid):\n",
         "    while left := set[int]():\n",
-        ("tests/test_cage.py::test_what_another_program_started_as_the_user_ends_with_the_trainer_too",),
+        ("tests/agent/cage/test_cage.py::test_what_another_program_started_as_the_user_ends_with_the_trainer_too",),
         quick=False,  # needs root, as the next two do
     ),
     Mutant(
@@ -291,7 +291,7 @@ MUTANTS = (
         "agent/processes/sandbox_exec.py",
         "            _prctl(_PR_SET_NO_NEW_PRIVS, 1)\n",
         "            pass\n",
-        ("tests/test_cage.py::test_only_its_own_folders_are_writable_and_no_program_gives_rights",),
+        ("tests/agent/cage/test_cage.py::test_only_its_own_folders_are_writable_and_no_program_gives_rights",),
         quick=False,
     ),
     Mutant(
@@ -326,7 +326,7 @@ MUTANTS = (
         "agent/processes/sandbox_exec.py",
         "            _make_read_only(place, flags)\n",
         "            pass\n",
-        ("tests/test_cage.py::test_only_its_own_folders_are_writable_and_no_program_gives_rights",),
+        ("tests/agent/cage/test_cage.py::test_only_its_own_folders_are_writable_and_no_program_gives_rights",),
         quick=False,
     ),
     Mutant(
@@ -335,7 +335,7 @@ MUTANTS = (
         '        lines.append(f"{_to(address)} tcp dport 80 redirect to :{port}")\n',
         "        pass\n",
         (
-            "tests/test_relay.py::test_from_the_cages_user_no_credentials_are_to_be_had_by_any_address_and_polling_works",
+            "tests/agent/cage/test_relay.py::test_from_the_cages_user_no_credentials_are_to_be_had_by_any_address_and_polling_works",
         ),
         quick=False,
     ),
@@ -344,14 +344,14 @@ MUTANTS = (
         "agent/cage/imds_proxy.py",
         "        if path in (SPOT_ACTION, REBALANCE):\n",
         '        if path.startswith("/latest/meta-data/"):\n',
-        ("tests/test_relay.py::test_no_path_makes_the_relay_ask_for_another_than_the_two",),
+        ("tests/agent/cage/test_relay.py::test_no_path_makes_the_relay_ask_for_another_than_the_two",),
     ),
     Mutant(
         "a relay without an answer says so",
         "agent/cage/imds_proxy.py",
         "                    answer = _Answer(503)  #",
         "                    answer = _Answer(404)  #",
-        ("tests/test_relay.py::test_a_service_that_does_not_answer_is_not_taken_for_no_notice",),
+        ("tests/agent/cage/test_relay.py::test_a_service_that_does_not_answer_is_not_taken_for_no_notice",),
         quick=False,
     ),
     Mutant(
@@ -359,7 +359,7 @@ MUTANTS = (
         "agent/processes/output.py",
         "        text = self._secrets.text(readable(self._open[:end]))\n",
         "        text = readable(self._open[:end])\n",
-        ("tests/test_redaction.py::test_a_secret_is_found_wherever_chunks_and_lines_are_cut",),
+        ("tests/agent/protocol/test_redaction.py::test_a_secret_is_found_wherever_chunks_and_lines_are_cut",),
         quick=False,
     ),
     Mutant(
@@ -367,7 +367,7 @@ MUTANTS = (
         "agent/processes/output.py",
         "        until = max(0, len(text) - self._secrets.overlap) // self._max * self._max\n",
         "        until = len(text)\n",
-        ("tests/test_redaction.py::test_a_secret_is_found_wherever_chunks_and_lines_are_cut",),
+        ("tests/agent/protocol/test_redaction.py::test_a_secret_is_found_wherever_chunks_and_lines_are_cut",),
         quick=False,
     ),
     Mutant(
@@ -375,7 +375,7 @@ MUTANTS = (
         "agent/cage/secrets.py",
         "        SECRETS.learn([*found.values(), *values.values()])\n",
         "        pass\n",
-        ("tests/test_secrets.py::test_secrets_of_both_services_are_fetched_and_known_to_the_redaction",),
+        ("tests/agent/cage/test_secrets.py::test_secrets_of_both_services_are_fetched_and_known_to_the_redaction",),
         quick=False,
     ),
     Mutant(
@@ -383,7 +383,7 @@ MUTANTS = (
         "agent/repository/git_access.py",
         'f"credential.{host}.helper={helper}"',
         'f"credential.helper={helper}"',
-        ("tests/test_secrets.py::test_the_token_goes_to_the_repositorys_own_host_alone",),
+        ("tests/agent/cage/test_secrets.py::test_the_token_goes_to_the_repositorys_own_host_alone",),
         quick=False,
     ),
     Mutant(
@@ -391,6 +391,6 @@ MUTANTS = (
         "fleet/request/userdata.py",
         "    refuse_secrets(config.job)\n",
         "",
-        ("tests/test_userdata_hostile.py::test_what_looks_like_a_token_is_refused_with_the_field_and_the_cure",),
+        ("tests/userdata/test_userdata_hostile.py::test_what_looks_like_a_token_is_refused_with_the_field_and_the_cure",),
     ),
 )

@@ -1,7 +1,7 @@
 """Options of job.toml and of the verbs, each lived once by real machines of the local cloud: `make options`.
 
 A life begins in an empty account with `fleetctl init`, so its machines have the roles that `init` and `request` make.
-The job files are data (`jobs/`): tests/test_options_lived.py reads from them what is lived here.
+The job files are data (`jobs/`): tests/project/test_options_lived.py reads from them what is lived here.
 """
 
 from __future__ import annotations

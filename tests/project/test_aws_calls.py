@@ -18,7 +18,7 @@ from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.rehearsal.services.client import InMemoryS3
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]
 ALLOWED = {"instance": {"s3:GetObject"}, "operator": {"s3:GetObject", "ec2:DescribeVpcs"}}
 
 

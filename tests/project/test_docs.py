@@ -1,6 +1,6 @@
 """The documents say what the code does: tables are compared, links and files exist.
 
-`python tests/test_docs.py` writes the generated tables anew.
+`python tests/project/test_docs.py` writes the generated tables anew.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spotheal.agent.protocol.job_keys import FREE_TABLES, KEYS, REQUIRED
 from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.fleet.rehearsal.scenarios import scenario as scenarios
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -61,7 +61,7 @@ def block(text: str, name: str) -> str:
 @pytest.mark.parametrize("name", GENERATED)
 def test_generated_tables_are_the_codes(name: str) -> None:
     mark, table = GENERATED[name]
-    assert block((ROOT / name).read_text(), mark) == table(), "run: python tests/test_docs.py"
+    assert block((ROOT / name).read_text(), mark) == table(), "run: python tests/project/test_docs.py"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -1,6 +1,6 @@
 """The pages of the verbs are what `--help` prints, and docs/troubleshooting.md's messages are the code's.
 
-`python tests/test_docs_verbs.py` writes those pages anew.
+`python tests/project/test_docs_verbs.py` writes those pages anew.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / ".ci/import_path"))
 
@@ -61,7 +61,7 @@ def pages() -> dict[str, str]:
     """Every page below docs/, by its name."""
     codes = [f"| {int(code)} | {says} |" for code, says in MEANINGS.items()]
     verbs = [f"| [{name}](verbs/{name}.md) | {line} |" for name, line in cli.VERBS.items()]
-    made = "Made from `--help` (`python tests/test_docs_verbs.py`), a page a verb. What messages mean:"
+    made = "Made from `--help` (`python tests/project/test_docs_verbs.py`), a page a verb. What messages mean:"
     lines = ["# fleetctl", "", made, "[troubleshooting](troubleshooting.md).", ""]
     lines += ["| verb | |", "|---|---|", *verbs, ""]
     lines += ["## Exit codes", "", "| code | |", "|---|---|", *codes, ""]
@@ -77,7 +77,7 @@ def pages() -> dict[str, str]:
 
 @pytest.mark.parametrize("name", ["fleetctl.md", *(f"verbs/{verb}.md" for verb in cli.VERBS)])
 def test_the_pages_of_the_verbs_are_what_help_prints(name: str) -> None:
-    assert pages()[name] == (DOCS / name).read_text(), "run: python tests/test_docs_verbs.py"
+    assert pages()[name] == (DOCS / name).read_text(), "run: python tests/project/test_docs_verbs.py"
 
 
 def test_there_is_no_page_of_a_verb_that_is_gone() -> None:

@@ -14,7 +14,7 @@ from spotheal.fleet import cli
 from spotheal.iam.calls import CALLS, Who
 
 __all__ = ["desk", "moto_clients", "wheels"]
-TEXT = (Path(__file__).resolve().parent.parent / "docs/permissions.md").read_text()
+TEXT = (Path(__file__).resolve().parents[2] / "docs/permissions.md").read_text()
 EVERYWHERE = {"sts:GetCallerIdentity", "s3:ListBucket", "s3:GetObject"}
 _FOUND = re.findall(r"^\| `(\w+)` \| (.*) \|$", TEXT, re.MULTILINE)
 ROWS = {verb: set(re.findall(r"`(\w[\w-]*:\w+)`", row)) for verb, row in _FOUND}

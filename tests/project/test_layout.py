@@ -16,7 +16,7 @@ from pathlib import Path
 import longest_first
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("agent", "fleet", "training", "userdata", "iam")
 AGENT_THIRD_PARTY = {"boto3", "botocore", "requests", "tenacity", "structlog"}
 FLEET_THIRD_PARTY = {"yaml", "botocore", "boto3", "typer", "click", "rich", "requests", "tomli"}

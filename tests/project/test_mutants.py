@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "mutants"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mutants"))
 
 import run as mutants
 from table import MUTANTS
@@ -54,7 +54,7 @@ def test_the_quick_mutants_are_killed(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_a_mutant_that_changes_nothing_survives_and_one_that_breaks_the_import_is_an_error(tmp_path: Path) -> None:
     line = '    serial = volume.replace("-", "", 1)\n'
-    tests = ("tests/test_host_devices.py::test_the_volume_is_the_disk_with_its_serial",)
+    tests = ("tests/agent/machine/test_host_devices.py::test_the_volume_is_the_disk_with_its_serial",)
     same = mutants.Mutant("same", "agent/machine/devices.py", line, line + "    assert serial\n", tests)
     broken = mutants.Mutant("broken", "agent/machine/devices.py", line, "    serial = (\n", tests)
     survives, error = mutants.run((same, broken), tmp_path)

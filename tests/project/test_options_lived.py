@@ -1,7 +1,7 @@
 """Every key of job.toml and every option of every verb is lived once, by real processes or against the local cloud.
 
 `options/lived.toml` says where. A row must be true: the job of a life or of a scenario, or the source of a test,
-holds the option. `python tests/test_options_lived.py` proposes rows for options that have none.
+holds the option. `python tests/project/test_options_lived.py` proposes rows for options that have none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path.insert(0, str(TESTS.parent / ".ci/import_path"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/promises.md").read_text(encoding="utf-8")
 FAULTS = (*range(1, 12), *range(16, 22), 25, 26)
 

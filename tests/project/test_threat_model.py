@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MODEL = (ROOT / "docs/threat-model.md").read_text("utf-8")
 ROWS = [line for line in MODEL.splitlines() if line.startswith("|")][2:]
 

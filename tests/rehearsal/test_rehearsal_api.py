@@ -23,7 +23,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import BotoCoreError, ClientError
-from tests.rulebook_world import ROLE, SPECIFICATION, A, B, VirtualClock, refused
+from rulebook_world import ROLE, SPECIFICATION, A, B, VirtualClock, refused
 
 from spotheal.agent.aws.imds import NOTHING, UNKNOWN, Metadata, Rebalance, SpotAction
 from spotheal.agent.protocol.clock import SystemClock

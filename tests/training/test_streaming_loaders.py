@@ -5,7 +5,7 @@ tests do, so its tests are skipped in `.venv` and run in a virtual environment o
 
     python3 -m venv .venv-mosaic && .venv-mosaic/bin/python -m pip install torch==2.13.0 torchvision==0.28.0
     .venv-mosaic/bin/python -m pip install --editable '.[mosaic,rehearsal,test]'
-    .venv-mosaic/bin/python -m pytest tests/test_streaming_loaders.py
+    .venv-mosaic/bin/python -m pytest tests/training/test_streaming_loaders.py
 """
 
 from __future__ import annotations

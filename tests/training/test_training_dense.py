@@ -25,7 +25,7 @@ from spotheal.training.example import (
 )
 from spotheal.training.params import LIST, params  # noqa: E402
 
-ARTICLE = Path(__file__).resolve().parent.parent / "examples" / "hyperparam_list.yml"
+ARTICLE = Path(__file__).resolve().parents[2] / "examples" / "hyperparam_list.yml"
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from spotheal.training.notice import Watcher  # noqa: E402
 from spotheal.training.session import Session, resume  # noqa: E402
 
 pytestmark = pytest.mark.torch
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 STEPS, MINUTE = 15, 60.0
 REFUSED = "http://127.0.0.1:9"  # nothing listens on the discard port
 

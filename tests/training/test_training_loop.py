@@ -146,7 +146,7 @@ def test_importing_it_brings_in_no_library_that_an_ami_may_lack() -> None:
         "import sys, spotheal.training, spotheal.training.example.loop, spotheal.training.notice, spotheal.training.checkpoint;"
         "print([n for n in ('requests', 'torchvision', 'sklearn', 'boto3', 'safetensors') if n in sys.modules])"
     )
-    path = str(Path(__file__).parent.parent / ".ci" / "import_path")
+    path = str(Path(__file__).resolve().parents[2] / ".ci" / "import_path")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": path})
     assert done.stdout.strip() == "[]", done.stderr
 

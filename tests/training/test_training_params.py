@@ -15,7 +15,7 @@ from spotheal.agent.protocol.errors import ConfigError
 from spotheal.training.example import hyperparameters
 from spotheal.training.params import LIST, BadParams, index, params
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 ARTICLE = ROOT / "examples" / "hyperparam_list.yml"
 SWEEPS = ROOT / "docs" / "sweeps.md"
 

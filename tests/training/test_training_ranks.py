@@ -32,7 +32,7 @@ from spotheal.training.sampler import ExactSampler  # noqa: E402
 from spotheal.training.session import Session, resume  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
-IMPORTS = Path(__file__).resolve().parent.parent / ".ci" / "import_path"
+IMPORTS = Path(__file__).resolve().parents[2] / ".ci" / "import_path"
 HALF = 4  # samples of each of two ranks in a step
 
 

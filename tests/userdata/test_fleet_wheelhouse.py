@@ -21,7 +21,7 @@ from spotheal.fleet.request import wheelhouse
 from spotheal.fleet.request.plan import UploadWheels
 from spotheal.fleet.request.wheelhouse import Wheelhouse
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

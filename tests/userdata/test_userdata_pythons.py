@@ -18,7 +18,7 @@ from pythons_here import pythons
 
 from spotheal.userdata.minified import minified
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("report", "bootstrap", "prepare")
 _MAKE = """
 import sys

@@ -27,7 +27,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PATH = Path(__file__).parent / "data" / "aws_facts.toml"
+PATH = Path(__file__).resolve().parents[1] / "data" / "aws_facts.toml"
 REGION = "us-west-2"
 A, B = f"{REGION}a", f"{REGION}b"
 _TRUST = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}

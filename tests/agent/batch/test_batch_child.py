@@ -17,7 +17,7 @@ from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.rehearsal.services.client import client_error
 
 __all__ = ["no_efs"]
-COUNTING = (Path(__file__).parent / "trainers/counting.py").read_text()
+COUNTING = (Path(__file__).resolve().parents[2] / "trainers/counting.py").read_text()
 WRITES_PARAMS = """
 import json, os, pathlib
 params = json.load(open(os.environ["SPOTHEAL_PARAMS_FILE"]))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[2]
 USER = "spotheal-test-l"
 SPACE = f"spotheal-life-{os.getpid()}"
 PYTHON = "/usr/bin/python3"

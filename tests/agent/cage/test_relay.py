@@ -375,4 +375,4 @@ def test_from_the_cages_user_no_credentials_are_to_be_had_by_any_address_and_pol
 
 
 def _import_path() -> str:
-    return str(Path(__file__).resolve().parents[1] / ".ci/import_path")
+    return str(Path(__file__).resolve().parents[3] / ".ci/import_path")

@@ -19,7 +19,7 @@ from spotheal.agent.protocol.names import StoreUrl
 from spotheal.iam.calls import CALLS, On, Who
 from spotheal.iam.policies import Scope, instance_role
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "simulation"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "simulation"))
 
 import simulated_world
 

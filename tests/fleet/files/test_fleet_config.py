@@ -16,7 +16,7 @@ from spotheal.agent.protocol.job import parse_job
 from spotheal.fleet.files import jsonfile
 from spotheal.fleet.files.config import parse_fleet, read_job, read_request
 
-ARTICLE = Path(__file__).parent / "data" / "article_spot_fleet_config.json"
+ARTICLE = Path(__file__).resolve().parents[2] / "data" / "article_spot_fleet_config.json"
 GOOD: dict[str, Any] = {
     "TargetCapacity": 1,
     "IamFleetRole": "arn:aws:iam::123456789012:role/fleet",

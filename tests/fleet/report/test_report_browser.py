@@ -18,7 +18,7 @@ from spotheal.fleet.report.report import make
 from spotheal.fleet.sweep import report as sweep_report
 from spotheal.fleet.sweep.report_page import page as sweep_page
 
-ARTIFACTS = Path(__file__).resolve().parent.parent / "artifacts" / "report"
+ARTIFACTS = Path(__file__).resolve().parents[3] / "artifacts" / "report"
 STORIES = ("finished", "running", "hostile", "sweep", "hostile_sweep")
 LAID_OUT = [("finished", 390), ("finished", 768), ("finished", 1280), ("running", 390), ("hostile", 390),
             ("hostile", 1280), ("sweep", 390), ("sweep", 1280), ("hostile_sweep", 390)]  # fmt: skip

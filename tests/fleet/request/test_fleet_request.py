@@ -21,7 +21,7 @@ from spotheal.fleet.request import request, userdata
 from spotheal.fleet.request.request import Order, build
 
 RUN = "01J8Z3T2QK5V9W7X6Y5Z4A3B2C"
-ARTICLE = Path(__file__).parent / "data" / "article_spot_fleet_config.json"
+ARTICLE = Path(__file__).resolve().parents[2] / "data" / "article_spot_fleet_config.json"
 
 
 def article() -> FleetConfig:

@@ -24,7 +24,7 @@ from spotheal.fleet.sweep import entries, progress
 from spotheal.fleet.sweep.following import follow
 
 __all__ = ["desk", "moto_clients", "wheels"]
-LIST = (Path(__file__).resolve().parent.parent / "examples" / "hyperparam_list.yml").read_text()
+LIST = (Path(__file__).resolve().parents[3] / "examples" / "hyperparam_list.yml").read_text()
 
 
 # ------------------------------------------------------------------------------------------------------------- the list

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ParamValidationError
-from tests.rulebook_world import A, B, Region, refused
+from rulebook_world import A, B, Region, refused
 
 
 @pytest.fixture()

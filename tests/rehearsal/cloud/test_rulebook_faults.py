@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError, ConnectionClosedError
-from tests.rulebook_world import A, Region, VirtualClock, refused
+from rulebook_world import A, Region, VirtualClock, refused
 
 from spotheal.fleet.rehearsal.ec2.rulebook import Call, Faults, Rulebook
 from spotheal.fleet.rehearsal.services.client import InMemoryEc2

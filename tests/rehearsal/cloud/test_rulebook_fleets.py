@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.rulebook_world import BEGIN, ROLE, SPECIFICATION, A, B, C, Region, refused
+from rulebook_world import BEGIN, ROLE, SPECIFICATION, A, B, C, Region, refused
 
 
 @pytest.fixture()

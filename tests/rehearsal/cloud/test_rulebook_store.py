@@ -11,7 +11,7 @@ import boto3
 import pytest
 from botocore.exceptions import ConnectionClosedError
 from moto import mock_aws
-from tests.rulebook_world import VirtualClock, refused
+from rulebook_world import VirtualClock, refused
 
 from spotheal.agent.aws.s3 import Claim, Store
 from spotheal.agent.protocol.names import StoreUrl

@@ -29,7 +29,7 @@ EXTRA = "needs {}: pip install '.[tracking]'"
 ATTEMPTS = (range(1, 6), range(4, 9), range(9, 12))
 STEPS = list(range(1, 12))
 ID = {"RUN_ID": "01RUN", "RESUME": "allow"}
-PAGE = Path(__file__).resolve().parent.parent / "docs/tracking.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/tracking.md"
 
 
 # ------------------------------------------------------------------------------------------------- what the agent gives
