@@ -1,7 +1,7 @@
 """Every call to AWS that this project makes, and who makes it: the one table the policies are made from.
 
-tests/iam/test_iam.py reads the code for its calls and holds this table equal to them, both ways; and the calls that reach
-AWS while the whole suite of tests runs are recorded and held against it (tests/harness/aws_calls.py), both ways too.
+tests/iam/test_iam.py reads the code for its calls and holds this table equal to them, both ways; and the calls that
+reach AWS while the whole suite of tests runs are recorded and held against it too (tests/harness/aws_calls.py).
 """
 
 from __future__ import annotations

@@ -278,8 +278,8 @@ def count_launch(aws: Aws, config: dict[str, Any], instance: dict[str, Any], out
 def launches_without_progress(aws: Aws, config: dict[str, Any], me: str) -> int:
     """Launches in a row, this one included, that acknowledged no new checkpoint; 0 while a writer lives.
 
-    The agent's rule (agent/life/preflight.py); tests/agent/life/test_parking.py holds the two together. EC2 is asked only if the answer
-    can matter: the more it says, the fewer launches count.
+    The agent's rule (agent/life/preflight.py); tests/agent/life/test_parking.py holds the two together. EC2 is asked
+    only if the answer can matter: the more it says, the fewer launches count.
     """
     requested_at = config["run"].get("requested_at", "")
     others: list[dict[str, Any]] = []

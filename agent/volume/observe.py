@@ -119,7 +119,7 @@ def _with_state(seen: Observed, ids: tuple[str, ...], state: VolumeState) -> Obs
 
 
 def steps_in(names: Iterable[str]) -> tuple[int, ...]:
-    """The steps of the checkpoints among `names`: `step-<n>…`, which a save's last rename makes (training/slotfile/slots.py)."""
+    """The steps of the checkpoints among `names`: `step-<n>…`, made by a save: training/slotfile/slots.py."""
     matches = (_STEP.fullmatch(name) for name in names)
     return tuple(sorted(int(match.group(1)) for match in matches if match))
 

@@ -1,7 +1,7 @@
 """`[fleet] on_demand_after`: the schedule at AWS that turns the fleet's instance into an on-demand one.
 
-The agent puts its time off while an instance lives (`spotheal.agent.life.on_demand`), so it fires only where spot has had no
-capacity for so long. EventBridge Scheduler calls EC2 by itself: nothing of ours has to run for it.
+The agent puts its time off while an instance lives (`spotheal.agent.life.on_demand`), so it fires only
+if spot has had no capacity for so long. EventBridge Scheduler calls EC2 by itself: nothing of ours has to run for it.
 """
 
 from __future__ import annotations

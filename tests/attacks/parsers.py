@@ -102,7 +102,10 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]
     "agent/protocol/bounded_json.py:parse": (documents.parse, (ValueError,)),
     "agent/protocol/bounded_json.py:parse_object": (documents.parse_object, (ValueError,)),
     "agent/protocol/clock.py:parse_rfc3339": (lambda data: parse_rfc3339(_text(data)), (ValueError,)),
-    "agent/protocol/contract.py:Progress.from_json": (lambda data: Progress.from_json(_text(data)).to_json(), (ValueError,)),
+    "agent/protocol/contract.py:Progress.from_json": (
+        lambda data: Progress.from_json(_text(data)).to_json(),
+        (ValueError,),
+    ),
     "agent/protocol/contract.py:Notice.from_json": (lambda data: Notice.from_json(_text(data)), (ValueError,)),
     "agent/trainer/progress_files.py:progress_of": (
         _filed(_FOLDERS.run_dir / "progress.json", lambda: progress_of(_FOLDERS.run_dir / "progress.json")), (),
@@ -156,7 +159,10 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]
     "training/tracking.py:_records": (lambda data: list(_records(data)), ()),
     "fleet/files/config.py:read_job": (_filed(_TOP / "job.toml", lambda: read_job(_TOP / "job.toml")), (ConfigError,)),
     "fleet/files/config.py:is_job_file": (_filed(_TOP / "job.toml", lambda: is_job_file(_TOP / "job.toml")), ()),
-    "fleet/account/environments.py:_project": (_filed(_TOP / "p.toml", lambda: environments._project(_TOP / "p.toml")), ()),
+    "fleet/account/environments.py:_project": (
+        _filed(_TOP / "p.toml", lambda: environments._project(_TOP / "p.toml")),
+        (),
+    ),
     "fleet/files/jsonfile.py:parse": (lambda data: jsonfile.parse(_text(data)[:4096], "x"), ()),
     "fleet/files/values.py:_time": (lambda data: values._time(_text(data)), ()),
     # Each failure of a bootstrap is counted, one of its own too; the agent puts no such time into status.json.
@@ -178,8 +184,8 @@ TRUSTED: dict[str, str] = {
     "agent/repository/carry_over.py:_files_in": "root's record; it runs as the trainer's user",
     "agent/processes/group.py:_start_by_launcher": "what cage_exec.py says before the exec of foreign code",
     "agent/machine/host.py:Host._mount_entry": "findmnt's output",
-    "agent/trainer/interpreter.py:probe": "by `documents`, whose errors it takes: what a Python of the trainer's prints",
-    "agent/repository/checkout.py:_is_complete": "by `documents`: the agent's own mark",
+    "agent/trainer/interpreter.py:probe": "by `bounded_json`, whose errors it takes: what a trainer's Python prints",
+    "agent/repository/checkout.py:_is_complete": "by `bounded_json`: the agent's own mark",
     "agent/cage/imds_proxy.py:Relay._is_valid": "a token that the relay has signed: the signature is looked at first",
     "agent/volume/read_ahead.py:main": "the agent's own order, on standard input",
     "agent/volume/read_ahead.py:read_all": "root's record",

@@ -17,7 +17,8 @@ from pathlib import Path
 _TESTS = Path(__file__).resolve().parents[1]
 _PRELOAD = (
     "pytest",
-    *("spotheal.training.__main__", "spotheal.training.example.build", "spotheal.training.example.export", "sklearn.datasets"),
+    *("spotheal.training.__main__", "spotheal.training.example.build", "spotheal.training.example.export"),
+    "sklearn.datasets",
     *("torch._dynamo", "torch.optim"),  # the first optimizer imports it, in 1.5 s
     *("torch.distributed", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"),
     *("spotheal.training.sharded_session", "spotheal.training.elastic", "interrupted"),

@@ -38,7 +38,8 @@ LONGEST = (
 )
 # Files whose tests are forked from a server that has torch imported (forked.py): one server does for all of them.
 TOGETHER = frozenset({
-    "training/test_training_ranks.py", "training/integrations/test_integrations_ranks.py", "agent/nodes/test_nodes_launcher.py", "training/slotfile/test_sharded_training.py",
+    "training/test_training_ranks.py", "training/integrations/test_integrations_ranks.py",
+    "agent/nodes/test_nodes_launcher.py", "training/slotfile/test_sharded_training.py",
     "training/test_training_resume.py", "project/test_docs.py",
 })  # fmt: skip
 _PLACES = {name: place for place, name in enumerate(LONGEST)}

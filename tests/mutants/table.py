@@ -25,7 +25,7 @@ PLAN_TESTS = ("tests/agent/volume/test_volume_plan.py",)
 POWER_TESTS = ("tests/training/slotfile/test_checkpoint_power.py::test_no_power_loss_loses_an_acknowledged_checkpoint",)
 
 # Not here: the fsync of a checkpoint's data before its commit mark, and of the folder before a slot is overwritten.
-# With either taken out tests/training/slotfile/test_checkpoint_power.py stays green: what is torn then is found by its checksum and was
+# With either taken out test_checkpoint_power.py stays green: what is torn then is found by its checksum and was
 # never acknowledged, and the other slots are whole. They spare a file from being set aside, no checkpoint from loss.
 MUTANTS = (
     Mutant(

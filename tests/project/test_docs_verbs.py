@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / ".ci/import_path"))
 
-from typer.testing import CliRunner  # noqa: E402
+from typer.testing import CliRunner
 
-from spotheal.agent.protocol.errors import ExitCode  # noqa: E402
-from spotheal.fleet import cli  # noqa: E402
-from spotheal.fleet.program import verb_command  # noqa: E402
+from spotheal.agent.protocol.errors import ExitCode
+from spotheal.fleet import cli
+from spotheal.fleet.program import verb_command
 
 DOCS = ROOT / "docs"
 TROUBLE = DOCS / "troubleshooting.md"

@@ -23,15 +23,15 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-import pytest  # noqa: E402
+import pytest
 
-from spotheal.agent.protocol.job_keys import FREE_TABLES, KEYS  # noqa: E402
-from spotheal.fleet import cli  # noqa: E402
-from spotheal.fleet.program import verb_command  # noqa: E402
+from spotheal.agent.protocol.job_keys import FREE_TABLES, KEYS
+from spotheal.fleet import cli
+from spotheal.fleet.program import verb_command
 from spotheal.fleet.rehearsal.scenarios import (
-    batch_rehearsal,  # noqa: E402
-    elastic_rehearsal,  # noqa: E402
-    job,  # noqa: E402
+    batch_rehearsal,
+    elastic_rehearsal,
+    job,
 )
 
 OPTIONS = TESTS / "options"

@@ -100,7 +100,10 @@ def test_a_users_own_training_package_is_imported(python: Path, repository: Path
 
 
 def test_ours_is_imported_beside_it(python: Path, repository: Path) -> None:
-    code = "import training.model, spotheal.training, spotheal.agent.protocol.contract as c; print(training.model.WHOSE, c.JOB)"
+    code = (
+        "import training.model, spotheal.training, spotheal.agent.protocol.contract as c;"
+        "print(training.model.WHOSE, c.JOB)"
+    )
     assert run([str(python), "-c", code], repository).stdout == "the user, training SPOTHEAL_JOB\n"
 
 

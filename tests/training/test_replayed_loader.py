@@ -11,13 +11,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import interrupted  # noqa: E402
-from interrupted import options  # noqa: E402
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler  # noqa: E402
+import interrupted
+from interrupted import options
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
 
-from spotheal.agent.protocol.errors import ConfigError  # noqa: E402
-from spotheal.training.sampler import SeededSamples  # noqa: E402
-from spotheal.training.session import SavedAndStopped, Session, resume  # noqa: E402
+from spotheal.agent.protocol.errors import ConfigError
+from spotheal.training.sampler import SeededSamples
+from spotheal.training.session import SavedAndStopped, Session, resume
 
 pytestmark = pytest.mark.torch
 EPOCHS, BATCHES = 3, 5

@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader, Dataset, TensorDataset  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from spotheal.training.sampler import ExactSampler, SeededSamples, exact_loader  # noqa: E402
+from spotheal.training.sampler import ExactSampler, SeededSamples, exact_loader
 
 
 def test_an_epoch_is_every_sample_once_and_the_next_is_ordered_otherwise() -> None:

@@ -14,13 +14,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import interrupted  # noqa: E402
-from interrupted import options  # noqa: E402
+import interrupted
+from interrupted import options
 
-from spotheal.agent.protocol.errors import ConfigError, SpothealError  # noqa: E402
-from spotheal.training.pace import Every  # noqa: E402
-from spotheal.training.sampler import ExactSampler, SeededSamples, exact_loader  # noqa: E402
-from spotheal.training.session import Loop, Session, resume  # noqa: E402
+from spotheal.agent.protocol.errors import ConfigError, SpothealError
+from spotheal.training.pace import Every
+from spotheal.training.sampler import ExactSampler, SeededSamples, exact_loader
+from spotheal.training.session import Loop, Session, resume
 
 pytestmark = pytest.mark.torch
 

@@ -22,13 +22,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import interrupted  # noqa: E402
-from interrupted import BATCH, EPOCHS, SAMPLES, STEPS, gone, options  # noqa: E402
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info  # noqa: E402
+import interrupted
+from interrupted import BATCH, EPOCHS, SAMPLES, STEPS, gone, options
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from spotheal.agent.protocol.errors import ConfigError  # noqa: E402
-from spotheal.training.sampler import ExactSampler, exact_loader  # noqa: E402
-from spotheal.training.session import SavedAndStopped, Session, resume  # noqa: E402
+from spotheal.agent.protocol.errors import ConfigError
+from spotheal.training.sampler import ExactSampler, exact_loader
+from spotheal.training.session import SavedAndStopped, Session, resume
 
 pytestmark = pytest.mark.torch
 STOPS = (1, 2, 3, 5, 6, 7, 8, 10, 11)  # 6 is the last step of an epoch, and each but the first is a further resume

@@ -13,17 +13,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from spotheal.agent.protocol.contract import BATCH_INDEX, INDEX, PARAMS_FILE  # noqa: E402
-from spotheal.agent.protocol.errors import ConfigError  # noqa: E402
-from spotheal.training.__main__ import main  # noqa: E402
+from spotheal.agent.protocol.contract import BATCH_INDEX, INDEX, PARAMS_FILE
+from spotheal.agent.protocol.errors import ConfigError
+from spotheal.training.__main__ import main
 from spotheal.training.example import (
-    build,  # noqa: E402
-    data,  # noqa: E402
-    hyperparameters,  # noqa: E402
-    models,  # noqa: E402
-    options,  # noqa: E402
+    build,
+    data,
+    hyperparameters,
+    models,
+    options,
 )
-from spotheal.training.params import LIST, params  # noqa: E402
+from spotheal.training.params import LIST, params
 
 ARTICLE = Path(__file__).resolve().parents[2] / "examples" / "hyperparam_list.yml"
 

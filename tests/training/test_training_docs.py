@@ -9,10 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import documented  # noqa: E402
-import interrupted  # noqa: E402
+import documented
+import interrupted
 
-from spotheal.training.checkpoint import Store  # noqa: E402
+from spotheal.training.checkpoint import Store
 
 pytestmark = pytest.mark.torch
 

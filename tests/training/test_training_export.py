@@ -10,10 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from checkpoint_faults import FailingFiles  # noqa: E402
-from torch import nn  # noqa: E402
+from checkpoint_faults import FailingFiles
+from torch import nn
 
-from spotheal.training.example.export import export  # noqa: E402
+from spotheal.training.example.export import export
 
 pytestmark = pytest.mark.torch
 

@@ -17,12 +17,12 @@ import pytest
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
-import interrupted  # noqa: E402
+import interrupted
 
-from spotheal.agent.aws.imds import Metadata  # noqa: E402
-from spotheal.agent.protocol.clock import Stop, SystemClock  # noqa: E402
-from spotheal.training.notice import Watcher  # noqa: E402
-from spotheal.training.session import Session, resume  # noqa: E402
+from spotheal.agent.aws.imds import Metadata
+from spotheal.agent.protocol.clock import Stop, SystemClock
+from spotheal.training.notice import Watcher
+from spotheal.training.session import Session, resume
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +95,8 @@ def test_a_metadata_service_that_refuses_for_a_minute_changes_no_draw_and_no_wei
 # itself), and the example trainers, which stand for the user's program.
 ON_PURPOSE = {
     "training/slotfile/state.py:set_rng_state", "training/sampler.py:__getitem__", "training/sampler.py:_draw",
-    "training/example/build.py:replicated", "training/example/build.py:make_deterministic", "training/example/example_fsdp.py:main",
+    "training/example/build.py:replicated", "training/example/build.py:make_deterministic",
+    "training/example/example_fsdp.py:main",
 }  # fmt: skip
 READS = {"Random", "SystemRandom", "getstate", "get_state", "get_rng_state", "default_rng", "Generator"}
 TORCH = re.compile(r"(manual_)?seed(_all)?|rand\w*|bernoulli_?|normal_?|multinomial|random_|uniform_|set_rng_state")

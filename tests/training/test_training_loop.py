@@ -14,22 +14,22 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from checkpoint_faults import FailingFiles  # noqa: E402
+from checkpoint_faults import FailingFiles
 
-from spotheal.agent.protocol.contract import Notice  # noqa: E402
-from spotheal.agent.protocol.errors import ConfigError  # noqa: E402
-from spotheal.training.__main__ import main  # noqa: E402
-from spotheal.training.checkpoint import SaveFailed, Store  # noqa: E402
+from spotheal.agent.protocol.contract import Notice
+from spotheal.agent.protocol.errors import ConfigError
+from spotheal.training.__main__ import main
+from spotheal.training.checkpoint import SaveFailed, Store
 from spotheal.training.example import (
-    build,  # noqa: E402
-    data,  # noqa: E402
-    loop,  # noqa: E402
-    options,  # noqa: E402
+    build,
+    data,
+    loop,
+    options,
 )
-from spotheal.training.notice import Watcher  # noqa: E402
-from spotheal.training.pace import Every, Pace, best_interval, interruption_seconds  # noqa: E402
-from spotheal.training.report import Metrics, Reporter  # noqa: E402
-from spotheal.training.slotfile import state  # noqa: E402
+from spotheal.training.notice import Watcher
+from spotheal.training.pace import Every, Pace, best_interval, interruption_seconds
+from spotheal.training.report import Metrics, Reporter
+from spotheal.training.slotfile import state
 
 SMALL = ("--dataset", "digits", "--epochs", "1", "--batch-size", "128", "--no-imds", "--save-every", "4")
 
@@ -143,7 +143,8 @@ def test_half_of_torchruns_environment_is_refused(
 
 def test_importing_it_brings_in_no_library_that_an_ami_may_lack() -> None:
     code = (
-        "import sys, spotheal.training, spotheal.training.example.loop, spotheal.training.notice, spotheal.training.checkpoint;"
+        "import sys, spotheal.training, spotheal.training.example.loop, spotheal.training.notice;"
+        "import spotheal.training.checkpoint;"
         "print([n for n in ('requests', 'torchvision', 'sklearn', 'boto3', 'safetensors') if n in sys.modules])"
     )
     path = str(Path(__file__).resolve().parents[2] / ".ci" / "import_path")

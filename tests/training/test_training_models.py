@@ -13,10 +13,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from spotheal.agent.protocol.errors import ConfigError, SpothealError  # noqa: E402
+from spotheal.agent.protocol.errors import ConfigError, SpothealError
 from spotheal.training.example import (
-    data,  # noqa: E402
-    models,  # noqa: E402
+    data,
+    models,
 )
 
 

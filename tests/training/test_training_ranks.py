@@ -18,18 +18,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import forked  # noqa: E402
-import sharded_world  # noqa: E402
-from interrupted import EPOCHS, SAMPLES, STEPS, gone, options, saved_step  # noqa: E402
-from training_runs import OPTIONS, Place  # noqa: E402
+import forked
+import sharded_world
+from interrupted import EPOCHS, SAMPLES, STEPS, gone, options, saved_step
+from training_runs import OPTIONS, Place
 
-from spotheal.agent.protocol import contract  # noqa: E402
-from spotheal.agent.protocol.errors import ConfigError  # noqa: E402
-from spotheal.training import launch  # noqa: E402
-from spotheal.training.checkpoint import Store  # noqa: E402
-from spotheal.training.distributed import RankLost, Ranks, apart, sample, world  # noqa: E402
-from spotheal.training.sampler import ExactSampler  # noqa: E402
-from spotheal.training.session import Session, resume  # noqa: E402
+from spotheal.agent.protocol import contract
+from spotheal.agent.protocol.errors import ConfigError
+from spotheal.training import launch
+from spotheal.training.checkpoint import Store
+from spotheal.training.distributed import RankLost, Ranks, apart, sample, world
+from spotheal.training.sampler import ExactSampler
+from spotheal.training.session import Session, resume
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
 IMPORTS = Path(__file__).resolve().parents[2] / ".ci" / "import_path"

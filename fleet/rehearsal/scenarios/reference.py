@@ -1,6 +1,6 @@
 """The same command once, never interrupted, in the same contract's environment: what exactness is measured against.
 
-    python -m spotheal.fleet.rehearsal.scenarios.reference CONFIG     below SPOTHEAL_ROOT; exit 0 where the trainer was done
+    python -m spotheal.fleet.rehearsal.scenarios.reference CONFIG   below SPOTHEAL_ROOT; exit 0 if the trainer was done
 
 CONFIG is the instance's configuration. It runs as a machine of its own (no API, no metadata), at the lowest priority,
 beside the rehearsal.

@@ -61,7 +61,7 @@ def test_an_instance_that_lost_its_claim_asks_ec2_for_nothing(zone: str, seed: i
 
 # ---------------------------------------------------------------------------------------------------------- fault 3
 class Retrying(simulated_world.Region):
-    """Its clients retry a throttled call as botocore does in the mode that agent/aws/clients.py asks for; each try counts."""
+    """Its clients retry a throttled call as botocore does in the mode of agent/aws/clients.py; each try counts."""
 
     def gate(self, machine: simulated_world.Machine, name: str, call: Any) -> object:
         for attempt in range(5):

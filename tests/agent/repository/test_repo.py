@@ -522,7 +522,8 @@ def test_the_first_python_that_can_import_torch_is_used(
         program.write_text(f"#!/bin/sh\necho '{said}'\n")
         program.chmod(0o755)
     monkeypatch.setattr(
-        "spotheal.agent.trainer.interpreter.candidates", lambda: [tmp_path / n / "bin/python" for n in ("without", "with")]
+        "spotheal.agent.trainer.interpreter.candidates",
+        lambda: [tmp_path / name / "bin/python" for name in ("without", "with")],
     )
     assert find_interpreter(configured("/r", MISSING), folders, where, LOG).path == tmp_path / "with/bin/python"
 

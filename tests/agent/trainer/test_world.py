@@ -207,7 +207,8 @@ def test_a_run_whose_gpus_stay_idle_fails_with_a_last_checkpoint(
 ) -> None:
     nvidia_smi(programs, 'case "$1" in *apps*) echo GPU-a, 1;; *) printf "0\\n1\\n";; esac')
     monkeypatch.setattr(idle_gpus, "_POLL_SECONDS", 0.1)
-    monkeypatch.setattr("spotheal.agent.trainer.ranks.launches", lambda *_: True)  # a script that starts ranks in its own way
+    # A script that starts ranks in its own way.
+    monkeypatch.setattr("spotheal.agent.trainer.ranks.launches", lambda *_: True)
     bench = Bench(tmp_path / "bench")
     ended = bench.trainer("counting", "4000", "0.02", job=asked).run()
     assert ended.kind == "failed"

@@ -149,7 +149,8 @@ def test_a_signature_holds_for_one_request_alone(quiet: CloudDesk) -> None:
 def test_a_signature_of_yesterday_is_refused(quiet: CloudDesk, monkeypatch: pytest.MonkeyPatch) -> None:
     body = urlencode({"Action": "DescribeVolumes", "Version": "2016-11-15"}).encode()
     headers = signed(quiet.cloud.url, quiet.cloud.endpoint.key_of_person(OWNER), body)
-    monkeypatch.setattr("spotheal.fleet.rehearsal.services.signatures.time.time", lambda: __import__("time").monotonic() + 4e9)
+    clock = "spotheal.fleet.rehearsal.services.signatures.time.time"
+    monkeypatch.setattr(clock, lambda: __import__("time").monotonic() + 4e9)
     status, said = ask(quiet.cloud.url, "POST", body, **headers)
     assert status == 400 and b"RequestExpired" in said
 

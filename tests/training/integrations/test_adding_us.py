@@ -14,10 +14,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torchvision_here import torchvision_here  # noqa: E402
+from torchvision_here import torchvision_here
 
-from spotheal.fleet.rehearsal.scenarios import weights as digests  # noqa: E402
-from spotheal.training.session import SavedAndStopped, Session  # noqa: E402
+from spotheal.fleet.rehearsal.scenarios import weights as digests
+from spotheal.training.session import SavedAndStopped, Session
 
 torchvision_here()
 

@@ -10,13 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import interrupted  # noqa: E402
-from interrupted import EPOCHS, STEPS, gone, options, saved_step  # noqa: E402
+import interrupted
+from interrupted import EPOCHS, STEPS, gone, options, saved_step
 
-from spotheal.agent.protocol.errors import SpothealError  # noqa: E402
-from spotheal.training.checkpoint import SaveFailed, Store  # noqa: E402
-from spotheal.training.sampler import ExactSampler, exact_loader  # noqa: E402
-from spotheal.training.session import SavedAndStopped, Session, resume  # noqa: E402
+from spotheal.agent.protocol.errors import SpothealError
+from spotheal.training.checkpoint import SaveFailed, Store
+from spotheal.training.sampler import ExactSampler, exact_loader
+from spotheal.training.session import SavedAndStopped, Session, resume
 
 pytestmark = pytest.mark.torch
 

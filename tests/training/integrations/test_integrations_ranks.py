@@ -16,10 +16,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import sharded_world  # noqa: E402
-from interrupted import EPOCHS, SAMPLES, STEPS, options  # noqa: E402
+import sharded_world
+from interrupted import EPOCHS, SAMPLES, STEPS, options
 
-from spotheal.training.checkpoint import Store  # noqa: E402
+from spotheal.training.checkpoint import Store
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
 HALF = 4  # samples of each of two ranks in a step

@@ -11,12 +11,12 @@ from torchvision_here import torchvision_here
 
 torch = pytest.importorskip("torch")
 
-import documented  # noqa: E402
-import interrupted  # noqa: E402
-from interrupted import BATCH, EPOCHS, STEPS, gone, options, saved_step  # noqa: E402
+import documented
+import interrupted
+from interrupted import BATCH, EPOCHS, STEPS, gone, options, saved_step
 
-from spotheal.training.checkpoint import Store  # noqa: E402
-from spotheal.training.session import SavedAndStopped  # noqa: E402
+from spotheal.training.checkpoint import Store
+from spotheal.training.session import SavedAndStopped
 
 pytestmark = pytest.mark.torch
 transformers: Any = None  # imported when a test runs: a worker that runs none of them need not wait for it

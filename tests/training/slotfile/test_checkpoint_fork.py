@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from spotheal.training.checkpoint import Store  # noqa: E402
+from spotheal.training.checkpoint import Store
 
 pytestmark = [pytest.mark.torch, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")]
 SECONDS_MAX = 30.0  # then a child hangs

@@ -17,10 +17,10 @@ import pytest
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
-from spotheal.training.checkpoint import Loaded, Store  # noqa: E402
-from spotheal.training.slotfile import format  # noqa: E402
-from spotheal.training.slotfile.checksum import checksum  # noqa: E402
-from spotheal.training.slotfile.format import JSON_NESTING_MAX, NESTING_MAX  # noqa: E402
+from spotheal.training.checkpoint import Loaded, Store
+from spotheal.training.slotfile import format
+from spotheal.training.slotfile.checksum import checksum
+from spotheal.training.slotfile.format import JSON_NESTING_MAX, NESTING_MAX
 
 W = '"w":{"dtype":"U8","shape":[4096],"data_offsets":[0,4096]}'
 

@@ -13,16 +13,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("hypothesis")
 
-from hypothesis import HealthCheck, given, settings  # noqa: E402
-from hypothesis import strategies as some  # noqa: E402
-from torch import nn  # noqa: E402
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+from torch import nn
 
-from spotheal.training import checkpoint  # noqa: E402
-from spotheal.training.checkpoint import Loaded, Outcome, Store  # noqa: E402
-from spotheal.training.slotfile import state  # noqa: E402
-from spotheal.training.slotfile.copying import Copy, Plan  # noqa: E402
-from spotheal.training.slotfile.image import Image  # noqa: E402
-from spotheal.training.slotfile.skeleton import Skeleton  # noqa: E402
+from spotheal.training import checkpoint
+from spotheal.training.checkpoint import Loaded, Outcome, Store
+from spotheal.training.slotfile import state
+from spotheal.training.slotfile.copying import Copy, Plan
+from spotheal.training.slotfile.image import Image
+from spotheal.training.slotfile.skeleton import Skeleton
 
 NAMES = some.sampled_from(["a", "b", "a/b", "$c", "0", ""])
 DTYPES = some.sampled_from([torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16])

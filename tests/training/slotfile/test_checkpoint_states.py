@@ -15,11 +15,11 @@ import pytest
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
-from spotheal.training.checkpoint import SaveFailed, Store  # noqa: E402
-from spotheal.training.slotfile import state  # noqa: E402
-from spotheal.training.slotfile.format import JSON_NESTING_MAX, NESTING_MAX  # noqa: E402
-from spotheal.training.slotfile.skeleton import Skeleton  # noqa: E402
-from spotheal.training.slotfile.state import UnsavableState  # noqa: E402
+from spotheal.training.checkpoint import SaveFailed, Store
+from spotheal.training.slotfile import state
+from spotheal.training.slotfile.format import JSON_NESTING_MAX, NESTING_MAX
+from spotheal.training.slotfile.skeleton import Skeleton
+from spotheal.training.slotfile.state import UnsavableState
 
 
 def _holds_itself() -> list[Any]:

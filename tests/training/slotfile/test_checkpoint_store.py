@@ -15,16 +15,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from checkpoint_faults import step_in, tree_of  # noqa: E402
+from checkpoint_faults import step_in, tree_of
 
-from spotheal.training.checkpoint import Outcome, Store  # noqa: E402
+from spotheal.training.checkpoint import Outcome, Store
 from spotheal.training.slotfile import (
-    format,  # noqa: E402
-    state,  # noqa: E402
+    format,
+    state,
 )
-from spotheal.training.slotfile.checksum import checksum  # noqa: E402
-from spotheal.training.slotfile.files import Files  # noqa: E402
-from spotheal.training.slotfile.slots import read, read_header  # noqa: E402
+from spotheal.training.slotfile.checksum import checksum
+from spotheal.training.slotfile.files import Files
+from spotheal.training.slotfile.slots import read, read_header
 
 
 @pytest.fixture

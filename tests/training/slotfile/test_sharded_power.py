@@ -16,8 +16,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from spotheal.training.sharded import ShardedStore  # noqa: E402
-from spotheal.training.slotfile.files import Files  # noqa: E402
+from spotheal.training.sharded import ShardedStore
+from spotheal.training.slotfile.files import Files
 
 pytestmark = pytest.mark.torch
 Change = tuple[str, Any]  # of a file: write, truncate; of a folder: put, move, drop

@@ -14,13 +14,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from spotheal.agent.protocol.errors import SpothealError  # noqa: E402
-from spotheal.training.checkpoint import SaveFailed  # noqa: E402
-from spotheal.training.sharded import ShardedStore  # noqa: E402
-from spotheal.training.shards.sharded_manifest import Manifest, ShardFile  # noqa: E402
-from spotheal.training.shards.sharded_sets import Sets  # noqa: E402
-from spotheal.training.slotfile.files import Files  # noqa: E402
-from spotheal.training.slotfile.format import BrokenCheckpoint  # noqa: E402
+from spotheal.agent.protocol.errors import SpothealError
+from spotheal.training.checkpoint import SaveFailed
+from spotheal.training.sharded import ShardedStore
+from spotheal.training.shards.sharded_manifest import Manifest, ShardFile
+from spotheal.training.shards.sharded_sets import Sets
+from spotheal.training.slotfile.files import Files
+from spotheal.training.slotfile.format import BrokenCheckpoint
 
 pytestmark = pytest.mark.torch
 

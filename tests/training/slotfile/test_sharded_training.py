@@ -13,12 +13,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import sharded_world  # noqa: E402
-from interrupted import EPOCHS, SAMPLES, STEPS, environment, gone, options, saved_step  # noqa: E402
+import sharded_world
+from interrupted import EPOCHS, SAMPLES, STEPS, environment, gone, options, saved_step
 
-from spotheal.agent.protocol import contract  # noqa: E402
-from spotheal.training.sharded import ShardedStore  # noqa: E402
-from spotheal.training.slotfile.files import Files  # noqa: E402
+from spotheal.agent.protocol import contract
+from spotheal.training.sharded import ShardedStore
+from spotheal.training.slotfile.files import Files
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
 
