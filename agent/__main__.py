@@ -36,10 +36,10 @@ def _check(config: InstanceConfig) -> int:
     import spotheal.agent.life.run
     import spotheal.agent.nodes.life
     import spotheal.agent.sweep.worker  # noqa: F401
-    from spotheal.agent.aws import clients as aws
+    from spotheal.agent.aws import clients
     from spotheal.agent.life.stages import World
 
-    if missing := aws.missing_services():
+    if missing := clients.missing_services():
         print(f"botocore has no models here of {', '.join(missing)}", file=sys.stderr)
         return ExitCode.UNEXPECTED
     World.real(config)

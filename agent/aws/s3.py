@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from spotheal.agent.aws.clients import translated
-from spotheal.agent.files import untrusted_folders as beneath
-from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.files import untrusted_folders
+from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.errors import Conflict, NotFound, PermissionDenied, Retryable
 from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.protocol.redaction import SECRETS
@@ -91,7 +91,7 @@ class Store:
 
     def _json(self, key: str, body: bytes) -> dict[str, Any]:
         try:
-            document = documents.parse(body, bytes_max=OBJECT_BYTES_MAX)
+            document = bounded_json.parse(body, bytes_max=OBJECT_BYTES_MAX)
         except ValueError as fault:
             raise Retryable(f"{self._name(key)} is not JSON: {fault}") from fault
         if not isinstance(document, dict):
@@ -106,7 +106,7 @@ class Store:
         of its path is a link. Retryable with what `halt` says, asked at each part."""
         # upload_file would hide AWS's code in an exception of its own; upload_fileobj lets it through.
         with (
-            beneath.file_without_links(path) as descriptor,
+            untrusted_folders.file_without_links(path) as descriptor,
             _Halting(descriptor, halt) as body,
             translated(f"write {self._name(key)}"),
         ):

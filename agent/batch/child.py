@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from spotheal.agent.aws import clients as aws
+from spotheal.agent.aws import clients
 from spotheal.agent.aws.s3 import Claim, Store
 from spotheal.agent.batch.copies import Copies
 from spotheal.agent.batch.copying import Copying
@@ -86,7 +86,7 @@ class Child:
         )  # fmt: skip
         self._confinement = Confinement(
             config, world.paths, self._folders, self._here, world.metadata, self._clock, self._stop, self._log,
-            world.client or (lambda service: aws.client(service, config.region)),
+            world.client or (lambda service: clients.client(service, config.region)),
         )  # fmt: skip
         self._results = place_of(config, world.s3, self._mounted_efs, lambda: self._confinement.account)
         scratch = self._folders.run_dir / "metrics.jsonl"

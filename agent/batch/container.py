@@ -7,7 +7,7 @@ import signal
 import sys
 from types import FrameType
 
-from spotheal.agent.aws import clients as aws
+from spotheal.agent.aws import clients
 from spotheal.agent.aws.imds import Metadata
 from spotheal.agent.batch.child import Child
 from spotheal.agent.batch.place import place, read_config
@@ -42,15 +42,15 @@ def run_container() -> int:
     if paths.is_whole_machine:
         raise ConfigError("SPOTHEAL_ROOT is not set: a container is no whole machine",
                           next_step="the image that `fleetctl batch image push` builds sets it")  # fmt: skip
-    config = read_config(aws.client("s3", region), here)
+    config = read_config(clients.client("s3", region), here)
     with Child(config, _world(config, paths), here) as child:
         return child.live()
 
 
 def _world(config: InstanceConfig, paths: Paths) -> World:
     clock, topic = SystemClock(), config.job.notify.sns
-    sns = aws.client("sns", topic_region(topic) or config.region) if topic else None
-    s3, logs = aws.client("s3", config.region), ContainerLogs(paths.logs)
+    sns = clients.client("sns", topic_region(topic) or config.region) if topic else None
+    s3, logs = clients.client("s3", config.region), ContainerLogs(paths.logs)
     world = World(clock, paths, Host(), Metadata(clock=clock), logs, ec2=None, s3=s3, sns=sns)
 
     def terminated(_: int, __: FrameType | None) -> None:

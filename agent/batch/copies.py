@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from spotheal.agent.aws.s3 import Store
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import Folders
 from spotheal.agent.protocol.clock import Clock, rfc3339
 from spotheal.agent.protocol.errors import NotFound, Retryable, SpothealError
@@ -302,12 +302,12 @@ def files_to_copy(folders: Folders) -> Iterator[Path]:
     slots = sorted(int(match.group(1)) for name in _names(folders.checkpoints) if (match := _SLOT.fullmatch(name)))
     old = {f"step-{number}" for number in slots[:-_SLOTS_COPIED]}
     for top in (folders.checkpoints, folders.keep, folders.results):
-        for below, inner, names, here in beneath.walk(top):
+        for below, inner, names, here in untrusted_folders.walk(top):
             inner.sort()
             for name in sorted(names):
                 if _HALF.fullmatch(name) or (top == folders.checkpoints and not below and name in old):
                     continue
-                status = beneath.status_of(here, name)
+                status = untrusted_folders.status_of(here, name)
                 if status is not None and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
                     yield top / below / name
     for path in (folders.metrics_file, _memory(folders)):
@@ -360,7 +360,8 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
 def _open(top: Path, path: Path) -> Iterator[IO[bytes]]:
     """The trainer owns the folder: no link is followed, and a file of another kind is no file."""
     try:
-        with beneath.file(top, path.relative_to(top).as_posix()) as seen, open(seen, "rb", closefd=False) as file:
+        name = path.relative_to(top).as_posix()
+        with untrusted_folders.file(top, name) as descriptor, open(descriptor, "rb", closefd=False) as file:
             yield file
     except FileNotFoundError:
         raise Changed(path.name) from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spotheal.agent.batch.copies import Copies
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import Folders
 from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.errors import SpothealError
@@ -81,8 +81,8 @@ class Copying:
 def _seen(folder: Path) -> frozenset[tuple[str, int, int]]:
     """Path, size and time of what is there, links among it."""
     found = set()
-    for below, _, names, here in beneath.walk(folder):
+    for below, _, names, here in untrusted_folders.walk(folder):
         for name in names:
-            if (status := beneath.status_of(here, name)) is not None:
+            if (status := untrusted_folders.status_of(here, name)) is not None:
                 found.add((str(folder / below / name), status.st_size, status.st_mtime_ns))
     return frozenset(found)

@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.aws import imds as metadata
+from spotheal.agent.aws import imds
 from spotheal.agent.cage.imds_proxy import Relay
 from spotheal.agent.cage.network import close_imds, is_closed, open_imds, watch_rules
 from spotheal.agent.cage.user import cage_account
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import Folders
 from spotheal.agent.files.paths import Paths
 from spotheal.agent.processes import programs
@@ -134,12 +134,12 @@ def enclose(
         if ended:
             log.error("processes of an earlier cage cannot be killed", processes=ended)
         with contextlib.suppress(OSError, Retryable):
-            beneath.remove(sandbox.scratch)  # /tmp of an earlier boot, as systemd empties it
+            untrusted_folders.remove(sandbox.scratch)  # /tmp of an earlier boot, as systemd empties it
     cage = Cage(account, log)
     relayed = mode in ("on", "calls")
     if relayed:
         cage.relay = Relay(ask, credentials)
-        cage.environment = {metadata.ENDPOINT: cage.relay.url}
+        cage.environment = {imds.ENDPOINT: cage.relay.url}
         if whole and account is not None:
             cage._redirect = partial(close_imds, account.uid, cage.relay.port, log, endpoint)
             cage._redirect()

@@ -7,7 +7,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.processes.account import Account
 from spotheal.agent.protocol.errors import SetupFailed
 
@@ -111,9 +111,9 @@ class Folders:
             if account is not None and folder.stat().st_uid != account.uid:
                 give(folder, account)
         if account is not None:
-            for _, folders, names, here in beneath.walk(self.logs):
+            for _, folders, names, here in untrusted_folders.walk(self.logs):
                 for name in (*folders, *names):  # metrics and the ranks' logs, of a trainer that had another number
-                    status = beneath.status_of(here, name)
+                    status = untrusted_folders.status_of(here, name)
                     if status is not None and status.st_uid not in (0, account.uid):
                         give(self.logs / name, account)
                 folders.clear()  # no folder below is looked at
@@ -126,7 +126,7 @@ class Folders:
 def give(path: Path, account: Account | None) -> None:
     """Make `path` and all below it the account's; links are changed themselves, never followed."""
     if account is not None:
-        beneath.give(path, account.uid, account.gid)
+        untrusted_folders.give(path, account.uid, account.gid)
 
 
 def is_foreign_link(path: Path) -> bool:

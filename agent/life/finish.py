@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from spotheal.agent.aws.s3 import Halt, Store
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import is_foreign_link
 from spotheal.agent.machine.efs import Put
 from spotheal.agent.protocol.clock import Clock, Stop
@@ -152,7 +152,7 @@ def store_results(work: Finishing, stop: Stop) -> str:
     if is_foreign_link(work.results):  # what it names may be all of the machine
         return f"{work.results} is a link that a trainer made, to {os.readlink(work.results)!r}"
     top, missed = work.results.resolve(), list[str]()
-    found = sorted(name for name, _ in beneath.files(top, missed=missed.append))
+    found = sorted(name for name, _ in untrusted_folders.files(top, missed=missed.append))
     too = [(name, path.parent.resolve() / path.name) for name, path in work.results_too]
     files = [*((name, top / name) for name in found), *too]
     place = work.results_to or InStore(work.store, LAYOUT.results)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec
 
-from spotheal.agent.aws import clients as aws
+from spotheal.agent.aws import clients
 from spotheal.agent.aws.ec2 import Ec2
 from spotheal.agent.aws.imds import Metadata
 from spotheal.agent.aws.s3 import Store
@@ -108,13 +108,13 @@ class World:
     @classmethod
     def real(cls, config: InstanceConfig) -> World:
         clock, paths = SystemClock(), Paths.from_environment()
-        ec2, s3 = aws.client("ec2", config.region), aws.client("s3", config.region)
+        ec2, s3 = clients.client("ec2", config.region), clients.client("s3", config.region)
         liveness = Liveness(clock, Notifier.from_environment())
         rescued = seconds(config.job.fleet.on_demand_after)
-        scheduler = aws.client("scheduler", config.region) if rescued else None
+        scheduler = clients.client("scheduler", config.region) if rescued else None
         logs = Logs(paths.logs, console=Path("/dev/console") if paths.is_whole_machine else None)
         topic = config.job.notify.sns
-        sns = aws.client("sns", topic_region(topic) or config.region) if topic else None
+        sns = clients.client("sns", topic_region(topic) or config.region) if topic else None
         return cls(clock, paths, Host(), Metadata(clock=clock), logs, ec2, s3, scheduler, sns, liveness=liveness)
 
 
@@ -182,7 +182,7 @@ class Life:
         self._mount_point = world.paths.mount_point(config.job.volume.mount)
         self._folders = self._lay_out()
         self._warmup = Warmup(self._log)
-        self._client = world.client or (lambda service: aws.client(service, config.region))
+        self._client = world.client or (lambda service: clients.client(service, config.region))
         self._confinement = Confinement(
             config, world.paths, self._folders, self._here, world.metadata, self._clock, self._stop, self._log,
             self._client,

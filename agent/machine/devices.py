@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.errors import Fatal, Retryable
 
 LINK_PREFIX = "nvme-Amazon_Elastic_Block_Store_"
@@ -36,7 +36,7 @@ class Device:
 def parse_lsblk(text: str) -> tuple[Device, ...]:
     """The disks in lsblk's JSON; Retryable where it is none."""
     try:
-        rows = documents.parse_object(text)["blockdevices"]
+        rows = bounded_json.parse_object(text)["blockdevices"]
         return tuple(_device(row) for row in rows)
     except (ValueError, KeyError, TypeError, AttributeError) as fault:
         raise Retryable(f"lsblk printed what cannot be read: {text[:200]!r}") from fault

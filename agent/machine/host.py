@@ -16,7 +16,7 @@ from pathlib import Path
 
 from spotheal.agent.files.paths import Paths
 from spotheal.agent.machine import devices as decide
-from spotheal.agent.machine import mount_holders as processes
+from spotheal.agent.machine import mount_holders
 from spotheal.agent.machine.devices import Device
 from spotheal.agent.processes import programs
 from spotheal.agent.protocol.errors import Conflict, Fatal, MountRefused, Retryable
@@ -291,11 +291,11 @@ class Host:
 
     def holders(self, mountpoint: str) -> tuple[int, ...]:
         """Processes that keep `mountpoint` busy, we ourselves among them."""
-        return processes.holders(mountpoint)
+        return mount_holders.holders(mountpoint)
 
     def kill(self, pids: Iterable[int]) -> tuple[int, ...]:
         """SIGKILL, but never to process 1, to us, or to those that started us; returns who was sent it."""
-        return processes.kill(pids)
+        return mount_holders.kill(pids)
 
     def sync(self, mountpoint: str, seconds_max: float = 60.0) -> None:
         """Write out what memory holds of the filesystem mounted at `mountpoint`."""

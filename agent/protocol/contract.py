@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.clock import parse_rfc3339, rfc3339
 
 # Environment of the trainer. All folders exist when it starts.
@@ -55,7 +55,7 @@ class Notice:
     @classmethod
     def from_json(cls, text: str) -> Notice:
         """ValueError where `text` is not a notice."""
-        body = documents.parse(text)
+        body = bounded_json.parse(text)
         if not isinstance(body, dict) or body.get("action") not in ACTIONS:
             raise ValueError(f"not a notice: {text[:80]!r}")
         return cls(str(body["action"]), parse_rfc3339(str(body.get("deadline"))), str(body.get("kind", "interruption")))
@@ -98,7 +98,7 @@ class Progress:
 
         Numbers that are not finite count as not written: JSON has none, and what is read here is stored as JSON again.
         """
-        body = documents.parse(text)
+        body = bounded_json.parse(text)
         if not isinstance(body, dict) or not _is_int(body.get("step")):
             raise ValueError("a progress file is a JSON object with at least an integer `step`")
         saved = body.get("saved")

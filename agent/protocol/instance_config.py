@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.errors import ConfigError
 from spotheal.agent.protocol.job import JobConfig, parse_job
 from spotheal.agent.protocol.job_values import integer
@@ -57,7 +57,7 @@ class InstanceConfig:
     def from_json(cls, text: str, *, source: str = "the agent's configuration") -> InstanceConfig:
         """Raises ConfigError that lists all faults."""
         try:
-            document = documents.parse(text)
+            document = bounded_json.parse(text)
         except ValueError as fault:
             raise ConfigError(
                 f"{source} is not JSON: {fault}", next_step="render it again with `fleetctl request`"

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spotheal.agent.aws.s3 import Store
-from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.clock import Clock, rfc3339
 from spotheal.agent.protocol.errors import SpothealError
 from spotheal.agent.protocol.names import LAYOUT
@@ -83,7 +83,7 @@ def read_events(text: str) -> list[dict[str, Any]]:
 
 def _event(line: str) -> dict[str, Any] | None:
     try:
-        event = documents.parse_object(line)
+        event = bounded_json.parse_object(line)
     except ValueError:
         return None
     return event if isinstance(event.get("event"), str) else None

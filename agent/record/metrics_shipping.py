@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spotheal.agent.aws.s3 import Store
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.protocol.clock import Clock, rfc3339
 from spotheal.agent.protocol.contract import Progress
 from spotheal.agent.protocol.errors import SpothealError
@@ -126,7 +126,7 @@ class Metrics:
 def _metrics(path: Path, known: tuple[int, int] | None) -> tuple[tuple[int, int] | None, bytes]:
     """The file's lines, thinned to `METRICS_BYTES_MAX`, and its mark; nothing where it is as `known` or unreadable."""
     try:
-        with beneath.file(path.parent, path.name) as seen, open(seen, "rb", closefd=False) as file:
+        with untrusted_folders.file(path.parent, path.name) as seen, open(seen, "rb", closefd=False) as file:
             status = os.fstat(seen)
             mark = (status.st_size, status.st_mtime_ns)
             if mark == known or not status.st_size:

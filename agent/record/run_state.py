@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from spotheal.agent.files.folders import Folders, publish
-from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol import bounded_json
 
 _NAME = "run.json"
 
@@ -32,7 +32,7 @@ class RunMemory:
     def read(cls, folders: Folders, run: str, requested_at: str = "") -> RunMemory:
         """An empty one where there is none, it cannot be read, or it is another run's (a volume that was adopted)."""
         try:
-            found = documents.parse(_path(folders).read_bytes())
+            found = bounded_json.parse(_path(folders).read_bytes())
         except (OSError, ValueError):
             return cls(run, requested_at=requested_at)
         if not isinstance(found, dict) or found.get("run") != run:

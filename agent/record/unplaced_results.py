@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import Folders, publish
 from spotheal.agent.repository.carry_over import content_of
 from spotheal.agent.repository.working_copy import commit_contents
@@ -64,7 +64,7 @@ def unplaced_results(folders: Folders, bytes_max: int = BYTES_MAX) -> Unplaced:
 
 def _content_of(top: Path, path: str) -> str:
     try:
-        with beneath.folder(top, os.path.dirname(path)) as here:
+        with untrusted_folders.folder(top, os.path.dirname(path)) as here:
             return content_of(os.path.basename(path), dir_fd=here)
     except OSError:
         return ""
@@ -72,7 +72,7 @@ def _content_of(top: Path, path: str) -> str:
 
 def _files(top: Path, left_out: list[str]) -> Iterator[tuple[str, int]]:
     """Path below `top` and size of each regular file; links are not followed."""
-    for below, folders, names, here in beneath.walk(top):
+    for below, folders, names, here in untrusted_folders.walk(top):
         kept = []
         for name in sorted(folders):
             path = os.path.join(below, name)
@@ -82,17 +82,17 @@ def _files(top: Path, left_out: list[str]) -> Iterator[tuple[str, int]]:
                 left_out.append(f"{shown(path)}/: a data set, an environment, a cache or wandb's files")
         folders[:] = kept
         for name in sorted(names):
-            status = beneath.status_of(here, name)
+            status = untrusted_folders.status_of(here, name)
             if status is not None and stat.S_ISREG(status.st_mode):
                 yield os.path.join(below, name), status.st_size
 
 
 def _is_environment(here: int, name: str) -> bool:
     try:
-        inner = beneath.opened(here, name, os.O_RDONLY | os.O_DIRECTORY)
+        inner = untrusted_folders.opened(here, name, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         return False
     try:
-        return any(beneath.status_of(inner, mark) is not None for mark in _ENVIRONMENT_MARKS)
+        return any(untrusted_folders.status_of(inner, mark) is not None for mark in _ENVIRONMENT_MARKS)
     finally:
         os.close(inner)

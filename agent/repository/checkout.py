@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import publish
 from spotheal.agent.processes import programs
 from spotheal.agent.processes.account import Account
 from spotheal.agent.processes.foreign_command import Finished, Surroundings, back_off, run_command
-from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.clock import Clock, Stop, never
 from spotheal.agent.protocol.errors import NotFound, PermissionDenied, Retryable, SetupFailed
 from spotheal.agent.protocol.instance_config import InstanceConfig
@@ -318,7 +318,10 @@ class _Git:
     def _set_origin(self, url: str) -> None:
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         quoted = url.replace("\\", "\\\\").replace('"', '\\"')
-        with beneath.folder(self._target, ".git") as git, open(os.open("config", flags, dir_fd=git), "r+") as file:
+        with (
+            untrusted_folders.folder(self._target, ".git") as git,
+            open(os.open("config", flags, dir_fd=git), "r+") as file,
+        ):
             os.fchmod(file.fileno(), 0o600)
             text = re.sub(r'\[remote "origin"\]\n(\t.*\n)*', "", file.read())
             file.seek(0)
@@ -352,7 +355,7 @@ def _home(target: Path) -> Path:
 def _is_complete(target: Path, wanted: dict[str, Any]) -> bool:
     try:
         with open(os.open(_mark(target), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return bool(documents.parse_object(file.read(_MARKER_BYTES_MAX)) == wanted)
+            return bool(bounded_json.parse_object(file.read(_MARKER_BYTES_MAX)) == wanted)
     except (OSError, ValueError):
         return False
 
@@ -361,7 +364,7 @@ def _make_empty(folder: Path, account: Account | None) -> None:
     """A new folder of the account's own."""
     for record in (_mark(folder), commit_record(folder)):
         record.unlink(missing_ok=True)
-    beneath.remove(folder)
+    untrusted_folders.remove(folder)
     folder.mkdir(parents=True)
     if account is not None:
         os.chown(folder, account.uid, account.gid)

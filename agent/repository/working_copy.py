@@ -24,11 +24,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import Folders, give, publish
 from spotheal.agent.processes import programs
 from spotheal.agent.processes.foreign_command import Surroundings, run_command
-from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.errors import Retryable, SetupFailed
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.repository import carry_over
@@ -58,7 +58,7 @@ class Record:
         """None if there is none; the folder is ours, so one that is there is whole. Retryable if it cannot be read:
         the copy of a record that only seems to be missing would be set aside, with every checkpoint in it."""
         try:
-            return cls(**documents.parse_object(path.read_text(encoding="utf-8"), bytes_max=_RECORD_BYTES_MAX))
+            return cls(**bounded_json.parse_object(path.read_text(encoding="utf-8"), bytes_max=_RECORD_BYTES_MAX))
         except (FileNotFoundError, ValueError, TypeError):
             return None
         except OSError as error:
@@ -71,7 +71,7 @@ class Record:
 def files_of(code: Path) -> dict[str, str]:
     """The content of each file of a clone, by its path; git's own files are left out."""
     found = {}
-    for below, folders, names, here in beneath.walk(code):
+    for below, folders, names, here in untrusted_folders.walk(code):
         if not below:
             folders[:] = [name for name in folders if name != ".git"]
         for name in names:
@@ -185,7 +185,7 @@ class _Making:
             self._incoming_record.unlink()
         for rest in (self._incoming, self._outgoing):
             if os.path.lexists(rest):
-                beneath.remove(rest)
+                untrusted_folders.remove(rest)
         if _record_of_copy(self._folders) is not None:
             self._give(clone)
 
@@ -335,7 +335,7 @@ def _lines(lines: Sequence[str]) -> list[dict[str, str]]:
     found = []
     for line in lines:
         try:
-            found.append({name: str(value) for name, value in documents.parse_object(line).items()})
+            found.append({name: str(value) for name, value in bounded_json.parse_object(line).items()})
         except ValueError:
             continue
     return found

@@ -11,7 +11,7 @@ from typing import Any
 
 from spotheal.agent.files.folders import Folders
 from spotheal.agent.processes.foreign_command import Surroundings, run_command
-from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.errors import SetupFailed
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.trainer.environment import base_environment
@@ -97,7 +97,7 @@ def probe(path: Path, folders: Folders, where: Surroundings) -> Interpreter | No
     if not ended.ok or not ended.lines:
         return None
     try:
-        said = documents.parse_object(ended.lines[-1])
+        said = bounded_json.parse_object(ended.lines[-1])
         return Interpreter(path, said["version"], said["torch"], said["venv"], tuple(said["site"]))
     except (ValueError, KeyError, TypeError):
         return None

@@ -14,8 +14,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
 
-from spotheal.agent.files import untrusted_folders as beneath
-from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.files import untrusted_folders
+from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.contract import Progress
 
@@ -44,12 +44,12 @@ class Seen:
 
 def shown(path: str) -> str:
     """The path for people: a trainer may name a file as it likes, with line ends and commands for terminals."""
-    return documents.printable(path)
+    return bounded_json.printable(path)
 
 
 def files_below(folder: Path) -> Iterator[Seen]:
     """All regular files below `folder`; links are not followed."""
-    for path, status in beneath.files(folder, NOT_GROWTH):
+    for path, status in untrusted_folders.files(folder, NOT_GROWTH):
         yield Seen(path, status.st_size, status.st_mtime)
 
 
@@ -90,7 +90,7 @@ def grown_elsewhere(clone: Path, since: float, count: int = 5) -> list[Seen]:
 def progress_of(path: Path) -> tuple[Progress, int] | None:
     """The progress document and a number that changes whenever it is written anew; None where there is none."""
     try:
-        with beneath.file(path.parent, path.name) as seen, open(seen, "rb", closefd=False) as file:
+        with untrusted_folders.file(path.parent, path.name) as seen, open(seen, "rb", closefd=False) as file:
             status = os.fstat(seen)  # of what is open: a name may mean another file a moment later
             text = file.read(_PROGRESS_BYTES_MAX + 1)
         if len(text) > _PROGRESS_BYTES_MAX:
@@ -113,7 +113,7 @@ def drop_metrics_after(path: Path, step: int) -> int:
 
 
 def _drop_after(path: Path, step: int) -> int:
-    with beneath.file(path.parent, path.name) as seen, open(seen, "rb", closefd=False) as file:
+    with untrusted_folders.file(path.parent, path.name) as seen, open(seen, "rb", closefd=False) as file:
         status = os.fstat(seen)
         if status.st_size > _METRICS_BYTES_MAX:
             return 0
@@ -140,7 +140,7 @@ def _is_dropped(line: bytes, step: int) -> bool:
     if not line.endswith(b"\n"):
         return True
     try:
-        at = documents.parse_object(line).get("step")
+        at = bounded_json.parse_object(line).get("step")
     except ValueError:
         return False
     return isinstance(at, (int, float)) and at > step

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.processes import programs
 from spotheal.agent.processes.launchers import RANKS_MODULE, launches, processes_asked
 from spotheal.agent.processes.output import readable
@@ -159,7 +159,7 @@ def _launched_by_itself(asked: int | str, argv: tuple[str, ...], gpus: int) -> W
 
 def _ranks_errors(logs: Path) -> Iterator[str]:
     """`*/attempt_*/*/stderr.log`, as torchrun lays them out."""
-    for path, _ in beneath.files(logs):
+    for path, _ in untrusted_folders.files(logs):
         parts = path.split("/")
         if len(parts) == 4 and parts[1].startswith("attempt_") and parts[3] == "stderr.log":
             yield path
@@ -168,7 +168,7 @@ def _ranks_errors(logs: Path) -> Iterator[str]:
 def _tail(logs: Path, path: str, lines_max: int) -> list[str]:
     """The trainer's own file."""
     try:
-        with beneath.file(logs, path) as descriptor, open(descriptor, "rb", closefd=False) as file:
+        with untrusted_folders.file(logs, path) as descriptor, open(descriptor, "rb", closefd=False) as file:
             start = max(0, os.fstat(descriptor).st_size - _TAIL_BYTES)
             file.seek(start)
             lines = file.read(_TAIL_BYTES).split(b"\n")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import Folders
 from spotheal.agent.protocol.clock import Stop, never
 from spotheal.agent.repository.working_copy import files_of_commit
@@ -65,7 +65,7 @@ class SavedFiles:
         """By their path below the working copy; links are not followed."""
         if not self._folders.has_working_copy:
             return
-        for path, status in beneath.files(self._folders.clone, NOT_GROWTH, wanted=self._is_save_of_trainers):
+        for path, status in untrusted_folders.files(self._folders.clone, NOT_GROWTH, wanted=self._is_save_of_trainers):
             if self._over.is_set():
                 return
             yield Seen(path, status.st_size, status.st_mtime)

@@ -13,9 +13,9 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import Folders, publish
-from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.trainer.torn_saves import TornSave
 
@@ -33,8 +33,8 @@ class SetAside:
     def put_back(self) -> bool:
         """False if the trainer has written something of that name since, or the volume refuses."""
         try:
-            with beneath.folder(self.save.folder, os.path.dirname(self.save.name)) as there:
-                beneath.rename(self.moved.parent, self.moved.name, there, self.original.name)
+            with untrusted_folders.folder(self.save.folder, os.path.dirname(self.save.name)) as there:
+                untrusted_folders.rename(self.moved.parent, self.moved.name, there, self.original.name)
         except OSError:
             return False
         return True
@@ -54,7 +54,7 @@ class SaveShelf:
         `gained_since`: whether that start gained a step, given the moment of the set-aside (seconds since 1970).
         """
         try:
-            record = documents.parse_object(self._record.read_bytes())
+            record = bounded_json.parse_object(self._record.read_bytes())
             moment, saves = float(record["time"]), tuple(self._saves_of(record))
         except FileNotFoundError:
             return
@@ -71,8 +71,8 @@ class SaveShelf:
         before, self.saves = self.saves, (*self.saves, aside)
         try:
             self._write(now)  # before the move: what is on record and was never moved is only not put back
-            with beneath.folder(aside.moved.parent) as there:
-                beneath.rename(save.folder, save.name, there, aside.moved.name)
+            with untrusted_folders.folder(aside.moved.parent) as there:
+                untrusted_folders.rename(save.folder, save.name, there, aside.moved.name)
         except OSError:
             self.saves = before
             raise

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import Folders, give, publish
 from spotheal.agent.processes import programs
 from spotheal.agent.processes.foreign_command import Finished, Surroundings, back_off, run_command
@@ -123,7 +123,7 @@ def _make(place: Path, interpreter: Interpreter, folders: Folders, where: Surrou
 
     Built in place (an environment cannot be moved), so that only the marker says it is complete.
     """
-    beneath.remove(place)
+    untrusted_folders.remove(place)
     place.mkdir()
     give(place, where.account)
     venv = [str(interpreter.path), "-I", "-m", "venv", "--system-site-packages", "--without-pip", str(place)]
@@ -219,4 +219,4 @@ def _drop_old(folder: Path, current: Path) -> None:
     )
     for path in others[ENVIRONMENTS_KEPT - 1 :]:
         with contextlib.suppress(OSError, Retryable):
-            beneath.remove(path)
+            untrusted_folders.remove(path)

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import Folders
 from spotheal.agent.processes.account import Account
 from spotheal.agent.processes.group import ForeignProgram, end_leftovers
@@ -237,7 +237,7 @@ class Supervisor:
     def _drop(self, path: Path) -> None:
         """A `setup` or a trainer may have made a folder of that name; one that cannot be removed ends no agent."""
         try:
-            beneath.remove(path)
+            untrusted_folders.remove(path)
         except (OSError, SpothealError) as error:
             self.log.warning("what an earlier attempt left cannot be removed", path=str(path), error=str(error))
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from spotheal.agent.files import untrusted_folders as beneath
-from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.files import untrusted_folders
+from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.clock import Stop, never
 from spotheal.agent.trainer.progress_files import NOT_GROWTH, files_below, shown
 
@@ -73,7 +73,7 @@ def anything_saved(checkpoints: Path, elsewhere: Path) -> bool:
 
 # --------------------------------------------------------------------------------------------------------------- files
 def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str], int]]:
-    for below, folders, names, here in beneath.walk(folder):
+    for below, folders, names, here in untrusted_folders.walk(folder):
         folders[:] = [name for name in folders if name not in NOT_GROWTH]
         yield below, folders, names, here
 
@@ -102,7 +102,7 @@ def has_save_suffix(name: str) -> bool:
 def _file_reason(folder: int, name: str) -> str:
     """Why the file in the open folder is surely incomplete, or ""."""
     try:
-        with beneath.file(folder, name) as descriptor:
+        with untrusted_folders.file(folder, name) as descriptor:
             return _open_file_reason(descriptor, name)
     except OSError:
         return ""
@@ -152,7 +152,7 @@ def _safetensors_bytes(descriptor: int, head: bytes) -> int:
     if len(text) < length:
         return 8 + length
     try:
-        header = documents.parse_object(text, bytes_max=_SAFETENSORS_HEADER_BYTES_MAX)
+        header = bounded_json.parse_object(text, bytes_max=_SAFETENSORS_HEADER_BYTES_MAX)
         tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
         return 8 + length + max((int(tensor["data_offsets"][1]) for tensor in tensors), default=0)
     except (ValueError, TypeError, KeyError, IndexError):
@@ -181,7 +181,7 @@ def _torn_folders(folder: Path) -> Iterator[TornSave]:
 
 
 def _names_below(folder: Path, path: str) -> frozenset[str]:
-    return frozenset(_masked(found) for found, _ in beneath.files(folder, NOT_GROWTH, below=path))
+    return frozenset(_masked(found) for found, _ in untrusted_folders.files(folder, NOT_GROWTH, below=path))
 
 
 def _masked(name: str) -> str:

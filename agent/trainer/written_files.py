@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spotheal.agent.files.folders import Folders, publish
-from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.clock import Stop
 from spotheal.agent.trainer.progress_files import Seen, files_below, shown
 
@@ -84,7 +84,7 @@ class Record:
     def read(cls, path: Path, run: str) -> Record | None:
         """None if there is none, it cannot be read, or it is another run's."""
         try:
-            found = cls(**documents.parse_object(path.read_text(encoding="utf-8")))
+            found = cls(**bounded_json.parse_object(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
         if found.run != run:

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import Folders, publish
 from spotheal.agent.protocol.clock import Stop
 from spotheal.agent.repository.working_copy import files_of_commit
@@ -44,11 +44,11 @@ def record(folders: Folders, over: Stop) -> None:
 
 
 def _extents_below(top: Path, below: str, over: Stop, wanted: Callable[[str], bool]) -> Iterator[Extent]:
-    for count, (path, status) in enumerate(beneath.files(top, (".git",), below=below, wanted=wanted)):
+    for count, (path, status) in enumerate(untrusted_folders.files(top, (".git",), below=below, wanted=wanted)):
         if over.is_set() or count >= FILES_MAX:
             return
         if status.st_size <= FILE_BYTES_MAX:
-            with contextlib.suppress(OSError), beneath.file(top, os.path.join(below, path)) as file:
+            with contextlib.suppress(OSError), untrusted_folders.file(top, os.path.join(below, path)) as file:
                 yield from _extents_of(file)
 
 

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from spotheal.agent.files import untrusted_folders as beneath
-from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.files import untrusted_folders
+from spotheal.agent.protocol import bounded_json
 
 READERS = 16  # 48 took 0.2 s more of the processors that the trainer needs, and gained nothing
 CHUNK_BYTES = 1 << 20
@@ -76,7 +76,7 @@ def read_device(device: str, record: str, reader: Reader) -> None:
 
 def recorded(text: str, device_bytes: int) -> list[Extent]:
     """The extents of a record: whole blocks within the device, within the bound. ValueError if it is no record."""
-    rows = documents.parse_object(text, bytes_max=_RECORD_BYTES_MAX).get("extents")
+    rows = bounded_json.parse_object(text, bytes_max=_RECORD_BYTES_MAX).get("extents")
     if not isinstance(rows, list):
         raise ValueError("no list of extents")
     return bounded((row[0], row[1]) for row in rows if _is_within(row, device_bytes))
@@ -115,7 +115,7 @@ def _by_folder(files: Iterable[str]) -> Iterable[tuple[str, list[str]]]:
 
 def newest(folder: Path, prefix: str = "") -> str:
     """The name of what was changed last in `folder`; "" if there is nothing that a trainer would load."""
-    with contextlib.suppress(OSError), beneath.folder(folder) as here, os.scandir(here) as entries:
+    with contextlib.suppress(OSError), untrusted_folders.folder(folder) as here, os.scandir(here) as entries:
         found = [e for e in entries if e.name.startswith(prefix) and e.name[0] != "." and not e.is_symlink()]
         return max(found, key=lambda e: e.stat(follow_symlinks=False).st_mtime).name if found else ""
     return ""
@@ -148,18 +148,18 @@ class Reader:
             os.preadv(device, [room], offset)
 
     def look(self, top: Path, below: str, names: Iterable[str]) -> None:
-        with beneath.folder(top, below) as here:
+        with untrusted_folders.folder(top, below) as here:
             for name in names:
-                beneath.status_of(here, name)
+                untrusted_folders.status_of(here, name)
 
     def walk(self, top: Path, below: str) -> None:
-        with beneath.folder(top, below) as here, os.scandir(here) as entries:
+        with untrusted_folders.folder(top, below) as here, os.scandir(here) as entries:
             for entry in entries:
                 work = self.walk if entry.is_dir(follow_symlinks=False) else self.read
                 self._tasks.put(partial(work, top, os.path.join(below, entry.name)))
 
     def read(self, top: Path, path: str) -> None:
-        with beneath.file(top, path) as here:
+        with untrusted_folders.file(top, path) as here:
             size = os.fstat(here).st_size
             with self._lock:
                 if size > self._left:
@@ -171,7 +171,7 @@ class Reader:
 
 
 def _read_at(top: Path, path: str, offset: int) -> None:
-    with beneath.file(top, path) as here:
+    with untrusted_folders.file(top, path) as here:
         os.pread(here, CHUNK_BYTES, offset)
 
 

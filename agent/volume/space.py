@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.protocol.clock import Stop
 
 FULL_PERCENT = 85
@@ -33,7 +33,7 @@ def grown(top: Path, since: float, stop: Stop) -> list[dict[str, Any]]:
     keeps the volume busy.
     """
     found: Counter[str] = Counter()
-    for path, status in beneath.files(top):
+    for path, status in untrusted_folders.files(top):
         if stop.is_set():
             break
         parts = Path(path).parts[:-1]

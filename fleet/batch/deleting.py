@@ -16,7 +16,7 @@ from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.errors import NotFound, SpothealError, WaitTimedOut
 from spotheal.fleet.batch import creating, roles
 from spotheal.fleet.batch.names import Names
-from spotheal.fleet.run import batch_jobs as jobs
+from spotheal.fleet.run import batch_jobs
 from spotheal.fleet.run.session import Session
 
 SECONDS_MAX = 900.0  # an environment goes when its last host is gone
@@ -59,7 +59,7 @@ def look(session: Session, names: Names) -> There:
     from spotheal.fleet.account.roles import is_made_by_us
 
     made = tuple(one for one in names.roles if is_made_by_us(session, one))
-    waiting = tuple(str(one["jobId"]) for one in jobs.open_jobs(session, names.queue)) if queue else ()
+    waiting = tuple(str(one["jobId"]) for one in batch_jobs.open_jobs(session, names.queue)) if queue else ()
     has_group = any(one["logGroupName"] == names.log_group for one in groups)
     return There(queue is not None, tuple(ours), tuple(definitions), has_group, made, waiting)
 

@@ -10,7 +10,7 @@ from spotheal.agent.protocol.clock import Clock, Timeout
 from spotheal.agent.protocol.errors import CredentialsEnded, JobFailed, NotFound, Retryable, WaitTimedOut
 from spotheal.fleet.batch.names import Names
 from spotheal.fleet.batch.tail import Line, Tail
-from spotheal.fleet.run import batch_jobs as jobs
+from spotheal.fleet.run import batch_jobs
 from spotheal.fleet.run.session import Session
 
 POLL_SECONDS = 3.0
@@ -58,7 +58,7 @@ class Followed:
                     raise
             self._give()
             is_told = self._tail.is_over and not 0 < self._unlisted < _UNLISTED_LOOKS
-            if job is not None and job["status"] in jobs.ENDS and is_told:
+            if job is not None and job["status"] in batch_jobs.ENDS and is_told:
                 break
             if timeout.is_over:
                 raise WaitTimedOut(f"the job has not ended after {seconds_max:.0f} s; it goes on",
@@ -89,37 +89,38 @@ class Followed:
     # --------------------------------------------------------------------------------------------------------- one look
     def look(self) -> dict[str, Any]:
         """The job now; which streams there are is noted. NotFound where Batch has forgotten it."""
-        job = jobs.describe(self.session, [self.job_id]).get(self.job_id)
+        job = batch_jobs.describe(self.session, [self.job_id]).get(self.job_id)
         if job is None:
             raise NotFound(
                 f"AWS Batch does not know job {self.job_id} any more: it keeps jobs for a week after they end",
                 next_step=f"the store has its logs: `fleetctl logs {self.names.job}`",
             )
         self._tell(job)
-        if not jobs.size_of(job):
-            self._tail.see_attempts(jobs.streams_of(job), job["status"] in jobs.ENDS)
-        elif jobs.mark(job) != self._mark or job["status"] not in jobs.ENDS:
-            counts = jobs.counts(job)
+        if not batch_jobs.size_of(job):
+            self._tail.see_attempts(batch_jobs.streams_of(job), job["status"] in batch_jobs.ENDS)
+        elif batch_jobs.mark(job) != self._mark or job["status"] not in batch_jobs.ENDS:
+            counts = batch_jobs.counts(job)
             self._see_children(counts)
-            listed = [sum(there == state for there in self._children.values()) for state in jobs.ENDS]
-            is_whole = all(known >= counts[state] for known, state in zip(listed, jobs.ENDS, strict=True))
+            listed = [sum(there == state for there in self._children.values()) for state in batch_jobs.ENDS]
+            is_whole = all(known >= counts[state] for known, state in zip(listed, batch_jobs.ENDS, strict=True))
             self._unlisted = 0 if is_whole else self._unlisted + 1
-            self._mark = jobs.mark(job) if is_whole else ()
+            self._mark = batch_jobs.mark(job) if is_whole else ()
         return job
 
     def _see_children(self, counts: dict[str, int]) -> None:
         """Those that run and those that ran at the last look, each time, for an attempt has a stream of its own; others
         that have ended, once. An array of thousands is not listed at each look: ListJobs is throttled."""
-        running = (one for state in ("STARTING", "RUNNING") for one in jobs.children(self.session, self.job_id, state))
-        self._note({*running, *(one for one, there in self._children.items() if there not in jobs.ENDS)})
-        for state in jobs.ENDS:
+        states = ("STARTING", "RUNNING")
+        running = (child for state in states for child in batch_jobs.children(self.session, self.job_id, state))
+        self._note({*running, *(one for one, there in self._children.items() if there not in batch_jobs.ENDS)})
+        for state in batch_jobs.ENDS:
             if sum(there == state for there in self._children.values()) < counts[state]:
-                listed = jobs.children(self.session, self.job_id, state)
-                self._note({one for one in listed if self._children.get(one) not in jobs.ENDS})
+                listed = batch_jobs.children(self.session, self.job_id, state)
+                self._note({one for one in listed if self._children.get(one) not in batch_jobs.ENDS})
 
     def _note(self, ids: set[str]) -> None:
-        for one, child in jobs.describe(self.session, sorted(ids)).items():
-            self._tail.see_attempts(jobs.streams_of(child), child["status"] in jobs.ENDS)
+        for one, child in batch_jobs.describe(self.session, sorted(ids)).items():
+            self._tail.see_attempts(batch_jobs.streams_of(child), child["status"] in batch_jobs.ENDS)
             self._children[one] = child["status"]
 
     def _give(self) -> int:
@@ -134,7 +135,7 @@ class Followed:
         if text != self._said:
             self.say(text)
             self._said = text
-        counts = jobs.counts(job)
+        counts = batch_jobs.counts(job)
         waits = counts["RUNNABLE"] and not counts["STARTING"] and not counts["RUNNING"]
         now = self.clock.monotonic()
         self._runnable_since = (self._runnable_since or now) if waits else None
@@ -143,8 +144,8 @@ class Followed:
             self.say(self._waiting(job))
 
     def _waiting(self, job: dict[str, Any]) -> str:
-        found = [job] if not jobs.size_of(job) else list(
-            jobs.describe(self.session, jobs.children(self.session, self.job_id, "RUNNABLE")[:1]).values()
+        found = [job] if not batch_jobs.size_of(job) else list(
+            batch_jobs.describe(self.session, batch_jobs.children(self.session, self.job_id, "RUNNABLE")[:1]).values()
         )  # fmt: skip
         reason = next((str(one["statusReason"]) for one in found if one.get("statusReason")), "")
         return ("waiting for a host: " + (reason or "AWS gives no reason; without spot capacity more instance_types and"
@@ -152,27 +153,30 @@ class Followed:
 
     def _failure(self, job: dict[str, Any]) -> str:
         """What failed, with its last words."""
-        if not jobs.size_of(job):
+        if not batch_jobs.size_of(job):
             return self._last_words(job, "the job failed")
-        ids = jobs.children(self.session, self.job_id, "FAILED")
-        failed = sorted(jobs.describe(self.session, ids[:100]).values(), key=lambda one: jobs.index_of(one) or 0)
-        text = f"{len(ids)} of {jobs.size_of(job)} children failed" if ids else f"the array failed: {jobs.why(job)}"
-        told = [self._last_words(one, f"child {jobs.index_of(one)}") for one in failed[:_SHOWN]]
+        ids = batch_jobs.children(self.session, self.job_id, "FAILED")
+        children = batch_jobs.describe(self.session, ids[:100]).values()
+        failed = sorted(children, key=lambda child: batch_jobs.index_of(child) or 0)
+        text = f"the array failed: {batch_jobs.why(job)}"
+        if ids:
+            text = f"{len(ids)} of {batch_jobs.size_of(job)} children failed"
+        told = [self._last_words(one, f"child {batch_jobs.index_of(one)}") for one in failed[:_SHOWN]]
         more = [f"… and {len(ids) - _SHOWN} more"] if len(ids) > _SHOWN else []
         return "\n".join([text, *told, *more])
 
     def _last_words(self, job: dict[str, Any], what: str) -> str:
-        streams = jobs.streams_of(job)
+        streams = batch_jobs.streams_of(job)
         lines = self._tail.last_lines(streams[-1], LAST_WORDS) if streams else []
-        return "\n  | ".join([f"{what}: {jobs.why(job)}", *lines])
+        return "\n  | ".join([f"{what}: {batch_jobs.why(job)}", *lines])
 
 
 def in_words(job: dict[str, Any]) -> str:
     """`RUNNING`, or of an array `2 of 8 done, 5 running, 1 waiting`."""
-    size = jobs.size_of(job)
+    size = batch_jobs.size_of(job)
     if not size:
         return f"job {job['jobName']}: {job['status']}"
-    found = jobs.counts(job)
+    found = batch_jobs.counts(job)
     running = found["RUNNING"] + found["STARTING"]
     waiting = found["SUBMITTED"] + found["PENDING"] + found["RUNNABLE"]
     failed = f", {found['FAILED']} failed" if found["FAILED"] else ""

@@ -10,7 +10,7 @@ from typing import Any
 from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.errors import NotFound, SpothealError
 from spotheal.agent.protocol.names import StoreUrl, partition_of
-from spotheal.fleet.account import roles as account_roles
+from spotheal.fleet.account import roles
 from spotheal.fleet.batch.names import Names
 from spotheal.fleet.run.session import Session
 from spotheal.iam import policies
@@ -111,8 +111,8 @@ def delete(session: Session, names: Names) -> list[str]:
             gone.append(f"policy {mine}")
         return gone
     for name in names.roles:
-        if account_roles.is_made_by_us(session, name):
-            gone += account_roles.delete_role(session, name)
+        if roles.is_made_by_us(session, name):
+            gone += roles.delete_role(session, name)
     return gone
 
 

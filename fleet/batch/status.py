@@ -7,7 +7,7 @@ from typing import Any
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import Clock, rfc3339
 from spotheal.agent.protocol.names import LAYOUT, Phase
-from spotheal.fleet.run import batch_jobs as jobs
+from spotheal.fleet.run import batch_jobs
 from spotheal.fleet.run.runs import Run
 from spotheal.fleet.run.session import Session
 from spotheal.fleet.run.table import cut, lines_of, table
@@ -20,19 +20,19 @@ _DESCRIBED_MAX = 1000  # failed children that are looked at one by one
 
 def gather(session: Session, run: Run) -> dict[str, Any]:
     """The document of `--output json`. What Batch has forgotten is told from the store alone."""
-    asked = jobs.document_of(run)
-    job = jobs.describe(session, [str(asked["job_id"])]).get(str(asked["job_id"]))
+    asked = batch_jobs.document_of(run)
+    job = batch_jobs.describe(session, [str(asked["job_id"])]).get(str(asked["job_id"]))
     stored = run.store.read_status() or {}
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION, "job": run.job, "run": run.id, "store": str(run.store.url),
         "job_id": asked["job_id"], "queue": asked["queue"], "phase": stored.get("phase"),
         "reason": stored.get("reason") or "", "status": None if job is None else job["status"],
         "status_reason": None if job is None else job.get("statusReason"), "size": int(asked.get("size") or 0),
-        "counts": None if job is None else jobs.counts(job), "attempts": None, "failed": [], "waiting_for": None,
+        "counts": None if job is None else batch_jobs.counts(job), "attempts": None, "failed": [], "waiting_for": None,
     }  # fmt: skip
     if job is None:
         return document
-    if not jobs.size_of(job):
+    if not batch_jobs.size_of(job):
         document["attempts"] = len(job.get("attempts") or []) + (job["status"] in ("STARTING", "RUNNING"))
         document["failed"] = [_failed(job)] if job["status"] == "FAILED" else []
         document["waiting_for"] = job.get("statusReason") if job["status"] == "RUNNABLE" else None
@@ -40,8 +40,8 @@ def gather(session: Session, run: Run) -> dict[str, Any]:
             document["failed"] = [{**row, "index": 0} for row in document["failed"]]
             _ask(run, document["failed"])
         return document
-    ids = jobs.children(session, str(asked["job_id"]), "FAILED") if document["counts"]["FAILED"] else []
-    described = jobs.describe(session, ids[:_DESCRIBED_MAX]).values()
+    ids = batch_jobs.children(session, str(asked["job_id"]), "FAILED") if document["counts"]["FAILED"] else []
+    described = batch_jobs.describe(session, ids[:_DESCRIBED_MAX]).values()
     document["failed"] = sorted((_failed(one) for one in described), key=lambda row: row["index"])
     _ask(run, document["failed"][:ROWS_SHOWN])
     return document
@@ -56,7 +56,8 @@ def _ask(run: Run, failed: list[dict[str, Any]]) -> None:
 
 
 def _failed(job: dict[str, Any]) -> dict[str, Any]:
-    return {"index": jobs.index_of(job), "attempts": len(job.get("attempts") or []), "reason": jobs.why(job)}
+    attempts = len(job.get("attempts") or [])
+    return {"index": batch_jobs.index_of(job), "attempts": attempts, "reason": batch_jobs.why(job)}
 
 
 def settle(run: Run, document: dict[str, Any], clock: Clock) -> bool:

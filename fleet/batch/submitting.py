@@ -24,8 +24,7 @@ from spotheal.fleet.batch import creating, documents, image
 from spotheal.fleet.batch.names import Names
 from spotheal.fleet.request import repository
 from spotheal.fleet.request.submit import ensure_bucket
-from spotheal.fleet.run import batch_jobs as jobs
-from spotheal.fleet.run import runs
+from spotheal.fleet.run import batch_jobs, runs
 from spotheal.fleet.run.session import Session
 
 ENTRIES_MAX = 10_000  # children of an array, by AWS's limit
@@ -185,10 +184,10 @@ def _resumed(
     session: Session, run: runs.Run, entries: list[dict[str, Any]] | None
 ) -> tuple[int, list[dict[str, Any]] | None]:
     """The next generation, and the list that the run began with. Conflict where it is at work, or all is done."""
-    document = jobs.document_of(run)
-    job_id = jobs.lost_one(session, run) or str(document["job_id"])
-    there = jobs.describe(session, [job_id]).get(job_id)
-    if there is not None and there["status"] not in jobs.ENDS:
+    document = batch_jobs.document_of(run)
+    job_id = batch_jobs.lost_one(session, run) or str(document["job_id"])
+    there = batch_jobs.describe(session, [job_id]).get(job_id)
+    if there is not None and there["status"] not in batch_jobs.ENDS:
         if job_id != document["job_id"]:  # `batch logs` and `batch cancel` know it from now on
             stored = run.fleet_document()
             run.store.put_json(LAYOUT.fleet_document, {**stored, "batch": {**stored["batch"], "job_id": job_id}})
@@ -217,8 +216,8 @@ def dependencies(session: Session, root: StoreUrl, text: str) -> list[dict[str, 
                           next_step="write JOB, JOB:N_TO_N or SEQUENTIAL")  # fmt: skip
     job_id = name
     if len(name) != 36:
-        job_id = str(jobs.document_of(runs.find(session.client("s3"), root, name))["job_id"])
-    there = jobs.describe(session, [job_id]).get(job_id)
+        job_id = str(batch_jobs.document_of(runs.find(session.client("s3"), root, name))["job_id"])
+    there = batch_jobs.describe(session, [job_id]).get(job_id)
     if there is None:
         raise NotFound(f"--depends-on {text!r}: AWS Batch knows no job {job_id} in {session.region}",
                        next_step="it keeps a job for a week after its end; what is done need not be waited for")
@@ -236,7 +235,7 @@ def _check_arrays(session: Session, depends_on: Iterable[Mapping[str, str]], siz
             raise ConfigError("--depends-on SEQUENTIAL: child after child, and this job is no array",
                               next_step="leave it out, or give a list of two entries at least")  # fmt: skip
         if one.get("type") == "N_TO_N":
-            other = jobs.size_of(jobs.describe(session, [one["jobId"]]).get(one["jobId"]) or {})
+            other = batch_jobs.size_of(batch_jobs.describe(session, [one["jobId"]]).get(one["jobId"]) or {})
             if other != size or size < 2:
                 there = f"an array of {other}" if other else "no array"
                 raise ConfigError(f"--depends-on {one['jobId']}:N_TO_N: child i after child i, and that job is {there},"
@@ -274,7 +273,7 @@ def _submit(session: Session, order: Order, request: dict[str, Any]) -> str:
         with translated("submit the job"):
             return str(batch.submit_job(**request)["jobId"])
     except Retryable:
-        there = next((one for one in jobs.open_jobs(session, order.names.queue)
+        there = next((one for one in batch_jobs.open_jobs(session, order.names.queue)
                       if one["jobName"] == order.job_name), None)  # fmt: skip
         if there is None:
             raise

@@ -97,17 +97,17 @@ def existing_run(session: Session, root: StoreUrl, job: str) -> plan.Existing | 
 
 def _is_open(session: Session, run: runs.Run) -> bool:
     """Whether a job of AWS Batch may still be at work; True where that cannot be known."""
-    from spotheal.fleet.run import batch_jobs as jobs
+    from spotheal.fleet.run import batch_jobs
 
     try:
-        if jobs.lost_one(session, run):
+        if batch_jobs.lost_one(session, run):
             return True
-        there = jobs.describe(session, [str(jobs.document_of(run)["job_id"])])
+        there = batch_jobs.describe(session, [str(batch_jobs.document_of(run)["job_id"])])
     except NotFound:  # never submitted
         return False
     except SpothealError:
         return True
-    return any(job["status"] not in jobs.ENDS for job in there.values())
+    return any(job["status"] not in batch_jobs.ENDS for job in there.values())
 
 
 def make_plan(

@@ -42,11 +42,11 @@ class Session:
         return self._region
 
     def client(self, service: str, region: str = "") -> Any:
-        from spotheal.agent.aws import clients as aws
+        from spotheal.agent.aws import clients
 
         key = f"{service} {region}"
         if key not in self._clients:
-            self._clients[key] = aws.client(service, region or self.region, self._boto)
+            self._clients[key] = clients.client(service, region or self.region, self._boto)
         return self._clients[key]
 
     def signed_url(self, method: str, url: StoreUrl, seconds: int) -> str:

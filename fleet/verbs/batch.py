@@ -258,11 +258,11 @@ def logs(
     profile: Profile = "",
 ) -> None:
     """What the containers said, of all children and attempts; each line begins with its child's index."""
-    from spotheal.fleet.run import batch_jobs as jobs
+    from spotheal.fleet.run import batch_jobs
 
     seconds_max = seconds_of("--timeout", timeout)
     session, found = _find(region, profile, job, job_file, run)
-    watched = _followed(session, found.job, str(jobs.document_of(found)["job_id"]), as_json=False)
+    watched = _followed(session, found.job, str(batch_jobs.document_of(found)["job_id"]), as_json=False)
     if not follow:
         watched.once()
         return
@@ -282,14 +282,14 @@ def cancel(
 ) -> None:
     """End the job: what waits is cancelled, containers that run save within 30 seconds and end."""
     from spotheal.agent.aws.clients import translated
-    from spotheal.fleet.run import batch_jobs as jobs
+    from spotheal.fleet.run import batch_jobs
     from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
     session, found = _find(region, profile, job, job_file, run)
-    job_id = str(jobs.document_of(found)["job_id"])
-    there = jobs.describe(session, [job_id]).get(job_id)
-    if there is None or there["status"] in jobs.ENDS:
+    job_id = str(batch_jobs.document_of(found)["job_id"])
+    there = batch_jobs.describe(session, [job_id]).get(job_id)
+    if there is None or there["status"] in batch_jobs.ENDS:
         say(f"job {job_id} is over" + (f": {there['status']}" if there else ""))
         cancelled = False
     else:

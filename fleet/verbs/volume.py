@@ -267,16 +267,16 @@ def upload(
     from spotheal.fleet.request import submit
     from spotheal.fleet.terminal.bar import bar
     from spotheal.fleet.volumes import filling as work
-    from spotheal.fleet.volumes import uploading as sending
+    from spotheal.fleet.volumes import uploading
 
     as_json = is_json(output)
-    scanned = sending.scan(folder)
+    scanned = uploading.scan(folder)
     target = to or folder.resolve().name
     if target.startswith("/") or ".." in Path(target).parts:
         raise ConfigError(f"--to {to!r} leaves the datasets folder", next_step="write a path below it")
     session, described, root = _opened(job, region, profile)
     ready = _ready(session, described, volume, zone, instance_type, image, root, job)
-    store = Store(session.client("s3"), root.below("uploads", ready.name, sending.name_of(target)))
+    store = Store(session.client("s3"), root.below("uploads", ready.name, uploading.name_of(target)))
     filling = replace(ready.filling, to=target, spot=spot)
     keys: list[str] = []
     if (followed := _under_way(session, filling)) is None:
@@ -286,13 +286,13 @@ def upload(
         ask("Go ahead?", yes)
         submit.ensure_bucket(session, root.bucket)
         with bar("uploading", quiet=as_json) as progress:
-            keys, size = sending.upload(store, scanned, lambda done, _: progress(done, max(scanned.size, done)))
+            keys, size = uploading.upload(store, scanned, lambda done, _: progress(done, max(scanned.size, done)))
         whole = tuple(store.url.below(key).prefix for key in keys)
         # Once more: the upload took its time of what the credentials live.
         filling, _ = work.limited(session, replace(filling, parts=whole, total_bytes=size))
         followed = _begin(session, root, ready, filling)
     _follow(session, followed, filling, as_json)
-    sending.delete(store, keys or store.keys("parts/"))
+    uploading.delete(store, keys or store.keys("parts/"))
 
 
 # --------------------------------------------------------------------------------------------------------------- parts

@@ -17,7 +17,7 @@ from spotheal.agent.files.folders import Folders
 from spotheal.agent.life.preflight import last_saved_at
 from spotheal.agent.machine.devices import parse_lsblk
 from spotheal.agent.processes.output import Lines
-from spotheal.agent.protocol import bounded_json as documents
+from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.clock import parse_rfc3339
 from spotheal.agent.protocol.contract import Notice, Progress
 from spotheal.agent.protocol.errors import ConfigError, Retryable
@@ -25,7 +25,7 @@ from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job_values import policy_fault
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.agent.protocol.redaction import Redaction
-from spotheal.agent.record import metrics_shipping as curves
+from spotheal.agent.record import metrics_shipping
 from spotheal.agent.record.ledger import read_events
 from spotheal.agent.record.run_state import RunMemory
 from spotheal.agent.repository.working_copy import Record, _lines
@@ -99,8 +99,8 @@ def _torn(name: str) -> Callable[[bytes], object]:
 
 # The function that parses -> (what gives it any bytes, the errors that it documents).
 PARSERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]] = {
-    "agent/protocol/bounded_json.py:parse": (documents.parse, (ValueError,)),
-    "agent/protocol/bounded_json.py:parse_object": (documents.parse_object, (ValueError,)),
+    "agent/protocol/bounded_json.py:parse": (bounded_json.parse, (ValueError,)),
+    "agent/protocol/bounded_json.py:parse_object": (bounded_json.parse_object, (ValueError,)),
     "agent/protocol/clock.py:parse_rfc3339": (lambda data: parse_rfc3339(_text(data)), (ValueError,)),
     "agent/protocol/contract.py:Progress.from_json": (
         lambda data: Progress.from_json(_text(data)).to_json(),
@@ -114,9 +114,9 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]
         _filed(_FOLDERS.metrics_file, lambda: drop_metrics_after(_FOLDERS.metrics_file, 3)), (),
     ),
     "agent/record/metrics_shipping.py:_metrics": (
-        _filed(_FOLDERS.metrics_file, lambda: curves.Metrics(_FOLDERS.metrics_file).read()), (),
+        _filed(_FOLDERS.metrics_file, lambda: metrics_shipping.Metrics(_FOLDERS.metrics_file).read()), (),
     ),
-    "agent/record/metrics_shipping.py:thinned": (lambda data: curves.thinned(data, 1 << 12), ()),
+    "agent/record/metrics_shipping.py:thinned": (lambda data: metrics_shipping.thinned(data, 1 << 12), ()),
     "agent/trainer/torn_saves.py:_safetensors_bytes": (_torn(".safetensors"), ()),
     "agent/trainer/torn_saves.py:_hdf5_bytes": (_torn(".h5"), ()),
     "agent/trainer/torn_saves.py:_has_zip_end": (_torn(".pt"), ()),
@@ -170,7 +170,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]
         lambda data: report.last_saved_at(_Objects(data).document("status")), (RecursionError, OverflowError),
     ),
     "userdata/report.py:last_saved_at": (
-        lambda data: report.last_saved_at(documents.parse(data)), (ValueError, OverflowError),
+        lambda data: report.last_saved_at(bounded_json.parse(data)), (ValueError, OverflowError),
     ),
 }  # fmt: skip
 

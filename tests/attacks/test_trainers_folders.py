@@ -19,7 +19,7 @@ import structlog
 
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.batch.copies import files_to_copy
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import Folders, give, publish
 from spotheal.agent.life.finish import Finishing, store_results
 from spotheal.agent.machine import efs_files
@@ -120,7 +120,7 @@ DEEDS: dict[str, Callable[[Folders], object]] = {
     "what is read ahead": lambda it: read_all(order(it), READER),
     "where the code lies": lambda it: extents.record(it, never()),
     "another owner": lambda it: give(it.checkpoints, account(os.getuid())),
-    "a new environment": lambda it: beneath.remove(it.environments / "env-1"),
+    "a new environment": lambda it: untrusted_folders.remove(it.environments / "env-1"),
 }
 
 
@@ -148,10 +148,10 @@ def test_more_files_than_a_walk_takes_are_left_out_and_no_result_is_called_store
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten million files would take the agent's memory."""
-    monkeypatch.setattr(beneath, "WALK_BYTES_MAX", 20_000)
+    monkeypatch.setattr(untrusted_folders, "WALK_BYTES_MAX", 20_000)
     for number in range(500):
         (folders.results / str(number)).touch()
-    assert len(list(beneath.files(folders.results))) < 200
+    assert len(list(untrusted_folders.files(folders.results))) < 200
     assert "more files than can be listed" in store_results(finishing(folders), never())
 
 
@@ -176,12 +176,12 @@ def test_a_folder_that_becomes_a_link_is_not_walked(
     tmp_path: Path, outside: Path, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if by == "each folder":
-        monkeypatch.setattr(beneath.sys, "platform", "an older kernel")
+        monkeypatch.setattr(untrusted_folders.sys, "platform", "an older kernel")
     top = tmp_path / "top"
     (top / "a" / "deep").mkdir(parents=True)
     (top / "a" / "x.pt").write_text("the trainer's")
     seen = []
-    for path, _, names, _ in beneath.walk(top):
+    for path, _, names, _ in untrusted_folders.walk(top):
         seen += [os.path.join(path, name) for name in names]
         if not path:
             swapped(top / "a", outside)
@@ -203,9 +203,9 @@ def test_a_folder_that_is_exchanged_with_a_link_all_the_time_is_never_left(tmp_p
     thread = threading.Thread(target=exchange)
     thread.start()
     try:
-        seen = {os.path.basename(path) for _ in range(300) for path, _ in beneath.files(top)}
+        seen = {os.path.basename(path) for _ in range(300) for path, _ in untrusted_folders.files(top)}
         for _ in range(300):
-            with contextlib.suppress(OSError), beneath.file(top, "a/deep/secret.pt"):
+            with contextlib.suppress(OSError), untrusted_folders.file(top, "a/deep/secret.pt"):
                 seen.add("secret.pt")
     finally:
         over.set()
@@ -221,12 +221,12 @@ def test_no_file_is_opened_through_a_link_or_out_of_the_folder(
     tmp_path: Path, outside: Path, path: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if by == "each folder":
-        monkeypatch.setattr(beneath.sys, "platform", "an older kernel")
+        monkeypatch.setattr(untrusted_folders.sys, "platform", "an older kernel")
     top = tmp_path / "top"
     top.mkdir()
     (top / "a").symlink_to(outside)
     (top / "to-secret").symlink_to(outside / "secret.pt")
-    with pytest.raises(OSError), beneath.file(top, path):
+    with pytest.raises(OSError), untrusted_folders.file(top, path):
         pass
 
 
@@ -260,10 +260,10 @@ def test_last_words_are_not_read_through_a_link(folders: Folders, outside: Path)
 def test_a_trainers_link_in_place_of_its_folder_is_not_walked(tmp_path: Path, outside: Path) -> None:
     link = tmp_path / "checkpoints"
     link.symlink_to(outside)
-    assert [path for path, _ in beneath.files(link)] != []  # ours: the machine's owner may move a folder
+    assert [path for path, _ in untrusted_folders.files(link)] != []  # ours: the machine's owner may move a folder
     if os.geteuid() == 0:
         os.lchown(link, 54321, 54321)
-        assert [path for path, _ in beneath.files(link)] == []
+        assert [path for path, _ in untrusted_folders.files(link)] == []
 
 
 # ------------------------------------------------------------------------------------------------- pipes and hard links

@@ -13,7 +13,7 @@ from aws_facts import World, facts, holds, table
 from botocore.exceptions import ClientError
 from rulebook_world import BEGIN, A, B, Region
 
-from spotheal.agent.aws import clients as aws
+from spotheal.agent.aws import clients
 from spotheal.fleet.rehearsal.services.authorization import OWNER
 from spotheal.fleet.run import engine
 from spotheal.fleet.run.engine import FleetEvent
@@ -48,7 +48,7 @@ def test_the_local_cloud_answers_as_aws_does(world: World, fact: dict[str, Any])
 
 @pytest.mark.parametrize("fact", [fact for fact in FACTS if "code" in fact], ids=named)
 def test_an_error_code_has_the_class_that_its_situation_needs(fact: dict[str, Any]) -> None:
-    assert fact["kind"] == aws._kind(fact["code"], fact["status"]).__name__
+    assert fact["kind"] == clients._kind(fact["code"], fact["status"]).__name__
 
 
 @pytest.mark.parametrize("history", table()["history"], ids=lambda history: history["ask"])

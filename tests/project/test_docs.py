@@ -20,7 +20,7 @@ from spotheal.agent.protocol import contract
 from spotheal.agent.protocol.contract import read_progress
 from spotheal.agent.protocol.job_keys import FREE_TABLES, KEYS, REQUIRED
 from spotheal.agent.protocol.names import LAYOUT, Phase
-from spotheal.fleet.rehearsal.scenarios import scenario as scenarios
+from spotheal.fleet.rehearsal.scenarios import scenario
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -41,7 +41,7 @@ def keys_table() -> str:
 
 
 def scenarios_table() -> str:
-    rows = [f"| `{name}` | {scenarios.scenario(name).says} |" for name in scenarios.NAMES]
+    rows = [f"| `{name}` | {scenario.scenario(name).says} |" for name in scenario.NAMES]
     return "\n".join(["| scenario | faults |", "|---|---|", *rows, ""])
 
 

@@ -32,9 +32,8 @@ from simulated_world import (
 )
 
 from spotheal.agent.aws.imds import NOTHING, Answer, Identity, Rebalance, SpotAction
-from spotheal.agent.interruption import watcher as interruption
-from spotheal.agent.life import run, trainer_stage
-from spotheal.agent.life import stages as life
+from spotheal.agent.interruption import watcher
+from spotheal.agent.life import run, stages, trainer_stage
 from spotheal.agent.life.finish import LAUNCHES_WITHOUT_PROGRESS_MAX, STARTS_WITHOUT_PROGRESS_MAX
 from spotheal.agent.life.gpus import BARRED_LAUNCHES_MAX, Found
 from spotheal.agent.protocol.clock import rfc3339
@@ -98,12 +97,12 @@ class LifeRegion(Region):
     def __enter__(self) -> LifeRegion:
         threads = SimulatedThreading(self)
         self._patches = contextlib.ExitStack()
-        for module in (life, status, ledger, interruption, trainer_stage):
+        for module in (stages, status, ledger, watcher, trainer_stage):
             self._patch(module, "threading", threads)
         self._patch(run, "Life", SimulatedLife)
-        self._patch(life, "Watcher", SimulatedWatcher)
-        self._patch(life, "Confinement", lambda *_: NoConfinement())
-        self._patch(life, "Warmup", lambda log: NoWarmup())
+        self._patch(stages, "Watcher", SimulatedWatcher)
+        self._patch(stages, "Confinement", lambda *_: NoConfinement())
+        self._patch(stages, "Warmup", lambda log: NoWarmup())
         self._patch(trainer_stage, "Supervisor", lambda *a, **k: SimulatedTrainer(self, *a, **k))
         self._patch(trainer_stage, "RunMemory", memory_of(self))
         self._patch(trainer_stage, "SavedFiles", lambda folders, over: SimpleNamespace(mark=frozenset))
@@ -238,7 +237,7 @@ class LifeRegion(Region):
         """Of EC2 and S3, as this machine has them."""
         return InMemoryEc2(self.rules, machine.id), HangingS3(self)
 
-    def live(self, world: life.World) -> int:
+    def live(self, world: stages.World) -> int:
         """What the agent's process does; its exit code."""
         return int(run.run(self.config, world))
 
@@ -246,7 +245,7 @@ class LifeRegion(Region):
         """One process of the agent, from its start to its exit code."""
         ec2, s3 = self.clients(machine)
         log = Quiet(self.time, machine.id, self.story)
-        world = life.World(
+        world = stages.World(
             self.time,
             SimulatedPaths(),  # type: ignore[arg-type]
             LifeHost(self, machine),  # type: ignore[arg-type]
@@ -403,7 +402,7 @@ class SimulatedThread:
         return self._actor is not None and not self._actor.ended
 
 
-class SimulatedLife(life.Life):
+class SimulatedLife(stages.Life):
     """The real one without a clone, an interpreter and a thread that looks for SIGTERM every second."""
 
     def start_clone(self) -> Any:
@@ -436,10 +435,10 @@ class SimulatedLife(life.Life):
 
     def _watch_shutdown(self) -> None:
         if self._clock.sleep(1e9, until=self._world.asked_to_stop) and not self._closing.is_set():
-            self._watcher.shutdown(self._clock.now() + life.timedelta(seconds=life.SHUTDOWN_SECONDS))
+            self._watcher.shutdown(self._clock.now() + stages.timedelta(seconds=stages.SHUTDOWN_SECONDS))
 
 
-class SimulatedWatcher(interruption.Watcher):
+class SimulatedWatcher(watcher.Watcher):
     """Polls on the same beat, but only while there is something to see: what is the same needs no look."""
 
     def _watch(self) -> None:

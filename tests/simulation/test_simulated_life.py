@@ -12,8 +12,7 @@ from histories import leaves_nothing_behind
 from simulated_life import LifeRegion, asking
 from simulated_world import BOOT_SECONDS
 
-from spotheal.agent.aws import ec2
-from spotheal.agent.aws import s3 as store
+from spotheal.agent.aws import ec2, s3
 from spotheal.agent.life.gpus import BARRED_LAUNCHES_MAX, Found
 from spotheal.agent.volume import seen
 from spotheal.agent.volume.actions import GiveUp
@@ -116,7 +115,7 @@ def test_a_volume_that_is_gone_parks_the_run_and_cancels_its_fleet():
         assert region.time.run(HOUR, region.is_over)
         assert "gone" in region.documents("status.json")[0]["reason"]
         (story,) = region.documents("stories/")
-        names = {**vars(seen), **vars(ec2), **vars(store), "datetime": datetime}
+        names = {**vars(seen), **vars(ec2), **vars(s3), "datetime": datetime}
         desired, *looks = (
             eval(text, names)  # noqa: S307 - our own document
             for text in (story["desired"], *(look["observed"] for look in story["story"]))

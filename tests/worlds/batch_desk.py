@@ -21,7 +21,7 @@ from spotheal.fleet.account import prices, types
 from spotheal.fleet.rehearsal.batch.batch import Batch, InMemoryBatch, image_fault_of
 from spotheal.fleet.rehearsal.batch.things import Job
 from spotheal.fleet.rehearsal.ec2.world import Hooks, Instance
-from spotheal.fleet.rehearsal.services import account as rehearsal_account
+from spotheal.fleet.rehearsal.services import account
 
 IMAGE = "public.example/spotheal:1"
 Script = Callable[[Job], "Scripted"]
@@ -148,7 +148,7 @@ def batch_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchDes
     made = BatchDesk(desk, batch, passing, script)
     made.job()
     ecr_backends.reset()
-    rehearsal_account.Account(rules.world)  # AWS's own policies, which moto has not
+    account.Account(rules.world)  # AWS's own policies, which moto has not
     yield made
 
 

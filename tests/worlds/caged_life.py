@@ -13,7 +13,7 @@ from agent_world import AgentWorld, FolderHost
 
 from spotheal.agent.cage import user as cage_user
 from spotheal.agent.files.paths import Paths
-from spotheal.agent.life import stages as life
+from spotheal.agent.life import stages
 from spotheal.agent.processes.group import owned_by
 
 USER = "spotheal-test-l"
@@ -106,7 +106,7 @@ def main(folder: Path) -> None:
     job = {"job": {"python": "/usr/bin/python3", "setup": [LEAVE]},
            "cage": {"mode": "on", "user": USER}, "secrets": {"SECRET": "ssm:/x"}}
     world = AgentWorld(folder, TRAINER, job, client=lambda service: Parameters())
-    life.SHUTDOWN_SECONDS = 5.0
+    stages.SHUTDOWN_SECONDS = 5.0
     code = world.live()
     from spotheal.agent.cage.user import pwd
 

@@ -22,7 +22,7 @@ from moto.iam.models import iam_backends
 from moto.s3.models import s3_backends
 from typer.testing import CliRunner, Result
 
-from spotheal.agent.aws import clients as aws
+from spotheal.agent.aws import clients
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import Stop
 from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
@@ -229,5 +229,5 @@ def desk(
     account = Account(moto_clients)
     for client in moto_clients.values():
         monkeypatch.setattr(client, "_make_api_call", functools.partial(account.counted, client._make_api_call))
-    monkeypatch.setattr(aws, "client", account.client)
+    monkeypatch.setattr(clients, "client", account.client)
     yield Desk(folder, account, moto_clients["s3"])

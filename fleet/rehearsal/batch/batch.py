@@ -18,7 +18,7 @@ from botocore.loaders import Loader
 from botocore.model import ServiceModel
 from botocore.validate import ParamValidator
 
-from spotheal.fleet.rehearsal.batch import rules as batch_rules
+from spotheal.fleet.rehearsal.batch import rules
 from spotheal.fleet.rehearsal.batch.jobs import Jobs
 from spotheal.fleet.rehearsal.batch.logs import CloudWatchLogs
 from spotheal.fleet.rehearsal.batch.things import Definition, Environment, Job, Params, Queue
@@ -141,8 +141,8 @@ class Batch:
         report = ParamValidator().validate(dict(params), shape)
         if report.has_errors():
             raise ApiError("ClientException", report.generate_report())
-        if operation in batch_rules.OPERATIONS:
-            return batch_rules.OPERATIONS[operation](self, params)
+        if operation in rules.OPERATIONS:
+            return rules.OPERATIONS[operation](self, params)
         if operation in Jobs.OPERATIONS:
             return Jobs.OPERATIONS[operation](self.jobs, self, params)
         raise ApiError("UnknownOperationException", f"{operation} is not rehearsed")

@@ -36,7 +36,7 @@ from spotheal.fleet.rehearsal.scenarios.keep import copy
 from spotheal.fleet.rehearsal.scenarios.progress import Display
 from spotheal.fleet.rehearsal.scenarios.scenario import Interrupt, Kill, Scenario
 from spotheal.fleet.rehearsal.scenarios.summary import Outcome
-from spotheal.fleet.run import batch_jobs as jobs
+from spotheal.fleet.run import batch_jobs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -293,10 +293,10 @@ class _Array:
     def _note_end(self) -> None:
         """What CloudWatch has, and what Batch says, before both are deleted."""
         children = [f"{self._array}:{index}" for index in range(len(ENTRIES))]
-        self._described = jobs.describe(self._session, [self._array, self._dependent, *children])
+        self._described = batch_jobs.describe(self._session, [self._array, self._dependent, *children])
         labels = {}
         for job_id, job in self._described.items():
-            for stream in jobs.streams_of(job) if not jobs.size_of(job) else []:
+            for stream in batch_jobs.streams_of(job) if not batch_jobs.size_of(job) else []:
                 labels[stream.name] = f"{job_id[:8]} {stream.label}"
         group = self._cloud.batch.logs.groups[self._names.log_group]
         for name, events in group.streams.items():

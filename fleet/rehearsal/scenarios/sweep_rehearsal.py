@@ -20,8 +20,7 @@ from spotheal.agent.protocol.errors import Retryable
 from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.agent.record.ledger import read_events
 from spotheal.agent.trainer.progress_files import progress_of
-from spotheal.fleet.rehearsal.scenarios import job as jobs
-from spotheal.fleet.rehearsal.scenarios import stage
+from spotheal.fleet.rehearsal.scenarios import job, stage
 from spotheal.fleet.rehearsal.scenarios.progress import Display
 from spotheal.fleet.rehearsal.scenarios.scenario import Interrupt, Kill, NextZone, Scenario, is_saved
 from spotheal.fleet.rehearsal.scenarios.summary import End, InstanceStory, Outcome
@@ -172,7 +171,7 @@ def _broken(seen: SweepOutcome) -> Iterator[str]:
 def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, stack: ExitStack) -> SweepOutcome:
     """Rehearse the sweep; WaitTimedOut after `options.seconds_max`."""
     show.event(0.0, f"scenario {chosen.name}: {chosen.says}")
-    rehearsed = jobs.example(folder / "job", command=COMMAND)
+    rehearsed = job.example(folder / "job", command=COMMAND)
     cloud = stage.set_up(stack, folder, options.seed)
     from spotheal.fleet.rehearsal.scenarios.keep import keep
     from spotheal.fleet.rehearsal.scenarios.watch import Watch
@@ -180,7 +179,7 @@ def rehearse(options: Options, chosen: Scenario, folder: Path, show: Display, st
     from spotheal.fleet.run import runs
     from spotheal.fleet.run.session import Session
 
-    session, volume = Session(jobs.REGION), rehearsed.job.volume
+    session, volume = Session(job.REGION), rehearsed.job.volume
     step = plan.WriteSweep(ENTRIES, "list.yml", PARALLEL, volume.size_gib, volume.type)
     ready, _ = stage.request(session, rehearsed, sweep=step)
     root = session.store_root(rehearsed.job.store.url)

@@ -6,13 +6,13 @@ import pytest
 from botocore.exceptions import ClientError
 from botocore.parsers import create_parser
 
-from spotheal.agent.aws import clients as aws
+from spotheal.agent.aws import clients
 from spotheal.agent.protocol.errors import ExitCode, Fatal, NotFound, PermissionDenied, Retryable, SpothealError
 
 
 def error_of(code: str, status: int, message: str = "words") -> SpothealError:
     response = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    return aws.from_client_error("ask", ClientError(response, "Ask"))  # type: ignore[arg-type]
+    return clients.from_client_error("ask", ClientError(response, "Ask"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_an_answer_that_names_no_error_is_asked_again_and_its_reason_says_the_st
     parser = create_parser("rest-xml")
     parsed = parser.parse({"status_code": status, "headers": {}, "body": body}, None)
     parsed["ResponseMetadata"]["HTTPStatusCode"] = status
-    error = aws.from_client_error("claim", ClientError(parsed, "PutObject"))
+    error = clients.from_client_error("claim", ClientError(parsed, "PutObject"))
     assert type(error) is Retryable
     assert f"(HTTP {status})" in error.message
     assert "proxy" in error.next_step

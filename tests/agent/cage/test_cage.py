@@ -20,7 +20,7 @@ import pytest
 import structlog
 
 from spotheal.agent.cage import cage as cages
-from spotheal.agent.cage import network as cage_network
+from spotheal.agent.cage import network
 from spotheal.agent.cage.cage import Cage, enclose
 from spotheal.agent.cage.user import cage_account
 from spotheal.agent.files.folders import Folders
@@ -393,7 +393,7 @@ def test_nftables_is_installed_from_lists_that_were_fetched_before(monkeypatch: 
 
     for name, fake in (("run", run), ("find", find), ("exists", lambda name: name == "apt-get")):
         monkeypatch.setattr(programs, name, fake)
-    cage_network._find_nft(LOG)
+    network._find_nft(LOG)
     assert ["apt-get update", "apt-get -o"] == [" ".join(order.split()[:2]) for order in ran]
     assert ran[1].endswith("install --yes --no-install-recommends nftables")
 

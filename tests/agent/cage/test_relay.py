@@ -21,8 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotheal.agent.aws.imds import NOTHING, REBALANCE, SPOT_ACTION, Metadata, SpotAction
-from spotheal.agent.cage import imds_proxy as relay
-from spotheal.agent.cage import network as cage_network
+from spotheal.agent.cage import imds_proxy, network
 from spotheal.agent.cage.imds_proxy import Relay
 from spotheal.agent.cage.network import close_imds, rules
 from spotheal.agent.protocol.errors import Fatal, Retryable, SetupFailed
@@ -79,7 +78,7 @@ def test_code_that_polls_the_service_polls_the_relay_unchanged(served: Relay, se
     polls = Metadata(served.url)
     assert (polls.spot_action(), polls.rebalance()) == (NOTHING, NOTHING)
     service.said[SPOT_ACTION] = NOTICE
-    time.sleep(relay.CACHED_SECONDS)
+    time.sleep(imds_proxy.CACHED_SECONDS)
     seen = polls.spot_action()
     assert isinstance(seen, SpotAction) and seen.action == "terminate"
 
@@ -148,7 +147,7 @@ def test_a_token_ends_and_a_forwarded_request_gets_none(served: Relay, monkeypat
     short = token(served.url, "1")
     assert ask(served.url + SPOT_ACTION, X_aws_ec2_metadata_token=short)[0] == 404
     later = time.monotonic() + 2
-    monkeypatch.setattr(relay.time, "monotonic", lambda: later)
+    monkeypatch.setattr(imds_proxy.time, "monotonic", lambda: later)
     assert served.get(SPOT_ACTION, short).status == 401
     assert served.put("/latest/api/token", "60", True).status == 403
 
@@ -168,7 +167,7 @@ def test_however_often_it_is_asked_the_service_is_asked_once_a_second(served: Re
     good, began = token(served.url), time.monotonic()
     for _ in range(50):
         served.get(SPOT_ACTION, good)
-    assert len(service.asked) <= 1 + (time.monotonic() - began) / relay.CACHED_SECONDS
+    assert len(service.asked) <= 1 + (time.monotonic() - began) / imds_proxy.CACHED_SECONDS
 
 
 def test_the_trainers_own_role_is_served_where_it_has_one() -> None:
@@ -186,8 +185,8 @@ def test_the_trainers_own_role_is_served_where_it_has_one() -> None:
 def test_connections_beyond_the_limit_are_closed_and_slow_ones_cut_off(
     served: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay._Handler, "timeout", 0.5)
-    held = [socket.create_connection(("127.0.0.1", served.port), 10) for _ in range(relay.CONNECTIONS_MAX + 4)]
+    monkeypatch.setattr(imds_proxy._Handler, "timeout", 0.5)
+    held = [socket.create_connection(("127.0.0.1", served.port), 10) for _ in range(imds_proxy.CONNECTIONS_MAX + 4)]
     for connection in held:
         connection.settimeout(10)
         try:
@@ -206,8 +205,8 @@ def test_connections_beyond_the_limit_are_closed_and_slow_ones_cut_off(
 
 
 def test_a_client_that_drips_bytes_is_cut_off(served: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "REQUEST_SECONDS_MAX", 0.3)
-    monkeypatch.setattr(relay, "IDLE_SECONDS_MAX", 0.3)
+    monkeypatch.setattr(imds_proxy, "REQUEST_SECONDS_MAX", 0.3)
+    monkeypatch.setattr(imds_proxy, "IDLE_SECONDS_MAX", 0.3)
     with socket.create_connection(("127.0.0.1", served.port), 10) as connection, pytest.raises(OSError):
         for _ in range(100):  # five seconds; the end is a reset or a broken pipe
             connection.sendall(b"x")
@@ -219,14 +218,14 @@ def test_without_nft_the_set_up_fails_and_says_how_to_go_on(monkeypatch: pytest.
     def missing(program: str) -> str:
         raise Fatal(f"the program {program} is not on this machine")
 
-    monkeypatch.setattr(cage_network.programs, "find", missing)
+    monkeypatch.setattr(network.programs, "find", missing)
     with pytest.raises(SetupFailed, match="nft is not on this machine") as caught:
         close_imds(12345, 1, LOG)
     assert "dnf install nftables" in caught.value.next_step and '"imds"' in caught.value.next_step
 
 
 def test_rules_that_nft_refuses_fail_the_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cage_network.programs, "find", lambda program: "/bin/false")
+    monkeypatch.setattr(network.programs, "find", lambda program: "/bin/false")
     with pytest.raises(SetupFailed, match="nft refused the rules"):
         close_imds(12345, 1, LOG)
 
@@ -258,7 +257,7 @@ s = S((sys.argv[1], port), H); print("ready", flush=True); s.serve_forever()
 _INSIDE = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from spotheal.agent.cage import network as cage_network
+from spotheal.agent.cage import network
 from spotheal.agent.cage.imds_proxy import Relay
 import structlog
 relay = Relay(lambda path: '{"action": "terminate", "time": "2026-11-21T08:22:00Z"}' if "spot" in path else None)

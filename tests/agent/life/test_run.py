@@ -16,7 +16,7 @@ import structlog
 from agent_world import AgentWorld
 from botocore.exceptions import NoCredentialsError
 
-from spotheal.agent.aws import clients as aws
+from spotheal.agent.aws import clients
 from spotheal.agent.aws.imds import NOTHING, Rebalance, SpotAction
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.life import finish, trainer_stage
@@ -398,7 +398,7 @@ def test_credentials_that_the_metadata_service_does_not_give_are_no_end(
     with monkeypatch.context() as outage:
 
         def refuse(*_: Any, **__: Any) -> Any:
-            with aws.translated("read the store"):
+            with clients.translated("read the store"):
                 raise NoCredentialsError
 
         outage.setattr(Store, "get_bytes", refuse)

@@ -16,12 +16,12 @@ from spotheal.agent.life.preflight import patiently
 from spotheal.agent.protocol.clock import never
 from spotheal.agent.protocol.errors import PermissionDenied, Retryable, SetupFailed, SpothealError
 from spotheal.agent.protocol.retry_budget import REFUSED_SECONDS_MAX, Patience
-from spotheal.agent.record import boot_record as launch
+from spotheal.agent.record import boot_record
 from spotheal.agent.record.boot_record import Launch
 from spotheal.agent.repository.checkout import _Retry
-from spotheal.agent.sweep import volume as sweep_volume
+from spotheal.agent.sweep import volume
 from spotheal.agent.sweep.worker import Worker
-from spotheal.agent.volume import heal as healing
+from spotheal.agent.volume import heal
 
 LOG = SimpleNamespace(warning=lambda text, **fields: logging.warning("%s %s", text, fields))
 
@@ -60,7 +60,7 @@ def ask_healing(service: Service) -> None:
     ctx: Any = SimpleNamespace(
         clock=service.clock, log=LOG, stop=never(), random=SimpleNamespace(random=lambda: 0.5)
     )
-    patience = healing._Patience(ctx)
+    patience = heal._Patience(ctx)
     while True:
         try:
             return service.answer()
@@ -80,7 +80,7 @@ def ask_for_a_volume_of_a_sweep(service: Service) -> None:
     )  # fmt: skip
     config: Any = None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep_volume, "make", service.answer)
+        patch.setattr(volume, "make", service.answer)
         why = Worker._make_volume(worker, config, config)
     if why:
         raise PermissionDenied(why)
@@ -90,7 +90,7 @@ ALL = [
     (ask_for_the_bundle, 200.0, 30.0, REFUSED_SECONDS_MAX),
     (ask_for_a_volume_of_a_sweep, 200.0, 30.0, REFUSED_SECONDS_MAX),
     (ask_looking_back, 200.0, 30.0, REFUSED_SECONDS_MAX),
-    (ask_to_count_the_launch, launch.COUNT_SECONDS_MAX - 5, 30.0, launch.COUNT_SECONDS_MAX),
+    (ask_to_count_the_launch, boot_record.COUNT_SECONDS_MAX - 5, 30.0, boot_record.COUNT_SECONDS_MAX),
     (ask_for_secrets, 100.0, 5.0, secrets.REFUSED_SECONDS_MAX),
     (ask_healing, 400.0, 30.0, REFUSED_SECONDS_MAX),
 ]

@@ -7,7 +7,7 @@ import re
 import botocore.session
 import pytest
 
-from spotheal.agent.aws import imds as metadata
+from spotheal.agent.aws import imds
 from spotheal.agent.protocol import instance_config, names
 from spotheal.agent.protocol.job import parse_job
 from spotheal.fleet.files import places
@@ -26,7 +26,7 @@ def test_a_region_of_the_sdk_is_a_region(region: str) -> None:
     assert region == parse_job({"job": job}).job.region
     assert re.fullmatch(instance_config._RUN_PATTERNS["region"], region)
     assert all(
-        re.fullmatch(metadata._IDENTITY_FIELDS[field][1], text)
+        re.fullmatch(imds._IDENTITY_FIELDS[field][1], text)
         for field, text in (("region", region), ("zone", f"{region}a"))
     )
     assert places.ZONE.fullmatch(f"{region}b")

@@ -12,7 +12,7 @@ from test_budget import Hours, Kept
 from spotheal.agent.protocol.contract import Progress, Saved
 from spotheal.agent.protocol.errors import Retryable
 from spotheal.agent.protocol.names import LAYOUT
-from spotheal.agent.record import metrics_shipping as curves
+from spotheal.agent.record import metrics_shipping
 from spotheal.agent.record.metrics_shipping import SAMPLES_MAX, Curves, thinned
 from spotheal.agent.trainer.progress_files import drop_metrics_after
 
@@ -76,7 +76,7 @@ def test_samples_are_bounded_and_keep_the_whole_time(tmp_path: Path) -> None:
 
 
 def test_a_large_metrics_file_is_thinned_and_epochs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "METRICS_BYTES_MAX", 20_000)
+    monkeypatch.setattr(metrics_shipping, "METRICS_BYTES_MAX", 20_000)
     store, file = Shipped(), tmp_path / "metrics.jsonl"
     lines = [json.dumps({"step": step, "loss": 1.0}) for step in range(10_000)]
     for step in range(500, 10_000, 1000):

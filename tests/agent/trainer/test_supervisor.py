@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 from trainer_bench import QUICK, TRAINERS, Bench, is_alive, notice, run_with
 
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.protocol.clock import SystemClock
 from spotheal.agent.protocol.errors import SetupFailed
 from spotheal.agent.trainer.supervisor import Hooks
@@ -147,7 +147,7 @@ def test_a_file_that_cannot_be_removed_is_said_and_ends_no_agent(
     def refuses(path: Path) -> None:
         raise OSError(errno.EIO, "rm: cannot remove", str(path))
 
-    monkeypatch.setattr(beneath, "remove", refuses)
+    monkeypatch.setattr(untrusted_folders, "remove", refuses)
     assert "done" == bench.supervisor("python", "-c", "pass").run().kind
 
 

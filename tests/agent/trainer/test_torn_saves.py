@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spotheal.agent.files import untrusted_folders as beneath
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import Folders
 from spotheal.agent.repository.working_copy import Record
 from spotheal.agent.trainer.saved_files import SavedFiles
@@ -257,9 +257,9 @@ def test_a_look_for_saves_next_to_the_code_asks_for_the_status_of_no_other_file(
         asked.append(name)
         return status(here, name)
 
-    status = beneath.status_of
+    status = untrusted_folders.status_of
     for name in ("train.py", "package/module.py", "data/big.bin", "out/last.pt"):
         written(folders.clone / name)
-    monkeypatch.setattr(beneath, "status_of", status_of)
+    monkeypatch.setattr(untrusted_folders, "status_of", status_of)
     assert SavedFiles(folders).anything()
     assert asked == ["last.pt"]

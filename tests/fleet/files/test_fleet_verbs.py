@@ -10,7 +10,7 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 from typer.testing import CliRunner, Result
 
-from spotheal.agent.aws import clients as aws
+from spotheal.agent.aws import clients
 from spotheal.agent.protocol.errors import ExitCode
 from spotheal.fleet import cli
 
@@ -81,7 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, error: Exception, arguments: list[str], but: dict[str, Any]) -> Result:
-    monkeypatch.setattr(aws, "client", lambda service, region, session=None: Refusing(error, but))
+    monkeypatch.setattr(clients, "client", lambda service, region, session=None: Refusing(error, but))
     return CliRunner().invoke(cli.app, ["--region", "us-west-2", *arguments])
 
 
@@ -136,7 +136,7 @@ def test_a_job_that_is_not_there(verb: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_another_region_is_another_store_and_a_word_is_no_region(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aws, "client", lambda *_: pytest.fail("nothing may be asked"))
+    monkeypatch.setattr(clients, "client", lambda *_: pytest.fail("nothing may be asked"))
     for region in ("moon", "us-west-2a", "../.."):
         said_well(CliRunner().invoke(cli.app, ["--region", region, *named(verb)]), ExitCode.USAGE)
     said_well(CliRunner().invoke(cli.app, named(verb)), ExitCode.USAGE)  # none is set at all

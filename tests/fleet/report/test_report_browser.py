@@ -15,7 +15,7 @@ from chromium import Chromium, program, started
 
 from spotheal.fleet.report.page import page
 from spotheal.fleet.report.report import make
-from spotheal.fleet.sweep import report as sweep_report
+from spotheal.fleet.sweep import report
 from spotheal.fleet.sweep.report_page import page as sweep_page
 
 ARTIFACTS = Path(__file__).resolve().parents[3] / "artifacts" / "report"
@@ -88,7 +88,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in STORIES:
         told, more = getattr(report_stories, name)()
         if name.endswith("sweep"):
-            body = sweep_page(sweep_report.make(told, more, "best_val_acc", False, report_stories.DAY))
+            body = sweep_page(report.make(told, more, "best_val_acc", False, report_stories.DAY))
         else:
             body = page(make(told, more))
         found[name] = folder / f"{name}.html"

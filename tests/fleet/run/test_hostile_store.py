@@ -14,7 +14,7 @@ from fleet_desk import Desk, desk, moto_clients, wheels
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from spotheal.agent.aws import s3 as stores
+from spotheal.agent.aws import s3
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.bounded_json import parse
 from spotheal.agent.protocol.errors import Retryable, SpothealError
@@ -65,7 +65,7 @@ def test_any_bytes_are_a_value_or_a_value_error(body: bytes) -> None:
 
 
 def test_an_object_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "OBJECT_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(s3, "OBJECT_BYTES_MAX", 1 << 20)
     store = Store(InMemoryS3("b"), StoreUrl("b", "run"))
     store.put_bytes("logs/i-1/agent.0.jsonl", b"x" * (2 << 20))
     with pytest.raises(Retryable, match="has 2097152 bytes; nothing of ours is that large") as refused:

@@ -18,7 +18,7 @@ from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.record.ledger import Ledger
 from spotheal.fleet.run import runs
 from spotheal.fleet.run.session import Session
-from spotheal.fleet.status import wait as waiting
+from spotheal.fleet.status import wait
 from spotheal.fleet.status.live import Lines
 from spotheal.fleet.status.screen import render
 from spotheal.fleet.status.status import Seen, summarise
@@ -302,7 +302,7 @@ def followed(desk: Desk, run: str, seconds_max: float | None, *then: dict[str, A
     found = runs.open_run(desk.s3, StoreUrl(BUCKET, ""), "cifar", run)
     try:
         clock = Story()
-        waiting.wait(Session("us-west-2"), found, clock, Lines(said.append, clock), seconds_max)
+        wait.wait(Session("us-west-2"), found, clock, Lines(said.append, clock), seconds_max)
     except (JobFailed, WaitTimedOut) as error:
         said.append(f"{int(error.exit_code)} {error.message}")
     return said

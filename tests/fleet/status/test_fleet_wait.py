@@ -19,8 +19,7 @@ from spotheal.fleet.run.session import Session
 from spotheal.fleet.status import screen, unheard, wait
 from spotheal.fleet.status.live import Lines, line
 from spotheal.fleet.status.shortage import Shortage, shortage
-from spotheal.fleet.verbs import ssh as connecting
-from spotheal.fleet.verbs import status as verb
+from spotheal.fleet.verbs import ssh, status
 
 __all__ = ["desk", "moto_clients", "wheels"]
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=timezone.utc)
@@ -300,7 +299,7 @@ def test_all_jobs_are_listed_with_a_number_of_calls_that_does_not_grow(desk: Des
         assert "cifar" == found["jobs"][0]["job"]  # those at work come first
     assert counted[0] == counted[1]
     assert found["jobs_left_out"] == 71 - len(found["jobs"])
-    assert verb.EXAMPLE
+    assert status.EXAMPLE
 
 
 def test_all_is_about_no_single_job(desk: Desk) -> None:
@@ -322,7 +321,7 @@ def test_a_wait_ends_at_its_timeout_and_no_look_later(
             case "run":
                 wait.wait(session, run, clock, Lines(lambda _: None, clock), 7.0)
             case "ssh":
-                connecting._await_host(session, run, 7.0)
+                ssh._await_host(session, run, 7.0)
             case "gone":
                 stopping.await_gone(session, run, clock, lambda _: None, 7.0)
     assert 7.0 == clock.seconds
