@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 import structlog
 from agent_world import AgentWorld
+from money_world import START, Hours, Kept
 
 from spotheal.agent.aws.imds import Identity
 from spotheal.agent.aws.s3 import Store
@@ -19,49 +18,10 @@ from spotheal.agent.life.finish import Trained, decide_end
 from spotheal.agent.money.budget import ASSUMED_DOLLARS_PER_HOUR, Budget, Prices
 from spotheal.agent.money.limits import Limits
 from spotheal.agent.money.notify import Message
-from spotheal.agent.protocol.clock import Stop, rfc3339
-from spotheal.agent.protocol.errors import ExitCode, PermissionDenied, Retryable
-from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
+from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.errors import ExitCode, PermissionDenied
+from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.agent.record.ledger import Ledger, read_events
-
-START = datetime(2026, 11, 21, 8, tzinfo=timezone.utc)
-
-
-class Hours:
-    """A clock that passes where somebody sleeps, and by hand."""
-
-    def __init__(self) -> None:
-        self.seconds = self.skew = 0.0
-
-    def now(self) -> datetime:
-        return START + timedelta(seconds=self.seconds + self.skew)
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    def sleep(self, seconds: float, until: Stop | None = None) -> bool:
-        self.seconds += seconds
-        return until is not None and until.is_set()
-
-
-class Kept(Store):
-    """A store in a dictionary; `down` answers nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(None, StoreUrl("bucket", "job/run"))
-        self.objects: dict[str, bytes] = {}
-        self.down = False
-
-    def get_bytes(self, key: str) -> bytes | None:
-        if self.down:
-            raise Retryable("S3 does not answer")
-        return self.objects.get(key)
-
-    def put_json(self, key: str, body: Mapping[str, Any]) -> None:
-        self.objects[key] = json.dumps(body).encode()
-
-    def append_lines(self, key: str, lines: Iterable[str]) -> None:
-        self.objects[key] = self.objects.get(key, b"") + "".join(f"{line}\n" for line in lines).encode()
 
 
 class Market:

@@ -13,8 +13,8 @@ import boto3
 import pytest
 import structlog
 from agent_world import AgentWorld
+from money_world import Hours, Kept
 from moto import mock_aws
-from test_budget import Hours, Kept
 
 from spotheal.agent.life.finish import End
 from spotheal.agent.money import notify

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
+from dataclasses import replace
 from typing import Any
 
 import pytest
-import structlog
+from nodes_world import NOW, Run
 
-from spotheal.agent.aws.ec2 import Instance
-from spotheal.agent.aws.imds import Identity
-from spotheal.agent.aws.s3 import Claim, Store
+from spotheal.agent.aws.s3 import Claim
 from spotheal.agent.life.finish import End as RunEnd
 from spotheal.agent.life.stages import RunOver
 from spotheal.agent.nodes.life import device_of
-from spotheal.agent.nodes.meeting import Meeting
 from spotheal.agent.nodes.plan import ClaimTerm, End, Join, Machine, Place, Seen, Wait, decide
 from spotheal.agent.protocol.contract import EXIT_RANKS_LOST
 from spotheal.agent.protocol.errors import ConfigError, SetupFailed
 from spotheal.agent.protocol.job import parse_job
-from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
+from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.agent.trainer.attempts import RANKS_LOST_MAX, AttemptEnd, GiveUp, StartAgain, Tally
 from spotheal.agent.trainer.attempts import decide as what_follows
 from spotheal.agent.trainer.ranks import world_of
 from spotheal.fleet.account import between
-from spotheal.fleet.rehearsal.services.client import InMemoryS3
 from spotheal.fleet.run import machines
 
-NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 ME = Machine("i-me", None, False, 0.0)
 A = Machine("i-a", 3, False, 5.0, "running")
 PLACE = Place(3, "i-a", "10.0.0.1", 4000)
@@ -90,75 +82,6 @@ def test_machines_that_leave_or_are_silent_are_not_counted_as_here() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- they meet
-@dataclass
-class Clock:
-    """Sleeps pass at once, and let the other machines act."""
-
-    seconds: float = 0.0
-    at_sleep: list[Callable[[], object]] = field(default_factory=list)
-
-    def now(self) -> datetime:
-        return NOW + timedelta(seconds=self.seconds)
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    def sleep(self, seconds: float, until: Any = None) -> bool:
-        self.seconds += seconds
-        for act in self.at_sleep:
-            act()
-        return bool(until is not None and until.is_set())
-
-
-@dataclass
-class Off:
-    """The clock of a machine whose wall clock is so many seconds ahead."""
-
-    right: Clock
-    ahead: float
-
-    def now(self) -> datetime:
-        return self.right.now() + timedelta(seconds=self.ahead)
-
-    def monotonic(self) -> float:
-        return self.right.monotonic()
-
-    def sleep(self, seconds: float, until: Any = None) -> bool:
-        return self.right.sleep(seconds, until)
-
-
-@dataclass
-class Cloud:
-    states: dict[str, str] = field(default_factory=dict)
-    ended: list[str] = field(default_factory=list)
-
-    def instances(self, instances: Iterable[str]) -> tuple[Instance, ...]:
-        return tuple(Instance(one, self.states[one], "z", "t", NOW) for one in instances if one in self.states)
-
-    def terminate(self, instance: str) -> None:
-        self.ended.append(instance)
-        self.states[instance] = "shutting-down"
-
-
-class Run:
-    """A run's store and cloud; `machine()` is one more machine's meeting."""
-
-    def __init__(self) -> None:
-        self.s3, self.cloud, self.clock = InMemoryS3("bucket"), Cloud(), Clock()
-        self.store = Store(self.s3, StoreUrl("bucket", "j/r"))
-        self.stop = threading.Event()
-        self.terms: list[int] = []
-
-    def machine(self, name: str, machines: tuple[int, int] = (2, 3), off: float = 0.0) -> Meeting:
-        """`off`: seconds that its wall clock is ahead."""
-        self.cloud.states[name] = "running"
-        here = Identity(name, "us-west-2a", "us-west-2", "g5.xlarge", "1", "ami-1", address="127.0.0.1")
-        made = Meeting(
-            Store(self.s3, self.store.url), self.cloud, Off(self.clock, off), structlog.get_logger(), here,
-            run="r", machines=machines, wait_seconds=900, on_term=self.terms.append,
-        )  # fmt: skip
-        made.note("preparing")
-        return made
 
 
 def test_one_hosts_and_the_others_join_it() -> None:

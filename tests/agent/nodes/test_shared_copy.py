@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import structlog
-from test_nodes import Off
-from test_nodes import Run as Meetings
-from test_working_copy import FIRST, PYTHON, SECOND, WHERE, configured, fetched, texts, written
+from nodes_world import Off
+from nodes_world import Run as Meetings
+from working_copies import FIRST, PYTHON, SECOND, WHERE, configured, fetched, texts, written
 
 from spotheal.agent.files.folders import Folders
 from spotheal.agent.life.stages import RunOver

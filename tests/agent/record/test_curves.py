@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from test_budget import Hours, Kept
+from money_world import Hours, Kept
 
 from spotheal.agent.protocol.contract import Progress, Saved
 from spotheal.agent.protocol.errors import Retryable

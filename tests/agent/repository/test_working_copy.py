@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import stat
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from structlog.testing import capture_logs
+from working_copies import FIRST, LOG, PYTHON, SECOND, WHERE, configured, fetched, texts, written
 
 from spotheal.agent.files.folders import Folders, give
 from spotheal.agent.processes import programs
@@ -25,30 +24,15 @@ from spotheal.agent.processes.foreign_command import Surroundings
 from spotheal.agent.protocol.clock import SystemClock, never
 from spotheal.agent.protocol.errors import Interrupted, Retryable, SetupFailed
 from spotheal.agent.protocol.instance_config import InstanceConfig
-from spotheal.agent.protocol.job import parse_job
-from spotheal.agent.protocol.names import StoreUrl
 from spotheal.agent.repository import carry_over, working_copy
 from spotheal.agent.repository.working_copy import (
-    Fetched,
     changed_by_setup,
-    files_of,
     is_on_volume,
     link_kept,
     make_working_copy,
 )
 
 pytestmark = pytest.mark.processes
-LOG = structlog.get_logger()
-PYTHON = Path(sys.executable)
-WHERE = Surroundings(None, SystemClock(), never())
-BOTH = {"lib/net.py": "class Net: ...", "run.sh": ""}
-FIRST = {**BOTH, "train.py": "print(1)", "log.csv": "step,loss\n", "old/gone.py": ""}
-SECOND = {**BOTH, "train.py": "print(2)", "log.csv": "step,loss,time\n", "new.py": ""}
-
-
-def configured(revision: str = "1" * 40, run: str = "run", **job: Any) -> InstanceConfig:
-    document = {"job": {"name": "j", "repository": "https://h/r", "command": ["python", "train.py"], **job}}
-    return InstanceConfig(parse_job(document), run, "us-west-2", StoreUrl("bucket", "j/run"), revision)
 
 
 @pytest.fixture
@@ -58,29 +42,11 @@ def folders(tmp_path: Path) -> Folders:
     return found
 
 
-def fetched(folders: Folders, files: dict[str, str]) -> Fetched:
-    """As `repo.checkout` leaves it."""
-    shutil.rmtree(folders.fetched, ignore_errors=True)
-    written(folders.fetched, {**files, ".git/HEAD": str(sorted(files.items()))})
-    return Fetched(folders.fetched, files_of(folders.fetched))
-
-
-def written(folder: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-
-
 def make(folders: Folders, config: InstanceConfig, files: dict[str, str], **more: Any) -> str:
     """As an instance does."""
     there = is_on_volume(config, folders)
     found = None if there else fetched(folders, files)
     return make_working_copy(config, folders, WHERE, PYTHON, LOG, fetched=found, **more)
-
-
-def texts(folder: Path) -> dict[str, str]:
-    found = (path for path in folder.rglob("*") if path.is_file() and ".git" not in path.parts)
-    return {path.relative_to(folder).as_posix(): path.read_text() for path in found}
 
 
 # ---------------------------------------------------------------------------------------------------- of one commit

@@ -6,7 +6,7 @@ import logging
 from types import SimpleNamespace
 
 import pytest
-from test_status import HandClock
+from money_world import Hours
 from test_volume_ec2 import AT_ONCE, A, launch, spec
 
 from spotheal.agent.aws.ec2 import Ec2, VolumeSpec
@@ -69,7 +69,7 @@ def test_a_store_that_is_down_is_told_once_and_asked_until_it_has_the_mark(world
             raise Retryable(faults.pop(0))
 
     world.ctx.store.put_json = put
-    world.ctx.clock = HandClock()
+    world.ctx.clock = Hours()
     world.ctx.log = SimpleNamespace(warning=lambda text, **fields: lines.append(fields["error"]))
     create_handover(world.ctx, world.held, 70)
     assert (["down", "refused"], []) == (lines, faults)
