@@ -18,7 +18,7 @@ from typing import Any
 from spotheal.agent.processes.system_calls import MACHINES, Machine, build
 from spotheal.agent.protocol.errors import SetupFailed
 
-PROGRAM = Path(__file__).with_name("cage_exec.py")
+PROGRAM = Path(__file__).with_name("sandbox_exec.py")
 # Of /run only this is seen: D-Bus, container engines, package daemons and systemd's own sockets are ways out of the
 # cage. A mount over each of them would not do: it goes when the service starts again and makes a new socket.
 _KEPT = (

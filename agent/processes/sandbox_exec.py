@@ -1,4 +1,4 @@
-"""The last step before foreign code runs: `cage_exec.py ORDERS ERRORS PROGRAM [ARGUMENT …]`, started by the agent.
+"""The last step before foreign code runs: `sandbox_exec.py ORDERS ERRORS PROGRAM [ARGUMENT …]`, started by the agent.
 
 Resets signals, where ordered builds the sandbox (mount and IPC namespace, read-only system, private /tmp, /var/tmp and
 /dev/shm, of /run only what is kept, no new privileges, no capabilities, a filter of system calls), becomes the other

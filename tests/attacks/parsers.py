@@ -182,7 +182,7 @@ TRUSTED: dict[str, str] = {
     "agent/processes/sandbox_exec.py:main": "the agent's own order, in memory",
     "agent/repository/carry_over.py:main": "the agent's own order, as an argument; it runs as the trainer's user",
     "agent/repository/carry_over.py:_files_in": "root's record; it runs as the trainer's user",
-    "agent/processes/group.py:_start_by_launcher": "what cage_exec.py says before the exec of foreign code",
+    "agent/processes/group.py:_start_by_launcher": "what sandbox_exec.py says before the exec of foreign code",
     "agent/machine/host.py:Host._mount_entry": "findmnt's output",
     "agent/trainer/interpreter.py:probe": "by `bounded_json`, whose errors it takes: what a trainer's Python prints",
     "agent/repository/checkout.py:_is_complete": "by `bounded_json`: the agent's own mark",

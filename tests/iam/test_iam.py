@@ -22,12 +22,12 @@ from spotheal.iam import policies
 from spotheal.iam.__main__ import main
 from spotheal.iam.calls import CALLS, NOT_CALLS, Who
 
-AGENT = Path(spotheal.agent.aws.ec2.__file__).resolve().parent
+AGENT = Path(spotheal.agent.__file__).resolve().parent
 FLEET = Path(spotheal.fleet.__file__).resolve().parent
 SCOPE = policies.Scope("123456789012", "us-west-2", StoreUrl("bucket", "team"), run="01J0")
 SERVICES = ("service-quotas", "ec2-instance-connect", "ec2", "s3", "sts", "ssm", "iam", "pricing", "sns",
             "secretsmanager", "scheduler", "efs", "batch", "logs", "ecr")  # fmt: skip
-CALL_AWS = ("ec2.py", "store.py", "rescue.py", "secrets.py", "trainer_role.py", "efs.py")
+CALL_AWS = ("aws/ec2.py", "aws/s3.py", "life/on_demand.py", "cage/secrets.py", "cage/trainer_role.py", "machine/efs.py")
 IAM_NAMES = {"service-quotas": "servicequotas", "efs": "elasticfilesystem"}  # where IAM has another
 # boto3's own, which stand for several operations; and words of our own classes that are API operations by chance.
 TRANSFERS = {
@@ -81,13 +81,13 @@ def made_by_the_instance() -> set[str]:
     made = _apis(set().union(*(_called(ast.parse((AGENT / name).read_text())) for name in CALL_AWS)))
     source = (Path(userdata.__file__).parent / "bootstrap.py").read_text()
     made |= {f"ec2:{name}" for name in re.findall(r"aws\.ec2\(\s*\"(\w+)\"", source)}
-    if "TopicArn=" in (AGENT / "notify.py").read_text():  # `publish` is a word of ours, too
+    if "TopicArn=" in (AGENT / "money/notify.py").read_text():  # `publish` is a word of ours, too
         made.add("sns:Publish")
     return made | ({"s3:GetObject"} if '"GET"' in source else set())
 
 
 def made_by_the_operator() -> set[str]:
-    ours = {**_methods(AGENT / "ec2.py", "Ec2"), **_methods(AGENT / "store.py", "Store")}
+    ours = {**_methods(AGENT / "aws/ec2.py", "Ec2"), **_methods(AGENT / "aws/s3.py", "Store")}
     made: set[str] = set()
     for path in (path for path in FLEET.rglob("*.py") if "rehearsal" not in path.parts):
         names = _called(ast.parse(path.read_text()))
@@ -126,9 +126,9 @@ def test_making_roles_is_no_part_of_an_operators_policy() -> None:
 
 
 def test_only_the_modules_named_here_call_aws_from_an_instance() -> None:
-    ours = {*_methods(AGENT / "ec2.py", "Ec2"), *_methods(AGENT / "store.py", "Store"), "create_snapshot"}
+    ours = {*_methods(AGENT / "aws/ec2.py", "Ec2"), *_methods(AGENT / "aws/s3.py", "Store"), "create_snapshot"}
     for path in AGENT.rglob("*.py"):
-        if path.name not in CALL_AWS:
+        if path.relative_to(AGENT).as_posix() not in CALL_AWS:
             names = _called(ast.parse(path.read_text())) - ours
             assert _apis(names) == set(), path
 

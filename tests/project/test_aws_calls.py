@@ -99,7 +99,7 @@ def test_it():
 
 
 def test_a_call_in_a_worker_that_no_policy_allows_fails_a_run_all_of_whose_tests_passed(tmp_path: Path) -> None:
-    for name in ("conftest.py", "aws_calls.py", "longest_first.py"):
+    for name in ("conftest.py", "harness/aws_calls.py", "harness/longest_first.py"):
         shutil.copy(HERE / name, tmp_path)
     (tmp_path / "test_one.py").write_text(CALLING)
     command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", ".", "-p", "xdist", "-n", "1"]
