@@ -27,7 +27,7 @@ from spotheal.agent.batch.place import EFS, Place, identity
 from spotheal.agent.files.folders import publish
 from spotheal.agent.interruption.watcher import Interruption, Watcher
 from spotheal.agent.life.confinement import Confinement
-from spotheal.agent.life.finish import End, Finishing, Trained, decide_end, store_results
+from spotheal.agent.life.finish import Finishing, store_results
 from spotheal.agent.life.preflight import patiently
 from spotheal.agent.life.stages import World
 from spotheal.agent.life.trainer_stage import Instruments, TrainerStage
@@ -38,6 +38,7 @@ from spotheal.agent.money.messages import end_message
 from spotheal.agent.money.notify import Message, Messenger
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.contract import EXIT_SAVED_AND_STOPPED, Notice
+from spotheal.agent.protocol.ends import End, Trained, decide_end
 from spotheal.agent.protocol.errors import ConfigError, Conflict, ExitCode, Fatal, Interrupted, Retryable
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job_values import seconds

@@ -8,9 +8,9 @@ from typing import Any
 
 from spotheal.agent.aws.imds import Identity
 from spotheal.agent.aws.s3 import Halt, Store, go_on
-from spotheal.agent.life.finish import End
 from spotheal.agent.machine.efs import Put
 from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.ends import End
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.names import Phase
 from spotheal.agent.record.results import Place

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from spotheal.agent.aws.ec2 import Instance
 from spotheal.agent.aws.imds import Identity
-from spotheal.agent.life.finish import End
 from spotheal.agent.life.gpus import Bars, Found, Shortfall, Unsuitable, decide_unsuitable, look, shortfall
 from spotheal.agent.life.preflight import patiently
 from spotheal.agent.protocol.clock import Clock, Stop
+from spotheal.agent.protocol.ends import End
 from spotheal.agent.protocol.errors import Interrupted, SpothealError
 from spotheal.agent.record.boot_record import Launch
 

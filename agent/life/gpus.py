@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from spotheal.agent.aws.s3 import Store
-from spotheal.agent.life.finish import BARRED, End
 from spotheal.agent.processes import programs
 from spotheal.agent.protocol.clock import Clock, Stop
+from spotheal.agent.protocol.ends import BARRED, End
 from spotheal.agent.protocol.errors import Fatal, Retryable, SetupFailed, SpothealError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job_values import SHOWN_OF_NOMINAL

@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 from spotheal.agent.aws.ec2 import Instance
 from spotheal.agent.aws.s3 import Store
-from spotheal.agent.life.finish import BARRED, End, decide_parked
 from spotheal.agent.protocol.clock import Clock, Stop, parse_rfc3339, rfc3339
+from spotheal.agent.protocol.ends import BARRED, End, decide_parked
 from spotheal.agent.protocol.errors import Interrupted, PermissionDenied, Retryable
 from spotheal.agent.protocol.names import Phase
 from spotheal.agent.protocol.retry_budget import Patience

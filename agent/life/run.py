@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spotheal.agent.life.finish import End, decide_end
 from spotheal.agent.life.gpus import Unsuitable
 from spotheal.agent.life.stages import Life, World, ends_the_run
+from spotheal.agent.protocol.ends import End, decide_end
 from spotheal.agent.protocol.errors import ExitCode, Interrupted
 from spotheal.agent.protocol.instance_config import InstanceConfig
 

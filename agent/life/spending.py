@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from spotheal.agent.aws.imds import Identity
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.files.paths import Paths
-from spotheal.agent.life.finish import End
 from spotheal.agent.money.bill_inputs import Disk
 from spotheal.agent.money.billing import about
 from spotheal.agent.money.budget import Budget, Cloud, Prices, Source
@@ -21,6 +20,7 @@ from spotheal.agent.money.limits import Limits
 from spotheal.agent.money.messages import end_message
 from spotheal.agent.money.notify import Message, Messenger
 from spotheal.agent.protocol.clock import Clock
+from spotheal.agent.protocol.ends import End
 from spotheal.agent.protocol.errors import SpothealError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.record.ledger import Ledger

@@ -26,16 +26,7 @@ from spotheal.agent.files.paths import Paths
 from spotheal.agent.interruption.handover import HandoverResult, Steps, hand_over
 from spotheal.agent.interruption.watcher import Interruption, Watcher
 from spotheal.agent.life.confinement import Confinement
-from spotheal.agent.life.finish import (
-    BARRED,
-    POWER_OFF_SECONDS,
-    End,
-    Finishing,
-    Trained,
-    cancel,
-    record,
-    store_results,
-)
+from spotheal.agent.life.finish import POWER_OFF_SECONDS, Finishing, cancel, record, store_results
 from spotheal.agent.life.gpu_check import GpuCheck
 from spotheal.agent.life.gpus import Bars, Found, Need, Unsuitable
 from spotheal.agent.life.on_demand import Rescue
@@ -50,6 +41,7 @@ from spotheal.agent.money.notify import SECONDS_MAX, Message, topic_region
 from spotheal.agent.processes.foreign_command import Surroundings
 from spotheal.agent.protocol.clock import Clock, SystemClock, parse_rfc3339, rfc3339
 from spotheal.agent.protocol.contract import BETWEEN_INTERRUPTIONS
+from spotheal.agent.protocol.ends import BARRED, End, Trained
 from spotheal.agent.protocol.errors import ExitCode, Fatal, Interrupted, NoCredentials, Retryable, SpothealError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job_values import seconds

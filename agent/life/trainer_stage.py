@@ -13,13 +13,13 @@ from typing import Any
 
 from spotheal.agent.files.folders import Folders
 from spotheal.agent.interruption.watcher import Interruption
-from spotheal.agent.life.finish import Trained
 from spotheal.agent.life.gpus import likely_cause
 from spotheal.agent.life.spending import used_gib
 from spotheal.agent.money.limits import Limits
 from spotheal.agent.processes.account import Account
 from spotheal.agent.protocol.clock import Clock, Stop
 from spotheal.agent.protocol.contract import Progress
+from spotheal.agent.protocol.ends import Trained
 from spotheal.agent.protocol.errors import SpothealError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job_values import seconds

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from spotheal.agent.life.finish import End
 from spotheal.agent.money.notify import Message
+from spotheal.agent.protocol.ends import End
 from spotheal.agent.protocol.names import Phase
 
 _NEXT = {

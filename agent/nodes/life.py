@@ -18,13 +18,14 @@ from typing import Any
 
 from spotheal.agent.files.folders import PRIVATE, Folders
 from spotheal.agent.interruption.handover import HandoverResult
-from spotheal.agent.life.finish import End, Finishing
+from spotheal.agent.life.finish import Finishing
 from spotheal.agent.life.stages import Life, RunOver, World
 from spotheal.agent.life.trainer_stage import Instruments
 from spotheal.agent.machine.efs import MOUNT_POINT, Efs
 from spotheal.agent.nodes.meeting import Meeting
 from spotheal.agent.nodes.shared_copy import SharedCopy
 from spotheal.agent.protocol.clock import Stop
+from spotheal.agent.protocol.ends import End
 from spotheal.agent.protocol.errors import Retryable, SetupFailed
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job_values import seconds

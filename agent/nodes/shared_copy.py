@@ -19,12 +19,12 @@ from typing import Any, Protocol
 
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.files.folders import Folders
-from spotheal.agent.life.finish import End as RunEnd
 from spotheal.agent.life.stages import RunOver
 from spotheal.agent.nodes.heard import Heard
 from spotheal.agent.nodes.meeting import Cloud
 from spotheal.agent.nodes.plan import End, Machine, Seen, machine_of, still_in_one
 from spotheal.agent.protocol.clock import Clock, Stop
+from spotheal.agent.protocol.ends import End as RunEnd
 from spotheal.agent.protocol.errors import Interrupted, Retryable, SpothealError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.names import LAYOUT, SILENT_SECONDS, Phase

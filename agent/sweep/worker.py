@@ -15,11 +15,12 @@ from spotheal.agent.aws.ec2 import Ec2
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.files.folders import Folders, publish
 from spotheal.agent.interruption.handover import HandoverResult
-from spotheal.agent.life.finish import NOT_STORED, POWER_OFF_SECONDS, End, Finishing, cancel, record
+from spotheal.agent.life.finish import POWER_OFF_SECONDS, Finishing, cancel, record
 from spotheal.agent.life.run import run
 from spotheal.agent.life.stages import Life, World
 from spotheal.agent.money.budget import Budget
 from spotheal.agent.money.limits import Limits
+from spotheal.agent.protocol.ends import NOT_STORED, End
 from spotheal.agent.protocol.errors import (
     ExitCode,
     Fatal,

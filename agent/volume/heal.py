@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spotheal.agent.aws.s3 import Claim
-from spotheal.agent.life.finish import End
+from spotheal.agent.protocol.ends import End
 from spotheal.agent.protocol.errors import (
     CapacityError,
     Conflict,

@@ -12,8 +12,8 @@ from second_time import Flag, Killed, Process
 
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.interruption.handover import HandoverResult, Steps, hand_over
-from spotheal.agent.life.finish import End
 from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.ends import End
 from spotheal.agent.protocol.errors import Fatal, Interrupted, SpothealError
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.agent.volume.context import Context

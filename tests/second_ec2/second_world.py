@@ -20,8 +20,8 @@ from second_time import EPOCH, Flag, Killed, MachineClock, Process, Time
 
 from spotheal.agent.aws.ec2 import Ec2
 from spotheal.agent.interruption.watcher import Interruption, trainer_seconds
-from spotheal.agent.life.finish import End
 from spotheal.agent.protocol.contract import Notice
+from spotheal.agent.protocol.ends import End
 from spotheal.agent.volume.heal import Held
 
 ZONES = ("eu-west-1a", "eu-west-1b")

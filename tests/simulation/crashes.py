@@ -26,7 +26,7 @@ from histories import leaves_nothing_behind
 from simulated_life import LifeRegion, asking
 from simulated_world import BOOT_SECONDS, Broken, Machine
 
-from spotheal.agent.life.finish import LAUNCHES_WITHOUT_PROGRESS_MAX
+from spotheal.agent.protocol.ends import LAUNCHES_WITHOUT_PROGRESS_MAX
 
 A, B, D = "us-west-2a", "us-west-2b", "us-west-2d"
 END_SECONDS_MAX = 2 * 3600.0

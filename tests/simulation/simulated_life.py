@@ -34,10 +34,10 @@ from simulated_world import (
 from spotheal.agent.aws.imds import NOTHING, Answer, Identity, Rebalance, SpotAction
 from spotheal.agent.interruption import watcher
 from spotheal.agent.life import run, stages, trainer_stage
-from spotheal.agent.life.finish import LAUNCHES_WITHOUT_PROGRESS_MAX, STARTS_WITHOUT_PROGRESS_MAX
 from spotheal.agent.life.gpus import BARRED_LAUNCHES_MAX, Found
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.contract import Notice, Progress, Saved
+from spotheal.agent.protocol.ends import LAUNCHES_WITHOUT_PROGRESS_MAX, STARTS_WITHOUT_PROGRESS_MAX
 from spotheal.agent.protocol.errors import Interrupted, SetupFailed, SpothealError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job import parse_job

@@ -15,9 +15,9 @@ from simulated_time import Actor, Ended, SimulatedLock, SimulatedStop, Time
 
 from spotheal.agent.aws.ec2 import Ec2
 from spotheal.agent.aws.s3 import Store
-from spotheal.agent.life.finish import End
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.contract import Progress, Saved
+from spotheal.agent.protocol.ends import End
 from spotheal.agent.protocol.errors import Conflict, Fatal, Interrupted, MountRefused, SpothealError
 from spotheal.agent.protocol.names import LAYOUT, TAG_RUN, TAG_STATE, StoreUrl
 from spotheal.agent.record.status import Status

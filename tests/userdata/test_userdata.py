@@ -28,7 +28,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotheal import userdata
-from spotheal.agent.life.finish import STARTS_WITHOUT_PROGRESS_MAX
+from spotheal.agent.protocol.ends import STARTS_WITHOUT_PROGRESS_MAX
 from spotheal.agent.protocol.errors import ExitCode
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job import parse_job

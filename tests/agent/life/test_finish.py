@@ -14,18 +14,9 @@ import pytest
 import structlog
 
 from spotheal.agent.aws.s3 import Halt, Store, go_on
-from spotheal.agent.life.finish import (
-    End,
-    Finishing,
-    Trained,
-    cancel,
-    decide_end,
-    decide_parked,
-    launches_without_progress,
-    record,
-    store_results,
-)
+from spotheal.agent.life.finish import Finishing, cancel, record, store_results
 from spotheal.agent.protocol.clock import Stop, never
+from spotheal.agent.protocol.ends import End, Trained, decide_end, decide_parked, launches_without_progress
 from spotheal.agent.protocol.errors import NotFound, PermissionDenied, Retryable
 from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.record.ledger import Ledger

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from spotheal.agent.aws.ec2 import _SPOT_REASONS, Instance
 from spotheal.agent.aws.s3 import Claim
-from spotheal.agent.life import finish, preflight
+from spotheal.agent.life import preflight
 from spotheal.agent.life.preflight import LookBack
+from spotheal.agent.protocol import ends
 from spotheal.agent.protocol.clock import SystemClock, never
 from spotheal.agent.record.boot_record import Launch
 from spotheal.userdata import report
@@ -44,7 +45,7 @@ def least() -> Iterator[None]:
     """Both park after one launch, so that each shows its count."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "BOOTS_MAX", 1)
-        patch.setattr(finish, "LAUNCHES_WITHOUT_PROGRESS_MAX", 1)
+        patch.setattr(ends, "LAUNCHES_WITHOUT_PROGRESS_MAX", 1)
         yield
 
 
@@ -149,7 +150,7 @@ def test_a_bootstrap_that_asks_ec2_only_if_it_matters_decides_the_same(
     next_agent = world(launches, saved, writer, mine=False)
     failed = {"time": "2026-11-21T09:59:00Z", "outcome": "boot failed", "requested_at": REQUESTED_AT}
     put_launch(next_agent, "i-failed", failed)
-    assert parks == (count_of_agent(next_agent) >= finish.LAUNCHES_WITHOUT_PROGRESS_MAX)
+    assert parks == (count_of_agent(next_agent) >= ends.LAUNCHES_WITHOUT_PROGRESS_MAX)
 
 
 def test_launches_that_spot_took_without_a_notice_park_no_run() -> None:
@@ -169,6 +170,6 @@ def test_a_living_launch_older_than_the_last_save_parks_no_run_over_a_living_wri
 
 
 def test_the_figures_and_names_of_the_rule_are_the_same() -> None:
-    assert report.BOOTS_MAX == finish.LAUNCHES_WITHOUT_PROGRESS_MAX
+    assert report.BOOTS_MAX == ends.LAUNCHES_WITHOUT_PROGRESS_MAX
     assert report.KNOWN == preflight._KNOWN
     assert report.SPOT_REASONS == _SPOT_REASONS

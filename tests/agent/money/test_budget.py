@@ -14,11 +14,11 @@ from money_world import START, Hours, Kept
 
 from spotheal.agent.aws.imds import Identity
 from spotheal.agent.aws.s3 import Store
-from spotheal.agent.life.finish import Trained, decide_end
 from spotheal.agent.money.budget import ASSUMED_DOLLARS_PER_HOUR, Budget, Prices
 from spotheal.agent.money.limits import Limits
 from spotheal.agent.money.notify import Message
 from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.ends import Trained, decide_end
 from spotheal.agent.protocol.errors import ExitCode, PermissionDenied
 from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.agent.record.ledger import Ledger, read_events

@@ -16,10 +16,10 @@ from agent_world import AgentWorld
 from money_world import Hours, Kept
 from moto import mock_aws
 
-from spotheal.agent.life.finish import End
 from spotheal.agent.money import notify
 from spotheal.agent.money.messages import end_message, interruption_message, limit_message
 from spotheal.agent.money.notify import Message, Messenger
+from spotheal.agent.protocol.ends import End
 from spotheal.agent.protocol.errors import ExitCode, Fatal, Retryable
 from spotheal.agent.protocol.job import NotifyTable
 from spotheal.agent.protocol.names import Phase

@@ -1,0 +1,93 @@
+"""How a run ends, and how a trainer's run ended: which of them cancel the fleet. Pure.
+
+The list is exhaustive: done, failed, set-up failed, limit, parked, cancelled. Anything else keeps the fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spotheal.agent.protocol.names import Phase
+
+NOT_STORED = "results not stored"  # in the reason of an end: who cleans up leaves their volume alone
+BARRED = "barred"  # outcome of a launch whose instance type cannot run the job
+LAUNCHES_WITHOUT_PROGRESS_MAX = 5
+STARTS_WITHOUT_PROGRESS_MAX = 10  # of the agent on one instance: a fault that each start meets again
+
+
+@dataclass(frozen=True)
+class End:
+    """The run is over: store the reason, cancel the fleet."""
+
+    phase: Phase
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not self.phase.is_end:
+            raise ValueError(f"{self.phase} is no end of a run")
+
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How the supervisor's run ended, for `decide_end`. `kind`: done, failed, interrupted, limit or cancelled."""
+
+    kind: str
+    reason: str = ""
+    saved_step: int | None = None
+
+
+
+def decide_end(trained: Trained) -> End | None:
+    """The end that `trained` is, or None: the fleet replaces this instance and the run goes on."""
+    match trained.kind:
+        case "done":
+            return End(Phase.DONE, trained.reason or "the trainer exited with 0")
+        case "failed":
+            return End(Phase.FAILED, trained.reason)
+        case "limit":
+            return End(Phase.LIMIT, trained.reason)
+        case "cancelled":
+            return End(Phase.CANCELLED, trained.reason)
+        case "interrupted":
+            return None
+        case _:
+            raise ValueError(f"{trained.kind!r} is no way for a trainer to end")
+
+
+
+def launches_without_progress(launches: Iterable[Mapping[str, Any]], saved_at: str = "") -> int:
+    """How many launches in a row, up to the last, acknowledged no new checkpoint.
+
+    Left out are interrupted ones, and those of instance types that cannot run the job, which `gpus` counts.
+
+    `launches` are the run's launch documents by time, without the one that is asking and those that live. `saved_at`
+    (RFC 3339, UTC): when the run last acknowledged a checkpoint, which forgives what was launched before. A bootstrap
+    whose boot has failed counts by the same rule (userdata/report.py).
+    """
+    count = 0
+    for launch in launches:
+        if launch.get("acknowledged"):
+            count = 0
+        elif str(launch.get("time", "")) >= saved_at and launch.get("outcome") not in ("interrupted", BARRED):
+            count += 1
+    return count
+
+
+
+def decide_parked(launches: Iterable[Mapping[str, Any]], starts: int = 1, saved_at: str = "") -> End | None:
+    """Parked after `LAUNCHES_WITHOUT_PROGRESS_MAX` launches in a row that gained nothing.
+
+    `starts`: how often the agent was started in this launch since a checkpoint was acknowledged; too often parks too.
+    """
+    if starts > STARTS_WITHOUT_PROGRESS_MAX:
+        return End(Phase.PARKED, f"the agent was started {starts} times on one instance and gained no checkpoint")
+    launches = list(launches)
+    count = launches_without_progress(launches, saved_at)
+    if count < LAUNCHES_WITHOUT_PROGRESS_MAX:
+        return None
+    reasons = [str(launch["reason"]) for launch in launches if launch.get("reason")]
+    last = f"; the last one said: {reasons[-1]}" if reasons else ""
+    return End(Phase.PARKED, f"{count} launches in a row acknowledged no new checkpoint{last}")
