@@ -17,6 +17,7 @@ from spotheal.agent.life.gpus import likely_cause
 from spotheal.agent.life.spending import used_gib
 from spotheal.agent.money.limits import Limits
 from spotheal.agent.processes.account import Account
+from spotheal.agent.processes.environment import base_environment
 from spotheal.agent.protocol.clock import Clock, Stop
 from spotheal.agent.protocol.contract import Progress
 from spotheal.agent.protocol.ends import Trained
@@ -29,7 +30,6 @@ from spotheal.agent.record.logs import Logs
 from spotheal.agent.record.metrics_shipping import Curves
 from spotheal.agent.record.run_state import RunMemory
 from spotheal.agent.record.status import Status
-from spotheal.agent.trainer.environment import base_environment
 from spotheal.agent.trainer.ranks import Meeting
 from spotheal.agent.trainer.saved_files import SavedFiles
 from spotheal.agent.trainer.supervisor import Hooks, Supervisor

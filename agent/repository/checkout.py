@@ -17,6 +17,7 @@ from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import publish
 from spotheal.agent.processes import programs
 from spotheal.agent.processes.account import Account
+from spotheal.agent.processes.environment import base_environment
 from spotheal.agent.processes.foreign_command import Finished, Surroundings, back_off, run_command
 from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.clock import Clock, Stop, never
@@ -26,7 +27,6 @@ from spotheal.agent.protocol.names import LAYOUT
 from spotheal.agent.protocol.retry_budget import Patience
 from spotheal.agent.repository.git_access import SSH, GitAccess, access
 from spotheal.agent.repository.git_faults import Cause, Fault, classify, redacted, refusal, without_credentials
-from spotheal.agent.trainer.environment import base_environment
 
 COMMAND_SECONDS_MAX = 1800.0
 NETWORK_SECONDS_MAX = 1800.0  # how long a network that is down is waited for

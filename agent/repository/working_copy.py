@@ -27,13 +27,13 @@ from typing import Any
 from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import Folders, give, publish
 from spotheal.agent.processes import programs
+from spotheal.agent.processes.environment import base_environment
 from spotheal.agent.processes.foreign_command import Surroundings, run_command
 from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.errors import Retryable, SetupFailed
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.repository import carry_over
 from spotheal.agent.repository.checkout import commit_record, source_of
-from spotheal.agent.trainer.environment import base_environment
 
 COPY_SECONDS_MAX = 1800.0
 SYNC_SECONDS_MAX = 300.0

@@ -10,42 +10,13 @@ from pathlib import Path
 
 from spotheal.agent.files.folders import Folders
 from spotheal.agent.processes.account import Account
+from spotheal.agent.processes.environment import base_environment
 from spotheal.agent.protocol import contract
 from spotheal.agent.protocol.errors import SetupFailed
 from spotheal.agent.protocol.instance_config import InstanceConfig
 
-# Of the agent's own AWS_* only these: the rest may be credentials, which a trainer must not have.
-_AWS_PASSED_ON = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_EC2_METADATA_SERVICE_ENDPOINT")
-# What systemd and Python put into the agent's environment is about the agent.
-_AGENTS_OWN = {
-    "INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "SYSTEMD_EXEC_PID",
-    "CREDENTIALS_DIRECTORY", "STATE_DIRECTORY", "RUNTIME_DIRECTORY", "LOGS_DIRECTORY", "MEMORY_PRESSURE_WATCH",
-    "LISTEN_PID", "LISTEN_FDS", "VIRTUAL_ENV", "PYTHONHOME", "PYTHONSAFEPATH", "OLDPWD", "PWD",
-}  # fmt: skip
 _WANDB = ("WANDB_RUN_ID", "WANDB_RESUME")
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _VARIABLE = re.compile(r"\$\{(SPOTHEAL_[A-Z0-9_]*)\}")
-
-
-def base_environment(own: Mapping[str, str], account: Account | None, home: Path) -> dict[str, str]:
-    """`own` (the agent's environment) as a foreign program may see it, with the account's HOME and USER.
-
-    `home` serves where the account's own does not exist, as with users made for a service.
-    """
-    kept = {
-        name: value
-        for name, value in own.items()
-        if not name.startswith(("AWS_", "SPOTHEAL_", "BOTO_")) and name not in _AGENTS_OWN
-    }
-    kept |= {name: own[name] for name in _AWS_PASSED_ON if name in own}
-    kept.setdefault("PATH", _PATH)
-    if account is not None:
-        of_account = account.home if os.path.isdir(account.home) and account.home != "/" else str(home)
-        kept |= {"HOME": of_account, "USER": account.name, "LOGNAME": account.name}
-        for name in [name for name in kept if name.startswith(("XDG_", "SUDO_", "SSH_", "DBUS_"))]:
-            del kept[name]
-    kept.setdefault("HOME", str(home))
-    return kept
 
 
 def trainer_environment(

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from spotheal.agent.files.folders import Folders
+from spotheal.agent.processes.environment import base_environment
 from spotheal.agent.processes.foreign_command import Surroundings, run_command
 from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.errors import SetupFailed
 from spotheal.agent.protocol.instance_config import InstanceConfig
-from spotheal.agent.trainer.environment import base_environment
 
 _PROBE_SECONDS_MAX = 120.0  # the first import on a volume that loads lazily takes long
 _PROBE = (
