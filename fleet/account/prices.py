@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.errors import PermissionDenied, SpothealError
 from spotheal.fleet.files import values
-from spotheal.fleet.request.plan import Price
 from spotheal.fleet.run.session import Session
 
 _PRICE_LIST_SECONDS_MAX = 8.0
@@ -104,3 +104,13 @@ def price_notes(document: dict[str, Any], prices: tuple[Price, ...]) -> list[str
         elif limit is not None and listed is not None and limit > _SENSELESS * listed:
             notes.append(f"{where} {text} is more than {_SENSELESS} times the price on demand (${listed:.4f})")
     return notes
+
+
+@dataclass(frozen=True)
+class Price:
+    """Dollars an hour; None where AWS was not asked or did not say."""
+
+    instance_type: str
+    zone: str
+    spot: float
+    on_demand: float | None

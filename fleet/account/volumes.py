@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,16 @@ from typing import TYPE_CHECKING, Any
 from spotheal.agent.aws.ec2 import TokenUsed, Volume, VolumeSpec
 from spotheal.agent.money.billing import GIB_MONTH
 from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, PermissionDenied, SpothealError
-from spotheal.agent.protocol.names import TAG_JOB, TAG_NAME, TAG_RUN, TAG_STATE, VolumeState, volume_token
-from spotheal.fleet.request.plan import free_volumes
+from spotheal.agent.protocol.job import JobConfig
+from spotheal.agent.protocol.names import (
+    TAG_JOB,
+    TAG_NAME,
+    TAG_RUN,
+    TAG_STATE,
+    StoreUrl,
+    VolumeState,
+    volume_token,
+)
 from spotheal.fleet.run import runs
 
 if TYPE_CHECKING:
@@ -190,3 +199,14 @@ def _shown(session: Session, volume: str, clock: Clock) -> Volume | None:
 def as_key(name: str) -> str:
     """A Name tag as part of a key in the store."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "volume"
+
+
+def free_volumes(job: str, named: Iterable[Volume]) -> tuple[list[Volume], list[Volume]]:
+    """Of volumes with the job's volume name those that no run has: made for this job, and without any job's tag."""
+    free = [volume for volume in named if TAG_RUN not in volume.tags and _exists(volume)]
+    own = [volume for volume in free if volume.tags.get(TAG_JOB) == job]
+    return own, [volume for volume in free if TAG_JOB not in volume.tags]
+
+
+def _exists(volume: Volume) -> bool:
+    return volume.state not in ("deleting", "deleted", "error")

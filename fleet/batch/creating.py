@@ -16,13 +16,14 @@ from spotheal.agent.protocol.job import JobConfig
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.account import efs, network, prerequisites, results_check, service_roles
 from spotheal.fleet.account.prerequisites import CreateSecurityGroup, filled, group_placeholder
+from spotheal.fleet.account.prices import Price
 from spotheal.fleet.account.service_roles import CreateServiceRole
 from spotheal.fleet.batch import documents, image, roles
 from spotheal.fleet.batch.documents import Document, Where
 from spotheal.fleet.batch.names import Names
 from spotheal.fleet.batch.roles import MakeRole
 from spotheal.fleet.request import gather, submit
-from spotheal.fleet.request.plan import CreateBucket, Price
+from spotheal.fleet.request.plan import CreateBucket
 from spotheal.fleet.run.session import Session
 
 VALID_SECONDS_MAX = 600.0

@@ -17,11 +17,10 @@ from spotheal.agent.protocol.errors import ConfigError, Fatal, NotFound, Permiss
 from spotheal.agent.protocol.job import JobConfig
 from spotheal.agent.protocol.names import dns_suffix
 from spotheal.fleet.account import types
-from spotheal.fleet.account.prices import spot_prices
+from spotheal.fleet.account.prices import Price, spot_prices
 from spotheal.fleet.batch.documents import GPU_FAMILIES, gpus_of
 from spotheal.fleet.batch.names import IMAGES, ROOT
 from spotheal.fleet.request import wheelhouse
-from spotheal.fleet.request.plan import Price
 from spotheal.fleet.run.session import Session
 
 BASE = "pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime"  # on Docker Hub; CUDA inside, the driver is the host's

@@ -15,7 +15,7 @@ from spotheal.agent.protocol.job_values import seconds
 from spotheal.agent.protocol.names import LAYOUT, StoreUrl, default_bucket, new_run_id
 from spotheal.fleet.account import existing, volumes
 from spotheal.fleet.account.prerequisites import Found, look, look_between
-from spotheal.fleet.account.prices import price_notes, spot_prices
+from spotheal.fleet.account.prices import Price, price_notes, spot_prices
 from spotheal.fleet.files.config import FleetConfig
 from spotheal.fleet.files.places import region_of
 from spotheal.fleet.request import known_hosts, plan, repository, request, template, userdata
@@ -154,7 +154,7 @@ def make_plan(
     )  # fmt: skip
     built = request.build(order)
     zones: tuple[str, ...] = wanted.fleet.zones
-    prices: tuple[plan.Price, ...] = ()
+    prices: tuple[Price, ...] = ()
     steps: list[plan.Step]
     if isinstance(way, plan.Continue) and way.existing.pending:
         steps = _pending_steps(session, way.existing, job, sweep or shared)

@@ -5,7 +5,6 @@ The same list is shown, asked about, printed by `--dry-run` and carried out by `
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,8 @@ from spotheal.agent.protocol.names import (
 )
 from spotheal.agent.volume.first import first_volume
 from spotheal.fleet.account.prerequisites import Step as AccountStep
+from spotheal.fleet.account.prices import Price
+from spotheal.fleet.account.volumes import _exists, free_volumes
 from spotheal.fleet.request.request import call_of
 
 
@@ -332,31 +333,12 @@ def decide_volume(
     return CreateVolume(first_volume(job, run, zone))
 
 
-def free_volumes(job: str, named: Iterable[Volume]) -> tuple[list[Volume], list[Volume]]:
-    """Of volumes with the job's volume name those that no run has: made for this job, and without any job's tag."""
-    free = [volume for volume in named if TAG_RUN not in volume.tags and _exists(volume)]
-    own = [volume for volume in free if volume.tags.get(TAG_JOB) == job]
-    return own, [volume for volume in free if TAG_JOB not in volume.tags]
-
-
 def _rank(volume: Volume) -> tuple[bool, int]:
     term = volume.tags.get(TAG_TERM, "")
     return volume.tags.get(TAG_STATE) != VolumeState.MOVING.value, int(term) if term.isdigit() else 0
 
 
-def _exists(volume: Volume) -> bool:
-    return volume.state not in ("deleting", "deleted", "error")
-
-
 # ----------------------------------------------------------------------------------------------------------- the whole
-@dataclass(frozen=True)
-class Price:
-    """Dollars an hour; None where AWS was not asked or did not say."""
-
-    instance_type: str
-    zone: str
-    spot: float
-    on_demand: float | None
 
 
 @dataclass(frozen=True)

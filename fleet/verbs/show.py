@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 from spotheal.agent.protocol.bounded_json import printable
+from spotheal.fleet.account.prices import Price
 from spotheal.fleet.ending.cancel import CancelPlan
 from spotheal.fleet.request.costs import cost_rows, costs
-from spotheal.fleet.request.plan import AdoptVolume, CreateTemplate, CreateVolume, KeepVolume, Plan, Price
+from spotheal.fleet.request.plan import AdoptVolume, CreateTemplate, CreateVolume, KeepVolume, Plan
 from spotheal.fleet.run.table import lines_of, table
 
 SCHEMA_VERSION = 1

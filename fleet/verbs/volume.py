@@ -157,7 +157,7 @@ def adopt(
     """Give an existing volume to the job: its next request uses it, with all its files."""
     from spotheal.agent.protocol.names import TAG_JOB, TAG_NAME, TAG_RUN
     from spotheal.fleet.account import volumes
-    from spotheal.fleet.request.plan import free_volumes
+    from spotheal.fleet.account.volumes import free_volumes
     from spotheal.fleet.verbs import show
 
     as_json = is_json(output)

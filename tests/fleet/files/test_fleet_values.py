@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotheal.agent.protocol.errors import ConfigError
-from spotheal.fleet.account.prices import price_notes
+from spotheal.fleet.account.prices import Price, price_notes
 from spotheal.fleet.files import faults
 from spotheal.fleet.files.values import value_faults, value_warnings
-from spotheal.fleet.request.plan import Price
 
 NOW = datetime(2026, 11, 21, tzinfo=timezone.utc)
 
