@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from spotheal.agent.protocol.clock import Clock
     from spotheal.fleet.account.environments import Environment
 from spotheal.fleet.run.session import Session
+from spotheal.iam import job_roles
 
 HOURS = 24.0
 KEY_NAME = "spotheal"
@@ -109,7 +110,7 @@ def survey(session: Session, wishes: Wishes, clock: Clock, say: Say) -> Choice:
     return Choice(
         wishes=wishes, account=account, region=session.region, image=image, types=chosen,
         fleet_role=roles.profile_arn(session, roles.FLEET_ROLE).replace(":instance-profile/", ":role/"),
-        profile=roles.profile_arn(session, roles.job_role(wishes.name)),
+        profile=roles.profile_arn(session, job_roles.job_role(wishes.name)),
         ssh_from=ssh_from, key_file=_at_home(key) if key else "",
         quota=quota, dollars=_dollars(wishes, chosen), notes=tuple(notes),
     )  # fmt: skip
@@ -238,7 +239,7 @@ def offline(wishes: Wishes, region: str) -> Choice:
         wishes=wishes, account="", region=region, types=chosen,
         image=Image(wishes.image or "<AMI_ID>", "", "named with --image" if wishes.image else "", families),
         fleet_role=f"{arn}role/{roles.FLEET_ROLE}",
-        profile=f"{arn}instance-profile/{roles.job_role(wishes.name)}",
+        profile=f"{arn}instance-profile/{job_roles.job_role(wishes.name)}",
         ssh_from=network.cidr(wishes.ssh_from) if wishes.ssh_from else "", key_file=_at_home(key) if key else "",
         dollars=wishes.dollars or 0.0,
         notes=("without credentials nothing was read from AWS: <…> marks what is left to fill in, and the types are "

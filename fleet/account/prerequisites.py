@@ -21,6 +21,7 @@ from spotheal.fleet.account.between import OpenBetween
 from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole, CreateTrainerRole
 from spotheal.fleet.account.service_roles import CreateServiceRole
 from spotheal.fleet.files.config import FleetConfig
+from spotheal.iam import job_roles
 
 if TYPE_CHECKING:
     from spotheal.fleet.run.session import Session
@@ -145,10 +146,10 @@ def _missing_roles(
     profiles = [spec.get("IamInstanceProfile") or {} for spec in fleet.specifications]
     names = [str(one.get("Name") or str(one.get("Arn", "")).rpartition("/")[2]) for one in profiles]
     for name in dict.fromkeys(filter(None, names)):
-        if (its_job := roles.job_of(name)) and its_job != job.job.name:
+        if (its_job := job_roles.job_of(name)) and its_job != job.job.name:
             raise ConfigError(
                 f"{fleet.source}: instance profile {name} is for job {its_job} alone, and this is {job.job.name}",
-                next_step=f"write {roles.job_role(job.job.name)}, which is made for you, or {roles.INSTANCE_ROLE}"
+                next_step=f"write {job_roles.job_role(job.job.name)}, which is made for you, or {roles.INSTANCE_ROLE}"
                 " for all jobs",
             )
         if instance_role := roles.missing_instance_role(session, name, store):

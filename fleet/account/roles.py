@@ -19,6 +19,7 @@ from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.errors import CapacityError, Conflict, NotFound, SpothealError
 from spotheal.agent.protocol.names import TRAINER_ROLE, StoreUrl
 from spotheal.iam import policies
+from spotheal.iam.job_roles import job_of
 
 if TYPE_CHECKING:
     from spotheal.fleet.run.session import Session
@@ -86,16 +87,6 @@ def policy_name(region: str, store: StoreUrl | None = None) -> str:
 
 def scope(session: Session, store: StoreUrl) -> policies.Scope:
     return policies.Scope(session.account, session.region, store)
-
-
-def job_role(job: str) -> str:
-    """Name of the role, and of its profile, that may touch that one job's things alone."""
-    return f"{policies.JOB_ROLE}{job}"
-
-
-def job_of(role: str) -> str:
-    """The job that a role is for, "" where it is for any."""
-    return role.removeprefix(policies.JOB_ROLE) if role.startswith(policies.JOB_ROLE) else ""
 
 
 def _scope_of(session: Session, role: str, root: StoreUrl) -> policies.Scope:

@@ -265,7 +265,7 @@ def read_request(fleet_file: Path, job_file: Path) -> tuple[FleetConfig, JobConf
 
 def _check_together(fleet: FleetConfig, job: JobConfig, job_file: Path) -> None:
     """What is wrong only because of what the other file says."""
-    from spotheal.fleet.account.roles import job_of, job_role
+    from spotheal.iam.job_roles import job_of, job_role
 
     for profile in fleet.profiles:
         if (other := job_of(profile)) not in ("", job.job.name):

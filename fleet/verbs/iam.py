@@ -152,8 +152,8 @@ def create(
 
 def _role(named: str, job: str) -> str:
     """The role of instances that is meant."""
-    from spotheal.fleet.account.roles import job_role
     from spotheal.fleet.run.runs import check_job_name
+    from spotheal.iam.job_roles import job_role
 
     if job and named != INSTANCE_ROLE:
         raise ConfigError("--job and --instance-role exclude each other", next_step="name one of them")

@@ -27,6 +27,7 @@ from spotheal.fleet.account import network, roles
 from spotheal.fleet.files.config import DEFAULT_FLEET_FILE, FleetConfig, job_file_beside, parse_fleet, read_job
 from spotheal.fleet.rehearsal.ec2.world import EXAMPLE_IMAGE
 from spotheal.fleet.run import secrets
+from spotheal.iam import job_roles
 
 REGION = "us-west-2"
 STAND_IN_SECRET = "rehearsal"
@@ -101,7 +102,7 @@ def example(
 
 def example_fleet(name: str) -> dict[str, Any]:
     """The example's SpotFleetRequestConfig for the job `name`, with the roles that `fleetctl init` writes."""
-    profile = {"Arn": f"arn:aws:iam::{_ACCOUNT}:instance-profile/{roles.job_role(name)}"}
+    profile = {"Arn": f"arn:aws:iam::{_ACCOUNT}:instance-profile/{job_roles.job_role(name)}"}
     place = {"AvailabilityZone": "us-west-2a, us-west-2b"}
     return {
         "TargetCapacity": 1,

@@ -29,6 +29,7 @@ from spotheal.fleet.rehearsal.scenarios.scenario import Event, Scenario, due, sc
 from spotheal.fleet.rehearsal.scenarios.summary import Outcome, Story, Summary, summarise
 from spotheal.fleet.rehearsal.scenarios.weights import apart
 from spotheal.fleet.rehearsal.services.elsewhere import Sink, stand_in
+from spotheal.iam import job_roles
 
 if TYPE_CHECKING:
     from spotheal.fleet.rehearsal.scenarios.cloud import Cloud
@@ -210,7 +211,7 @@ class _Rehearsal:
         subnets = {s["AvailabilityZone"]: s["SubnetId"] for s in ec2.describe_subnets()["Subnets"]}
         name = "rehearsal-in-place-of-yours"
         if fleet.template_configs:
-            role = roles.job_role(self._rehearsed.job.job.name)
+            role = job_roles.job_role(self._rehearsed.job.job.name)
             missing = roles.missing_instance_role(session, role, session.store_root(self._rehearsed.job.store.url))
             assert missing is not None  # the account is empty
             roles.create_instance_role(session, missing)
