@@ -19,13 +19,6 @@ def sources() -> list[str]:
     return ["agent", "trainer"]
 
 
-def scenarios() -> list[str]:
-    """Imported only when a shell asks to complete."""
-    from spotheal.fleet.rehearsal.scenarios.scenario import NAMES
-
-    return list(NAMES)
-
-
 Region = Annotated[
     str,
     typer.Option(

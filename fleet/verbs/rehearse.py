@@ -11,9 +11,16 @@ import typer
 
 from spotheal.agent.protocol.errors import JobFailed
 from spotheal.fleet.terminal.console import is_json, say, verb
-from spotheal.fleet.terminal.options import JobFile, Output, scenarios
+from spotheal.fleet.terminal.options import JobFile, Output
 
 EXAMPLE = "fleetctl rehearse spot_fleet_config.json --job job.toml --keep ./rehearsed"
+
+
+def scenarios() -> list[str]:
+    """Imported only when a shell asks to complete."""
+    from spotheal.fleet.rehearsal.scenarios.scenario import NAMES
+
+    return list(NAMES)
 
 
 @verb

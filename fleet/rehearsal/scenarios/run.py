@@ -231,12 +231,13 @@ class _Rehearsal:
     def _report(self, session: Any, ready: Ready, path: Path) -> None:
         from spotheal.agent.aws.s3 import Store
         from spotheal.fleet.report import report
+        from spotheal.fleet.report.page import page
+        from spotheal.fleet.report.pieces import write
         from spotheal.fleet.run import runs
-        from spotheal.fleet.verbs.report import write_page
 
         run = runs.Run(ready.plan.job, ready.plan.run, Store(session.client("s3"), ready.plan.store))
         made = report.make(report.gather(session, run), SystemClock().now(), banner=report.REHEARSED)
-        write_page(made, path, quiet=True)
+        write(page(made).encode(), path)
 
     # ---------------------------------------------------------------------------------------------------- while it runs
     def _look(self, cloud: Cloud, watch: Watch) -> None:
