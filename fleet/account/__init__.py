@@ -1,1 +1,1 @@
-"""What an AWS account needs for a first job: images, instance types, quotas, network, roles; read, chosen, made."""
+"""What `init` makes and finds in the account."""

@@ -20,29 +20,43 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("agent", "fleet", "training", "userdata", "iam")
 AGENT_THIRD_PARTY = {"boto3", "botocore", "requests", "tenacity", "structlog"}
 FLEET_THIRD_PARTY = {"yaml", "botocore", "boto3", "typer", "click", "rich", "requests", "tomli"}
-STDLIB_ONLY = ("agent/protocol/names.py", "agent/protocol/contract.py", "agent/protocol/clock.py", "agent/protocol/errors.py", "agent/volume/plan.py",
-               "training/example/hyperparameters.py",
-               "userdata/__init__.py", "userdata/minified.py", "userdata/report.py", "userdata/bootstrap.py",
-               "userdata/start.py", "userdata/prepare.py",
-               "iam/calls.py", "iam/policies.py", "iam/evaluation.py",
-               "fleet/rehearsal/programs/init.py", "fleet/rehearsal/programs/stand_in.py")  # fmt: skip
-# Modules of ours that a package may import; a name covers what is below it.
+STDLIB_ONLY = (
+    *(f"agent/protocol/{name}.py" for name in ("names", "contract", "clock", "errors")),
+    "agent/volume/plan.py",
+    "training/example/hyperparameters.py",
+    *(f"userdata/{name}.py" for name in ("__init__", "minified", "report", "bootstrap", "start", "prepare")),
+    *(f"iam/{name}.py" for name in ("calls", "policies", "evaluation")),
+    *(f"fleet/rehearsal/programs/{name}.py" for name in ("init", "stand_in")),
+)
+# The rooms, each above all that it may import. docs/architecture.md shows them with what is in each.
+ROOMS = (
+    "agent/protocol", "agent/processes", "agent/files", "agent/aws", "agent/machine", "agent/cage",
+    "agent/interruption", "agent/repository", "agent/trainer", "agent/record", "agent/volume", "agent/money",
+    "agent/life", "agent/nodes", "agent/sweep", "agent/batch", "agent",
+    "training/slotfile", "training/shards", "training", "training/integrations", "training/example",
+    "userdata", "iam",
+    "fleet/run", "fleet/terminal", "fleet/files", "fleet/logs", "fleet/results", "fleet/account", "fleet/request",
+    "fleet/status", "fleet/report", "fleet/volumes", "fleet/batch", "fleet/sweep", "fleet/ending",
+    "fleet/rehearsal", "fleet/rehearsal/programs", "fleet/rehearsal/machines", "fleet/rehearsal/ec2",
+    "fleet/rehearsal/services", "fleet/rehearsal/batch", "fleet/rehearsal/scenarios",
+    "fleet/verbs", "fleet",
+)  # fmt: skip
+ENTRIES = ("training/__main__.py",)  # begins what is above it
+# Modules of ours that a folder at the top may import; a name covers what is below it.
 MAY_IMPORT = {
-    "agent": ("spotheal.agent",),
-    "training": ("spotheal.training", "spotheal.agent.protocol.contract", "spotheal.agent.aws.imds", "spotheal.agent.protocol.clock",
-                 "spotheal.agent.protocol.errors"),
-    "fleet": ("spotheal.fleet", "spotheal.agent.protocol.names", "spotheal.agent.protocol.contract", "spotheal.agent.aws.ec2",
-              "spotheal.agent.aws.s3", "spotheal.agent.protocol.errors", "spotheal.agent.protocol.job", "spotheal.agent.protocol.job_keys",
-              "spotheal.agent.protocol.job_values", "spotheal.agent.protocol.instance_config", "spotheal.agent.aws.clients",
-              "spotheal.agent.protocol.clock", "spotheal.agent.protocol.bounded_json", "spotheal.agent.record.ledger", "spotheal.agent.record.lost_work",
-              "spotheal.agent.protocol.secret_reference", "spotheal.agent.protocol.redaction",
-              "spotheal.agent.volume.first", "spotheal.agent.money.bill_inputs",
-              "spotheal.agent.money.instance_time", "spotheal.agent.money.billing", "spotheal.userdata", "spotheal.iam",
-              "spotheal.training.example.hyperparameters",  # what the example trainer takes, asked before it is paid for
-              "spotheal.training.yaml_list"),
-    "userdata": ("spotheal.userdata",),
-    "iam": ("spotheal.iam", "spotheal.agent.protocol.names", "spotheal.agent.protocol.secret_reference"),
+    "agent": ("agent",),
+    "training": ("training", "agent.protocol.contract", "agent.protocol.clock", "agent.protocol.errors",
+                 "agent.aws.imds"),
+    "fleet": ("fleet", "iam", "userdata",
+              "agent.protocol", "agent.aws.clients", "agent.aws.ec2", "agent.aws.s3",
+              "agent.record.ledger", "agent.record.lost_work", "agent.volume.first",
+              "agent.money.bill_inputs", "agent.money.billing", "agent.money.instance_time",
+              "training.example.hyperparameters",  # what the example trainer takes, asked before it is paid for
+              "training.yaml_list"),
+    "userdata": ("userdata",),
+    "iam": ("iam", "agent.protocol.names", "agent.protocol.secret_reference"),
 }  # fmt: skip
+MODULES_MAX = 20  # side by side in a folder
 LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 
@@ -104,10 +118,43 @@ def test_the_import_map_holds(package: str) -> None:
         f"{relative(path)} imports {name}"
         for path in modules(package)
         for name in sorted(imports(path))
-        if name.startswith("spotheal") and not covered(name, MAY_IMPORT[package])
+        if name.startswith("spotheal") and not covered(name.removeprefix("spotheal."), MAY_IMPORT[package])
         if not relative(path).startswith("fleet/rehearsal/")
     ]
     assert wrong == []
+
+
+def _room(name: str) -> str:
+    """The room of one of our modules, named with dots or as a file."""
+    path = ROOT / name.removeprefix("spotheal.").replace(".", "/") if name.startswith("spotheal") else ROOT / name
+    return relative(path if path.is_dir() else path.parent)
+
+
+def test_a_room_imports_only_rooms_below_it() -> None:
+    """So there is no cycle, and whoever reads a room need not know those above."""
+    wrong = [
+        f"{relative(path)} imports {name}"
+        for path in everything()
+        if relative(path) not in ENTRIES
+        for name in sorted(imports(path))
+        if name.startswith("spotheal.")
+        if ROOMS.index(_room(name)) > ROOMS.index(_room(relative(path)))
+    ]
+    assert wrong == []
+
+
+def test_every_folder_is_a_room_and_none_is_crowded() -> None:
+    assert sorted({_room(relative(path)) for path in everything()}) == sorted(ROOMS)
+    folders = {*ROOMS, *(relative(path.parent) for path in (ROOT / "tests").rglob("*.py"))}
+    crowded = {name: count for name in folders if (count := len(list((ROOT / name).glob("*.py")))) > MODULES_MAX}
+    assert crowded == {}
+
+
+def test_the_page_on_architecture_shows_every_room() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rows = {name: (ast.get_docstring(tree(ROOT / name / "__init__.py")) or "").split("\n")[0] for name in ROOMS}
+    table = "\n".join(f"| `{name}/` | {text} |" for name, text in rows.items())
+    assert table in page, f"docs/architecture.md needs this table:\n{table}"
 
 
 def test_the_agent_needs_only_what_its_wheelhouse_holds() -> None:
