@@ -20,11 +20,15 @@ _F_STRING_START, _F_STRING_END = (getattr(tokenize, f"FSTRING_{part}", -1) for p
 def minified(source: str) -> str:
     """`source` without docstrings, comments, annotations and empty lines, indented by one space a level.
 
+    Imports of which only annotations use a name go too.
+
     A body that is only a docstring keeps it. ValueError if `source` is not ASCII: columns of a syntax tree are bytes.
     """
     if not source.isascii():
         raise ValueError("only ASCII source can be minified")
-    unwanted = sorted(_unwanted(ast.parse(source)))
+    tree = ast.parse(source)
+    unwanted = list(_unwanted(tree))
+    unwanted += _unused_imports(tree, unwanted)
     written: list[str] = []
     depth, end, line_starts = 0, (0, 0), True
     for kind, text, start, stop in _tokens(source):
@@ -86,6 +90,15 @@ def _unwanted(tree: ast.Module) -> Iterator[_Span]:
             yield (line, column - len("-> ")), _end(node.returns)
         if isinstance(node, ast.AnnAssign):
             yield (_end(node.target), _end(node.annotation)) if node.value else _span(node)
+
+
+def _unused_imports(tree: ast.Module, unwanted: list[_Span]) -> Iterator[_Span]:
+    """`from` imports with no name that is used elsewhere than in `unwanted`; `__future__`'s are among them."""
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    used = {name.id for name in names if not any(first <= _span(name)[0] < last for first, last in unwanted)}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and used.isdisjoint(alias.asname or alias.name for alias in node.names):
+            yield _span(node)
 
 
 def _span(node: ast.stmt | ast.expr) -> _Span:

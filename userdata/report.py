@@ -208,7 +208,7 @@ class Aws:
             return {}
         try:
             return dict(json.loads(patiently(f"read the store's {key}", lambda: self.store("GET", key))))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return {}
 
     def ec2(self, action: str, **parameters: str) -> str:
@@ -294,7 +294,7 @@ def launches_without_progress(aws: Aws, config: dict[str, Any], me: str) -> int:
     if count < BOOTS_MAX:
         return count
     terms = [int(key[6:]) for key, _ in aws.listed("terms/") if re.fullmatch(r"terms/\d+", key)]
-    writer = aws.document(f"terms/{max(terms)}").get("instance", "") if terms else ""
+    writer = str(aws.document(f"terms/{max(terms)}").get("instance", "")) if terms else ""
     asked = {str(launch.get("instance", "")) for launch in others if launch.get("outcome") not in KNOWN}
     instances = described(aws, asked.union({writer}).difference({"", me}))
     if instances.get(writer, ("", ""))[0] in LIVING:
@@ -306,7 +306,7 @@ def failures(others: list[dict[str, Any]], instances: dict[str, tuple[str, str]]
     """How many of `others` gained nothing. `instances`: what `described` says of them."""
     count = 0
     for launch in others:
-        state, why = instances.get(launch.get("instance", ""), ("", ""))
+        state, why = instances.get(str(launch.get("instance")), ("", ""))
         outcome = launch.get("outcome")
         taken = outcome not in KNOWN and why in SPOT_REASONS
         forgiven = taken or outcome in ("interrupted", "barred") or str(launch.get("time", "")) < saved_at
@@ -320,7 +320,7 @@ def last_saved_at(status: dict[str, Any]) -> str:
     try:
         saved = datetime.datetime.fromisoformat(status["progress"]["saved"]["time"].strip().replace("Z", "+00:00"))
         return saved.astimezone(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if saved.tzinfo else ""
-    except (KeyError, TypeError, AttributeError, ValueError):
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
         return ""
 
 

@@ -226,6 +226,12 @@ def test_the_program_on_the_instance_is_the_one_here_without_docstrings_and_anno
     packaged = (Path(userdata.__file__).parent / f"{name}.py").read_text()
     rendered = userdata.program(name).replace("from report import", "from spotheal.userdata.report import")
     here, there = ast.parse(packaged), ast.parse(rendered)
+    kept = {ast.dump(node) for node in there.body}
+    imports = [node for node in here.body if isinstance(node, ast.ImportFrom) and ast.dump(node) not in kept]
+    assert {node.module for node in imports} <= {"__future__", "collections.abc", "typing"}
+    here.body = [node for node in here.body if node not in imports]
+    names = {alias.name for node in imports for alias in node.names}
+    assert names.isdisjoint(node.id for node in ast.walk(there) if isinstance(node, ast.Name))
     for tree in (here, there):
         for node in ast.walk(tree):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):

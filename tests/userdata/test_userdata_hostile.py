@@ -26,6 +26,7 @@ from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job import parse_job
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.request.userdata import refuse_secrets, render
+from spotheal.userdata import report
 
 EXAMPLES = int(os.environ.get("SPOTHEAL_EXAMPLES", "100"))
 CANARY = "spotheal-canary"
@@ -154,3 +155,35 @@ def test_what_is_no_secret_is_taken(environment: dict[str, str]) -> None:
 
 def test_references_are_no_secrets() -> None:
     refuse_secrets(configured(secrets={"HF_TOKEN": "ssm:/spotheal/j/HF_TOKEN", "B": "secretsmanager:b#c"}).job)
+
+
+class WrittenByTrainers(report.Aws):
+    """The store's documents in which the trainer's instance role may write anything. EC2 knows no instance."""
+
+    def __init__(self, documents: dict[str, bytes]) -> None:
+        self.documents = documents
+
+    def listed(self, prefix: str) -> list[tuple[str, str]]:
+        return [(key, "") for key in self.documents if key.startswith(prefix)]
+
+    def store(self, method: str, key: str = "", *_: Any, **__: Any) -> bytes:
+        return self.documents[key]
+
+    def ec2(self, action: str, **parameters: str) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("key", "document"),
+    [
+        ("status.json", b"[" * 100_000),
+        ("status.json", b'{"progress": {"saved": {"time": "0001-01-01T00:00:00+23:59"}}}'),
+        ("launches/i-1.json", b'{"instance": ["i-1"]}'),
+        ("terms/1", b'{"instance": ["i-1"]}'),
+    ],
+)
+def test_no_document_of_a_trainer_ends_the_report_of_a_failed_boot(key: str, document: bytes) -> None:
+    """The report decides whether the machine is switched off: without it an idle machine costs money."""
+    documents = {f"launches/i-{number}.json": b'{"outcome": "ended"}' for number in range(2, 7)}
+    aws = WrittenByTrainers({**documents, "terms/1": b"{}", key: document})
+    assert report.BOOTS_MAX <= report.launches_without_progress(aws, {"run": {}}, "i-7")

@@ -113,7 +113,14 @@ def test_an_f_string_is_taken_over_as_it_is_written() -> None:
 def test_words_stay_apart_and_everything_else_goes() -> None:
     source = '''"""What it is."""
 
-def f(a: dict[str, int] | None = None, *rest: int) -> "x":
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+def f(a: Mapping[str, Any] | None = None, *rest: int) -> "x":
     """What it does."""
     b: int
     c: list[int] = [  # why
@@ -128,6 +135,8 @@ class Empty:
     """A body that is only a docstring."""
 '''
     assert minified(source).splitlines() == [
+        "from typing import Any,TypeVar",
+        'T=TypeVar("T")',
         "def f(a=None,*rest):",
         " c=[1 if a else 2,*rest,]",
         ' return not c or "a" "b" in f"{a}"',
