@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from example_training import Training
 
+from spotheal.training import state
 from spotheal.training.checkpoint import Store
-from spotheal.training.slotfile import state
+from spotheal.training.slotfile import packing
 
 
 class Contender:
@@ -121,14 +122,14 @@ class Safetensors(Contender):
     def save(self) -> None:
         from safetensors.torch import save_file
 
-        tensors, _ = state.pack(self.training.tree())
+        tensors, _ = packing.pack(self.training.tree())
         save_file(tensors, self.path())
 
     def load(self, path: Path, into: Training) -> None:
         from safetensors.torch import load_file
 
-        _, values = state.pack(self.training.tree())
-        _restore(into, state.unpack(values, load_file(path)))
+        _, values = packing.pack(self.training.tree())
+        _restore(into, packing.unpack(values, load_file(path)))
 
 
 class Dcp(Contender):

@@ -25,7 +25,7 @@ from example_training import Training
 from floors import Floors, drop_cache, timed
 
 from spotheal.training.allocator import keep_freed_memory
-from spotheal.training.slotfile import state
+from spotheal.training.slotfile import packing
 from spotheal.training.slotfile.slots import SUFFIX
 
 FAULTS = (ImportError, OSError, RuntimeError, ValueError, TypeError, AssertionError)  # of peers that do not work here
@@ -124,7 +124,7 @@ def figures_of(contender: Contender, floors: Floors, resumed: Training) -> dict[
 def measure(name: str, kind: str, device: str, rounds: int, folder: Path) -> dict[str, Any]:
     """Every figure of every round, or why the contender is `left_out`. Faults of its close are not looked at."""
     training, resumed = Training(kind, device), Training(kind, device)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in state.pack(training.tree())[0].values())
+    size = sum(tensor.numel() * tensor.element_size() for tensor in packing.pack(training.tree())[0].values())
     floors = Floors(size, folder)
     bare_steps(training, 4)  # a process's first steps are slower
     try:

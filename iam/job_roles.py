@@ -10,7 +10,6 @@ def job_role(job: str) -> str:
     return f"{policies.JOB_ROLE}{job}"
 
 
-
 def job_of(role: str) -> str:
     """The job that a role is for, "" where it is for any."""
     return role.removeprefix(policies.JOB_ROLE) if role.startswith(policies.JOB_ROLE) else ""

@@ -45,9 +45,9 @@ from spotheal.training.slotfile.outcome import (
     not_the_newest,
     not_written,
 )
+from spotheal.training.slotfile.packing import pack, to_json, unpack
 from spotheal.training.slotfile.skeleton import Skeleton
 from spotheal.training.slotfile.slots import STEP_MAX, Payload, Series, alone_in, read, read_header, set_aside
-from spotheal.training.slotfile.state import pack, to_json, unpack
 from spotheal.training.slotfile.workers import Workers
 
 CHUNK_BYTES = 16 << 20

@@ -140,7 +140,7 @@ class Ranks:
         import torch
         import torch.distributed as dist
 
-        from spotheal.training.slotfile.state import pack, unpack
+        from spotheal.training.slotfile.packing import pack, unpack
 
         tensors, values = pack(tree) if self.rank == 0 else ({}, None)
         shapes = {name: (item.dtype, tuple(item.shape)) for name, item in tensors.items()}

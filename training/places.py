@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from spotheal.agent.protocol.errors import ConfigError
+from spotheal.training import state
 from spotheal.training.sampler import ExactLoader, ExactSampler
-from spotheal.training.slotfile import state
 
 log = logging.getLogger("spotheal.training")
 

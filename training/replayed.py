@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from spotheal.training import state
 from spotheal.training.sampler import ExactSampler, SeededSamples
-from spotheal.training.slotfile import state
 
 log = logging.getLogger("spotheal.training")
 

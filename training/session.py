@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 
 from spotheal.agent.protocol import contract
 from spotheal.agent.protocol.errors import ConfigError, SpothealError
+from spotheal.training import state
 from spotheal.training.checkpoint import Loaded, Store
 from spotheal.training.distributed import Ranks, apart, is_sharded, sample
 from spotheal.training.notice import Watcher
@@ -38,7 +39,6 @@ from spotheal.training.replayed import replayed
 from spotheal.training.report import Metrics, Reporter
 from spotheal.training.sampler import ExactSampler
 from spotheal.training.sampler import SeededSamples as SeededSamples  # for one line of import in a user's script
-from spotheal.training.slotfile import state
 from spotheal.training.slotfile.files import refuse_unwritable
 from spotheal.training.slotfile.outcome import Outcome, SaveFailed
 

@@ -38,8 +38,8 @@ from spotheal.training.slotfile.files import Files
 from spotheal.training.slotfile.format import BrokenCheckpoint
 from spotheal.training.slotfile.image import TORCH_DTYPE, Image
 from spotheal.training.slotfile.outcome import Outcome, SaveFailed
+from spotheal.training.slotfile.packing import pack, to_json, unpack
 from spotheal.training.slotfile.slots import STEP_MAX, Payload, read_header, write_file
-from spotheal.training.slotfile.state import pack, to_json, unpack
 
 log = logging.getLogger("spotheal.training")
 

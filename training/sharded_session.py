@@ -19,10 +19,10 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from spotheal.agent.protocol.errors import ConfigError
+from spotheal.training import state
 from spotheal.training.distributed import is_sharded
 from spotheal.training.session import SavedAndStopped, Session, plain, unwrapped
 from spotheal.training.sharded import ShardedStore
-from spotheal.training.slotfile import state
 
 log = logging.getLogger("spotheal.training")
 

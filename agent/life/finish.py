@@ -1,5 +1,4 @@
-"""How an end is carried out. Cancelling ends this very instance, so everything that must survive is stored before.
-"""
+"""How an end is carried out. Cancelling ends this very instance, so everything that must survive is stored before."""
 
 from __future__ import annotations
 
@@ -33,8 +32,6 @@ _RETRY_SECONDS = 5.0
 _TAG_VALUE_MAX = 256
 _HOLES_BYTES_MAX = 64 << 30
 _SHOWN = 80  # characters of a path
-
-
 
 
 # ------------------------------------------------------------------------------------------------------- carrying out

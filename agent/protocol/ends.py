@@ -29,7 +29,6 @@ class End:
             raise ValueError(f"{self.phase} is no end of a run")
 
 
-
 @dataclass(frozen=True)
 class Trained:
     """How the supervisor's run ended, for `decide_end`. `kind`: done, failed, interrupted, limit or cancelled."""
@@ -37,7 +36,6 @@ class Trained:
     kind: str
     reason: str = ""
     saved_step: int | None = None
-
 
 
 def decide_end(trained: Trained) -> End | None:
@@ -57,7 +55,6 @@ def decide_end(trained: Trained) -> End | None:
             raise ValueError(f"{trained.kind!r} is no way for a trainer to end")
 
 
-
 def launches_without_progress(launches: Iterable[Mapping[str, Any]], saved_at: str = "") -> int:
     """How many launches in a row, up to the last, acknowledged no new checkpoint.
 
@@ -74,7 +71,6 @@ def launches_without_progress(launches: Iterable[Mapping[str, Any]], saved_at: s
         elif str(launch.get("time", "")) >= saved_at and launch.get("outcome") not in ("interrupted", BARRED):
             count += 1
     return count
-
 
 
 def decide_parked(launches: Iterable[Mapping[str, Any]], starts: int = 1, saved_at: str = "") -> End | None:

@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 _TESTS = Path(__file__).resolve().parents[1]
+_LOOKED_IN = (_TESTS / "harness", _TESTS / "worlds", _TESTS.parent / ".ci" / "import_path")
 _PRELOAD = (
     "pytest",
     *("spotheal.training.__main__", "spotheal.training.example.build", "spotheal.training.example.export"),
@@ -36,7 +37,7 @@ def context(*more: str) -> ForkServerContext:
     before = os.environ.get("PYTHONPATH")
     try:
         # The server of Python 3.11.7 and older does not look where we look, and leaves out in silence what it misses.
-        os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (_TESTS, _TESTS.parent / ".ci" / "import_path")))
+        os.environ["PYTHONPATH"] = os.pathsep.join(map(str, _LOOKED_IN))
         forkserver.ensure_running()
     finally:
         if before is None:

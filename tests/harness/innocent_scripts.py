@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-FOLDER = Path(__file__).with_name("innocents")
+FOLDER = Path(__file__).resolve().parents[1] / "innocents"
 _COMMANDS = {
     "shell_wrapper": ["sh", "-c", "./shell_wrapper.sh STEPS SECONDS"],
     "host_folders": ["python", "host_folders.py", "STEPS", "SECONDS", "--lr", "0.05"],

@@ -81,7 +81,7 @@ def test_the_sharded_scenario_trains_the_example_as_a_users_own_repository(tmp_p
     found = elastic_rehearsal.example(SHARDED, tmp_path / "sharded")
     assert found.job.job.command[:2] == ("python", "train_fsdp.py")
     copied = Path(found.job.job.repository) / "train_fsdp.py"
-    own = Path(__file__).resolve().parents[2] / "training" / "example_fsdp.py"
+    own = Path(__file__).resolve().parents[2] / "training/example/example_fsdp.py"
     assert copied.read_text() == own.read_text()
     assert elastic_rehearsal.example("elastic", tmp_path / "plain").job.job.command[1:3] == ("-m", "spotheal.training")
 

@@ -94,7 +94,7 @@ def test_a_metadata_service_that_refuses_for_a_minute_changes_no_draw_and_no_wei
 # What draws or seeds on purpose: a restore at a resume, SeededSamples (it puts the generators back, or has a worker to
 # itself), and the example trainers, which stand for the user's program.
 ON_PURPOSE = {
-    "training/slotfile/state.py:set_rng_state", "training/sampler.py:__getitem__", "training/sampler.py:_draw",
+    "training/state.py:set_rng_state", "training/sampler.py:__getitem__", "training/sampler.py:_draw",
     "training/example/build.py:replicated", "training/example/build.py:make_deterministic",
     "training/example/example_fsdp.py:main",
 }  # fmt: skip

@@ -18,6 +18,7 @@ from checkpoint_faults import FailingFiles
 
 from spotheal.agent.protocol.contract import Notice
 from spotheal.agent.protocol.errors import ConfigError
+from spotheal.training import state
 from spotheal.training.__main__ import main
 from spotheal.training.checkpoint import SaveFailed, Store
 from spotheal.training.example import (
@@ -29,7 +30,6 @@ from spotheal.training.example import (
 from spotheal.training.notice import Watcher
 from spotheal.training.pace import Every, Pace, best_interval, interruption_seconds
 from spotheal.training.report import Metrics, Reporter
-from spotheal.training.slotfile import state
 
 SMALL = ("--dataset", "digits", "--epochs", "1", "--batch-size", "128", "--no-imds", "--save-every", "4")
 

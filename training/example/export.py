@@ -16,8 +16,8 @@ from spotheal.training.slotfile.copying import Copy, Plan
 from spotheal.training.slotfile.files import Files
 from spotheal.training.slotfile.format import ITEM_BYTES
 from spotheal.training.slotfile.image import FORMAT_DTYPE, Image
+from spotheal.training.slotfile.packing import refuse_unsavable, to_json
 from spotheal.training.slotfile.slots import Payload, write_file
-from spotheal.training.slotfile.state import refuse_unsavable, to_json
 
 CHUNK_BYTES = 8 << 20
 _HEADER_ALIGNMENT = 8  # as the safetensors library pads its header, so that items lie at multiples of their size

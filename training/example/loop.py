@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from spotheal.agent.protocol import contract
 from spotheal.agent.protocol.errors import SpothealError
+from spotheal.training import state
 from spotheal.training.checkpoint import Loaded, Store
 from spotheal.training.distributed import Ranks
 from spotheal.training.example.models import Average
@@ -23,7 +24,6 @@ from spotheal.training.notice import Watcher
 from spotheal.training.pace import FINAL_SAVE_FACTOR, FINAL_SAVE_SECONDS, Pace, too_slow
 from spotheal.training.report import Metrics, Reporter
 from spotheal.training.sampler import ExactSampler, SeededSamples
-from spotheal.training.slotfile import state
 from spotheal.training.slotfile.outcome import Outcome, SaveFailed
 
 DIGEST_SAMPLES = 64

@@ -24,7 +24,8 @@ from spotheal.training.sampler import ExactLoader
 from spotheal.training.sampler import ExactSampler as ExactSampler  # for one line of import in a user's script
 from spotheal.training.sampler import exact_loader as exact_loader
 from spotheal.training.session import DIGEST_SAMPLES, Session
-from spotheal.training.slotfile.state import UnsavableState, changed_in_forward, pack
+from spotheal.training.slotfile.packing import UnsavableState, pack
+from spotheal.training.state import changed_in_forward
 
 # Lightning puts them into its dict, and reads them only where a checkpoint makes the module.
 _GIVEN = [part + name for part in ("", "datamodule_") for name in ("hyper_parameters", "hparams_name", "hparams_type")]

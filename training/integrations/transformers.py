@@ -22,7 +22,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from spotheal.training.session import Session, unwrapped
-from spotheal.training.slotfile.state import changed_in_forward, load_parts
+from spotheal.training.state import changed_in_forward, load_parts
 
 
 class SpotCheckpoints(TrainerCallback):

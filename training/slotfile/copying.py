@@ -24,7 +24,7 @@ import torch
 from spotheal.training.slotfile.checksum import BLOCK_BYTES, checksum, sum_blocks
 from spotheal.training.slotfile.format import Entry, Layout, chunk_count
 from spotheal.training.slotfile.image import FORMAT_DTYPE, Image
-from spotheal.training.slotfile.state import UnsavableState, refuse_unsavable
+from spotheal.training.slotfile.packing import UnsavableState, refuse_unsavable
 
 # Taking the GIL back costs more than to copy so few bytes while holding it: hundreds of small tensors are the rule.
 HELD_BYTES_MAX = 64 << 10

@@ -1,6 +1,6 @@
 """The structure of a state, kept between saves: the next state of the same structure is taken apart in a few calls.
 
-`state.pack` looks at every value in Python, some 4 us each, while the training waits. Two saves of one run differ in
+`packing.pack` looks at every value in Python, some 4 us each, while the training waits. Two saves of one run differ in
 numbers alone: then comparing keys and types as whole lists is enough, and the text is filled in by the writer.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from spotheal.training.slotfile.state import no_stack, pack, to_json
+from spotheal.training.slotfile.packing import no_stack, pack, to_json
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)  # exactly these: a subclass may hold more than its items
 _LEAVES = (type(None), bool, int, float, str, bytes)  # and these: others may change behind our back

@@ -35,7 +35,7 @@ from spotheal.training.slotfile.format import (
     parse_header,
 )
 from spotheal.training.slotfile.image import TORCH_DTYPE, Image
-from spotheal.training.slotfile.state import to_json
+from spotheal.training.slotfile.packing import to_json
 
 SUFFIX = ".safetensors"
 BROKEN = "broken-"

@@ -39,9 +39,9 @@ def lived() -> Iterator[dict[str, Any]]:
         subprocess.run(["ip", "netns", "add", SPACE], check=True)
         for command in ("link set lo up", "addr add 169.254.169.254/32 dev lo"):
             subprocess.run([*inside, "ip", *command.split()], check=True)
-        environment = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent / '.ci/import_path'}"}
+        environment = {**os.environ, "PYTHONPATH": f"{HERE}/worlds:{HERE}/harness:{HERE.parent / '.ci/import_path'}"}
         done = subprocess.run(
-            [*inside, sys.executable, str(HERE / "caged_life.py"), str(folder)],
+            [*inside, sys.executable, str(HERE / "worlds/caged_life.py"), str(folder)],
             capture_output=True, text=True, timeout=120, check=False, env=environment, cwd="/",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-4000:]

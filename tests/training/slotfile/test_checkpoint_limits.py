@@ -21,7 +21,7 @@ from spotheal.training import checkpoint
 from spotheal.training.checkpoint import Outcome, SaveFailed, Store
 from spotheal.training.slotfile import format
 from spotheal.training.slotfile.files import Files
-from spotheal.training.slotfile.state import UnsavableState
+from spotheal.training.slotfile.packing import UnsavableState
 
 
 def test_a_state_that_no_reader_would_take_is_not_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from torch import nn
 
-from spotheal.training import checkpoint
+from spotheal.training import checkpoint, state
 from spotheal.training.checkpoint import Loaded, Outcome, Store
-from spotheal.training.slotfile import state
+from spotheal.training.slotfile import packing
 from spotheal.training.slotfile.copying import Copy, Plan
 from spotheal.training.slotfile.image import Image
 from spotheal.training.slotfile.skeleton import Skeleton
@@ -72,7 +72,7 @@ def alike(one: Any, other: Any) -> bool:
 def test_a_tree_that_fits_the_skeleton_is_taken_apart_as_pack_does_it(one: Any, other: Any) -> None:
     skeleton = Skeleton(one)
     for tree in (one, other):
-        packed, values = state.pack(tree)
+        packed, values = packing.pack(tree)
         leaves = skeleton.leaves(tree) if skeleton.exact else None
         if leaves is None:
             assert tree is other or not skeleton.exact
@@ -80,7 +80,7 @@ def test_a_tree_that_fits_the_skeleton_is_taken_apart_as_pack_does_it(one: Any, 
         named = dict(zip(skeleton.names, skeleton.sources(leaves), strict=True))
         assert list(named) == list(packed)
         assert all(alike(named[name].detach(), packed[name]) for name in packed)
-        assert skeleton.text(skeleton.plain(leaves)) == state.to_json(values)
+        assert skeleton.text(skeleton.plain(leaves)) == packing.to_json(values)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -16,10 +16,10 @@ torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
 from spotheal.training.checkpoint import SaveFailed, Store
-from spotheal.training.slotfile import state
+from spotheal.training.slotfile import packing
 from spotheal.training.slotfile.format import JSON_NESTING_MAX, NESTING_MAX
+from spotheal.training.slotfile.packing import UnsavableState
 from spotheal.training.slotfile.skeleton import Skeleton
-from spotheal.training.slotfile.state import UnsavableState
 
 
 def _holds_itself() -> list[Any]:
@@ -191,8 +191,8 @@ def test_the_deepest_state_that_is_taken_is_loaded_deep_in_the_stack(kind: str, 
         deeper(500, lambda step=step: store.save_now(step, tree, info=nest("list", NESTING_MAX, 1)))
     loaded = deeper(500, store.load)
     assert loaded is not None and store.set_aside == []
-    again, _ = state.pack(loaded.tree)
-    assert state.pack(loaded.tree)[1] == state.pack(tree)[1] and len(again) == (kind not in FROZEN)
+    again, _ = packing.pack(loaded.tree)
+    assert packing.pack(loaded.tree)[1] == packing.pack(tree)[1] and len(again) == (kind not in FROZEN)
     store.close()
 
 
@@ -201,7 +201,7 @@ def test_the_deepest_state_that_is_taken_is_loaded_deep_in_the_stack(kind: str, 
 def test_a_deeper_one_is_refused_with_its_place(kind: str, levels: int, tmp_path: Path) -> None:
     store = Store(tmp_path)
     tree = {"model": {"deep": nest(kind, levels, 1)}}
-    for take in (lambda: store.save(1, tree), lambda: state.pack(tree), lambda: Skeleton(tree)):
+    for take in (lambda: store.save(1, tree), lambda: packing.pack(tree), lambda: Skeleton(tree)):
         with pytest.raises(UnsavableState, match=f"model/deep.* {NESTING_MAX} containers") as refused:
             take()
         assert len(refused.value.message) < 250 and refused.value.next_step
@@ -237,7 +237,7 @@ def test_a_save_at_the_end_of_the_stack_is_refused_and_loses_nothing(tmp_path: P
     room = sys.getrecursionlimit() - len(inspect.stack(0))
     for left in range(60, 400, 7):
         try:
-            deeper(room - left, lambda: (Skeleton(tree), state.to_json(tree)))
+            deeper(room - left, lambda: (Skeleton(tree), packing.to_json(tree)))
         except UnsavableState as refused:
             said.append(refused.message)
     assert said and all("interpreter's stack" in one for one in said)

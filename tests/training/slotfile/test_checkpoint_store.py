@@ -18,10 +18,7 @@ torch = pytest.importorskip("torch")
 from checkpoint_faults import step_in, tree_of
 
 from spotheal.training.checkpoint import Outcome, Store
-from spotheal.training.slotfile import (
-    format,
-    state,
-)
+from spotheal.training.slotfile import format, packing
 from spotheal.training.slotfile.checksum import checksum
 from spotheal.training.slotfile.files import Files
 from spotheal.training.slotfile.slots import read, read_header
@@ -85,12 +82,12 @@ def test_any_safetensors_reader_opens_it(store: Store) -> None:
     with safetensors.safe_open(outcome.path, "pt") as file:
         assert file.metadata()["step"] == "3"
         assert torch.equal(file.get_tensor("transposed"), torch.arange(12.0).view(3, 4).t())
-        assert set(file.keys()) - {format.PADDING} == set(state.pack(everything())[0])
+        assert set(file.keys()) - {format.PADDING} == set(packing.pack(everything())[0])
 
 
 @pytest.mark.parametrize("value", [lambda: 0, object(), torch.nn.Linear(1, 1), torch.eye(2).to_sparse()])
 def test_what_needs_code_to_be_loaded_is_refused_at_the_save(value: Any, store: Store) -> None:
-    with pytest.raises(state.UnsavableState, match=r"^a/1 is a"):
+    with pytest.raises(packing.UnsavableState, match=r"^a/1 is a"):
         store.save(1, {"a": [0, value]})
 
 
