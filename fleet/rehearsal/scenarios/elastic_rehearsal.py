@@ -201,7 +201,7 @@ def example(name: str, folder: Path) -> jobs.Rehearsed:
     """The job of the scenario `name`."""
     if name != SHARDED:
         return jobs.example(folder, command=COMMAND)
-    trainer = resources.files("spotheal.training").joinpath("example_fsdp.py").read_text(encoding="utf-8")
+    trainer = resources.files("spotheal.training.example").joinpath("example_fsdp.py").read_text(encoding="utf-8")
     return jobs.example(folder, command=SHARDED_COMMAND, files={"train_fsdp.py": trainer})
 
 

@@ -262,10 +262,10 @@ from spotheal.agent.cage.imds_proxy import Relay
 import structlog
 relay = Relay(lambda path: '{"action": "terminate", "time": "2026-11-21T08:22:00Z"}' if "spot" in path else None)
 for _ in range(2):
-    cage_network.close_imds(int(sys.argv[2]), relay.port, structlog.get_logger())
+    network.close_imds(int(sys.argv[2]), relay.port, structlog.get_logger())
 print("ready", flush=True)
 sys.stdin.readline()
-cage_network.open_imds(structlog.get_logger())
+network.open_imds(structlog.get_logger())
 print("open", flush=True)
 sys.stdin.readline()
 """
