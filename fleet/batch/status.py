@@ -51,7 +51,7 @@ def _ask(run: Run, failed: list[dict[str, Any]]) -> None:
     """What a child itself has said tells more than AWS."""
     for row in failed:
         said = run.store.get_json(f"{LAYOUT.entry(row['index'])}/{LAYOUT.status}") or {}
-        if said.get("phase") in _ENDS and said.get("reason"):
+        if str(said.get("phase")) in _ENDS and said.get("reason"):
             row["reason"] = str(said["reason"])
 
 

@@ -26,6 +26,7 @@ from spotheal.fleet.request import repository
 from spotheal.fleet.request.submit import ensure_bucket
 from spotheal.fleet.run import batch_jobs, runs
 from spotheal.fleet.run.session import Session
+from spotheal.fleet.run.store_documents import sensible
 
 ENTRIES_MAX = 10_000  # children of an array, by AWS's limit
 DEPENDENCIES_MAX = 20
@@ -180,6 +181,7 @@ def _check_mounted(definition: dict[str, Any], job: JobConfig) -> None:
                        next_step="`fleetctl batch create` again writes one that does")  # fmt: skip
 
 
+@sensible
 def _resumed(
     session: Session, run: runs.Run, entries: list[dict[str, Any]] | None
 ) -> tuple[int, list[dict[str, Any]] | None]:
@@ -311,6 +313,7 @@ def _forgive(store: Store, order: Order, clock: Clock) -> None:
             store.delete(key)
 
 
+@sensible
 def _write_fleet(store: Store, order: Order, request: dict[str, Any], job_id: str) -> None:
     previous = (store.get_json(LAYOUT.fleet_document) or {}).get("batch") or {}
     earlier = [*previous.get("earlier", []), *([previous["job_id"]] if previous.get("job_id") else [])]

@@ -22,6 +22,7 @@ from spotheal.fleet.request import known_hosts, plan, repository, request, templ
 from spotheal.fleet.request.wheelhouse import Wheelhouse
 from spotheal.fleet.run import runs
 from spotheal.fleet.run.session import PLACEHOLDER_ACCOUNT, Session
+from spotheal.fleet.run.store_documents import sensible
 
 PUBLIC_BLOCKS = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
 
@@ -68,6 +69,7 @@ def settle_region(session: Session, wanted: Wanted) -> str:
     return region
 
 
+@sensible
 def existing_run(session: Session, root: StoreUrl, job: str) -> plan.Existing | None:
     """The newest run of the job as the store and AWS show it."""
     run = runs.newest(session.client("s3"), root, job)
@@ -285,6 +287,7 @@ def _offline_notes(fleet: FleetConfig) -> list[str]:
     return notes
 
 
+@sensible
 def _identity(
     session: Session, way: plan.Begin | plan.Continue | plan.Resume, root: StoreUrl, job: str, clock: Clock
 ) -> tuple[str, int, str, tuple[str, ...]]:

@@ -22,6 +22,7 @@ from spotheal.agent.protocol.names import LAYOUT, TAG_RUN, EfsUrl, StoreUrl, par
 from spotheal.fleet.results.results import Fetched, Objects, Result, Source, damaged, objects, partial_of
 from spotheal.fleet.run import ssh
 from spotheal.fleet.run.runs import Run
+from spotheal.fleet.run.store_documents import sensible
 
 if TYPE_CHECKING:
     from spotheal.fleet.run.session import Session
@@ -47,6 +48,7 @@ def remote(path: str, program: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------- where they lie
+@sensible
 def place_of(run: Run) -> StoreUrl | EfsUrl | None:
     """What `store.results` was when the run was requested; None: the run's own store."""
     document = run.store.get_json(LAYOUT.job_document) or {}
@@ -54,6 +56,7 @@ def place_of(run: Run) -> StoreUrl | EfsUrl | None:
     return parse_results(asked) if asked else None
 
 
+@sensible
 def listed(run: Run) -> tuple[Result, ...]:
     """What agents have noted of results that lie elsewhere; those of a sweep's runs below their numbers."""
     count = int(((run.store.get_json(LAYOUT.job_document) or {}).get("run") or {}).get("entries") or 0)
@@ -93,6 +96,7 @@ def opened(
                 yield OverSsh(connection, path, listed(run), _work_of(run))
 
 
+@sensible
 def _work_of(run: Run) -> frozenset[str]:
     """Folders at the run's top that agents work in: of containers at Batch, of several machines."""
     if run.fleet_document().get("engine") == "batch":
