@@ -187,7 +187,7 @@ def _resumed(
 ) -> tuple[int, list[dict[str, Any]] | None]:
     """The next generation, and the list that the run began with. Conflict where it is at work, or all is done."""
     document = batch_jobs.document_of(run)
-    job_id = batch_jobs.lost_one(session, run) or str(document["job_id"])
+    job_id = batch_jobs.unrecorded_job(session, run) or str(document["job_id"])
     there = batch_jobs.describe(session, [job_id]).get(job_id)
     if there is not None and there["status"] not in batch_jobs.ENDS:
         if job_id != document["job_id"]:  # `batch logs` and `batch cancel` know it from now on

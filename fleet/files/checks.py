@@ -1,4 +1,4 @@
-"""What this project needs of a fleet beyond what AWS does. Pure; a fault reads `field: what is wrong and the cure`."""
+"""This project's own rules for a fleet, stricter than AWS's. Pure; a fault reads `field: the fault and the cure`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from spotheal.fleet.files.places import ZONE, region_of, spec_subnets, split_list
 
-USER_DATA_PLACEHOLDER = "base64_encoded_bash_script"  # what the article's file has where the script goes
+USER_DATA_PLACEHOLDER = "base64_encoded_bash_script"  # stands for the script in the article's file
 _PLACEHOLDER = re.compile(r"<[A-Za-z_][A-Za-z0-9_ -]*>")
 _PLACEHOLDER_CURES = {
     "ACCOUNT_NUMBER": "`aws sts get-caller-identity --query Account --output text` prints it",
@@ -48,29 +48,29 @@ def is_walkable(document: dict[str, Any]) -> bool:
     return True
 
 
-def _strings(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
+def _strings(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
-        yield where, value
+        yield path, value
     elif isinstance(value, dict):
         for name, item in value.items():
-            yield from _strings(item, f"{where}.{name}" if where else name)
+            yield from _strings(item, f"{path}.{name}" if path else name)
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _strings(item, f"{where}[{index}]")
+            yield from _strings(item, f"{path}[{index}]")
 
 
 def placeholder_faults(document: dict[str, Any]) -> list[str]:
-    """Each `<WORD>` that is left, where, and how its value is found."""
+    """One fault for each `<WORD>` in the file: its places, and how to find its value."""
     places: dict[str, list[str]] = {}
-    for where, text in _strings(document):
+    for path, text in _strings(document):
         for word in _PLACEHOLDER.findall(text):
-            places.setdefault(word, []).append(where)
+            places.setdefault(word, []).append(path)
     faults = []
-    for word, held in places.items():
+    for word, paths in places.items():
         cure = _PLACEHOLDER_CURES.get(
             word.strip("<>").upper().replace("-", "_").replace(" ", "_"), "write the value in its place"
         )
-        faults.append(f"the placeholder {word} is still in {_few(held)}; {cure}")
+        faults.append(f"the placeholder {word} is still in {_few(paths)}; {cure}")
     return faults
 
 
@@ -79,12 +79,12 @@ def _few(places: list[str]) -> str:
 
 
 def _filled(value: Any) -> bool:
-    """Whether a value is there to be judged: placeholders have a fault of their own."""
+    """Whether there is a value to check: placeholders have their own fault."""
     return isinstance(value, str) and value != "" and not _PLACEHOLDER.search(value)
 
 
 def fleet_faults(document: dict[str, Any]) -> list[str]:
-    """What AWS would take and this project cannot."""
+    """What AWS would accept, but this project cannot use."""
     return [*_whole_faults(document), *_place_faults(document)]
 
 
@@ -115,15 +115,15 @@ def _whole_faults(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _account_faults(document: dict[str, Any]) -> Iterator[str]:
-    """AWS takes such a request, and then launches nothing: a fleet's role passes no role of another account."""
+    """AWS accepts such a request, and then launches nothing: a fleet's role cannot pass a role of another account."""
     first: dict[str, str] = {}
-    for where, text in _strings(document):
+    for path, text in _strings(document):
         if match := _IAM_ARN.match(text):
-            first.setdefault(match.group(1), where)
+            first.setdefault(match.group(1), path)
     if len(first) > 1:
-        places = " and ".join(f"{where} is of account {account}" for account, where in first.items())
-        cure = "`aws sts get-caller-identity` says which one is yours, `fleetctl init --force` writes the file for it"
-        yield f"{places}, and a fleet is of one; {cure}"
+        places = " and ".join(f"{path} is of account {account}" for account, path in first.items())
+        cure = "`aws sts get-caller-identity` prints yours, `fleetctl init --force` writes the file for it"
+        yield f"{places}, but a fleet has one account; {cure}"
 
 
 def _place_faults(document: dict[str, Any]) -> Iterator[str]:
@@ -136,65 +136,65 @@ def _place_faults(document: dict[str, Any]) -> Iterator[str]:
         yield f"zones of several regions: {', '.join(regions.values())}; a fleet lives in one"
 
 
-def _specification_faults(where: str, spec: dict[str, Any], regions: dict[str, str]) -> Iterator[str]:
+def _specification_faults(path: str, spec: dict[str, Any], regions: dict[str, str]) -> Iterator[str]:
     image = spec.get("ImageId")
     if image is None:
-        yield f"{where}.ImageId: is required"
+        yield f"{path}.ImageId: is required"
     elif _filled(image) and not _AMI.fullmatch(image):
-        yield f'{where}.ImageId: "{image}" is not of the form ami-0123456789abcdef0'
+        yield f'{path}.ImageId: "{image}" is not of the form ami-0123456789abcdef0'
     if not spec.get("InstanceType") and not spec.get("InstanceRequirements"):
-        yield f"{where}.InstanceType: is required"
+        yield f"{path}.InstanceType: is required"
     if not spec.get("IamInstanceProfile"):
-        yield f"{where}.IamInstanceProfile: is required, or the agent may not touch the volume"
+        yield f"{path}.IamInstanceProfile: is required, or the agent may not touch the volume"
     data = spec.get("UserData")
     if data and data != USER_DATA_PLACEHOLDER and _filled(data):
-        yield f"{where}.UserData: is filled by fleetctl; leave it out (commands of your own: `setup` in job.toml)"
+        yield f"{path}.UserData: is filled by fleetctl; leave it out (commands of your own: `setup` in job.toml)"
     zones = split_list(spec.get("Placement", {}).get("AvailabilityZone", ""))
-    yield from _zone_faults(f"{where}.Placement.AvailabilityZone", zones, regions)
+    yield from _zone_faults(f"{path}.Placement.AvailabilityZone", zones, regions)
     for subnet in spec_subnets(spec):
         if _filled(subnet) and not _SUBNET.fullmatch(subnet):
-            yield f'{where}.SubnetId: "{subnet}" is not of the form subnet-0123456789abcdef0'
+            yield f'{path}.SubnetId: "{subnet}" is not of the form subnet-0123456789abcdef0'
     if not zones and not spec_subnets(spec):
-        yield f'{where}: names no zone; add Placement.AvailabilityZone, such as "us-west-2a, us-west-2b", or SubnetId'
-    yield from _weight_faults(where, spec)
+        yield f'{path}: names no zone; add Placement.AvailabilityZone, such as "us-west-2a, us-west-2b", or SubnetId'
+    yield from _weight_faults(path, spec)
 
 
-def _template_faults(where: str, config: dict[str, Any], regions: dict[str, str]) -> Iterator[str]:
+def _template_faults(path: str, config: dict[str, Any], regions: dict[str, str]) -> Iterator[str]:
     named = config.get("LaunchTemplateSpecification")
     if not isinstance(named, dict) or not (named.get("LaunchTemplateId") or named.get("LaunchTemplateName")):
-        yield f"{where}.LaunchTemplateSpecification: needs LaunchTemplateId or LaunchTemplateName"
+        yield f"{path}.LaunchTemplateSpecification: needs LaunchTemplateId or LaunchTemplateName"
     for index, override in enumerate(config.get("Overrides") or []):
         zone = override.get("AvailabilityZone")
         yield from _zone_faults(
-            f"{where}.Overrides[{index}].AvailabilityZone", [zone] if isinstance(zone, str) else [], regions
+            f"{path}.Overrides[{index}].AvailabilityZone", [zone] if isinstance(zone, str) else [], regions
         )
-        yield from _weight_faults(f"{where}.Overrides[{index}]", override)
+        yield from _weight_faults(f"{path}.Overrides[{index}]", override)
 
 
-def _zone_faults(where: str, zones: list[str], regions: dict[str, str]) -> Iterator[str]:
+def _zone_faults(path: str, zones: list[str], regions: dict[str, str]) -> Iterator[str]:
     for zone in zones:
         if not _filled(zone):
             continue
         if not ZONE.fullmatch(zone):
-            yield f'{where}: "{zone}" is not of the form us-west-2a'
+            yield f'{path}: "{zone}" is not of the form us-west-2a'
         else:
             regions.setdefault(region_of(zone), zone)
 
 
-def _weight_faults(where: str, place: dict[str, Any]) -> Iterator[str]:
+def _weight_faults(path: str, place: dict[str, Any]) -> Iterator[str]:
     weight = place.get("WeightedCapacity")
     if isinstance(weight, (int, float)) and not isinstance(weight, bool) and weight < 1:
-        yield f"{where}.WeightedCapacity: must be 1 or more, is {weight}: with less AWS launches several instances"
+        yield f"{path}.WeightedCapacity: must be 1 or more, is {weight}: with less AWS launches several instances"
 
 
 def fleet_warnings(document: dict[str, Any]) -> list[str]:
-    found = []
+    warnings = []
     if document.get("AllocationStrategy") == "lowestPrice":
-        found.append(
+        warnings.append(
             'AllocationStrategy "lowestPrice" is interrupted most; "priceCapacityOptimized" is what AWS recommends'
         )
     if document.get("ClientToken"):
-        found.append("ClientToken is replaced by one made of the run, so that the same request is never sent twice")
+        warnings.append("ClientToken is replaced by one made of the run, so that the same request is never sent twice")
     if document.get("ValidUntil") and document.get("TerminateInstancesWithExpiration") is False:
-        found.append("TerminateInstancesWithExpiration is false: after ValidUntil instances go on and cost")
-    return found
+        warnings.append("TerminateInstancesWithExpiration is false: after ValidUntil instances go on and cost")
+    return warnings

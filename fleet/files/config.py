@@ -94,19 +94,20 @@ class FleetConfig:
 
     @property
     def profiles(self) -> tuple[str, ...]:
-        """The names of the instance profiles in the launch specifications; those of templates are known to AWS only."""
-        named = [spec.get("IamInstanceProfile") or {} for spec in self.specifications]
-        return tuple(dict.fromkeys(one.get("Name") or one.get("Arn", "").rpartition("/")[2] for one in named))
+        """The names of the instance profiles in the launch specifications; only AWS knows those of templates."""
+        profiles = [spec.get("IamInstanceProfile") or {} for spec in self.specifications]
+        names = (profile.get("Name") or profile.get("Arn", "").rpartition("/")[2] for profile in profiles)
+        return tuple(dict.fromkeys(names))
 
     @property
     def region(self) -> str:
-        """The region of the zones, or "" where the file names none."""
+        """The region of the zones, or "" if the file names no zone."""
         return next((region_of(zone) for zone in self.zones), "")
 
 
 def text_of(path: Path) -> str:
-    """The text of a file. ConfigError where it is none, such as a named pipe that would be waited for; OSError and
-    UnicodeDecodeError as of any read."""
+    """The text of a file. ConfigError if it is no regular file, such as a named pipe, which would block; OSError and
+    UnicodeDecodeError as in any read."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
     mode = os.fstat(fd).st_mode
     if not stat.S_ISREG(mode):
@@ -125,7 +126,7 @@ def _unreadable(path: Path, fault: OSError | UnicodeDecodeError) -> ConfigError:
 
 # ------------------------------------------------------------------------------------------------------------ the fleet
 def read_fleet(path: Path) -> FleetConfig:
-    """The fleet's file; NotFound where there is none, ConfigError that lists all its faults."""
+    """The fleet's file; NotFound if it does not exist, ConfigError that lists all its faults."""
     try:
         text = text_of(path)
     except FileNotFoundError:
@@ -139,7 +140,7 @@ def read_fleet(path: Path) -> FleetConfig:
 
 
 def parse_fleet(text: str, source: str = DEFAULT_FLEET_FILE) -> FleetConfig:
-    """The fleet that `text` describes; ConfigError that lists all faults: JSON, AWS's shape, our needs."""
+    """The fleet that `text` describes; ConfigError that lists all faults: of the JSON, AWS's shape and our rules."""
     from spotheal.fleet.files.shape import fleet_config_faults
 
     parsed = jsonfile.parse(text, source)
@@ -150,10 +151,10 @@ def parse_fleet(text: str, source: str = DEFAULT_FLEET_FILE) -> FleetConfig:
         document = parsed.value
         if set(document) == {WRAPPER} and isinstance(document[WRAPPER], dict):
             document = document[WRAPPER]
-        own = [*fleet_config_faults(document), *placeholder_faults(document)]
+        content_faults = [*fleet_config_faults(document), *placeholder_faults(document)]
         if is_walkable(document):
-            own += [*fleet_faults(document), *value_faults(document, datetime.now(timezone.utc))]
-        faults += [f"{source}: {fault}" for fault in own]
+            content_faults += [*fleet_faults(document), *value_faults(document, datetime.now(timezone.utc))]
+        faults += [f"{source}: {fault}" for fault in content_faults]
         warnings = [*fleet_warnings(document), *value_warnings(document)] if not faults else []
     elif parsed.value is not None or not faults:
         faults.append(f"{source}: must hold one JSON object, AWS's SpotFleetRequestConfig")
@@ -163,7 +164,7 @@ def parse_fleet(text: str, source: str = DEFAULT_FLEET_FILE) -> FleetConfig:
 
 
 def region_beside(job_file: Path) -> str:
-    """The region of the fleet's file beside `job_file`, "" where it tells none; its faults are not looked at."""
+    """The region in the fleet's file next to `job_file`, "" if it names none; its faults are not checked."""
     try:
         document = jsonfile.parse(text_of(job_file.parent / DEFAULT_FLEET_FILE), "").value
     except (OSError, UnicodeDecodeError, ConfigError):
@@ -176,7 +177,7 @@ def region_beside(job_file: Path) -> str:
 
 # -------------------------------------------------------------------------------------------------------------- the job
 def read_job(path: Path) -> JobConfig:
-    """The job's file; NotFound with one to copy where there is none, ConfigError that lists all its faults."""
+    """The job's file; NotFound with an example if it does not exist, ConfigError that lists all its faults."""
     try:
         document = tomllib.loads(text_of(path))
     except FileNotFoundError:
@@ -193,13 +194,15 @@ def read_job(path: Path) -> JobConfig:
     except (ValueError, RecursionError):  # digits by the thousand, or brackets
         raise ConfigError(f"{path} holds a number too long, or brackets too deep, to be read") from None
     job = _with_policy(parse_job(document, source=str(path)), path)
-    if said := webhook.fault(job.notify.webhook):
-        raise ConfigError(f"{path}: [notify] webhook: {said}", next_step="write an address that others can reach")
+    if webhook_fault := webhook.fault(job.notify.webhook):
+        raise ConfigError(
+            f"{path}: [notify] webhook: {webhook_fault}", next_step="write an address that the instance can reach"
+        )
     return job
 
 
 def is_job_file(path: Path) -> bool:
-    """Whether a file has the form of a job.toml; its faults are not looked at."""
+    """Whether a file has the form of a job.toml; its faults are not checked."""
     try:
         table = tomllib.loads(text_of(path)).get("job")
     except (OSError, ValueError, RecursionError, ConfigError):
@@ -208,7 +211,7 @@ def is_job_file(path: Path) -> bool:
 
 
 def _with_policy(job: JobConfig, path: Path) -> JobConfig:
-    """`cage.trainer_policy` names a file beside job.toml; an instance gets what is in it, on one line."""
+    """`cage.trainer_policy` names a file next to job.toml; an instance gets its content, on one line."""
     named = job.cage.trainer_policy
     if not named or named.startswith("{"):
         return job
@@ -227,15 +230,15 @@ def _with_policy(job: JobConfig, path: Path) -> JobConfig:
     return replace(job, cage=replace(job.cage, trainer_policy=text))
 
 
-def _toml_fault(path: Path, said: str) -> str:
-    match = re.search(r"\(at line (\d+), column (\d+)\)", said)
+def _toml_fault(path: Path, message: str) -> str:
+    match = re.search(r"\(at line (\d+), column (\d+)\)", message)
     if not match:
-        return f"{path}: {said}"
+        return f"{path}: {message}"
     line, column = int(match.group(1)), int(match.group(2))
     lines = path.read_text(encoding="utf-8-sig").split("\n")
-    shown = lines[line - 1].replace("\t", " ") if line <= len(lines) else ""
-    what = said[: match.start()].strip()
-    return f"{path}:{line}:{column}: {what}\n    {shown}\n    {' ' * (column - 1)}^"
+    excerpt = lines[line - 1].replace("\t", " ") if line <= len(lines) else ""
+    reason = message[: match.start()].strip()
+    return f"{path}:{line}:{column}: {reason}\n    {excerpt}\n    {' ' * (column - 1)}^"
 
 
 def job_file_beside(fleet_file: Path) -> Path:
@@ -264,21 +267,21 @@ def read_request(fleet_file: Path, job_file: Path) -> tuple[FleetConfig, JobConf
 
 
 def _check_together(fleet: FleetConfig, job: JobConfig, job_file: Path) -> None:
-    """What is wrong only because of what the other file says."""
+    """Faults that only both files together show."""
     from spotheal.iam.job_roles import job_of, job_role
 
     for profile in fleet.profiles:
-        if (other := job_of(profile)) not in ("", job.job.name):
+        if (other_job := job_of(profile)) not in ("", job.job.name):
             raise ConfigError(
-                f"{fleet.source} names the instance profile {profile}, which is job {other}'s, and {job_file.name} is "
-                f"job {job.job.name}'s: its machines could not use their own store",
+                f"{fleet.source} names the instance profile {profile} of job {other_job}, but {job_file.name} is for "
+                f"job {job.job.name}: its machines could not use their own store",
                 next_step=f'"Name": "{job_role(job.job.name)}" in {fleet.source}; or `fleetctl init --force` writes '
-                "both files anew",
+                "both files again",
             )
     if job.fleet.engine == "ec2-fleet" and (unknown := ec2fleet.check(fleet.document)):
         raise ConfigError(
             "\n".join(f"{fleet.source}: {fault}" for fault in unknown),
             next_step=f'take it out, or set [fleet] engine = "spot-fleet" in {job_file}',
         )
-    if found := rescue.faults(job, bool(fleet.template_configs)):
-        raise ConfigError("\n".join(f"{job_file}: {fault}" for fault in found), next_step=f"correct {job_file}")
+    if faults := rescue.faults(job, bool(fleet.template_configs)):
+        raise ConfigError("\n".join(f"{job_file}: {fault}" for fault in faults), next_step=f"correct {job_file}")

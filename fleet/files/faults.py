@@ -17,15 +17,15 @@ _PLACEHOLDER = re.compile(r"the placeholder (<[^>]*>) is still in ([^;]*)")
 
 
 def listed(error: ConfigError, files: Iterable[str]) -> list[dict[str, Any]]:
-    """One entry a fault; `place` is a key's path, a line and column, or None."""
+    """One entry for each fault; `place` is a key's path, a line and column, or None."""
     names = sorted(files, key=len, reverse=True)
-    found: list[str] = []
+    texts: list[str] = []
     for line in error.message.split("\n"):
-        if found and (line.startswith((" ", "\t")) or not any(line.startswith(f"{name}:") for name in names)):
-            found[-1] += f"\n{line}"  # the faulty line, and the caret below it
+        if texts and (line.startswith((" ", "\t")) or not any(line.startswith(f"{name}:") for name in names)):
+            texts[-1] += f"\n{line}"  # the faulty line, and the caret below it
         else:
-            found.append(line)
-    return [_entry(text, names, error.next_step) for text in found]
+            texts.append(line)
+    return [_entry(text, names, error.next_step) for text in texts]
 
 
 def _entry(text: str, names: list[str], next_step: str) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def _entry(text: str, names: list[str], next_step: str) -> dict[str, Any]:
             place, rest = match.groups()
         elif match := _PLACEHOLDER.match(rest):
             place = match.group(2)
-    first, _, shown = rest.partition("\n")
-    what, _, cure = first.partition("; ")
-    message = what + (f"\n{shown}" if shown else "")
+    first, _, excerpt = rest.partition("\n")
+    problem, _, cure = first.partition("; ")
+    message = problem + (f"\n{excerpt}" if excerpt else "")
     return {"file": file, "place": place, "message": message, "cure": cure or next_step or None}

@@ -1,7 +1,7 @@
-"""JSON written by hand: every fault with its line, column and cure, and the value it was most likely meant to be.
+"""JSON written by hand: every fault with its line, column and cure, and the value that was most likely meant.
 
-The standard parser stops at the first fault. Here the text is mended in memory, fault by fault, so that one run
-reports them all, and what the file says can be checked as well. Nothing mended is ever used for a request.
+The standard parser stops at the first fault. Here the text is repaired in memory, fault by fault, so that one run
+reports all faults, and the values can be checked as well. A repaired text is never used for a request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CLOSES = {"[": "]", "{": "}"}
 
 @dataclass(frozen=True)
 class Parsed:
-    """`value` is what the text says after mending, None where it cannot be told; no `faults` means it is as written."""
+    """`value` is that of the repaired text, None if it could not be repaired; without `faults` nothing was repaired."""
 
     value: Any
     faults: tuple[str, ...]
@@ -51,15 +51,15 @@ def parse(text: str, source: str) -> Parsed:
         faults.append(_located(text, origin[mend.position], mend.says, source))
         if mend.ends:
             break
-        here = origin[mend.position]
+        original = origin[mend.position]
         end = mend.position + mend.remove
         mended = mended[: mend.position] + mend.insert + mended[end:]
-        origin = origin[: mend.position] + [here] * len(mend.insert) + origin[end:]
+        origin = origin[: mend.position] + [original] * len(mend.insert) + origin[end:]
     return Parsed(None, tuple(faults))
 
 
 class _Pairs:
-    """Of two equal keys the parser silently keeps the last one; here that is a fault."""
+    """Of two equal keys the standard parser silently keeps the last; here that is a fault."""
 
     def __init__(self, faults: list[str], source: str) -> None:
         self._faults = faults
@@ -78,10 +78,10 @@ def _located(text: str, position: int, says: str, source: str) -> str:
     line = text.count("\n", 0, position) + 1
     start = text.rfind("\n", 0, position) + 1
     column = position - start + 1
-    shown = text[start:].split("\n", 1)[0].replace("\t", " ").rstrip("\r")
+    excerpt = text[start:].split("\n", 1)[0].replace("\t", " ").rstrip("\r")
     # A very long line (base64) is shown around the fault only.
     cut = max(0, column - 60)
-    return f"{source}:{line}:{column}: {says}\n    {shown[cut : cut + 110]}\n    {' ' * (column - 1 - cut)}^"
+    return f"{source}:{line}:{column}: {says}\n    {excerpt[cut : cut + 110]}\n    {' ' * (column - 1 - cut)}^"
 
 
 def _diagnose(text: str, error: json.JSONDecodeError) -> _Mend:
@@ -141,29 +141,29 @@ def _after_the_end(at: int, rest: str) -> _Mend:
 
 
 def _end_of_text(text: str) -> _Mend:
-    kept = text.rstrip()
-    if not kept:
+    content = text.rstrip()
+    if not content:
         return _Mend(0, "the file is empty", ends=True)
     brackets = _open_brackets(text)
     if not brackets:
-        return _Mend(len(kept) - 1, "the file ends too early", ends=True)
+        return _Mend(len(content) - 1, "the file ends too early", ends=True)
     closers = [_CLOSES[text[at]] for at in reversed(brackets)]
     lines = " and ".join(f"{text[at]} of line {text.count(chr(10), 0, at) + 1}" for at in reversed(brackets))
     says = f"the file ends before it is closed; add {' '.join(closers)} at the end (they close {lines})"
-    if kept.endswith(":"):
-        return _Mend(len(kept) - 1, says, ends=True)
-    comma = 1 if kept.endswith(",") else 0
-    at = len(kept) - comma
+    if content.endswith(":"):
+        return _Mend(len(content) - 1, says, ends=True)
+    comma = 1 if content.endswith(",") else 0
+    at = len(content) - comma
     return _Mend(at, says, len(text) - at, "".join(closers))
 
 
 def _open_brackets(text: str) -> list[int]:
     """Positions of the brackets that `text` opens and does not close; those inside quotes do not count."""
     stack: list[int] = []
-    for found in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', text, re.DOTALL):
-        symbol = found.group()
+    for token in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', text, re.DOTALL):
+        symbol = token.group()
         if symbol in _CLOSES:
-            stack.append(found.start())
+            stack.append(token.start())
         elif symbol in "]}" and stack:
             stack.pop()
     return stack

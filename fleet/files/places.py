@@ -1,4 +1,4 @@
-"""Where a launch specification launches: the words of AWS's file, taken apart. Pure."""
+"""The zones and subnets of a launch specification, read from the words of AWS's file. Pure."""
 
 from __future__ import annotations
 

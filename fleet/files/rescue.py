@@ -1,7 +1,7 @@
 """`[fleet] on_demand_after`: the schedule at AWS that turns the fleet's instance into an on-demand one.
 
-The agent puts its time off while an instance lives (`spotheal.agent.life.on_demand`), so it fires only
-if spot has had no capacity for so long. EventBridge Scheduler calls EC2 by itself: nothing of ours has to run for it.
+The agent postpones it while an instance lives (`spotheal.agent.life.on_demand`), so it fires only if spot had no
+capacity for that long. EventBridge Scheduler calls EC2 by itself: no program of ours has to run for it.
 """
 
 from __future__ import annotations
@@ -19,29 +19,33 @@ from spotheal.agent.protocol.names import TAG_JOB, TAG_RUN, rescue_schedule, sch
 from spotheal.fleet.run.engine import is_ec2_fleet
 from spotheal.iam import policies
 
-_ROLE_TRIES = 8  # a role made a moment ago cannot be assumed everywhere yet
+_ROLE_TRIES = 8  # a new role cannot be assumed everywhere yet
 _ROLE_SECONDS = 3.0
 
 
 def faults(job: JobConfig, has_templates: bool) -> list[str]:
-    """What keeps the rescue from working. `has_templates`: the operator's file launches templates of its own."""
+    """What prevents the rescue in job.toml. `has_templates`: the operator's file has its own launch templates."""
     if not seconds(job.fleet.on_demand_after):
         return []
-    found = []
+    messages = []
     if not job.limits.dollars:
-        found.append("[fleet] on_demand_after: needs [limits] dollars: an on-demand instance costs about three times "
-                     "as much, and only that limit ends it")  # fmt: skip
+        messages.append(
+            "[fleet] on_demand_after: needs [limits] dollars: an on-demand instance costs about three times as much, "
+            "and only that limit ends it"
+        )
     if job.fleet.engine == "spot-fleet" and not job.fleet.harden and not has_templates:
-        found.append('[fleet] on_demand_after: a spot fleet of launch specifications has no on-demand part; set harden '
-                     '= true or engine = "ec2-fleet"')  # fmt: skip
+        messages.append(
+            "[fleet] on_demand_after: a spot fleet of launch specifications has no on-demand part; set harden = true "
+            'or engine = "ec2-fleet"'
+        )
     if seconds(job.fleet.on_demand_after) < 600:
-        found.append("[fleet] on_demand_after: must be 10m or more: a replacement alone takes minutes to boot")
-    return found
+        messages.append("[fleet] on_demand_after: must be 10m or more: a replacement alone takes minutes to boot")
+    return messages
 
 
 def ensure_role(iam: Any, scope: policies.Scope) -> None:
-    """The role that Scheduler calls EC2 with for `scope.job`; made, or brought up to date. Whose role is as it should
-    be may be somebody who makes none."""
+    """Create or update the role with which Scheduler calls EC2 for `scope.job`. If the role is right already, no call
+    writes: such an operator may have no permission to create roles."""
     document = policies.rescue_role(scope)
     if _policy_of(iam, scope) == document:
         return
@@ -60,12 +64,12 @@ def ensure_role(iam: Any, scope: policies.Scope) -> None:
 
 
 def _policy_name(scope: policies.Scope) -> str:
-    """One a region: a role is the whole account's, and the policy of another region must stay."""
+    """One policy per region: the role is for the whole account, and the policy of another region must stay."""
     return f"rescue-{scope.region}"
 
 
 def _policy_of(iam: Any, scope: policies.Scope) -> Any:
-    """None where it cannot be read, or there is none."""
+    """None if it cannot be read, or does not exist."""
     role = scope.rescue_role
     try:
         with translated(f"read the policy of role {role}"):
@@ -75,7 +79,7 @@ def _policy_of(iam: Any, scope: policies.Scope) -> Any:
 
 
 def schedule(job: JobConfig, run: str, fleet: str, scope: policies.Scope, clock: Clock) -> dict[str, Any]:
-    """CreateSchedule's arguments. Scheduler deletes it after its time, so that none is left behind."""
+    """CreateSchedule's arguments. Scheduler deletes the schedule after its time, so that none stays behind."""
     at = clock.now() + timedelta(seconds=seconds(job.fleet.on_demand_after))
     return {
         "Name": rescue_schedule(job.job.name, run),
@@ -92,12 +96,12 @@ def schedule(job: JobConfig, run: str, fleet: str, scope: policies.Scope, clock:
     }
 
 
-def arm(scheduler: Any, wanted: dict[str, Any], clock: Clock) -> None:
-    """Make the schedule, or give the run's old one its new fleet and time."""
+def arm(scheduler: Any, arguments: dict[str, Any], clock: Clock) -> None:
+    """Create the schedule, or give the run's old schedule its new fleet and time."""
     for attempt in range(1, _ROLE_TRIES + 1):
         try:
             with translated("schedule the on-demand rescue"):
-                scheduler.create_schedule(**wanted)
+                scheduler.create_schedule(**arguments)
             return
         except Conflict:
             break
@@ -108,7 +112,7 @@ def arm(scheduler: Any, wanted: dict[str, Any], clock: Clock) -> None:
                 raise
         clock.sleep(_ROLE_SECONDS)
     with translated("put the on-demand rescue on its new fleet"):
-        scheduler.update_schedule(**wanted)
+        scheduler.update_schedule(**arguments)
 
 
 def _call(fleet: str) -> str:
@@ -117,6 +121,6 @@ def _call(fleet: str) -> str:
 
 def _body(fleet: str) -> dict[str, Any]:
     if is_ec2_fleet(fleet):
-        wanted = {"TotalTargetCapacity": 1, "OnDemandTargetCapacity": 1, "SpotTargetCapacity": 0}
-        return {"FleetId": fleet, "TargetCapacitySpecification": wanted}
+        target = {"TotalTargetCapacity": 1, "OnDemandTargetCapacity": 1, "SpotTargetCapacity": 0}
+        return {"FleetId": fleet, "TargetCapacitySpecification": target}
     return {"SpotFleetRequestId": fleet, "TargetCapacity": 1, "OnDemandTargetCapacity": 1}

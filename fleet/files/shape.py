@@ -1,4 +1,4 @@
-"""What AWS accepts as a SpotFleetRequestConfig: botocore's service model, read from its data without a client."""
+"""Checks a SpotFleetRequestConfig against botocore's service model, which is read from its data without a client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TYPE_NAMES = {
     "<class 'float'>": "a number",
     "<class 'decimal.Decimal'>": "",
 }
-# New types appear faster than botocore is updated: an unknown one is AWS's to refuse.
+# New types appear faster than botocore is updated: AWS itself refuses an unknown type.
 _OPEN_ENUMS = {"InstanceType"}
 
 
@@ -40,13 +40,13 @@ def input_shape(operation: str) -> Any:
 
 
 def fleet_config_faults(document: dict[str, Any]) -> list[str]:
-    """What AWS would refuse in `document` for its shape: unknown and missing keys, types, enumerations."""
+    """What AWS would refuse in `document`: unknown and missing keys, wrong types, unknown values of enumerations."""
     shape = input_shape("RequestSpotFleet").members["SpotFleetRequestConfig"]
     return _shape_faults(document, shape)
 
 
 def request_faults(operation: str, arguments: dict[str, Any]) -> list[str]:
-    """The same for the arguments of any EC2 call."""
+    """Like `fleet_config_faults`, for the arguments of any EC2 call."""
     return _shape_faults(arguments, input_shape(operation))
 
 
@@ -54,8 +54,8 @@ def _shape_faults(document: dict[str, Any], shape: Any) -> list[str]:
     from botocore.validate import ParamValidator
 
     report = ParamValidator().validate(document, shape)
-    found = [_readable(line) for line in report.generate_report().split("\n")] if report.has_errors() else []
-    return found + list(_enum_faults(document, shape, ""))
+    messages = [_readable(line) for line in report.generate_report().split("\n")] if report.has_errors() else []
+    return messages + list(_enum_faults(document, shape, ""))
 
 
 def _readable(line: str) -> str:
@@ -75,20 +75,20 @@ def _readable(line: str) -> str:
     return line
 
 
-def _path(where: str, name: str) -> str:
-    inside = "" if where == "input" else where.strip(".")
+def _path(parent: str, name: str) -> str:
+    inside = "" if parent == "input" else parent.strip(".")
     return ".".join(part for part in (inside, name) if part) or "the file"
 
 
-def _enum_faults(value: Any, shape: Any, where: str) -> Iterator[str]:
+def _enum_faults(value: Any, shape: Any, path: str) -> Iterator[str]:
     if shape.type_name == "structure" and isinstance(value, dict):
         for name, member in shape.members.items():
             if name in value:
-                yield from _enum_faults(value[name], member, f"{where}.{name}" if where else name)
+                yield from _enum_faults(value[name], member, f"{path}.{name}" if path else name)
     elif shape.type_name == "list" and isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _enum_faults(item, shape.member, f"{where}[{index}]")
+            yield from _enum_faults(item, shape.member, f"{path}[{index}]")
     elif shape.type_name == "string" and isinstance(value, str):
         legal = getattr(shape, "enum", None) or [value]
         if value not in legal and shape.name not in _OPEN_ENUMS and not value.startswith("<"):
-            yield f'{where}: "{value}" is not one of {", ".join(shape.enum)}'
+            yield f'{path}: "{value}" is not one of {", ".join(shape.enum)}'

@@ -1,7 +1,7 @@
-"""`[notify] webhook`: addresses that the instance must not post to, whoever wrote them into job.toml.
+"""`[notify] webhook`: addresses to which the instance must not post, even if job.toml names them.
 
-The link-local ones are the metadata service's (credentials), the loopback ones the relay's and whatever else runs on
-the machine. Names are not resolved: what they mean on the instance is not known here.
+The link-local addresses are the metadata service's (credentials), the loopback ones the relay's and other programs' on
+the machine. Names are not resolved: they may mean another address on the instance.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _NAMES = ("localhost", "instance-data", "instance-data.ec2.internal")  # the las
 
 
 def fault(url: str) -> str:
-    """What is wrong with the address, "" where nothing is."""
+    """The fault of the address, "" if it has none."""
     if not url:
         return ""
     try:
@@ -35,7 +35,7 @@ def fault(url: str) -> str:
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """In every form that a resolver takes: 2852039166 and 0xa9.254.43518 are 169.254.169.254 as well."""
+    """The address in any form that a resolver accepts: 2852039166 and 0xa9.254.43518 are 169.254.169.254 as well."""
     try:
         return ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -1,6 +1,6 @@
-"""The logs of all instances of a run, from the store: those that are gone read like those that live.
+"""The logs of all instances of a run, from the store: those of terminated instances read like those of live ones.
 
-What an instance wrote reaches the store every minute and at a notice; `follow` has the lines that are younger.
+An instance's lines reach the store every minute and at a notice; `follow` has the newest lines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spotheal.fleet.run.store_documents import sensible
 
 POLL_SECONDS = 5.0
 LIVE_SECONDS = 0.2  # how often lines are taken from a stream that is open
-QUIET_LOOKS = 2  # after the end, so often without a new line
+QUIET_LOOKS = 2  # after the end, this many looks without a new line end the follower
 FRESH_SECONDS = 90.0
 _ENDS = frozenset(phase.value for phase in Phase if phase.is_end)
 _TRAINER = "trainer | "
@@ -50,97 +50,101 @@ class Line:
 
 @sensible
 def select(run: runs.Run, *, attempt: int | None = None, instance: str = "") -> str:
-    """The instance that is meant, "" for all; NotFound where the run has no such one."""
-    known = list(dict.fromkeys(segment.instance for segment in segments(run)))
+    """The chosen instance, "" for all; NotFound if the run has no such attempt or instance."""
+    instances = list(dict.fromkeys(segment.instance for segment in segments(run)))
     if attempt is not None:
         events = read_events((run.store.get_bytes(LAYOUT.ledger) or b"").decode(errors="replace"))
         starts = {int(e["attempt"]): str(e["instance"]) for e in events
                   if e["event"] == "trainer-started" and isinstance(e.get("attempt"), int)}  # fmt: skip
         if attempt not in starts:
-            said = (
+            hint = (
                 f"attempts so far: {', '.join(map(str, sorted(starts)))}"
                 if starts
                 else "the trainer has not started yet"
             )
-            raise NotFound(f"run {run.id} has no attempt {attempt}", next_step=said)
+            raise NotFound(f"run {run.id} has no attempt {attempt}", next_step=hint)
         return starts[attempt]
-    if instance and instance not in known:
+    if instance and instance not in instances:
         raise NotFound(
-            f"run {run.id} has no logs of {instance}", next_step=f"there are logs of: {', '.join(known) or 'none yet'}"
+            f"run {run.id} has no logs of {instance}",
+            next_step=f"there are logs of: {', '.join(instances) or 'none yet'}",
         )
     return instance
 
 
 @sensible
 def segments(run: runs.Run, instance: str = "") -> list[Segment]:
-    """What the store holds, oldest instance first, the agent's before the trainer's."""
-    found = []
+    """The log files in the store, oldest instance first, the agent's before the trainer's."""
+    listing = []
     for key, size in run.store.sizes(LAYOUT.logs):
         match = _KEY.fullmatch(key)
         if match and instance in ("", match["instance"]):
-            found.append(Segment(match["instance"], match["source"], int(match["number"]), key, size))
-    if len({one.instance for one in found}) > 1:
+            listing.append(Segment(match["instance"], match["source"], int(match["number"]), key, size))
+    if len({segment.instance for segment in listing}) > 1:
         order = {str(launch.get("instance")): index for index, launch in enumerate(run.store.launches())}
     else:
         order = {}
-    return sorted(found, key=lambda one: (order.get(one.instance, len(order)), one.instance, one.source, one.number))
+    return sorted(
+        listing,
+        key=lambda item: (order.get(item.instance, len(order)), item.instance, item.source, item.number),
+    )
 
 
 class Reader:
-    """Lines of the store that were not given yet. A line is given when it is whole, and once.
+    """New lines of the store. Each line is returned once, when it is complete.
 
-    Lines that came another way (`stream`) are told from new ones by what they say, counted: what a stream gave twice
-    and the store holds three times is given once more. So the order of the two ways does not matter.
+    Lines that came over a stream are compared with those of the store by text and count: a line that the stream gave
+    twice and the store holds three times is returned once more. So the order of the two sources does not matter.
     """
 
     def __init__(self, run: runs.Run, *, instance: str = "", source: str = "") -> None:
         self._run, self._instance, self._source = run, instance, source
-        self._bodies: dict[str, tuple[int, list[str]]] = {}  # by key: the size that was read, and its lines
+        self._bodies: dict[str, tuple[int, list[str]]] = {}  # by key: the size when it was read, and its lines
         self._given: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         self._streams: dict[str, Counter[tuple[str, str]]] = {}
 
     def new_lines(self, but_of: str = "") -> Iterator[Line]:
-        """What the store has and was not given; `but_of` names the instance that another way is followed for."""
+        """The store's new lines, without those of the instance `but_of`, which a stream gives."""
         changed, lines = set[tuple[str, str]](), dict[tuple[str, str], list[str]]()
         for segment in segments(self._run, self._instance):
             place = (segment.instance, segment.source)
             if segment.instance == but_of or self._source not in ("", segment.source):
                 continue
-            size, held = self._bodies.get(segment.key, (-1, []))
+            size, stored = self._bodies.get(segment.key, (-1, []))
             if segment.size != size:
-                held = self._read(segment)
-                self._bodies[segment.key] = (segment.size, held)
+                stored = self._read(segment)
+                self._bodies[segment.key] = (segment.size, stored)
                 changed.add(place)
-            lines.setdefault(place, []).extend(held)
-        for place, found in lines.items():
+            lines.setdefault(place, []).extend(stored)
+        for place, texts in lines.items():
             if place in changed:
-                yield from self._missing(*place, found)
+                yield from self._missing(*place, texts)
 
     def stream(self, instance: str) -> None:
         """A stream of this instance's log begins, from its first line."""
         self._streams[instance] = Counter()
 
     def of_stream(self, instance: str, text: str) -> Line | None:
-        """A line of the instance's own log, where it was not given before."""
-        source, said = ("trainer", text[len(_TRAINER) :]) if text.startswith(_TRAINER) else ("agent", text)
+        """A line of the instance's own log; None if it was given before, or comes from another source."""
+        source, message = ("trainer", text[len(_TRAINER) :]) if text.startswith(_TRAINER) else ("agent", text)
         if self._source not in ("", source):
             return None
-        key = _identity(source, said)
-        seen = self._streams[instance]
-        seen[source, key] += 1
-        given = self._given[instance, source]
-        if seen[source, key] <= given[key]:
+        key = _identity(source, message)
+        stream_counts = self._streams[instance]
+        stream_counts[source, key] += 1
+        given_counts = self._given[instance, source]
+        if stream_counts[source, key] <= given_counts[key]:
             return None
-        given[key] = seen[source, key]
-        return Line(instance, source, said)
+        given_counts[key] = stream_counts[source, key]
+        return Line(instance, source, message)
 
     def _missing(self, instance: str, source: str, lines: list[str]) -> Iterator[Line]:
-        seen, given = Counter[str](), self._given[instance, source]
+        store_counts, given_counts = Counter[str](), self._given[instance, source]
         for text in lines:
             key = _identity(source, text)
-            seen[key] += 1
-            if seen[key] > given[key]:
-                given[key] = seen[key]
+            store_counts[key] += 1
+            if store_counts[key] > given_counts[key]:
+                given_counts[key] = store_counts[key]
                 yield Line(instance, source, text)
 
     def _read(self, segment: Segment) -> list[str]:
@@ -151,18 +155,18 @@ class Reader:
         return [line for text in whole for line in _plain(text).split("\n")]
 
     def follow(self, clock: Clock) -> Iterator[Line]:
-        """Lines as they reach the store, across replacements, until the run has ended and all was given."""
+        """New lines of the store, across replacements, until the run has ended and its last line was returned."""
         yield from Follower(self._run, self, clock).lines()
 
 
 class Live(Protocol):
-    """Another way to an instance's lines than the store: `fleet.follow` has ssh's."""
+    """A source of an instance's lines other than the store: `follow.OverSsh` is the one over ssh."""
 
     def look(self) -> None:
-        """Open, close or change what is followed; asked every few seconds."""
+        """Open, close or change the stream; called every few seconds."""
 
     def instance(self) -> str:
-        """Whose lines come this way, "" for nobody's."""
+        """The instance whose lines come from here, "" for none."""
 
     def take(self) -> Iterator[Line]: ...
 
@@ -170,7 +174,7 @@ class Live(Protocol):
 
 
 class Follower:
-    """All lines of a run as they come, over ssh where it leads somewhere, from the store else; to the run's end."""
+    """All new lines of a run until its end, over ssh if it connects, else from the store."""
 
     def __init__(self, run: runs.Run, reader: Reader, clock: Clock, live: Live | None = None) -> None:
         self._run, self._reader, self._clock, self._live = run, reader, clock, live
@@ -179,22 +183,22 @@ class Follower:
         quiet = 0
         try:
             while quiet < QUIET_LOOKS:
-                given, over = 0, False
+                count, over = 0, False
                 try:
                     status = self._run.store.read_status() or {}
                     over = status.get("phase") in _ENDS and not self._is_replaced(status)
                     if self._live is not None:
                         self._live.look()
                     for line in self._once():
-                        given += 1
+                        count += 1
                         yield line
                     if over and not self._is_fresh(status):
                         break
                 except CredentialsEnded:
                     raise
-                except Retryable:  # the network was gone for a moment: what was missed comes with the next look
+                except Retryable:  # the network was gone for a moment: the missed lines come with the next look
                     over = False
-                quiet = quiet + 1 if over and not given else 0
+                quiet = quiet + 1 if over and not count else 0
                 yield from self._until_next_look()
         finally:
             if self._live is not None:
@@ -234,13 +238,14 @@ class Follower:
 
 
 def _identity(source: str, text: str) -> str:
-    """What tells a line from others: of an agent's line its time and words, for its fields may be written otherwise."""
+    """The part of a line by which it is compared: for the agent's, time and words, since its fields may be formatted
+    differently."""
     match = _AGENT_LINE.match(text) if source == "agent" else None
     return match.group() if match else text
 
 
 def _plain(line: str) -> str:
-    """An agent's JSON line as people read it; anything else as it is."""
+    """An agent's JSON line as readable text; any other line unchanged."""
     try:
         event: Any = parse(line)
     except ValueError:

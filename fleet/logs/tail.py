@@ -1,4 +1,4 @@
-"""An instance's log over ssh, as it is written: lines as they come, and why it ended."""
+"""An instance's log over ssh, line by line, and why the stream ended."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _FOLLOW = (
     'f="${SPOTHEAL_ROOT:-}/var/log/spotheal/agent.log"; '
     'if [ -e "$f" ] && [ ! -r "$f" ]; then exec sudo -n tail -n +1 -F "$f"; fi; exec tail -n +1 -F "$f" 2>/dev/null'
 )
-_WAITING_MAX = 10_000  # a reader that is slow (a pipe into less) holds ssh back instead of filling memory
+_WAITING_MAX = 10_000  # a slow reader (a pipe into less) then makes ssh wait, and memory does not fill
 
 
 class Tail:
-    """Follows until `close`, or until the instance or the connection is gone."""
+    """Follows the log until `close`, or until the instance or the connection is gone."""
 
     def __init__(self, connection: Connection) -> None:
         self.instance = connection.host.instance
         self._lines: deque[str] = deque()
         self._room = threading.Semaphore(_WAITING_MAX)
-        self._said = deque[str](maxlen=5)
+        self._messages = deque[str](maxlen=5)
         self.has_spoken = False
         self._process = subprocess.Popen(
             connection.argv([_FOLLOW], ["-T", "-o", "BatchMode=yes"]),
@@ -35,21 +35,21 @@ class Tail:
 
     @property
     def is_open(self) -> bool:
-        """Whether more may come."""
+        """Whether more lines may come."""
         return self._threads[0].is_alive() or bool(self._lines)
 
     @property
-    def said(self) -> str:
-        """ssh's last words."""
-        return " ".join(self._said)
+    def last_words(self) -> str:
+        """ssh's last messages, its reason for an end among them."""
+        return " ".join(self._messages)
 
     def lines(self) -> list[str]:
-        """What has come since the last call."""
-        found = []
+        """The lines since the last call."""
+        lines = []
         while self._lines:
-            found.append(self._lines.popleft())
+            lines.append(self._lines.popleft())
             self._room.release()
-        return found
+        return lines
 
     def close(self) -> None:
         self._process.kill()
@@ -71,4 +71,4 @@ class Tail:
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
         for raw in self._process.stderr:
-            self._said.append(raw.decode(errors="replace").strip())
+            self._messages.append(raw.decode(errors="replace").strip())

@@ -102,7 +102,7 @@ def _is_open(session: Session, run: runs.Run) -> bool:
     from spotheal.fleet.run import batch_jobs
 
     try:
-        if batch_jobs.lost_one(session, run):
+        if batch_jobs.unrecorded_job(session, run):
             return True
         there = batch_jobs.describe(session, [str(batch_jobs.document_of(run)["job_id"])])
     except NotFound:  # never submitted

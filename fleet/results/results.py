@@ -1,8 +1,9 @@
-"""A run's results: listed, and fetched so that what lies here is what lies there, or is not here at all.
+"""A run's results: listed, and fetched so that each file here is equal to the original, or does not exist.
 
-A file is written beside its place under a name that holds its object's version, checked against size and checksum, and
-renamed: what was cut off goes on where it was, and what is partial never looks complete. Checks: the object's CRC32
-or MD5, its parts' where it was uploaded in parts; one that carries neither is checked by its size alone, which is said.
+A file is written next to its target under a name that holds its object's version, checked by size and checksum, and
+renamed: an interrupted download continues, and a partial file never looks complete. Checks: the object's CRC32 or
+MD5, or its parts' if it was uploaded in parts; an object with neither is checked by its size alone, and the verb says
+so.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Step = Callable[[int, int], None]  # bytes done, bytes in all
 
 @dataclass(frozen=True)
 class Result:
-    """`name`: relative to the results, with /. `modified` and `sha256`: None and "" where they are not known."""
+    """`name`: relative to the results, with /. `modified` and `sha256`: None and "" if they are not known."""
 
     name: str
     size: int
@@ -43,7 +44,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Fetched:
-    """`checked`: sha256, crc32, md5, or size where nothing says what checksum it must have."""
+    """`checked`: sha256, crc32, md5, or size if no checksum is known."""
 
     name: str
     path: Path
@@ -53,40 +54,40 @@ class Fetched:
 
 
 class Refused(SpothealError):
-    """A key that is no path below the folder."""
+    """The key is no path below the folder."""
 
 
 class Source(Protocol):
-    """Where results lie. `str()` of it is for people."""
+    """A place with results. Its `str()` is for messages."""
 
     def list(self) -> tuple[Result, ...]:
-        """What is there, by name."""
+        """All results, by name."""
         ...
 
     def fetch(self, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
-        """Put it at `target`, whole and checked. SpothealError and OSError where it cannot be."""
+        """Write the result to `target`, complete and checked; SpothealError or OSError if that fails."""
         ...
 
 
-def chosen(found: Iterable[Result], patterns: Iterable[str]) -> tuple[Result, ...]:
-    """Those that a pattern matches (`*.pt`, `plots/*`), all without patterns; NotFound where one matches nothing."""
-    found, patterns = tuple(found), tuple(patterns)
+def chosen(results: Iterable[Result], patterns: Iterable[str]) -> tuple[Result, ...]:
+    """The results that match a pattern (`*.pt`, `plots/*`), or all; NotFound if a pattern matches none."""
+    results, patterns = tuple(results), tuple(patterns)
     if not patterns:
-        return found
-    kept = {one.name: one for pattern in patterns for one in _matching(found, pattern)}
-    return tuple(one for one in found if one.name in kept)
+        return results
+    matches = {result.name: result for pattern in patterns for result in _matching(results, pattern)}
+    return tuple(result for result in results if result.name in matches)
 
 
-def _matching(found: tuple[Result, ...], pattern: str) -> list[Result]:
-    kept = [one for one in found if PurePosixPath(one.name).match(pattern) or one.name == pattern]
-    if not kept:
+def _matching(results: tuple[Result, ...], pattern: str) -> list[Result]:
+    matches = [result for result in results if PurePosixPath(result.name).match(pattern) or result.name == pattern]
+    if not matches:
         raise NotFound(f"no result matches {pattern!r}", next_step="`fleetctl results ls` lists them")
-    return kept
+    return matches
 
 
 def place(folder: Path, name: str) -> Path:
-    """Where `name` lies below `folder`. Refused where it would be elsewhere (`..`, an absolute path, a link that leads
-    out), or is no name for a file."""
+    """The path of `name` below `folder`. Refused if it leads outside (`..`, an absolute path, a link), or is no name
+    for a file."""
     parts = name.split("/")
     if name.startswith("/") or not name or any(part in ("", ".", "..") for part in parts):
         raise Refused(f"{name!r} is no path below the results", next_step="it was not fetched")
@@ -99,22 +100,22 @@ def place(folder: Path, name: str) -> Path:
 
 
 def fetch(
-    source: Source, found: Iterable[Result], folder: Path, step: Step, parallel: int = PARALLEL
+    source: Source, results: Iterable[Result], folder: Path, step: Step, parallel: int = PARALLEL
 ) -> Iterator[tuple[Result, Fetched | SpothealError]]:
-    """Each with what came of it, as they end; one that fails keeps no other."""
+    """Each result with its outcome, in order; one failure does not stop the others."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be made: {error.strerror or error}", next_step="--to DIR") from None
-    found = tuple(found)
-    total, done, lock = sum(one.size for one in found), [0], threading.Lock()
+    results = tuple(results)
+    total, bytes_done, lock = sum(item.size for item in results), [0], threading.Lock()
 
-    def progress(more: int) -> None:
+    def progress(count: int) -> None:
         with lock:
-            done[0] += more
-            step(done[0], total)
+            bytes_done[0] += count
+            step(bytes_done[0], total)
 
-    def one(result: Result) -> tuple[Result, Fetched | SpothealError]:
+    def fetch_result(result: Result) -> tuple[Result, Fetched | SpothealError]:
         try:
             return result, source.fetch(result, place(folder, result.name), progress)
         except SpothealError as error:
@@ -123,11 +124,11 @@ def fetch(
             return result, Conflict(f"{result.name} could not be written: {error.strerror or error}")
 
     with ThreadPoolExecutor(parallel) as pool:
-        yield from pool.map(one, found)
+        yield from pool.map(fetch_result, results)
 
 
 def partial_of(target: Path, version: str) -> Path:
-    """Where a file is written until it is whole; its folder is made."""
+    """The path of a file until it is complete; its folder is created."""
     target.parent.mkdir(parents=True, exist_ok=True)
     return target.with_name(f".{target.name}.{hashlib.sha256(version.encode()).hexdigest()[:8]}.partial")
 
@@ -148,21 +149,21 @@ class Objects:
 
     def list(self) -> tuple[Result, ...]:
         prefix = self._key("")
-        found: list[Result] = []
+        results: list[Result] = []
         with translated(f"list the results in {self}"):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._url.bucket, Prefix=prefix)
             for page in pages:
-                found += [
+                results += [
                     Result(item["Key"][len(prefix) :], int(item["Size"]), item["LastModified"])
                     for item in page.get("Contents", [])
                     if not item["Key"].endswith("/")
                 ]
-        return tuple(found)
+        return tuple(results)
 
     def fetch(self, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
         try:
             return self._fetch(result, target, progress)
-        except Conflict:  # replaced meanwhile, as the metrics of a run that is at work are
+        except Conflict:  # replaced meanwhile, like the metrics of a live run
             return self._fetch(result, target, progress)
 
     def _fetch(self, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
@@ -170,7 +171,7 @@ class Objects:
         size, etag = int(head["ContentLength"]), str(head["ETag"]).strip('"')
         if target.is_file() and target.stat().st_size == size:
             checked = _check(target, head)
-            if checked and checked != "size":  # a file of the same size that nobody checked may be another
+            if checked and checked != "size":  # the same size without a checksum does not prove the same file
                 progress(size)
                 return Fetched(result.name, target, size, checked, was_there=True)
         partial = partial_of(target, etag)
@@ -191,18 +192,18 @@ class Objects:
     def _download(
         self, result: Result, partial: Path, size: int, etag: str, progress: Callable[[int], None]
     ) -> None:
-        """From where an earlier one was cut off, of the same object; Conflict where it was replaced meanwhile."""
+        """Download, or continue an earlier download of the same object; Conflict if it was replaced meanwhile."""
         with partial.open("ab") as file:
-            there = file.tell()
-            if there > size:
+            offset = file.tell()
+            if offset > size:
                 file.truncate(0)
-                there = 0
-            progress(there)
-            if there == size:
+                offset = 0
+            progress(offset)
+            if offset == size:
                 return
             with translated(f"read {result.name}"):
                 answer = self._client.get_object(
-                    Bucket=self._url.bucket, Key=self._key(result.name), Range=f"bytes={there}-", IfMatch=etag
+                    Bucket=self._url.bucket, Key=self._key(result.name), Range=f"bytes={offset}-", IfMatch=etag
                 )
                 for chunk in answer["Body"].iter_chunks(_CHUNK):
                     file.write(chunk)
@@ -215,13 +216,13 @@ class Objects:
 
 
 def objects(run: runs.Run) -> Objects:
-    """Those in the run's own store."""
+    """The results in the run's own store."""
     return Objects(run.store.client, run.store.url.below(LAYOUT.results.rstrip("/")))
 
 
 # ---------------------------------------------------------------------------------------------------------- checksums
 def _check(path: Path, head: dict[str, Any]) -> str:
-    """How the file was found to be the object; "" where it is not."""
+    """The check that the file passed (crc32, md5 or size); "" if it is not equal to the object."""
     size, etag = int(head["ContentLength"]), str(head["ETag"]).strip('"')
     if path.stat().st_size != size:
         return ""
@@ -229,26 +230,26 @@ def _check(path: Path, head: dict[str, Any]) -> str:
     whole = head.get("ChecksumType") or ("COMPOSITE" if "-" in etag else "FULL_OBJECT")
     if crc and whole == "FULL_OBJECT":
         return "crc32" if _crc32(path) == crc else ""
-    if head.get("ServerSideEncryption") in (None, "AES256"):  # a key of KMS makes the ETag no MD5
+    if head.get("ServerSideEncryption") in (None, "AES256"):  # with a KMS key the ETag is no MD5
         digest, _, parts = etag.partition("-")
         if len(digest) == 32 and not parts:
             return "md5" if _md5(path) == digest else ""
         if parts.isdigit() and int(parts) and len(digest) == 32:
             sizes = dict.fromkeys((_PART, *_part_sizes(size, int(parts))))
-            known = [part for part in sizes if -(-size // part) == int(parts)]
-            if any(_md5_of_parts(path, part) == digest for part in known):
+            candidates = [part for part in sizes if -(-size // part) == int(parts)]
+            if any(_md5_of_parts(path, part) == digest for part in candidates):
                 return "md5"
-            if _PART in known:
+            if _PART in candidates:
                 return ""  # our own uploads have parts of this size
     return "size"
 
 
 def _part_sizes(size: int, count: int) -> Iterator[int]:
-    """What `count` parts of one size can be: in MiB, as uploaders choose them."""
-    least = -(-size // count)
+    """Possible sizes of `count` equal parts, rounded up to 1, 5, 16 or 64 MiB, as uploaders choose them."""
+    size_min = -(-size // count)
     for mib in (1, 5, 16, 64):
         step = mib << 20
-        yield -(-least // step) * step
+        yield -(-size_min // step) * step
 
 
 def _crc32(path: Path) -> str:

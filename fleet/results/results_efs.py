@@ -1,5 +1,5 @@
-"""Results on EFS, which no AWS call reads: listed from the run's store, fetched from a folder where the file system is
-mounted, or over ssh through an instance that has it mounted."""
+"""Results on EFS, which no AWS call can read: listed from the run's store, fetched from a folder where the file system
+is mounted, or over ssh through an instance that has it mounted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ASK_SECONDS = 60.0
 _CHANGING_TRIES = 3
 _WORK_BATCH = frozenset({"state"})
 _WORK_NODES = frozenset({"checkpoints", "working", "keep", "logs", "progress", ".spotheal"})
-# SPOTHEAL_ROOT is set on a rehearsal's machines alone. The run's folder is the trainer's: read as root where need be.
+# Only a rehearsal's machines set SPOTHEAL_ROOT. The run's folder belongs to the trainer, so it may need root to read.
 _READ = (
     'f="${SPOTHEAL_ROOT:-}"PATH; if [ -r "$f" ]; then exec PROGRAM; fi; '
     "if sudo -n true 2>/dev/null; then exec sudo -n PROGRAM; fi; exec PROGRAM"
@@ -43,32 +43,32 @@ Say = Callable[[str], None]
 
 
 def remote(path: str, program: str) -> str:
-    """Shell text for an instance: `program` with `"$f"` for the path."""
+    """The shell command for an instance that runs `program`, in which `"$f"` is the path."""
     return _READ.replace("PROGRAM", program).replace("PATH", shlex.quote(path))
 
 
 # ------------------------------------------------------------------------------------------------------- where they lie
 @sensible
 def place_of(run: Run) -> StoreUrl | EfsUrl | None:
-    """What `store.results` was when the run was requested; None: the run's own store."""
+    """The value of `store.results` when the run was requested; None: the run's own store."""
     document = run.store.get_json(LAYOUT.job_document) or {}
-    asked = str((document.get("store") or {}).get("results") or "")
-    return parse_results(asked) if asked else None
+    url = str((document.get("store") or {}).get("results") or "")
+    return parse_results(url) if url else None
 
 
 @sensible
 def listed(run: Run) -> tuple[Result, ...]:
-    """What agents have noted of results that lie elsewhere; those of a sweep's runs below their numbers."""
+    """The agents' lists of results outside the run's store; those of a sweep's runs below their numbers."""
     count = int(((run.store.get_json(LAYOUT.job_document) or {}).get("run") or {}).get("entries") or 0)
     keys = {f"{index}/": f"{LAYOUT.entry(index)}/{LAYOUT.results_listing}" for index in range(count)}
     keys = keys or {"": LAYOUT.results_listing}
     with ThreadPoolExecutor(8) as pool:
-        found = zip(keys, pool.map(run.store.get_json, keys.values()), strict=True)
-        return tuple(_result(below, one) for below, document in found for one in (document or {}).get("files", []))
+        documents = zip(keys, pool.map(run.store.get_json, keys.values()), strict=True)
+        return tuple(_result(top, item) for top, document in documents for item in (document or {}).get("files", []))
 
 
-def _result(below: str, one: Mapping[str, Any]) -> Result:
-    return Result(f"{below}{one['name']}", int(one["size"]), None, str(one.get("sha256") or ""))
+def _result(top: str, item: Mapping[str, Any]) -> Result:
+    return Result(f"{top}{item['name']}", int(item["size"]), None, str(item.get("sha256") or ""))
 
 
 @contextmanager
@@ -76,10 +76,10 @@ def opened(
     session: Session, run: Run, folder: Path | None, say: Say, *, user: str = "", identity: Path | None = None,
     reading: bool = True,
 ) -> Iterator[Source]:
-    """Where the run's results are. `folder`: where EFS is mounted here. `reading` False: they are only listed."""
+    """The source of the run's results. `folder`: where EFS is mounted here. `reading` False: they are only listed."""
     place = place_of(run)
     if folder is not None and not isinstance(place, EfsUrl):
-        say("note: --from is left out: the results of this run are in S3")
+        say("note: --from is not used: the results of this run are in S3")
     with ExitStack() as stack:
         match place:
             case None:
@@ -98,7 +98,7 @@ def opened(
 
 @sensible
 def _work_of(run: Run) -> frozenset[str]:
-    """Folders at the run's top that agents work in: of containers at Batch, of several machines."""
+    """Folders in the run's folder in which agents work: of containers at Batch, or of several machines."""
     if run.fleet_document().get("engine") == "batch":
         return _WORK_BATCH
     nodes = ((run.store.get_json(LAYOUT.job_document) or {}).get("job") or {}).get("nodes") or "1"
@@ -106,16 +106,16 @@ def _work_of(run: Run) -> frozenset[str]:
 
 
 class Listed:
-    """What the run's store says of results on EFS; nothing here can read them."""
+    """Results on EFS as the run's store lists them; they cannot be read from here."""
 
-    def __init__(self, place: str, found: tuple[Result, ...]) -> None:
-        self._place, self._found = place, found
+    def __init__(self, place: str, results: tuple[Result, ...]) -> None:
+        self._place, self._results = place, results
 
     def __str__(self) -> str:
         return self._place
 
     def list(self) -> tuple[Result, ...]:
-        return self._found
+        return self._results
 
     def fetch(self, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
         raise NotFound(f"{result.name} lies on {self._place}")
@@ -123,10 +123,10 @@ class Listed:
 
 # ------------------------------------------------------------------------------------------------------- mounted here
 def _below(folder: Path, place: EfsUrl, run: Run) -> Path:
-    """The run's own folder, whether `folder` is the file system's top or any folder on the way."""
+    """The run's own folder, if `folder` is the top of the file system or any folder on the way to it."""
     for parts in ((place.folder, run.job, run.id), (run.job, run.id), (run.id,)):
-        if (found := folder.joinpath(*parts)).is_dir():
-            return found
+        if (path := folder.joinpath(*parts)).is_dir():
+            return path
     if folder.name == run.id and folder.is_dir():
         return folder
     raise NotFound(
@@ -138,60 +138,60 @@ def _below(folder: Path, place: EfsUrl, run: Run) -> Path:
 class Mounted:
     """A folder: the file system is mounted on this machine."""
 
-    def __init__(self, folder: Path, found: tuple[Result, ...], work: Collection[str] = ()) -> None:
-        """`work`: folders in it that hold checkpoints and the like, no results; files that an agent listed are."""
-        self._folder, self._known, self._work = folder, {one.name: one for one in found}, work
+    def __init__(self, folder: Path, results: tuple[Result, ...], work: Collection[str] = ()) -> None:
+        """`work`: folders with checkpoints and the like, which are no results, except files that an agent listed."""
+        self._folder, self._known, self._work = folder, {result.name: result for result in results}, work
 
     def __str__(self) -> str:
         return f"{self._folder}/"
 
     def list(self) -> tuple[Result, ...]:
-        """What is there, that of a run that is at work too; half-written files are hidden ones and left out."""
-        found = []
+        """The files in the folder, also of a live run; half-written files are hidden files and left out."""
+        results = []
         for top, _, names in os.walk(self._folder):
             for name in names:
                 path = Path(top, name)
-                with suppress(FileNotFoundError):  # it was there a moment ago
+                with suppress(FileNotFoundError):  # deleted since os.walk listed it
                     if not path.is_symlink() and path.is_file():
-                        seen, relative = path.stat(), path.relative_to(self._folder).as_posix()
-                        modified = _moment(seen.st_mtime)
-                        found.append(Result(relative, seen.st_size, modified))
-        return _results(found, self._known, self._work)
+                        facts, relative = path.stat(), path.relative_to(self._folder).as_posix()
+                        modified = _moment(facts.st_mtime)
+                        results.append(Result(relative, facts.st_size, modified))
+        return _results(results, self._known, self._work)
 
     def fetch(self, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
         with (self._folder / result.name).open("rb") as original:
-            if not result.sha256:  # of a run that is at work: it may have been replaced since it was listed
+            if not result.sha256:  # a live run's: it may have been replaced since it was listed
                 result = replace(result, size=os.fstat(original.fileno()).st_size)
             return _copy(result, target, lambda: original.read(_CHUNK), original.seek, progress)
 
 
-def _results(found: Iterable[Result], known: Mapping[str, Result], work: Collection[str]) -> tuple[Result, ...]:
-    """What is there, with the checksums of what agents have listed; half-written files and their work are left out."""
+def _results(files: Iterable[Result], listing: Mapping[str, Result], work: Collection[str]) -> tuple[Result, ...]:
+    """`files` with the checksums from the agents' list; half-written files and files in `work` are left out."""
     results = []
-    for one in found:
-        name, said = one.name.rpartition("/")[2], known.get(one.name)
-        if (name.startswith(".") and name.endswith(".partial")) or (not said and one.name.partition("/")[0] in work):
+    for file in files:
+        name, note = file.name.rpartition("/")[2], listing.get(file.name)
+        if (name.startswith(".") and name.endswith(".partial")) or (not note and file.name.partition("/")[0] in work):
             continue
-        results.append(replace(one, sha256=said.sha256) if said is not None and said.size == one.size else one)
-    return tuple(sorted(results, key=lambda one: one.name))
+        results.append(replace(file, sha256=note.sha256) if note is not None and note.size == file.size else file)
+    return tuple(sorted(results, key=lambda result: result.name))
 
 
 def _copy(
     result: Result, target: Path, read: Callable[[], bytes], skip: Callable[[int], object],
     progress: Callable[[int], None],
 ) -> Fetched:
-    """`read` gives what comes next, b"" at the end, after `skip` bytes."""  # fmt: skip
+    """Write `target`. `skip(n)` goes to byte n of the original; `read` gives the next bytes, b"" at its end."""
     if target.is_file() and target.stat().st_size == result.size and result.sha256 and _sha256(target) == result.sha256:
         progress(result.size)
         return Fetched(result.name, target, result.size, "sha256", was_there=True)
     partial = partial_of(target, result.sha256 or f"{result.size} {result.modified}")
     with partial.open("ab") as file:
-        if not result.sha256 or file.tell() > result.size:  # nothing would tell that the rest is another's
+        if not result.sha256 or file.tell() > result.size:  # the rest may be of another version
             file.truncate(0)
-        there = file.tell()
-        progress(there)
-        if there < result.size or not result.size:
-            skip(there)
+        offset = file.tell()
+        progress(offset)
+        if offset < result.size or not result.size:
+            skip(offset)
             while chunk := read():
                 file.write(chunk)
                 progress(len(chunk))
@@ -199,7 +199,7 @@ def _copy(
         os.fsync(file.fileno())
     size = partial.stat().st_size
     if size < result.size:
-        raise Retryable(f"{result.name} was cut off", next_step="the same command goes on where it was")
+        raise Retryable(f"{result.name} was cut off", next_step="the same command continues where it stopped")
     if size != result.size or (result.sha256 and _sha256(partial) != result.sha256):
         raise damaged(partial, result.name)
     os.replace(partial, target)
@@ -218,22 +218,22 @@ def _sha256(path: Path) -> str:
 def _connection(
     stack: ExitStack, session: Session, run: Run, path: str, say: Say, place: EfsUrl, user: str, identity: Path | None
 ) -> ssh.Connection:
-    """To an instance on which the run's folder is to be seen: the run's own, else one of any job's."""
+    """A connection to an instance that has the run's folder mounted: the run's own, else one of any job."""
     last: SpothealError | None = None
     for host in _hosts(session, run)[:_INSTANCES_TRIED]:
         try:
             connection = stack.enter_context(ssh.Connection(session, host, say, user=user, identity=identity))
-            done = _ask(connection, remote(path, 'test -d "$f"'))
-            if done.returncode == 0:
+            answer = _ask(connection, remote(path, 'test -d "$f"'))
+            if answer.returncode == 0:
                 connection.remember()
                 say(f"through {host.instance}, which has {place.file_system} mounted")
                 return connection
-            if done.returncode == 255:
-                last = connection.refusal(done.stderr.decode(errors="replace").strip())
+            if answer.returncode == 255:
+                last = connection.refusal(answer.stderr.decode(errors="replace").strip())
         except SpothealError as error:
             last = error
-    there = f"`fleetctl results get {run.job} --from DIR`"
-    mount = f"mount {place.file_system} on a machine in its VPC and type {there} on it"
+    command = f"`fleetctl results get {run.job} --from DIR`"
+    mount = f"mount {place.file_system} on a machine in its VPC and type {command} on it"
     if last is not None:
         raise PermissionDenied(f"the results on {place} cannot be fetched: {last.message}", next_step=mount)
     raise NotFound(
@@ -243,14 +243,14 @@ def _connection(
 
 
 def _hosts(session: Session, run: Run) -> list[ssh.Host]:
-    own = [host for host in ssh.hosts(session, run) if host.state == "running" and host.address]
+    run_hosts = [host for host in ssh.hosts(session, run) if host.state == "running" and host.address]
     filters = [{"Name": "tag-key", "Values": [TAG_RUN]}, {"Name": "instance-state-name", "Values": ["running"]}]
     with translated("list the instances of all jobs"):
         pages = session.client("ec2").get_paginator("describe_instances").paginate(Filters=filters)
-        items = [item for page in pages for one in page["Reservations"] for item in one["Instances"]]
-    others = [ssh.host_of(item) for item in items]
-    known = {host.instance for host in own}
-    return own + [host for host in others if host.instance not in known and host.address]
+        items = [item for page in pages for reservation in page["Reservations"] for item in reservation["Instances"]]
+    other_hosts = [ssh.host_of(item) for item in items]
+    instances = {host.instance for host in run_hosts}
+    return run_hosts + [host for host in other_hosts if host.instance not in instances and host.address]
 
 
 def _ask(connection: ssh.Connection, command: str) -> subprocess.CompletedProcess[bytes]:
@@ -262,55 +262,55 @@ def _ask(connection: ssh.Connection, command: str) -> subprocess.CompletedProces
 
 
 class OverSsh:
-    """Files on an instance, read as they are by `tail -c`, one after the other."""
+    """Files on an instance, read by `tail -c`, one after the other."""
 
     def __init__(
-        self, connection: ssh.Connection, path: str, found: tuple[Result, ...], work: Collection[str] = ()
+        self, connection: ssh.Connection, path: str, results: tuple[Result, ...], work: Collection[str] = ()
     ) -> None:
-        """`work`: as of `Mounted`."""
+        """`work`: as in `Mounted`."""
         self._connection, self._path, self._work = connection, path, work
-        self._known = {one.name: one for one in found}
+        self._known = {result.name: result for result in results}
 
     def __str__(self) -> str:
         return f"{self._connection.host.instance}:{self._path}/"
 
     def list(self) -> tuple[Result, ...]:
-        """What the store has listed, and what the instance sees beside it of a run that is at work."""
-        done = _ask(self._connection, remote(self._path, "find -P \"$f\" -type f -printf '%s %T@ %P\\0'"))
-        seen = _results(_found(done.stdout), self._known, self._work)
-        missing = self._known.keys() - {one.name for one in seen}
-        return tuple(sorted([*seen, *(self._known[name] for name in missing)], key=lambda one: one.name))
+        """The results in the store's list, and for a live run also the other files that the instance has."""
+        answer = _ask(self._connection, remote(self._path, "find -P \"$f\" -type f -printf '%s %T@ %P\\0'"))
+        results = _results(_found(answer.stdout), self._known, self._work)
+        missing = self._known.keys() - {result.name for result in results}
+        return tuple(sorted([*results, *(self._known[name] for name in missing)], key=lambda result: result.name))
 
     def fetch(self, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
-        """What has no checksum belongs to a run that is at work, and may be replaced any moment."""
+        """A file without a checksum belongs to a live run, which may replace it at any moment."""
         for _ in range(0 if result.sha256 else _CHANGING_TRIES - 1):
             with suppress(Retryable):
                 return self._fetch(self._now(result), target, progress)
         return self._fetch(result if result.sha256 else self._now(result), target, progress)
 
     def _now(self, result: Result) -> Result:
-        done = _ask(self._connection, remote(f"{self._path}/{result.name}", "stat -c %s \"$f\""))
-        size = done.stdout.decode(errors="replace").strip()
+        answer = _ask(self._connection, remote(f"{self._path}/{result.name}", "stat -c %s \"$f\""))
+        size = answer.stdout.decode(errors="replace").strip()
         return replace(result, size=int(size)) if size.isdigit() else result
 
     def _fetch(self, result: Result, target: Path, progress: Callable[[int], None]) -> Fetched:
-        begun: list[subprocess.Popen[bytes]] = []
+        programs: list[subprocess.Popen[bytes]] = []
 
-        def begin(there: int) -> None:
-            command = remote(f"{self._path}/{result.name}", f'tail -c +{there + 1} "$f"')
+        def begin(offset: int) -> None:
+            command = remote(f"{self._path}/{result.name}", f'tail -c +{offset + 1} "$f"')
             argv = self._connection.argv([command], ["-T", "-o", "BatchMode=yes"])
-            begun.append(subprocess.Popen(
+            programs.append(subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             ))  # fmt: skip
 
         def read() -> bytes:
-            assert begun[0].stdout is not None
-            return begun[0].stdout.read1(_CHUNK)  # type: ignore[attr-defined, no-any-return]
+            assert programs[0].stdout is not None
+            return programs[0].stdout.read1(_CHUNK)  # type: ignore[attr-defined, no-any-return]
 
         try:
             return _copy(result, target, read, begin, progress)
         finally:
-            for program in begun:
+            for program in programs:
                 program.kill()
                 program.wait()
                 if program.stdout is not None:
@@ -320,14 +320,14 @@ class OverSsh:
 def _found(printed: bytes) -> Iterable[Result]:
     for line in printed.split(b"\0"):
         size, _, rest = line.partition(b" ")
-        when, _, name = rest.partition(b" ")
+        time, _, name = rest.partition(b" ")
         text = name.decode(sys.getfilesystemencoding(), "replace")
         if size.isdigit():
-            yield Result(text, int(size), _moment(when.decode("ascii", "replace")))
+            yield Result(text, int(size), _moment(time.decode("ascii", "replace")))
 
 
 def _moment(seconds: float | str) -> datetime:
-    """Of a file's last write; 1970 if its owner gave it a time that no calendar has."""
+    """The time of a file's last write; 1970 if its owner gave it a time outside the calendar."""
     try:
         return datetime.fromtimestamp(float(seconds), timezone.utc)
     except (ValueError, OverflowError, OSError):

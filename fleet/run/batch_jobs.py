@@ -1,4 +1,4 @@
-"""Batch's jobs as this project sees them: read from AWS, in pages, and summed up (pure)."""
+"""Batch's jobs: read from AWS, in pages, and summed up (pure)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DESCRIBED = 100  # jobs a call, by AWS's limit
 
 @dataclass(frozen=True)
 class Stream:
-    """A log stream of one attempt (from 1) of a job; `index` None: it is no child of an array."""
+    """A log stream of one attempt (from 1) of a job; `index` is None if the job is no child of an array."""
 
     name: str
     index: int | None
@@ -26,73 +26,74 @@ class Stream:
 
     @property
     def label(self) -> str:
-        """`3`, or `3/2` for the second attempt; of a single job nothing, or `attempt 2`."""
+        """`3`, or `3/2` for the second attempt; for a single job "", or `attempt 2`."""
         if self.index is None:
             return f"attempt {self.attempt}" if self.attempt > 1 else ""
         return f"{self.index}/{self.attempt}" if self.attempt > 1 else str(self.index)
 
 
 def document_of(run: Run) -> dict[str, Any]:
-    """What `submit` has written of the run's job at Batch: of a submission that was cut short, of the one before it.
+    """What `submit` has written about the run's job at Batch. If the last submission was cut short, the job of the
+    submission before it.
 
-    NotFound where the run was not submitted there.
+    NotFound if the run was not submitted to Batch.
     """
-    found = run.fleet_document()
-    batch = found.get("batch")
-    batch = batch if found.get("engine") == "batch" and isinstance(batch, dict) else {}
-    known = [one for one in (*batch.get("earlier", []), batch.get("job_id")) if one]
-    if not known:
+    document = run.fleet_document()
+    batch = document.get("batch")
+    batch = batch if document.get("engine") == "batch" and isinstance(batch, dict) else {}
+    job_ids = [job_id for job_id in (*batch.get("earlier", []), batch.get("job_id")) if job_id]
+    if not job_ids:
         raise NotFound(f"run {run.id} of job {run.job} was not submitted to AWS Batch",
                        next_step=f"`fleetctl status {run.job}`, or `fleetctl batch submit`")  # fmt: skip
-    return {**batch, "job_id": known[-1]}
+    return {**batch, "job_id": job_ids[-1]}
 
 
-def lost_one(session: Session, run: Run) -> str:
-    """The id of a job whose submission was cut short before its id was noted; "" where there is none at work."""
+def unrecorded_job(session: Session, run: Run) -> str:
+    """The id of an open job whose submission was cut short before its id was recorded; "" if there is none."""
     batch = run.fleet_document().get("batch") or {}
     if batch.get("job_id") or not batch.get("job_name"):
         return ""
-    found = (one for one in open_jobs(session, str(batch["queue"])) if one["jobName"] == batch["job_name"])
-    return next((str(one["jobId"]) for one in found), "")
+    jobs = (job for job in open_jobs(session, str(batch["queue"])) if job["jobName"] == batch["job_name"])
+    return next((str(job["jobId"]) for job in jobs), "")
 
 
 def describe(session: Session, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Jobs by id; what Batch has forgotten (it keeps them a week) is left out."""
-    wanted = list(ids)
-    found: dict[str, dict[str, Any]] = {}
-    for start in range(0, len(wanted), _DESCRIBED):
+    """Jobs by id, without those that Batch has forgotten (it keeps a job for a week)."""
+    job_ids = list(ids)
+    jobs: dict[str, dict[str, Any]] = {}
+    for start in range(0, len(job_ids), _DESCRIBED):
         with translated("describe the jobs"):
-            answer = session.client("batch").describe_jobs(jobs=wanted[start : start + _DESCRIBED])
-        found |= {str(one["jobId"]): one for one in answer["jobs"]}
-    return found
+            answer = session.client("batch").describe_jobs(jobs=job_ids[start : start + _DESCRIBED])
+        jobs |= {str(job["jobId"]): job for job in answer["jobs"]}
+    return jobs
 
 
 def children(session: Session, array: str, status: str) -> list[str]:
     """Ids of an array's children in one state, all pages."""
     ids: list[str] = []
-    more: dict[str, str] = {}
+    next_page: dict[str, str] = {}
     while True:
         with translated("list the children of the array"):
-            answer = session.client("batch").list_jobs(arrayJobId=array, jobStatus=status, **more)
-        ids += [str(one["jobId"]) for one in answer["jobSummaryList"]]
+            answer = session.client("batch").list_jobs(arrayJobId=array, jobStatus=status, **next_page)
+        ids += [str(job["jobId"]) for job in answer["jobSummaryList"]]
         if not answer.get("nextToken"):
             return ids
-        more = {"nextToken": answer["nextToken"]}
+        next_page = {"nextToken": answer["nextToken"]}
 
 
 def open_jobs(session: Session, queue: str) -> list[dict[str, Any]]:
     """Summaries of the queue's jobs that are not over."""
-    found: list[dict[str, Any]] = []
+    summaries: list[dict[str, Any]] = []
     for status in (state for state in STATES if state not in ENDS):
-        more: dict[str, str] = {}
+        next_page: dict[str, str] = {}
         while True:
             with translated(f"list the jobs of queue {queue}"):
-                answer = session.client("batch").list_jobs(jobQueue=queue, jobStatus=status, **more)
-            found += answer["jobSummaryList"]
+                answer = session.client("batch").list_jobs(jobQueue=queue, jobStatus=status, **next_page)
+            summaries += answer["jobSummaryList"]
             if not answer.get("nextToken"):
                 break
-            more = {"nextToken": answer["nextToken"]}
-    return found
+            next_page = {"nextToken": answer["nextToken"]}
+    return summaries
 
 
 # ----------------------------------------------------------------------------------------------------------------- pure
@@ -109,36 +110,36 @@ def size_of(job: Mapping[str, Any]) -> int:
 
 
 def index_of(job: Mapping[str, Any]) -> int | None:
-    found = (job.get("arrayProperties") or {}).get("index")
-    return None if found is None else int(found)
+    index = (job.get("arrayProperties") or {}).get("index")
+    return None if index is None else int(index)
 
 
 def streams_of(job: Mapping[str, Any]) -> list[Stream]:
-    """Of all attempts of a job that is no array, in order; one that did not start has none."""
-    found: list[Stream] = []
+    """The log streams of a job that is no array, by attempt; an attempt that did not start has none."""
+    streams: list[Stream] = []
     attempts = list(job.get("attempts") or [])
     for number, attempt in enumerate(attempts, 1):
         if name := (attempt.get("container") or {}).get("logStreamName"):
-            found.append(Stream(str(name), index_of(job), number))
-    now = (job.get("container") or {}).get("logStreamName")
-    if now and now not in {one.name for one in found}:
-        found.append(Stream(str(now), index_of(job), len(attempts) + 1))
-    return found
+            streams.append(Stream(str(name), index_of(job), number))
+    current_name = (job.get("container") or {}).get("logStreamName")
+    if current_name and current_name not in {stream.name for stream in streams}:
+        streams.append(Stream(str(current_name), index_of(job), len(attempts) + 1))
+    return streams
 
 
 def why(job: Mapping[str, Any]) -> str:
-    """What AWS says of a job that failed: the container's reason says more than the job's."""
+    """Why a job failed, by AWS: the container's reason says more than the job's."""
     container = job.get("container") or {}
     last = (list(job.get("attempts") or []) or [{}])[-1]
     reason = container.get("reason") or (last.get("container") or {}).get("reason") or ""
-    said = str(job.get("statusReason") or last.get("statusReason") or "")
+    status_reason = str(job.get("statusReason") or last.get("statusReason") or "")
     code = container.get("exitCode", (last.get("container") or {}).get("exitCode"))
-    parts = [said, str(reason), f"exit code {code}" if code is not None else ""]
+    parts = [status_reason, str(reason), f"exit code {code}" if code is not None else ""]
     return "; ".join(part for part in parts if part) or "no reason is given"
 
 
 def mark(job: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What changes where something happened to a job."""
+    """A value that changes with each event of a job."""
     return job["status"], tuple(counts(job).values()), len(job.get("attempts") or [])
 
 

@@ -21,7 +21,7 @@ _STRATEGIES = {
 _ON_DEMAND_STRATEGIES = {"lowestPrice": "lowest-price", "prioritized": "prioritized"}
 _EXCESS = {"default": "termination", "noTermination": "no-termination"}
 _SAME = ("ValidFrom", "ValidUntil", "TerminateInstancesWithExpiration", "ReplaceUnhealthyInstances", "Context")
-# Where the spot fleet's name is the key, the value is where CreateFleet has it.
+# The spot fleet's name of an option, and CreateFleet's.
 _SPOT_OPTIONS = {
     "InstanceInterruptionBehavior": "InstanceInterruptionBehavior",
     "InstancePoolsToUseCount": "InstancePoolsToUseCount",
@@ -36,15 +36,15 @@ _READ = {
 
 
 def check(document: dict[str, Any]) -> list[str]:
-    """Keys of the operator's file that an EC2 fleet has no place for."""
-    known = _READ | {"LaunchSpecifications"}
-    return [f"{name}: an EC2 fleet has no such setting" for name in document if name not in known]
+    """Keys of the operator's file that an EC2 fleet does not know."""
+    known_keys = _READ | {"LaunchSpecifications"}
+    return [f"{name}: an EC2 fleet has no such setting" for name in document if name not in known_keys]
 
 
 def create_fleet(config: dict[str, Any]) -> dict[str, Any]:
-    """CreateFleet's arguments, ClientToken apart, of a spot fleet's configuration whose launches are all templates.
+    """CreateFleet's arguments, without ClientToken, from a spot fleet's configuration that has launch templates only.
 
-    Raises ConfigError that names every key which has no counterpart.
+    Raises ConfigError, which names every key that CreateFleet does not know.
     """
     if faults := check(config):
         raise ConfigError(
@@ -58,13 +58,13 @@ def create_fleet(config: dict[str, Any]) -> dict[str, Any]:
         on_demand["AllocationStrategy"] = _ON_DEMAND_STRATEGIES[config["OnDemandAllocationStrategy"]]
     if "OnDemandMaxTotalPrice" in config:
         on_demand["MaxTotalPrice"] = config["OnDemandMaxTotalPrice"]
-    total, dear = config["TargetCapacity"], config.get("OnDemandTargetCapacity", 0)
+    total, on_demand_target = config["TargetCapacity"], config.get("OnDemandTargetCapacity", 0)
     arguments: dict[str, Any] = {
         "Type": config["Type"],
         "TargetCapacitySpecification": {
             "TotalTargetCapacity": total,
-            "OnDemandTargetCapacity": dear,
-            "SpotTargetCapacity": total - dear,
+            "OnDemandTargetCapacity": on_demand_target,
+            "SpotTargetCapacity": total - on_demand_target,
             "DefaultTargetCapacityType": "spot",
         },
         "LaunchTemplateConfigs": [_template_config(entry, config) for entry in config["LaunchTemplateConfigs"]],
@@ -81,18 +81,18 @@ def create_fleet(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _template_config(entry: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Without overrides a spot fleet takes what the template says; so does an EC2 fleet, but a price needs one."""
-    overrides = [_override(one, config) for one in entry.get("Overrides", [])]
+    """Both kinds of fleet launch what the template says if there is no override, but a price needs an override."""
+    overrides = [_override(override, config) for override in entry.get("Overrides", [])]
     if not overrides and "SpotPrice" in config:
         overrides = [{"MaxPrice": config["SpotPrice"]}]
-    found = {"LaunchTemplateSpecification": copy.deepcopy(entry["LaunchTemplateSpecification"])}
-    return {**found, "Overrides": overrides} if overrides else found
+    template = {"LaunchTemplateSpecification": copy.deepcopy(entry["LaunchTemplateSpecification"])}
+    return {**template, "Overrides": overrides} if overrides else template
 
 
-def _override(one: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """A price is named MaxPrice here, and stands on each override: CreateFleet has none for all of them."""
-    changed = {name: value for name, value in copy.deepcopy(one).items() if name != "SpotPrice"}
-    price = one.get("SpotPrice") or config.get("SpotPrice")
+def _override(override: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """CreateFleet has no price for the whole fleet, so each override gets it, as MaxPrice."""
+    changed = {name: value for name, value in copy.deepcopy(override).items() if name != "SpotPrice"}
+    price = override.get("SpotPrice") or config.get("SpotPrice")
     return {**changed, "MaxPrice": price} if price else changed
 
 

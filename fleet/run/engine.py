@@ -1,6 +1,6 @@
-"""The two AWS interfaces that keep a fleet's capacity, Spot Fleet and EC2 Fleet, behind one seam.
+"""The two AWS interfaces that keep a fleet's capacity, Spot Fleet and EC2 Fleet, behind one interface.
 
-A fleet's id says which it is: `sfr-…` or `fleet-…`. States and events have Spot Fleet's names here, whichever it is.
+A fleet's id says which it is: `sfr-…` or `fleet-…`. States and events of both have Spot Fleet's names here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Fleet:
 
     id: str
     state: str
-    activity: str  # error, pending_fulfillment, pending_termination, fulfilled; "" where AWS says none
+    activity: str  # error, pending_fulfillment, pending_termination, fulfilled; "" if AWS names none
     tags: Mapping[str, str]
     target: int
     on_demand: int
@@ -47,11 +47,11 @@ class Fleet:
 
 @dataclass(frozen=True)
 class FleetEvent:
-    """`kind`: fleetRequestChange, instanceChange, error or information; `what` is AWS's EventSubType."""
+    """`kind`: fleetRequestChange, instanceChange, error or information; `subtype` is AWS's EventSubType."""
 
     time: datetime
     kind: str
-    what: str
+    subtype: str
     description: str
     instance: str
 
@@ -66,7 +66,7 @@ def is_ec2_fleet_request(arguments: Mapping[str, Any]) -> bool:
 
 
 def send(ec2: Any, arguments: Mapping[str, Any]) -> str:
-    """Request the fleet; returns its id. Sent again with the same ClientToken it is the same fleet."""
+    """Request the fleet; returns its id. A second call with the same ClientToken returns the same fleet."""
     if is_ec2_fleet_request(arguments):
         with translated("create the EC2 fleet"):
             return str(ec2.create_fleet(**arguments)["FleetId"])
@@ -80,83 +80,83 @@ def send(ec2: Any, arguments: Mapping[str, Any]) -> str:
 
 
 def describe(ec2: Any, fleet: str) -> Fleet | None:
-    """One call, by id. None where AWS no longer knows the fleet (48 hours after its end)."""
+    """One call, by id. None if AWS no longer knows the fleet (48 hours after its end)."""
     try:
         with translated(f"describe {fleet}"):
             if is_ec2_fleet(fleet):
-                found = ec2.describe_fleets(FleetIds=[fleet]).get("Fleets", [])
-                return _of_ec2_fleet(found[0]) if found else None
-            found = ec2.describe_spot_fleet_requests(SpotFleetRequestIds=[fleet]).get("SpotFleetRequestConfigs", [])
-            return _of_spot_fleet(found[0]) if found else None
+                fleets = ec2.describe_fleets(FleetIds=[fleet]).get("Fleets", [])
+                return _of_ec2_fleet(fleets[0]) if fleets else None
+            fleets = ec2.describe_spot_fleet_requests(SpotFleetRequestIds=[fleet]).get("SpotFleetRequestConfigs", [])
+            return _of_spot_fleet(fleets[0]) if fleets else None
     except NotFound:
         return None
 
 
 def history(ec2: Any, fleet: str, since: datetime) -> tuple[FleetEvent, ...]:
-    """What happened to the fleet from `since`, oldest first. AWS keeps 48 hours."""
+    """The fleet's events from `since` on, oldest first. AWS keeps them for 48 hours."""
     events: list[FleetEvent] = []
-    more: dict[str, Any] = {}
+    next_page: dict[str, Any] = {}
     with translated(f"read the history of {fleet}"):
         while True:
             if is_ec2_fleet(fleet):
-                answer = ec2.describe_fleet_history(FleetId=fleet, StartTime=since, **more)
+                answer = ec2.describe_fleet_history(FleetId=fleet, StartTime=since, **next_page)
             else:
-                answer = ec2.describe_spot_fleet_request_history(SpotFleetRequestId=fleet, StartTime=since, **more)
+                answer = ec2.describe_spot_fleet_request_history(SpotFleetRequestId=fleet, StartTime=since, **next_page)
             events += [_event(record) for record in answer.get("HistoryRecords", [])]
             if not answer.get("NextToken"):
                 return tuple(sorted(events, key=lambda event: event.time))
-            more = {"NextToken": answer["NextToken"]}
+            next_page = {"NextToken": answer["NextToken"]}
 
 
 def live_of_job(ec2: Any, job: str) -> tuple[Fleet, ...]:
-    """The job's live fleets by their tags: AWS has no filter for them, so all of the account's are read."""
-    found: list[Fleet] = []
+    """The job's live fleets, by their tags. AWS cannot filter fleets by tag, so all fleets of the account are read."""
+    fleets: list[Fleet] = []
     with translated("list the fleets of the account"):
         for page in ec2.get_paginator("describe_spot_fleet_requests").paginate():
-            found += [_of_spot_fleet(one) for one in page.get("SpotFleetRequestConfigs", [])]
+            fleets += [_of_spot_fleet(description) for description in page.get("SpotFleetRequestConfigs", [])]
         for page in ec2.get_paginator("describe_fleets").paginate():
-            found += [_of_ec2_fleet(one) for one in page.get("Fleets", [])]
-    return tuple(one for one in found if one.is_live and one.tags.get(TAG_JOB) == job)
+            fleets += [_of_ec2_fleet(description) for description in page.get("Fleets", [])]
+    return tuple(fleet for fleet in fleets if fleet.is_live and fleet.tags.get(TAG_JOB) == job)
 
 
-def _of_spot_fleet(found: dict[str, Any]) -> Fleet:
-    config = found.get("SpotFleetRequestConfig", {})
+def _of_spot_fleet(description: dict[str, Any]) -> Fleet:
+    config = description.get("SpotFleetRequestConfig", {})
     return Fleet(
-        id=str(found["SpotFleetRequestId"]),
-        state=str(found.get("SpotFleetRequestState") or ""),
-        activity=str(found.get("ActivityStatus") or ""),
-        tags=_tags(found),
+        id=str(description["SpotFleetRequestId"]),
+        state=str(description.get("SpotFleetRequestState") or ""),
+        activity=str(description.get("ActivityStatus") or ""),
+        tags=_tags(description),
         target=int(config.get("TargetCapacity") or 0),
         on_demand=int(config.get("OnDemandTargetCapacity") or 0),
         valid_until=config.get("ValidUntil"),
     )
 
 
-def _of_ec2_fleet(found: dict[str, Any]) -> Fleet:
-    wanted = found.get("TargetCapacitySpecification", {})
-    state = str(found.get("FleetState") or "")
+def _of_ec2_fleet(description: dict[str, Any]) -> Fleet:
+    target = description.get("TargetCapacitySpecification", {})
+    state = str(description.get("FleetState") or "")
     return Fleet(
-        id=str(found["FleetId"]),
+        id=str(description["FleetId"]),
         state=_EC2_FLEET_STATES.get(state, state),
-        activity=str(found.get("ActivityStatus") or ""),
-        tags=_tags(found),
-        target=int(wanted.get("TotalTargetCapacity") or 0),
-        on_demand=int(wanted.get("OnDemandTargetCapacity") or 0),
-        valid_until=found.get("ValidUntil"),
+        activity=str(description.get("ActivityStatus") or ""),
+        tags=_tags(description),
+        target=int(target.get("TotalTargetCapacity") or 0),
+        on_demand=int(target.get("OnDemandTargetCapacity") or 0),
+        valid_until=description.get("ValidUntil"),
     )
 
 
-def _tags(found: dict[str, Any]) -> dict[str, str]:
-    return {tag["Key"]: tag["Value"] for tag in found.get("Tags") or []}
+def _tags(description: dict[str, Any]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in description.get("Tags") or []}
 
 
 def _event(record: dict[str, Any]) -> FleetEvent:
-    what = record.get("EventInformation") or {}
+    information = record.get("EventInformation") or {}
     kind = str(record.get("EventType") or "")
     return FleetEvent(
         time=record["Timestamp"],
         kind=_EC2_FLEET_EVENTS.get(kind, kind),
-        what=str(what.get("EventSubType") or ""),
-        description=str(what.get("EventDescription") or ""),
-        instance=str(what.get("InstanceId") or ""),
+        subtype=str(information.get("EventSubType") or ""),
+        description=str(information.get("EventDescription") or ""),
+        instance=str(information.get("InstanceId") or ""),
     )

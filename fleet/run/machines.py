@@ -1,4 +1,4 @@
-"""The machines of a run that has several at once: what each says of itself in the store. Pure, but for `read`."""
+"""The machines of a run on several machines: what each has written about itself in the store. Pure, except `read`."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import parse_rfc3339
 from spotheal.agent.protocol.names import LAYOUT
 
-GONE_SECONDS = 300.0  # one that says nothing for so long, and that AWS does not show, is not shown either
+GONE_SECONDS = 300.0  # if AWS does not answer, a machine that was silent for longer is not shown
 
 
 def read(store: Store) -> tuple[dict[str, Any], ...]:
-    """`nodes/<instance>.json` of all of them; empty for a run on one machine."""
-    found = (store.get_json(key) for key in store.keys(LAYOUT.nodes))
-    return tuple(one for one in found if one is not None)
+    """`nodes/<instance>.json` of all machines; empty for a run on one machine."""
+    documents = (store.get_json(key) for key in store.keys(LAYOUT.nodes))
+    return tuple(document for document in documents if document is not None)
 
 
-def summarise(told: Sequence[Mapping[str, Any]], alive: set[str] | None, now: datetime) -> list[dict[str, Any]]:
-    """Those that are there: the one that leads first. `alive`: instances that AWS shows, None where it did not answer.
+def summarise(documents: Sequence[Mapping[str, Any]], alive: set[str] | None, moment: datetime) -> list[dict[str, Any]]:
+    """The live machines, the leader first. `alive`: the instances that AWS shows; None if AWS did not answer.
 
-    `rendezvous`: the number of the one its ranks are in; None: of none, and `doing` says why.
+    `rendezvous`: the number of the rendezvous that the machine's ranks are in; None: in none, and `doing` says why.
     """
-    found = []
-    for one in told:
-        name = str(one.get("instance", ""))
-        age = _age(one.get("time"), now)
+    machines = []
+    for document in documents:
+        name = str(document.get("instance", ""))
+        age = _age(document.get("time"), moment)
         if (alive is not None and name not in alive) or (alive is None and (age is None or age > GONE_SECONDS)):
             continue
-        found.append({
-            "instance": name, "type": one.get("instance_type"), "zone": one.get("zone"), "address": one.get("address"),
-            "doing": str(one.get("doing") or ""), "rendezvous": one.get("term"), "leads": bool(one.get("leads")),
-            "heard_seconds": age,
+        machines.append({
+            "instance": name, "type": document.get("instance_type"), "zone": document.get("zone"),
+            "address": document.get("address"), "doing": str(document.get("doing") or ""),
+            "rendezvous": document.get("term"), "leads": bool(document.get("leads")), "heard_seconds": age,
         })  # fmt: skip
-    return sorted(found, key=lambda one: (not one["leads"], str(one["instance"])))
+    return sorted(machines, key=lambda machine: (not machine["leads"], str(machine["instance"])))
 
 
 def in_words(machine: Mapping[str, Any]) -> str:
@@ -47,8 +47,8 @@ def in_words(machine: Mapping[str, Any]) -> str:
     return f"{place}  {doing}"
 
 
-def _age(text: Any, now: datetime) -> float | None:
+def _age(text: Any, moment: datetime) -> float | None:
     try:
-        return max(0.0, (now - parse_rfc3339(str(text))).total_seconds())
+        return max(0.0, (moment - parse_rfc3339(str(text))).total_seconds())
     except ValueError:
         return None

@@ -15,8 +15,8 @@ from spotheal.agent.record.ledger import Ledger
 from spotheal.fleet.run import engine
 
 LIVE_FLEET_STATES = engine.LIVE_STATES
-REPLACED = "replaced by fleetctl request --replace"  # how the reason of an end begins that is none
-REPLACE_SECONDS = 1200.0  # the old instance may take 15 minutes to be gone, then comes the request
+REPLACED = "replaced by fleetctl request --replace"  # an end with this reason is no end: a new fleet follows
+REPLACE_SECONDS = 1200.0  # the old instance may take 15 minutes to terminate, then the request follows
 _RUN_LETTERS, _ENTRY_FIGURES = 26, 5
 _RUN_ID = re.compile(r"[0-9A-Z]{26}")
 
@@ -31,7 +31,7 @@ class Run:
         return self.store.get_json(LAYOUT.fleet_document) or {}
 
     def note(self, clock: Clock, event: str, **fields: Any) -> None:
-        """Write into the ledger what an operator did; without it the run's cost would never stand still."""
+        """Write into the ledger what an operator did; without such an event the run's cost would never stop."""
         Ledger(self.store, clock, "fleetctl", "").add(event, **fields)
 
 
@@ -42,25 +42,25 @@ def check_job_name(name: str) -> str:
 
 
 def goes_on(reason: str, heartbeat_age_seconds: float | None) -> bool:
-    """Whether a run that has ended was ended by `request --replace` so lately that its new fleet is still to come."""
+    """Whether `request --replace` ended the run so recently that its new fleet may still come."""
     fresh = heartbeat_age_seconds is not None and heartbeat_age_seconds < REPLACE_SECONDS
     return fresh and reason.startswith(REPLACED)
 
 
 def run_ids(s3: Any, root: StoreUrl, job: str) -> list[str]:
-    """All runs of a job, oldest first; none where there is no such bucket.
+    """All runs of a job, oldest first; none if the bucket does not exist.
 
-    One call for a thousand runs of this job, however many jobs there are.
+    One call for a thousand runs of this job; other jobs cost no call.
     """
     prefix = f"{root.below(job).prefix}/"
-    found: list[str] = []
+    names: list[str] = []
     try:
         with translated(f"list the runs of {job}"):
             for page in s3.get_paginator("list_objects_v2").paginate(Bucket=root.bucket, Prefix=prefix, Delimiter="/"):
-                found += [item["Prefix"][len(prefix) :].rstrip("/") for item in page.get("CommonPrefixes", [])]
+                names += [item["Prefix"][len(prefix) :].rstrip("/") for item in page.get("CommonPrefixes", [])]
     except NotFound:
         return []
-    return sorted(name for name in found if _RUN_ID.fullmatch(name))
+    return sorted(name for name in names if _RUN_ID.fullmatch(name))
 
 
 def open_run(s3: Any, root: StoreUrl, job: str, run: str) -> Run:
@@ -68,15 +68,15 @@ def open_run(s3: Any, root: StoreUrl, job: str, run: str) -> Run:
 
 
 def run_of(s3: Any, root: StoreUrl, job: str, run: str) -> Run:
-    """The run that a tag names; one of a sweep is named as the sweep and its entry, and lies below the sweep."""
-    whole, entry = entry_in(run)
-    return Run(job, run, Store(s3, root.below(job, whole, LAYOUT.entry(int(entry)) if entry else "")))
+    """The run that a tag names. A sweep's run is named after the sweep and its entry, and is stored below the sweep."""
+    sweep, entry = entry_in(run)
+    return Run(job, run, Store(s3, root.below(job, sweep, LAYOUT.entry(int(entry)) if entry else "")))
 
 
 def entry_in(run: str) -> tuple[str, str]:
-    """The sweep and the entry that a run's name is made of; the whole and "" where it is of none."""
-    whole, entry = run[:_RUN_LETTERS], run[_RUN_LETTERS:]
-    return (whole, entry) if len(entry) == _ENTRY_FIGURES and entry.isdigit() else (run, "")
+    """The sweep and the entry in a run's name; the name and "" if the run belongs to no sweep."""
+    sweep, entry = run[:_RUN_LETTERS], run[_RUN_LETTERS:]
+    return (sweep, entry) if len(entry) == _ENTRY_FIGURES and entry.isdigit() else (run, "")
 
 
 def newest(s3: Any, root: StoreUrl, job: str) -> Run | None:
@@ -99,6 +99,6 @@ def find(s3: Any, root: StoreUrl, job: str, run: str = "") -> Run:
 
 
 def fleet_state(ec2: Any, fleet: str) -> str:
-    """AWS's state of a fleet; "" where it no longer knows it (48 hours after its end). Asked by id: one call."""
-    found = engine.describe(ec2, fleet)
-    return found.state if found else ""
+    """AWS's state of a fleet, by one call; "" if AWS no longer knows the fleet (48 hours after its end)."""
+    answer = engine.describe(ec2, fleet)
+    return answer.state if answer else ""

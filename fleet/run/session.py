@@ -1,4 +1,4 @@
-"""Which account and region a verb speaks to, and the clients it speaks with, each made when it is first needed."""
+"""The account and region of a verb, and its clients of AWS, each created at its first use."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from spotheal.agent.aws.ec2 import Ec2
 from spotheal.agent.protocol.errors import ConfigError, PermissionDenied, SpothealError
 from spotheal.agent.protocol.names import REGION, StoreUrl, default_bucket
 
-PLACEHOLDER_ACCOUNT = "000000000000"  # what a dry run without credentials writes where the account's number goes
+PLACEHOLDER_ACCOUNT = "000000000000"  # in a dry run without credentials, in place of the account's number
 
 
 class Session:
-    """`region` may be "" until a verb has looked into its files: `settle_region`."""
+    """`region` may be "" until a verb has read its files and calls `settle_region`."""
 
     def __init__(self, region: str = "", profile: str = "") -> None:
         self.profile = profile or os.environ.get("AWS_PROFILE", "")
@@ -29,10 +29,10 @@ class Session:
             self.settle_region()
         return self._region
 
-    def settle_region(self, *more: str) -> str:
-        """The first that is set of: the option, AWS_REGION, AWS_DEFAULT_REGION, `more`, the profile's."""
+    def settle_region(self, *candidates: str) -> str:
+        """The first region of: the option, AWS_REGION, AWS_DEFAULT_REGION, `candidates`, the profile's."""
         if not self._region:
-            self._region = next((region for region in more if region), "") or self._profile_region()
+            self._region = next((region for region in candidates if region), "") or self._profile_region()
         if not self._region:
             raise ConfigError(
                 "no region is set", next_step="--region REGION, AWS_REGION, `region` in job.toml or in the AWS profile"
@@ -50,23 +50,23 @@ class Session:
         return self._clients[key]
 
     def signed_url(self, method: str, url: StoreUrl, seconds: int) -> str:
-        """An address that may be GET or PUT without credentials, for so long; not longer than `signing_seconds`."""
+        """An address for GET or PUT without credentials, valid for `seconds`, but not longer than `signing_seconds`."""
         from botocore.config import Config
 
         from spotheal.agent.aws.clients import translated
 
         if "signing" not in self._clients:
-            own = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_S3")
-            config = Config(signature_version="s3v4", s3={"addressing_style": "path" if own else "virtual"})
+            endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_S3")
+            config = Config(signature_version="s3v4", s3={"addressing_style": "path" if endpoint else "virtual"})
             self._clients["signing"] = self._boto.client("s3", region_name=self.region, config=config)
         operation = {"GET": "get_object", "PUT": "put_object"}[method]
-        where = {"Bucket": url.bucket, "Key": url.prefix}
+        location = {"Bucket": url.bucket, "Key": url.prefix}
         with translated(f"sign an address of {url}"):
-            return str(self._clients["signing"].generate_presigned_url(operation, Params=where, ExpiresIn=seconds))
+            return str(self._clients["signing"].generate_presigned_url(operation, Params=location, ExpiresIn=seconds))
 
-    def signing_seconds(self, wanted: float) -> float | None:
-        """How long what is signed now is good, at most `wanted`: a signed address ends with the session that signed it
-        (S3 User Guide, "Sharing objects with presigned URLs"). None if temporary credentials do not say when they end.
+    def signing_seconds(self, seconds_max: float) -> float | None:
+        """How long an address that is signed now is valid, at most `seconds_max`: it ends with the session that signed
+        it (S3 User Guide, "Sharing objects with presigned URLs"). None if temporary credentials name no end.
         """
         from botocore.credentials import RefreshableCredentials
 
@@ -76,9 +76,9 @@ class Session:
             credentials = self._boto.get_credentials()
             token = credentials.get_frozen_credentials().token
         if not isinstance(credentials, RefreshableCredentials):
-            return None if token else wanted
-        minutes = range(60, int(wanted) + 60, 60)
-        return min(wanted, 60.0 * bisect_left(minutes, True, key=lambda end: credentials.refresh_needed(end)))
+            return None if token else seconds_max
+        minutes = range(60, int(seconds_max) + 60, 60)
+        return min(seconds_max, 60.0 * bisect_left(minutes, True, key=lambda end: credentials.refresh_needed(end)))
 
     @property
     def ec2(self) -> Ec2:
@@ -93,12 +93,12 @@ class Session:
             return str(self.client("sts").get_caller_identity()["Account"])
 
     def check_profile(self) -> None:
-        """PermissionDenied where a profile is named that is not there: no credentials is another thing."""
+        """PermissionDenied if the named profile does not exist; missing credentials are no error here."""
         if self.profile:
             _ = self._boto
 
     def has_credentials(self) -> bool:
-        """Whether credentials are configured at all; asks nobody whether they are good."""
+        """Whether credentials are configured; it does not check that AWS accepts them."""
         from botocore.exceptions import BotoCoreError
 
         try:
@@ -125,7 +125,7 @@ class Session:
 
 
 def renewal(profile: str) -> str:
-    """The command that makes credentials good again that have ended; by what the profile in use is."""
+    """The command that renews expired credentials, by the kind of the profile in use."""
     if not profile and os.environ.get("AWS_SESSION_TOKEN"):
         return (
             "the credentials in AWS_ACCESS_KEY_ID and AWS_SESSION_TOKEN have ended: export new ones from where you got "
@@ -157,7 +157,7 @@ def _settings(profile: str) -> dict[str, str]:
     from botocore.exceptions import BotoCoreError
 
     try:
-        found = botocore.session.Session().full_config.get("profiles", {}).get(profile, {})
+        settings = botocore.session.Session().full_config.get("profiles", {}).get(profile, {})
     except BotoCoreError:
         return {}
-    return {key: str(value) for key, value in found.items()}
+    return {key: str(value) for key, value in settings.items()}

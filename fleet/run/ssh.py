@@ -1,8 +1,8 @@
-"""The user's own ssh, led to a job's instance: a key for a minute by EC2 Instance Connect, the host's key as the
-console says it, and the user that the image is known to have.
+"""The user's own ssh to a job's instance: a key that EC2 Instance Connect accepts for a minute, the host's key from the
+console, and the login of the image.
 
 The user's ssh configuration comes first and wins (`Include`): a bastion (`Host 10.* / ProxyJump …`), another user or
-port stay what they are there. SPOTHEAL_SSH_CONFIG names another file than ~/.ssh/config.
+port stay as they are there. SPOTHEAL_SSH_CONFIG names another file than ~/.ssh/config.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Host:
-    """An instance of the run that is up. `address`: public, else private; "" while it has none."""
+    """A pending or running instance. `address`: the public one, else the private one; "" while it has none."""
 
     instance: str
     state: str
@@ -53,28 +53,28 @@ class Host:
 
 
 def hosts(session: Session, run: runs.Run) -> tuple[Host, ...]:
-    """Those that are pending or running, newest first."""
+    """The run's pending and running instances, newest first."""
     filters = [{"Name": f"tag:{TAG_RUN}", "Values": [run.id]},
                {"Name": "instance-state-name", "Values": ["pending", "running"]}]  # fmt: skip
-    found = []
+    instances = []
     with translated(f"list the instances of run {run.id}"):
         for page in session.client("ec2").get_paginator("describe_instances").paginate(Filters=filters):
-            found += [host_of(item) for reservation in page["Reservations"] for item in reservation["Instances"]]
-    return tuple(sorted(found, key=lambda host: host.launched, reverse=True))
+            instances += [host_of(item) for reservation in page["Reservations"] for item in reservation["Instances"]]
+    return tuple(sorted(instances, key=lambda host: host.launched, reverse=True))
 
 
 def writer(session: Session, run: runs.Run, instance: str = "") -> Host | None:
-    """The instance that is the job's now: the one that writes its status where it lives, else the newest that is up.
+    """The job's current instance: the instance that writes its status if it is up, else the newest that is up.
 
-    Or `instance`, of a run that has several; NotFound where it is not up.
+    Or `instance`, for a run on several machines; NotFound if it is not up.
     """
     up = [host for host in hosts(session, run) if host.state == "running" and host.address]
     if instance:
-        found = next((host for host in up if host.instance == instance), None)
-        if found is None:
+        match = next((host for host in up if host.instance == instance), None)
+        if match is None:
             names = ", ".join(host.instance for host in up) or "none"
             raise NotFound(f"{instance} is no instance of run {run.id} that is up", next_step=f"up: {names}")
-        return found
+        return match
     named = str((run.store.read_status() or {}).get("instance") or "")
     return next((host for host in up if host.instance == named), up[0] if up else None)
 
@@ -96,23 +96,23 @@ def host_of(item: dict[str, Any]) -> Host:
 
 
 def user_of(image_name: str) -> str:
-    """The login that an image of this name has; ubuntu where the name says nothing."""
+    """The login of an image with this name; ubuntu if the name does not tell."""
     name = image_name.lower()
-    found = [(name.rfind(word), user) for word, user in _USERS if word in name]
-    return max(found)[1] if found else "ubuntu"
+    matches = [(name.rfind(word), user) for word, user in _USERS if word in name]
+    return max(matches)[1] if matches else "ubuntu"
 
 
 def console_keys(console: str) -> list[str]:
     """The host keys that cloud-init printed: the first block, at the start of lines.
 
-    What prints later may be a `setup` command of the repository: its block comes after, and below a prefix of the log.
+    A later block may come from a `setup` command of the repository, which could forge one; its lines have a log prefix.
     """
     block = _KEYS.search(console)
     return _KEY_LINE.findall(block.group(1)) if block else []
 
 
 class Connection:
-    """How ssh is called for one instance; a context, whose files (a key of a minute among them) end with it."""
+    """How ssh is called for one instance. A context: its end removes the files, the temporary key among them."""
 
     def __init__(self, session: Session, host: Host, say: Say, *, user: str = "", identity: Path | None = None) -> None:
         self.host, self._session, self._say = host, session, say
@@ -125,12 +125,12 @@ class Connection:
                 raise ConfigError(f"there is no program {program!r} here", next_step="install OpenSSH's client")
         self._folder = Path(tempfile.mkdtemp(prefix="spotheal-ssh-"))
         self._key, self._config = self._folder / "key", self._folder / "config"
-        made = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "fleetctl", "-f", str(self._key)]
-        subprocess.run(made, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "fleetctl", "-f", str(self._key)]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
         self._known_hosts = self._folder / "known_hosts"
-        self._kept, self._knows_key = _kept_key(self.host.instance), True
-        if self._kept.is_file():
-            shutil.copyfile(self._kept, self._known_hosts)
+        self._key_cache, self._knows_key = _key_cache_of(self.host.instance), True
+        if self._key_cache.is_file():
+            shutil.copyfile(self._key_cache, self._known_hosts)
         else:
             keys = self._console_keys()
             self._known_hosts.write_text("".join(f"{self.host.instance} {key}\n" for key in keys))
@@ -147,19 +147,19 @@ class Connection:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def argv(self, command: Iterable[str] = (), options: Iterable[str] = ()) -> list[str]:
-        """The key is pushed anew: it is good for a minute."""
+        """The key is pushed at each call: it is valid for a minute."""
         self._push_key()
         return ["ssh", "-F", str(self._config), *options, self.host.address, *command]
 
     # ------------------------------------------------------------------------------------------------------ the files
     def _write_config(self) -> None:
         """ssh takes the first value that it finds, so the user's own configuration comes first."""
-        own = os.environ.get("SPOTHEAL_SSH_CONFIG") or str(Path.home() / ".ssh" / "config")
+        user_config = os.environ.get("SPOTHEAL_SSH_CONFIG") or str(Path.home() / ".ssh" / "config")
         keys = [f'  IdentityFile "{key}"' for key in (self._identity, self._key) if key]
         user = [f"  User {self._wanted_user}"] if self._wanted_user else []
         lines = [
             *(["Host *", *user] if user else []),
-            f'Include "{own}"',
+            f'Include "{user_config}"',
             "Host *",
             *([] if user else [f"  User {user_of(self._image_name())}"]),
             *keys,
@@ -176,17 +176,17 @@ class Connection:
         self._config.write_text("\n".join(lines) + "\n")
 
     def remember(self) -> None:
-        """Keep the host's key, after a login that worked: a key from the console that lets no one in is not kept."""
-        if self._kept.is_file() or not self._known_hosts.is_file():
+        """Keep the host's key after a successful login; a wrong key from the console is so never kept."""
+        if self._key_cache.is_file() or not self._known_hosts.is_file():
             return
         with suppress(OSError):  # without a cache the console is asked each time
-            self._kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            part = self._kept.with_name(f".{self._kept.name}.{os.getpid()}.part")
+            self._key_cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            part = self._key_cache.with_name(f".{self._key_cache.name}.{os.getpid()}.part")
             shutil.copyfile(self._known_hosts, part)
-            part.replace(self._kept)
+            part.replace(self._key_cache)
 
     def _console_keys(self) -> list[str]:
-        """cloud-init prints the host's keys; the console is there some minutes after the start."""
+        """The host's keys, which cloud-init prints; AWS has the console some minutes after the start."""
         try:
             with translated(f"read the console of {self.host.instance}"):
                 answer = self._session.client("ec2").get_console_output(InstanceId=self.host.instance)
@@ -203,19 +203,19 @@ class Connection:
         return f"{images[0].get('Name', '')} {images[0].get('Description', '')}" if images else ""
 
     def _effective_user(self) -> str:
-        """With the user's own configuration in force: the key must be pushed for whoever logs in."""
-        return self._in_force().get("user", "ubuntu")
+        """The login that the whole configuration gives: the key must be pushed for it."""
+        return self._settings().get("user", "ubuntu")
 
-    def _in_force(self) -> dict[str, str]:
-        """ssh's own reading of the whole configuration."""
-        asked = subprocess.run(
+    def _settings(self) -> dict[str, str]:
+        """The settings that ssh itself reads from the whole configuration."""
+        process = subprocess.run(
             ["ssh", "-F", str(self._config), "-G", self.host.address],
             stdin=subprocess.DEVNULL, capture_output=True, text=True,
         )  # fmt: skip
-        if asked.returncode != 0:
-            said = asked.stderr.strip()
-            raise ConfigError(f"ssh refuses its configuration: {said}", next_step="correct ~/.ssh/config")
-        return dict(line.split(" ", 1) for line in asked.stdout.splitlines() if " " in line)
+        if process.returncode != 0:
+            message = process.stderr.strip()
+            raise ConfigError(f"ssh refuses its configuration: {message}", next_step="correct ~/.ssh/config")
+        return dict(line.split(" ", 1) for line in process.stdout.splitlines() if " " in line)
 
     def _push_key(self) -> None:
         try:
@@ -229,13 +229,13 @@ class Connection:
             self._pushed = True
         except SpothealError as error:
             if self._pushed is None:
-                own = f"the key pair {self.host.key_name} or " if self.host.key_name else ""
-                self._say(f"note: {error.message}; {own}your own keys are tried")
+                key_pair = f"the key pair {self.host.key_name} or " if self.host.key_name else ""
+                self._say(f"note: {error.message}; {key_pair}your own keys are tried")
             self._pushed = False
 
     # ------------------------------------------------------------------------------------------------------ what failed
-    def refusal(self, said: str = "") -> SpothealError:
-        """Why ssh could not connect: asked of the port itself, for ssh ends with 255 in every case."""
+    def refusal(self, message: str = "") -> SpothealError:
+        """Why ssh could not connect. The port is tried, because ssh ends with 255 in every case."""
         host = self.host
         name = f"{host.instance} ({host.address})"
         try:
@@ -251,33 +251,35 @@ class Connection:
                 next_step=f"`aws ec2 authorize-security-group-ingress --group-id {groups} --protocol tcp --port 22 "
                 "--cidr YOUR_ADDRESS/32`, or a ProxyJump in ~/.ssh/config",
             )
-        if "host key" in (said or self._probe()).lower():
-            last = "at the last login" if self._kept.is_file() else "its console printed first"
-            cure = f"if not, remove {self._kept}" if self._kept.is_file() else "read `aws ec2 get-console-output`"
+        if "host key" in (message or self._probe()).lower():
+            last = "at the last login" if self._key_cache.is_file() else "its console printed first"
+            cure = "read `aws ec2 get-console-output`"
+            if self._key_cache.is_file():
+                cure = f"if not, remove {self._key_cache}"
             return PermissionDenied(
                 f"{name} shows another host key than {last}: there is no login",
                 next_step=f"somebody may be in between; {cure}",
             )
         return PermissionDenied(
-            f"{name} refuses the login of {self.user}" + (f": {said}" if said else ""),
+            f"{name} refuses the login of {self.user}" + (f": {message}" if message else ""),
             next_step="--user for another login, --identity for your key pair's private key",
         )
 
     def _probe(self) -> str:
-        """What ssh says without a login: a shell's ssh has said it to the terminal alone."""
+        """ssh's message when it connects without a login: an interactive ssh printed it to the terminal only."""
         argv = ["ssh", "-F", str(self._config), "-T", "-o", "BatchMode=yes", "-o", "PreferredAuthentications=none",
                 self.host.address, "true"]  # fmt: skip
         with suppress(OSError, subprocess.TimeoutExpired):
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=2 * CONNECT_SECONDS)
-            return done.stderr.decode(errors="replace")
+            process = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=2 * CONNECT_SECONDS)
+            return process.stderr.decode(errors="replace")
         return ""
 
     def _place(self) -> tuple[str, int]:
-        """Where ssh goes, by the configuration in force."""
-        found = self._in_force()
-        return found.get("hostname", self.host.address), int(found.get("port", "22"))
+        """The host name and port that ssh connects to, by the whole configuration."""
+        settings = self._settings()
+        return settings.get("hostname", self.host.address), int(settings.get("port", "22"))
 
 
-def _kept_key(instance: str) -> Path:
+def _key_cache_of(instance: str) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "spotheal" / "known_hosts" / instance

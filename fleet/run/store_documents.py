@@ -1,4 +1,4 @@
-"""Documents of a run lie in a store that more than one program writes: what they hold may be of any type and size."""
+"""Several programs write a run's documents in the store: their fields may have any type and size."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import ParamSpec, TypeVar
 
 from spotheal.agent.protocol.errors import Fatal
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
 
 
-def sensible(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Fatal where `function` stumbles over the types or numbers in what it was given.
+def sensible(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+    """Fatal if `function` fails over the types or numbers in its documents.
 
-    To check each field where it is used would be a page of code for what no agent writes; SPOTHEAL_DEBUG=1 shows where.
+    A check of each field would be a page of code for values that no agent writes; SPOTHEAL_DEBUG=1 shows the place.
     """
 
     @functools.wraps(function)
-    def guarded(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+    def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
         try:
             return function(*args, **kwargs)
         except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as fault:

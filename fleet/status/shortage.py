@@ -76,7 +76,7 @@ def shortage(
 
     `types` and `zones` are the request's, for refusals that name none.
     """
-    launched = max((at for at, event in enumerate(events) if event.what == "launched"), default=-1)
+    launched = max((at for at, event in enumerate(events) if event.subtype == "launched"), default=-1)
     refusals = [(event, cause) for event in events[launched + 1 :] if (cause := _cause(event))]
     if not refusals:
         return None
@@ -86,7 +86,7 @@ def shortage(
     words = " ".join(event.description for event in same)
     kinds = types_in(words) or tuple(types)
     places = zones_in(words) or tuple(zones)
-    said = _ERROR.split(same[-1].description)[-1] or same[-1].what
+    said = _ERROR.split(same[-1].description)[-1] or same[-1].subtype
     return Shortage(cause, same[0].time, places, kinds, said, _next_step(cause, kinds))
 
 
@@ -109,7 +109,7 @@ def zones_in(text: str) -> tuple[str, ...]:
 
 def _cause(event: FleetEvent) -> str:
     """"" for an event that refuses nothing."""
-    said, what = event.description.lower(), event.what.replace("-", "").lower()
+    said, what = event.description.lower(), event.subtype.replace("-", "").lower()
     if event.kind not in ("error", "information") or _NO_MARKET in said:
         return ""
     if "countlimitexceeded" in what or _QUOTA.search(said):

@@ -17,37 +17,39 @@ Step = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 @contextmanager
-def bar(what: str, *, quiet: bool = False, to: TextIO | None = None) -> Iterator[Step]:
-    """`step(done, total)` shows how far it is; nothing where `quiet` (unless to a file, by the line)."""
+def bar(activity: str, *, quiet: bool = False, to: TextIO | None = None) -> Iterator[Step]:
+    """`step(bytes_done, total)` shows the progress. If `quiet`, a terminal shows nothing; a file still gets lines."""
     out = to or sys.stderr
     terminal = out.isatty() and not quiet
-    began, told = time.monotonic(), [0.0, -1]  # when something was shown last, and of how many bytes
+    start, last_shown = time.monotonic(), [0.0, -1]  # the time of the last output, and its number of bytes
 
-    def step(done: int, total: int) -> None:
-        now = time.monotonic()
-        over = done >= total
-        if now - told[0] < (_DRAW_SECONDS if terminal else LINE_SECONDS) and not (over and told[1] != done):
+    def step(bytes_done: int, total: int) -> None:
+        moment = time.monotonic()
+        pause = _DRAW_SECONDS if terminal else LINE_SECONDS
+        is_last = bytes_done >= total and last_shown[1] != bytes_done
+        if moment - last_shown[0] < pause and not is_last:
             return
-        told[:] = [now, done]
-        text = line(what, done, total, now - began)
-        out.write(f"\r{_drawn(done, total)} {text}\x1b[K" if terminal else f"{text}\n")
+        last_shown[:] = [moment, bytes_done]
+        text = line(activity, bytes_done, total, moment - start)
+        out.write(f"\r{_drawn(bytes_done, total)} {text}\x1b[K" if terminal else f"{text}\n")
         out.flush()
 
     yield step
-    if terminal and told[1] >= 0:
+    if terminal and last_shown[1] >= 0:
         out.write("\n")
         out.flush()
 
 
-def line(what: str, done: int, total: int, seconds: float) -> str:
-    """`uploading 12.0 of 48.0 MB, 25 %, 4.0 MB/s, 9 s left`; of less than a megabyte in kB."""
+def line(activity: str, bytes_done: int, total: int, seconds: float) -> str:
+    """`uploading 12.0 of 48.0 MB, 25 %, 4.0 MB/s, 9 s left`; in kB if the total is below a megabyte."""
     unit, name = (1e6, "MB") if total >= 1e6 else (1e3, "kB")
-    rate = done / seconds if seconds > 0 else 0.0
-    left = f", {duration((total - done) / rate)} left" if rate and done < total else ""
-    share = 100 * done / total if total else 100.0
-    return f"{what} {done / unit:.1f} of {total / unit:.1f} {name}, {share:.0f} %, {rate / unit:.1f} {name}/s{left}"
+    rate = bytes_done / seconds if seconds > 0 else 0.0
+    remaining = f", {duration((total - bytes_done) / rate)} left" if rate and bytes_done < total else ""
+    share = 100 * bytes_done / total if total else 100.0
+    amount = f"{bytes_done / unit:.1f} of {total / unit:.1f} {name}"
+    return f"{activity} {amount}, {share:.0f} %, {rate / unit:.1f} {name}/s{remaining}"
 
 
-def _drawn(done: int, total: int) -> str:
-    full = min(_WIDTH, round(_WIDTH * done / total)) if total else _WIDTH
+def _drawn(bytes_done: int, total: int) -> str:
+    full = min(_WIDTH, round(_WIDTH * bytes_done / total)) if total else _WIDTH
     return "[" + "#" * full + "." * (_WIDTH - full) + "]"

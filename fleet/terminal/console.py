@@ -1,4 +1,4 @@
-"""What every verb of fleetctl shares: saying, asking, failing, and the guard that turns errors into exit codes.
+"""How every verb of fleetctl prints, asks and fails, and the guard that turns errors into exit codes.
 
 stdout is data, stderr is messages. Only this module and the verbs print, ask or exit.
 """
@@ -24,7 +24,7 @@ from spotheal.fleet.terminal.options import wants_json
 if TYPE_CHECKING:
     from spotheal.fleet.run.session import Session
 
-_GO_ON = ("request", "prepare", "upload")  # verbs that, typed again, go on where a Ctrl-C left them
+_CONTINUE = ("request", "prepare", "upload")  # a second call of these verbs continues after a Ctrl-C
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
 
@@ -41,7 +41,7 @@ GLOBALS = Globals()
 
 
 def verb(function: Verb) -> Verb:
-    """Turn whatever a verb raises into a message and the documented exit code."""
+    """Turn each exception of a verb into a message and the documented exit code."""
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> None:
@@ -58,9 +58,9 @@ def verb(function: Verb) -> Verb:
         except typer.Exit:
             raise
         except OSError as error:
-            if not (said := unwritten(error)):
+            if not (message := unwritten(error)):
                 _unexpected(error)
-            fail(said, ExitCode.UNEXPECTED)
+            fail(message, ExitCode.UNEXPECTED)
         except Exception as error:
             _unexpected(error)
 
@@ -69,7 +69,7 @@ def verb(function: Verb) -> Verb:
 
 def _advice(name: str, options: Mapping[str, Any]) -> str:
     """What to type after a Ctrl-C. --new-run, typed again, would ask for one more run."""
-    if name not in _GO_ON:
+    if name not in _CONTINUE:
         return ""
     if options.get("new_run"):
         return "; if `fleetctl status` shows the new run, the same command without --new-run goes on with it"
@@ -77,7 +77,7 @@ def _advice(name: str, options: Mapping[str, Any]) -> str:
 
 
 def _exit_code(error: SpothealError, profile: str) -> ExitCode:
-    """The exit code; credentials that have ended get the command that renews them as their next step."""
+    """The exit code. If the credentials have expired, the next step becomes the command that renews them."""
     if not error.code:
         return error.exit_code
     from spotheal.agent.aws.clients import TO_BE_RENEWED
@@ -111,7 +111,7 @@ def ask(question: str, yes: bool) -> None:
 
 
 def say(text: str) -> None:
-    """To standard error. What a run's reason or a name brings along must not steer the terminal."""
+    """Print to standard error, without control characters: a name from the store must not control the terminal."""
     print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)
 
 
@@ -130,7 +130,7 @@ def colours(stream: TextIO | None = None) -> bool:
 
 
 def width_of(stream: TextIO | None = None) -> int:
-    """The terminal's columns; wide elsewhere, so that nothing that another program reads is folded."""
+    """The terminal's columns; 200 without a terminal, so that lines for other programs are not wrapped."""
     import shutil
 
     return shutil.get_terminal_size((100, 24)).columns if (stream or sys.stdout).isatty() else 200
@@ -146,17 +146,17 @@ def fail(text: str, code: ExitCode) -> None:
 
 
 def unwritten(error: OSError) -> str:
-    """What to say where a disk is full, or standard output leads to one; "" for any other fault."""
+    """The message for a full disk (a file, or standard output); "" for any other error."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return ""
-    with contextlib.suppress(OSError, ValueError):  # what is still to be printed would be an error at the exit
+    with contextlib.suppress(OSError, ValueError):  # text that is still in the buffer would be an error at the exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    where = error.filename or "standard output"
-    return f"fleetctl: {where} could not be written: {error.strerror}\n  next: make room there"
+    target = error.filename or "standard output"
+    return f"fleetctl: {target} could not be written: {error.strerror}\n  next: make room there"
 
 
 def _unexpected(error: Exception) -> None:
-    """One line and where the rest is: a traceback helps the authors, not the user."""
+    """Print one line that names the file with the traceback, which helps the authors, not the user."""
     import traceback
 
     if os.environ.get("SPOTHEAL_DEBUG"):
@@ -166,9 +166,9 @@ def _unexpected(error: Exception) -> None:
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(traceback.format_exc(), encoding="utf-8")
-        where = f"the details are in {log}"
+        hint = f"the details are in {log}"
     except OSError:
-        where = "SPOTHEAL_DEBUG=1 shows the details"
+        hint = "SPOTHEAL_DEBUG=1 shows the details"
     fail(
-        f"fleetctl: unexpected: {type(error).__name__}: {error}\n  next: {where}; please report it", ExitCode.UNEXPECTED
+        f"fleetctl: unexpected: {type(error).__name__}: {error}\n  next: {hint}; please report it", ExitCode.UNEXPECTED
     )

@@ -50,7 +50,7 @@ def wants_json(output: str) -> bool:
 
 
 def seconds_of(option: str, text: str) -> float | None:
-    """The duration that an option gives, None where it is left out."""
+    """The seconds that an option gives; None without the option."""
     from spotheal.agent.protocol.job_values import seconds
 
     try:
@@ -63,8 +63,9 @@ class _Group(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Each verb's whole first sentence: the default cuts it at the line's end."""
         commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [(name, command.get_short_help_str(200)) for name, command in commands if command is not None]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, made.get_short_help_str(200)) for name, made in commands if made is not None])
+            formatter.write_dl(rows)
 
 
 def group(name: str, says: str, example: str) -> typer.Typer:

@@ -69,7 +69,7 @@ def logs(
     if follow and not store:
         from spotheal.fleet.logs.follow import OverSsh
 
-        live = OverSsh(session, found, reader, SystemClock(), say, only=chosen, user=user, identity=identity)
+        live = OverSsh(session, found, reader, SystemClock(), say, instance=chosen, user=user, identity=identity)
     shown = ""
     for line in reading.Follower(found, reader, SystemClock(), live).lines() if follow else reader.new_lines():
         if as_json:

@@ -92,7 +92,7 @@ def ls(job_file: JobFile = None, region: Region = "", profile: Profile = "", out
 
     as_json = is_json(output)
     session, job = _opened(job_file, region, profile)
-    found = secrets.kept(session, job.job.name)
+    found = secrets.stored(session, job.job.name)
     named = dict(job.secrets) | ({"(repository)": job.job.repository_secret} if job.job.repository_secret else {})
     rows = [(one.name, str(one.reference), one.changed, str(one.reference) in named.values()) for one in found]
     there = {reference for _, reference, _, _ in rows}

@@ -71,10 +71,10 @@ def test_the_local_cloud_writes_the_history_that_aws_writes(history: dict[str, A
     fleet = region.a_fleet()
     region.after(60)
     written = [event for event in engine.history(region.ec2, fleet, BEGIN) if event.kind in ("error", "information")]
-    kinds = list(dict.fromkeys((event.kind, event.what) for event in written))  # one event a pool
+    kinds = list(dict.fromkeys((event.kind, event.subtype) for event in written))  # one event a pool
     assert [(kind, what) for kind, what, _ in history["events"]] == kinds
     for kind, what, words in history["events"]:
-        assert all(words in event.description for event in written if (event.kind, event.what) == (kind, what))
+        assert all(words in event.description for event in written if (event.kind, event.subtype) == (kind, what))
 
 
 def test_the_local_cloud_changes_what_aws_changes_in_its_echo(world: World) -> None:

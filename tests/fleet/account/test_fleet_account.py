@@ -343,7 +343,7 @@ def test_a_profile_named_after_the_job_is_for_that_job_alone(empty: Desk, moto_c
     job.write_text(job.read_text().replace('"cifar"', '"other"'))
     refused = empty.run("request", "--yes")
     assert refused.exit_code == ExitCode.USAGE
-    assert "names the instance profile spotheal-job-cifar, which is job cifar's" in refused.stderr
+    assert "names the instance profile spotheal-job-cifar of job cifar" in refused.stderr
     assert "spotheal-job-other" in refused.stderr
 
 

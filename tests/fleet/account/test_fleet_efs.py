@@ -268,7 +268,7 @@ def test_a_file_that_is_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
     body = bytes(range(256)) * 40
     one = results.Result("model.bin", len(body), None, hashlib.sha256(body).hexdigest())
     target, skipped = tmp_path / "model.bin", list[int]()
-    with pytest.raises(Retryable, match="goes on where it was"):
+    with pytest.raises(Retryable, match="continues where it stopped"):
         results_efs._copy(one, target, iter([body[:1000], b""]).__next__, skipped.append, lambda _: None)
     assert not target.exists()
     came = results_efs._copy(one, target, iter([body[1000:], b""]).__next__, skipped.append, lambda _: None)

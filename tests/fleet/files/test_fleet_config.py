@@ -62,7 +62,7 @@ def test_the_profile_of_another_job_is_refused(tmp_path: Path) -> None:
     for named in ({"Name": "spotheal-job-other"}, {"Arn": arn}):
         (tmp_path / "fleet.json").write_text(json.dumps(with_spec(IamInstanceProfile=named)))
         (tmp_path / "job.toml").write_text('[job]\nname = "mine"\nrepository = "."\ncommand = ["x"]\n')
-        with pytest.raises(ConfigError, match=r"spotheal-job-other, which is job other's, and job.toml is job mine's"):
+        with pytest.raises(ConfigError, match=r"spotheal-job-other of job other, but job.toml is for job mine"):
             read_request(tmp_path / "fleet.json", tmp_path / "job.toml")
         (tmp_path / "job.toml").write_text('[job]\nname = "other"\nrepository = "."\ncommand = ["x"]\n')
         read_request(tmp_path / "fleet.json", tmp_path / "job.toml")

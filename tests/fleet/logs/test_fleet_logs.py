@@ -208,7 +208,7 @@ class FakeTail:
     made: ClassVar[list[FakeTail]] = []
 
     def __init__(self, connection: Any) -> None:
-        self.instance, self.is_open, self.has_spoken, self.said = connection.host.instance, True, True, ""
+        self.instance, self.is_open, self.has_spoken, self.last_words = connection.host.instance, True, True, ""
         self.waiting: list[str] = []
         FakeTail.made.append(self)
 

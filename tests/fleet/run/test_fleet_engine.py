@@ -148,7 +148,7 @@ def test_history_and_state_read_alike_for_both(desk: Desk, kind: str) -> None:
     assert described is not None
     assert (described.state, described.target, described.on_demand, described.is_live) == ("active", 1, 0, True)
     events = engine.history(desk.account, fleet, EPOCH)
-    assert [(event.kind, event.what) for event in events] == [
+    assert [(event.kind, event.subtype) for event in events] == [
         ("fleetRequestChange", "submitted"), ("fleetRequestChange", "active"), ("instanceChange", "launched")
     ]  # fmt: skip
     assert events[-1].instance == desk.account.rules.instances()[0].id
