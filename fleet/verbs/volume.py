@@ -402,11 +402,10 @@ def _follow(session: Session, followed: Followed, filling: Filling, as_json: boo
     from spotheal.fleet.verbs import show
     from spotheal.fleet.volumes import filling as work
 
-    out = sys.stderr.buffer if as_json else sys.stdout.buffer
+    output = work.Output()
 
     def put(data: bytes) -> None:
-        out.write(data)
-        out.flush()
+        print(output.plain(data), end="", file=sys.stderr if as_json else sys.stdout, flush=True)
 
     with bar("unpacking", quiet=as_json or not filling.parts) as progress:
 

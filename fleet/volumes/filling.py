@@ -6,8 +6,10 @@ The instance runs userdata/prepare.py. It needs no credentials for that: status 
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from spotheal import userdata
 from spotheal.agent.aws.clients import translated
 from spotheal.agent.aws.ec2 import Instance, Volume
 from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.bounded_json import printable
 from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.errors import (
     CapacityError,
@@ -39,6 +42,7 @@ from spotheal.agent.protocol.names import (
 )
 from spotheal.fleet.request.template import METADATA_OPTIONS
 from spotheal.fleet.request.userdata import LIMIT_BYTES
+from spotheal.fleet.run.store_documents import sensible
 
 if TYPE_CHECKING:
     from spotheal.agent.protocol.job import JobConfig
@@ -212,7 +216,7 @@ def follow(
     status: dict[str, Any] = {}
     while True:
         instance = session.ec2.instance(followed.instance)
-        news = store.get_json("status.json") or {}
+        news = _typed(store.get_json("status.json") or {})
         if news and news != status:
             # It has a filesystem now. Its first word may be that it waits, so this is not asked of the first alone.
             if news.get("phase") != "waiting" and status.get("phase") in (None, "waiting"):
@@ -266,9 +270,30 @@ def _attach(session: Session, followed: Followed, clock: Clock, say: Say) -> Non
                        next_step=f"`aws ec2 terminate-instances --instance-ids {followed.instance}`")  # fmt: skip
 
 
+@sensible
+def _typed(status: dict[str, Any]) -> dict[str, Any]:
+    """The status with numbers where its readers count, "" where it has no phase; {} if there is none yet."""
+    if not status:
+        return {}
+    names = ("log_start", "log_end", "done_bytes", "total_bytes", "exit_code")
+    numbers = {name: int(status[name]) if status.get(name) is not None else None for name in names}
+    return {**status, **numbers, "done_bytes": numbers["done_bytes"] or 0, "phase": str(status.get("phase") or "")}
+
+
+class Output:
+    """What the command writes, piece by piece, as a terminal may show it: lines and progress bars, and no steering."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def plain(self, data: bytes) -> str:
+        parts = re.split(r"([\r\n])", self._decoder.decode(data))
+        return "".join(part if part in ("\r", "\n") else printable(part) for part in parts)
+
+
 def _put_log(store: Store, status: dict[str, Any], shown: int, put: Put) -> int:
     """What came since; where more came than is kept, what is kept of it."""
-    start, end = int(status.get("log_start") or 0), int(status.get("log_end") or 0)
+    start, end = status["log_start"] or 0, status["log_end"] or 0
     if end <= shown:
         return shown
     text = store.get_bytes("output.log") or b""

@@ -8,12 +8,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
 import pytest
 from batch_desk import BatchDesk, Scripted, batch_desk
-from fleet_desk import BUCKET, Desk, desk, moto_clients, wheels
+from fleet_desk import BUCKET, Desk, HandClock, desk, moto_clients, wheels
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -32,6 +33,7 @@ from spotheal.fleet.results.results_efs import _found
 from spotheal.fleet.status.live import line
 from spotheal.fleet.status.screen import render
 from spotheal.fleet.status.status import Seen, summarise
+from spotheal.fleet.volumes import filling
 
 __all__ = ["batch_desk", "desk", "moto_clients", "wheels"]
 DEEP = b"[" * 100_000
@@ -224,6 +226,47 @@ def test_a_verb_of_batch_ends_in_one_message_whatever_bytes_an_object_has(batch_
     store.put_json(of_child, {"phase": "failed", "reason": "x"})
     verbs = (("batch", "status"), ("batch", "logs"), ("batch", "submit", "--resume", "--dry-run"), ("status",))
     check_all(desk, store, (LAYOUT.status, LAYOUT.fleet_document, LAYOUT.job_document, LAYOUT.sweep, of_child), verbs)
+
+
+class Attached:
+    """EC2 in which the filling instance runs, and has let the volume go."""
+
+    def instance(self, instance: str) -> Any:
+        return SimpleNamespace(state="running")
+
+    def volume(self, volume: str) -> Any:
+        return SimpleNamespace(state="available")
+
+    def attach(self, *_: Any) -> None:
+        pass
+
+    tag = terminate = attach
+
+
+@pytest.mark.parametrize("field", ["phase", "log_start", "log_end", "done_bytes", "total_bytes", "exit_code", "reason"])
+def test_what_a_filling_instance_says_is_one_message_or_an_end(field: str) -> None:
+    """The operator's command runs there, on what it has downloaded."""
+    followed = filling.Followed("i-none", "vol-none", StoreUrl("b", "prepare/vol-none/1"))
+    for value in VALUES:
+        s3 = InMemoryS3("b")
+        store = Store(s3, followed.prefix)
+        said = {"phase": "failed", "log_start": 0, "log_end": 9, "done_bytes": 1, "total_bytes": 2, "exit_code": 1}
+        store.put_json("status.json", {**said, field: value})
+        store.put_bytes("output.log", ESCAPE.encode())
+        session: Any = SimpleNamespace(client=lambda _, s3=s3: s3, ec2=Attached(), signing_seconds=lambda wanted: wanted)
+        counted: list[float] = []
+
+        def show(status: dict[str, Any], counted: list[float] = counted) -> None:
+            counted.append(status["done_bytes"] / (status["total_bytes"] or 1))
+
+        with suppress(SpothealError):
+            filling.follow(session, followed, HandClock(), lambda line: None, lambda data: None, show)
+
+
+def test_a_filling_commands_output_steers_no_terminal_and_keeps_its_progress_bars() -> None:
+    output = filling.Output()
+    pieces = [b"10 %\r20 %\r\n", "é".encode()[:1], "é".encode()[1:], ESCAPE.encode() + b"\n"]
+    assert "".join(map(output.plain, pieces)) == "10 %\r20 %\r\né\n"
 
 
 def shown(status: dict[str, Any], events: tuple[dict[str, Any], ...]) -> None:
