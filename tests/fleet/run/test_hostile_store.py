@@ -247,13 +247,17 @@ class Attached:
 def test_what_a_filling_instance_says_is_one_message_or_an_end(field: str) -> None:
     """The operator's command runs there, on what it has downloaded."""
     followed = filling.Followed("i-none", "vol-none", StoreUrl("b", "prepare/vol-none/1"))
+
+    def signing_seconds(wanted: float) -> float:
+        return wanted
+
     for value in VALUES:
         s3 = InMemoryS3("b")
         store = Store(s3, followed.prefix)
         said = {"phase": "failed", "log_start": 0, "log_end": 9, "done_bytes": 1, "total_bytes": 2, "exit_code": 1}
         store.put_json("status.json", {**said, field: value})
         store.put_bytes("output.log", ESCAPE.encode())
-        session: Any = SimpleNamespace(client=lambda _, s3=s3: s3, ec2=Attached(), signing_seconds=lambda wanted: wanted)
+        session: Any = SimpleNamespace(client=lambda _, s3=s3: s3, ec2=Attached(), signing_seconds=signing_seconds)
         counted: list[float] = []
 
         def show(status: dict[str, Any], counted: list[float] = counted) -> None:
