@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from spotheal.agent.protocol.bounded_json import printable
+from spotheal.agent.protocol.foreign_text import printable
 from spotheal.agent.protocol.redaction import SECRETS, Redaction
 
 LINE_BYTES_MAX = 8192

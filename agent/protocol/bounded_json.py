@@ -1,4 +1,4 @@
-"""What others wrote (a trainer, the store, the clone): JSON is bounded before it is parsed, text made safe to show.
+"""JSON that others wrote (a trainer, the store, the clone), bounded before it is parsed.
 
 json.loads takes what an author likes to give: brackets until Python's stack ends (RecursionError is no ValueError),
 integers that no float holds (OverflowError is none either), and the last of two values of one name. Here each of those
@@ -9,34 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Any
 
 BYTES_MAX = 1 << 20
 DEPTH_MAX = 64
 INTEGER_MAX = (1 << 63) - 1
 _DIGITS_MAX = 400  # a float written with all its digits; CPython's own limit for integers is 4300
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _OTHERS = bytes(set(range(256)) - set(b'"[]{}'))
-
-
-def printable(text: str) -> str:
-    """`text` as one line that cannot steer a terminal or look like several lines of a log: colours are removed, line
-    ends become spaces, and every other control, direction mark or half character becomes `?`. Tabs stay."""
-    if text.isprintable():
-        return text
-    return "".join(_shown(character) for character in _ESCAPES.sub("", text))
-
-
-def printable_lines(text: str) -> str:
-    """The same of a text of several lines: every line after the first is indented, so that none looks like a record."""
-    return "\n    ".join(printable(line) for line in text.rstrip("\n").split("\n"))
-
-
-def _shown(character: str) -> str:
-    if character.isprintable() or character == "\t":
-        return character
-    return " " if character in "\r\n\u00a0" else "?"
 
 
 def parse(text: str | bytes, *, bytes_max: int = BYTES_MAX, depth_max: int = DEPTH_MAX) -> Any:

@@ -26,8 +26,8 @@ from typing import IO, Any
 import structlog
 
 from spotheal.agent.aws.s3 import Store
-from spotheal.agent.protocol.bounded_json import printable, printable_lines
 from spotheal.agent.protocol.errors import SpothealError
+from spotheal.agent.protocol.foreign_text import printable, printable_lines
 from spotheal.agent.protocol.names import LAYOUT
 from spotheal.agent.protocol.redaction import SECRETS
 

@@ -18,6 +18,7 @@ from spotheal.agent.files import untrusted_folders
 from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.contract import Progress
+from spotheal.agent.protocol.foreign_text import printable
 
 _PROGRESS_BYTES_MAX = 1 << 20
 _SMALL_BYTES = 1024
@@ -44,7 +45,7 @@ class Seen:
 
 def shown(path: str) -> str:
     """The path for people: a trainer may name a file as it likes, with line ends and commands for terminals."""
-    return bounded_json.printable(path)
+    return printable(path)
 
 
 def files_below(folder: Path) -> Iterator[Seen]:

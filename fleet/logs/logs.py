@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from spotheal.agent.protocol.bounded_json import parse, printable_lines
+from spotheal.agent.protocol.bounded_json import parse
 from spotheal.agent.protocol.clock import Clock, parse_rfc3339
 from spotheal.agent.protocol.errors import CredentialsEnded, NotFound, Retryable
+from spotheal.agent.protocol.foreign_text import printable_lines
 from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.agent.record.ledger import read_events
 from spotheal.fleet.run import runs

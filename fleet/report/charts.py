@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 
-from spotheal.agent.protocol.bounded_json import printable
+from spotheal.agent.protocol.foreign_text import printable
 from spotheal.fleet.report.series import Axis, Series, axis_of, brief, pieces
 from spotheal.fleet.run.table import cut
 

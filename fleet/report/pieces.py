@@ -13,8 +13,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from spotheal.agent.protocol.bounded_json import printable
 from spotheal.agent.protocol.errors import ConfigError
+from spotheal.agent.protocol.foreign_text import printable
 from spotheal.fleet.report.charts import safe
 from spotheal.fleet.report.style import STYLE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spotheal.agent.protocol.bounded_json import printable
+from spotheal.agent.protocol.foreign_text import printable
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

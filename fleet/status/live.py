@@ -15,9 +15,9 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from spotheal.agent.money.billing import about
-from spotheal.agent.protocol.bounded_json import printable
 from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.errors import CredentialsEnded, Retryable
+from spotheal.agent.protocol.foreign_text import printable
 from spotheal.fleet.run import runs
 from spotheal.fleet.run.session import Session
 from spotheal.fleet.run.store_documents import sensible

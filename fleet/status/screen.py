@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from spotheal.agent.money.billing import about
-from spotheal.agent.protocol.bounded_json import printable
 from spotheal.agent.protocol.clock import parse_rfc3339
+from spotheal.agent.protocol.foreign_text import printable
 from spotheal.agent.protocol.names import Phase, VolumeState
 from spotheal.fleet.run.machines import in_words
 from spotheal.fleet.run.store_documents import sensible

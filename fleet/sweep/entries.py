@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.aws.clients import translated
-from spotheal.agent.protocol.bounded_json import printable
 from spotheal.agent.protocol.errors import ConfigError, NotFound
+from spotheal.agent.protocol.foreign_text import printable
 from spotheal.agent.protocol.instance_config import ENTRIES_MAX
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.training import yaml_list

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from spotheal.agent.protocol.bounded_json import printable
 from spotheal.agent.protocol.clock import parse_rfc3339
 from spotheal.agent.protocol.errors import ConfigError, NotFound, SpothealError
+from spotheal.agent.protocol.foreign_text import printable
 from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.fleet.report.series import finite
 from spotheal.fleet.run import engine, runs

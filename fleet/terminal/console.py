@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import typer
 
-from spotheal.agent.protocol.bounded_json import printable
 from spotheal.agent.protocol.errors import ConfigError, ExitCode, SpothealError
+from spotheal.agent.protocol.foreign_text import printable
 from spotheal.fleet.terminal.options import wants_json
 
 if TYPE_CHECKING:

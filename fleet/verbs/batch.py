@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spotheal.agent.protocol.bounded_json import printable
 from spotheal.agent.protocol.errors import ConfigError, Conflict, ExitCode
+from spotheal.agent.protocol.foreign_text import printable
 from spotheal.fleet.terminal.console import ask, fail, is_json, open_session, say, say_progress, verb
 from spotheal.fleet.terminal.options import (
     JobArgument,

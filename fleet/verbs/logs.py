@@ -52,8 +52,8 @@ def logs(
     """
     import json
 
-    from spotheal.agent.protocol.bounded_json import printable
     from spotheal.agent.protocol.clock import SystemClock
+    from spotheal.agent.protocol.foreign_text import printable
     from spotheal.fleet.logs import logs as reading
     from spotheal.fleet.verbs.target import find
 

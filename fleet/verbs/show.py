@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from spotheal.agent.protocol.bounded_json import printable
+from spotheal.agent.protocol.foreign_text import printable
 from spotheal.fleet.account.prices import Price
 from spotheal.fleet.ending.cancel import CancelPlan
 from spotheal.fleet.request.costs import cost_rows, costs

@@ -14,8 +14,8 @@ import pytest
 import structlog
 
 from spotheal.agent.aws.s3 import Store
-from spotheal.agent.protocol.bounded_json import printable
 from spotheal.agent.protocol.errors import Retryable
+from spotheal.agent.protocol.foreign_text import printable
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.agent.record import logs as logs_module
 from spotheal.agent.record.logs import Logs
