@@ -18,7 +18,7 @@ AGENT = Path(agent.__file__).parent
 DOOR = "processes/group.py"
 LAST_STEP = "processes/sandbox_exec.py"
 STARTS = {"run", "Popen", "call", "check_call", "check_output"}
-OF_OS = ("exec", "fork", "posix_spawn", "spawn", "system", "popen", "chdir", "fchdir", "setuid", "setreuid", "setresuid")
+OF_OS = ("exec", "fork", "posix_spawn", "spawn", "system", "popen", "chdir", "fchdir", "setuid", "setre", "setresuid")
 CHANGES = {"user", "group", "extra_groups", "preexec_fn", "cwd"}
 
 
