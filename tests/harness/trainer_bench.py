@@ -72,6 +72,12 @@ class Bench:
     def named(self, event: str) -> list[dict[str, Any]]:
         return [fields for name, fields in self.events if name == event]
 
+    def await_named(self, event: str, seconds: float = 20) -> None:
+        """Until there is such an event; a test that misses it fails at what comes after."""
+        until = time.monotonic() + seconds
+        while not self.named(event) and time.monotonic() < until:
+            time.sleep(0.01)
+
     def left(self) -> list[int]:
         """Processes that were started for this bench's trainer and still run."""
         marked = f"SPOTHEAL_NOTICE_FILE={self.folders.notice_file}".encode()
@@ -99,15 +105,26 @@ def is_alive(pid: int) -> bool:
 def run_with(
     supervisor: Supervisor, when: Callable[[], bool], then: Callable[[], None], *, seconds: float = 20
 ) -> Ended:
-    """Run the supervisor; do `then` once `when` holds."""
+    """Run the supervisor; do `then` once `when` holds. Raises what the supervisor raises."""
     results: list[Ended] = []
-    thread = threading.Thread(target=lambda: results.append(supervisor.run()))
+    faults: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(supervisor.run())
+        except BaseException as fault:
+            faults.append(fault)
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     until = time.monotonic() + seconds
     while not when() and thread.is_alive() and time.monotonic() < until:
         time.sleep(0.01)
-    then()
+    if not faults:
+        then()
     thread.join(30)
+    if faults:
+        raise faults[0]
     assert not thread.is_alive()
     return results[0]
 

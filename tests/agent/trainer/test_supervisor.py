@@ -132,8 +132,7 @@ def test_a_trainer_that_makes_folders_of_the_agents_files_ends_no_agent(bench: B
 
     def then() -> None:
         supervisor.rebalance()
-        while not bench.named("rebalance-told"):
-            time.sleep(0.01)
+        bench.await_named("rebalance-told")
         supervisor.notify(notice(bench.clock, 20))
 
     ended = run_with(supervisor, lambda: "ready" in bench.lines, then)
@@ -242,8 +241,7 @@ def test_a_script_without_a_handler_survives_a_rebalance(bench: Bench) -> None:
 
     def then() -> None:
         supervisor.rebalance()
-        while not bench.named("rebalance-told"):
-            time.sleep(0.01)
+        bench.await_named("rebalance-told")
         supervisor.notify(notice(bench.clock, 20))
 
     ended = run_with(supervisor, bench.is_ready, then)
