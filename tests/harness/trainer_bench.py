@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -106,27 +106,15 @@ def run_with(
     supervisor: Supervisor, when: Callable[[], bool], then: Callable[[], None], *, seconds: float = 20
 ) -> Ended:
     """Run the supervisor; do `then` once `when` holds. Raises what the supervisor raises."""
-    results: list[Ended] = []
-    faults: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(supervisor.run())
-        except BaseException as fault:
-            faults.append(fault)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    pool = ThreadPoolExecutor(1)
+    running = pool.submit(supervisor.run)
+    pool.shutdown(wait=False)
     until = time.monotonic() + seconds
-    while not when() and thread.is_alive() and time.monotonic() < until:
+    while not when() and not running.done() and time.monotonic() < until:
         time.sleep(0.01)
-    if not faults:
+    if not running.done() or running.exception() is None:
         then()
-    thread.join(30)
-    if faults:
-        raise faults[0]
-    assert not thread.is_alive()
-    return results[0]
+    return running.result(30)
 
 
 def notice(clock: SystemClock, seconds: float) -> Notice:
