@@ -18,7 +18,6 @@ from spotheal import userdata
 from spotheal.agent.aws.clients import translated
 from spotheal.agent.aws.ec2 import Instance, Volume
 from spotheal.agent.aws.s3 import Store
-from spotheal.agent.protocol.bounded_json import printable
 from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.errors import (
     CapacityError,
@@ -29,6 +28,7 @@ from spotheal.agent.protocol.errors import (
     SpothealError,
     WaitTimedOut,
 )
+from spotheal.agent.protocol.foreign_text import printable
 from spotheal.agent.protocol.names import (
     FILLING,
     TAG_JOB,
