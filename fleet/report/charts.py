@@ -23,8 +23,8 @@ _TEXT_MAX = 200
 
 def safe(text: object) -> str:
     """For markup: no control characters, no tags, no endless line."""
-    shown = printable(str(text))
-    return html.escape(shown if len(shown) <= _TEXT_MAX else shown[: _TEXT_MAX - 1] + "…")
+    plain = printable(str(text))
+    return html.escape(plain if len(plain) <= _TEXT_MAX else plain[: _TEXT_MAX - 1] + "…")
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class LineChart:
 def line_chart(chart: LineChart, width: int, height: int = 260) -> str:
     left, right, top, bottom = 52, 12, 16, 40
     w, h = width - left - right, height - top - bottom
-    values = axis_of(value for one in chart.series for _, value in one.points)
+    values = axis_of(value for series in chart.series for _, value in series.points)
     if chart.y_low is not None and not values.log:
         values = replace(values, low=chart.y_low)
-    xs = [x for one in chart.series for x, _ in one.points]
+    xs = [x for series in chart.series for x, _ in series.points]
     across = Axis(min(xs, default=0.0), max(xs, default=1.0))
     if chart.times is not None:
         across = Axis(0.0, max(1.0, (chart.times[1] - chart.times[0]).total_seconds()))
@@ -74,9 +74,9 @@ def line_chart(chart: LineChart, width: int, height: int = 260) -> str:
     parts = [grid(values, py, left, width - right, chart.percent)]
     parts.append(_below(chart, across, px, height - bottom, width))
     parts += [_mark(mark, px(mark.x), top, top + h) for mark in chart.marks if across.low <= mark.x <= across.high]
-    for number, one in reversed(list(enumerate(chart.series))):
-        drawn = [[(px(x), py(y)) for x, y in piece] for piece in pieces(one)]
-        parts.append(_line(drawn, number, one.name in chart.stairs, one, chart.percent))
+    for number, series in reversed(list(enumerate(chart.series))):
+        drawn = [[(px(x), py(y)) for x, y in piece] for piece in pieces(series)]
+        parts.append(_line(drawn, number, series.name in chart.stairs, series, chart.percent))
     return svg(chart.id, width, height, chart.title, chart.what, parts)
 
 
@@ -99,12 +99,12 @@ def _below(chart: LineChart, axis: Axis, px: Callable[[float], float], y: float,
 def below(axis: Axis, px: Callable[[float], float], y: float, width: int, name: str, *, whole: bool = False) -> str:
     """The axis under a chart, with its name; `whole`: only whole numbers get a figure."""
     parts = [f'<line class="axis" x1="{px(axis.low):.1f}" x2="{px(axis.high):.1f}" y1="{y:.1f}" y2="{y:.1f}"/>']
-    taken = -1e9
+    edge = -1e9
     for value in axis.ticks(max(3, width // 80)):
         half = len(brief(value)) * _LETTER / 2
-        if (not whole or value == int(value)) and px(value) - half > taken + 6:
+        if (not whole or value == int(value)) and px(value) - half > edge + 6:
             parts.append(tick(px(value), y, brief(value), width))
-            taken = px(value) + half
+            edge = px(value) + half
     parts.append(text((px(axis.low) + px(axis.high)) / 2, y + 34, name, anchor="middle"))
     return "".join(parts)
 
@@ -121,19 +121,21 @@ def time_ticks(start: datetime, end: datetime, px: Callable[[float], float], y: 
     """The clock, UTC: as many figures as fit, at round times."""
     seconds = max(1.0, (end - start).total_seconds())
     room = max(2, width // 84)
-    step = next((one for one in _STEPS if seconds / one <= room), _STEPS[-1] * (1 + int(seconds / _STEPS[-1] / room)))
+    step = next(
+        (choice for choice in _STEPS if seconds / choice <= room), _STEPS[-1] * (1 + int(seconds / _STEPS[-1] / room))
+    )
     form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86400 else "%b %d"
     moment = datetime.fromtimestamp(-(-start.timestamp() // step) * step, timezone.utc)
-    parts, taken, day = [], -1e9, ""
+    parts, edge, day = [], -1e9, ""
     while moment <= end:
         label = moment.strftime(form)
         if form == "%H:%M" and seconds > 86400 and moment.strftime("%b %d") != day:
             day = moment.strftime("%b %d")
             label = day if moment.hour == 0 and moment.minute == 0 else label
         x = px((moment - start).total_seconds())
-        if x - len(label) * _LETTER / 2 > taken + 8:
+        if x - len(label) * _LETTER / 2 > edge + 8:
             parts.append(tick(x, y, label, width))
-            taken = x + len(label) * _LETTER / 2
+            edge = x + len(label) * _LETTER / 2
         moment += timedelta(seconds=step)
     return "".join(parts)
 
@@ -153,14 +155,14 @@ def _line(
         return ""
     fine = " fine" if number and not stairs and len(series.points) > 120 else ""
     last = series.points[-1][1]
-    said = f"{series.name}: {last * 100:.4g} % at the end" if percent else f"{series.name}: {brief(last)} at the end"
+    title = f"{series.name}: {last * 100:.4g} % at the end" if percent else f"{series.name}: {brief(last)} at the end"
     path = ""
     for points in drawn:
         path += f"M{points[0][0]:.1f} {points[0][1]:.1f}"
         path += "".join(f"H{x:.1f}V{y:.1f}" if stairs else f"L{x:.1f} {y:.1f}" for x, y in points[1:])
     x, y = drawn[-1][-1]
     return (
-        f'<path class="line s{number}{fine}" d="{path}"><title>{safe(said)}</title></path>'
+        f'<path class="line s{number}{fine}" d="{path}"><title>{safe(title)}</title></path>'
         f'<circle class="dot s{number}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>'
     )
 
@@ -208,8 +210,8 @@ def timeline(bars: Sequence[Bar], start: datetime, end: datetime, width: int) ->
     parts.append(f'<line class="axis" x1="{left}" x2="{width - right}" y1="{foot:.1f}" y2="{foot:.1f}"/>')
     parts.append(time_ticks(start, end, px, foot, width))
     zones = ", ".join(dict.fromkeys(bar.zone for bar in bars))
-    what = f"{len(bars)} instances in {zones}; each is listed in the table of instances."
-    return svg("timeline", width, int(foot + 26), "Instances over time and zones", what, parts)
+    summary = f"{len(bars)} instances in {zones}; each is listed in the table of instances."
+    return svg("timeline", width, int(foot + 26), "Instances over time and zones", summary, parts)
 
 
 def _lanes(
@@ -224,7 +226,7 @@ def _lanes(
         y += head
         rows: list[float] = []
         for index in sorted((i for i, bar in enumerate(bars) if bar.zone == zone), key=lambda i: bars[i].start):
-            row = next((n for n, taken in enumerate(rows) if taken <= at(bars[index].start) + 0.5), len(rows))
+            row = next((n for n, edge in enumerate(rows) if edge <= at(bars[index].start) + 0.5), len(rows))
             rows[row:] = [max(at(bars[index].end), at(bars[index].start) + 3), *rows[row + 1 :]]
             lanes[index] = y + row * lane
         y += lane * len(rows)
@@ -265,11 +267,11 @@ def cost_bars(rows: Sequence[tuple[str, float, str, str]], width: int) -> str:
         parts.append(text(0, y + 15, label, cls="bar-name"))
         parts.append(f'<rect class="bar {kind}" x="0" y="{y + 22}" width="{long:.1f}" height="22" rx="4"/>')
         parts.append(text(long + 8, y + 38, amount, cls="bar-amount"))
-    what = "; ".join(f"{label}: {amount}" for label, _, _, amount in rows)
-    return svg("cost", width, 56 * len(rows), "What the instances cost, beside on-demand", what, parts)
+    summary = "; ".join(f"{label}: {amount}" for label, _, _, amount in rows)
+    return svg("cost", width, 56 * len(rows), "What the instances cost, beside on-demand", summary, parts)
 
 
-def stems(points: Sequence[tuple[float, float, str]], start: datetime, end: datetime, width: int, what: str) -> str:
+def stems(points: Sequence[tuple[float, float, str]], start: datetime, end: datetime, width: int, summary: str) -> str:
     """Short lines up from a time axis: (seconds since `start`, value, what it says)."""
     left, right, top, height = 52, 12, 12, 170
     foot = height - 30
@@ -294,7 +296,7 @@ def stems(points: Sequence[tuple[float, float, str]], start: datetime, end: date
         )
     parts.append(f'<line class="axis" x1="{left}" x2="{width - right}" y1="{foot}" y2="{foot}"/>')
     parts.append(time_ticks(start, end, px, foot, width))
-    return svg("stalls", width, height, "Checkpoints", what, parts)
+    return svg("stalls", width, height, "Checkpoints", summary, parts)
 
 
 # ----------------------------------------------------------------------------------------------------------- the pieces
@@ -303,10 +305,10 @@ def text(x: float, y: float, content: object, cls: str = "tick", anchor: str = "
     return f'<text class="{cls}" x="{x:.1f}" y="{y:.1f}"{end}>{safe(content)}</text>'
 
 
-def svg(name: str, width: int, height: int, title: str, what: str, parts: Iterable[str]) -> str:
+def svg(name: str, width: int, height: int, title: str, summary: str, parts: Iterable[str]) -> str:
     key = f"{name}-{width}"
     return (
         f'<svg class="chart" role="img" aria-labelledby="{key}-t {key}-d" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}"><title id="{key}-t">{safe(title)}</title>'
-        f'<desc id="{key}-d">{safe(what)}</desc>{"".join(parts)}</svg>'
+        f'<desc id="{key}-d">{safe(summary)}</desc>{"".join(parts)}</svg>'
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spotheal.agent.record.lost_work import FilesWritten
 from spotheal.fleet.report.pieces import card, cell, safe_long, stacked
 from spotheal.fleet.status.receipt import Receipt
 
@@ -14,13 +15,18 @@ def files_card(receipt: Receipt) -> str:
         return ""
     rows = "".join(
         "<tr>"
-        + cell("Attempt", "–" if one.attempt is None else one.attempt)
-        + cell("Instance", one.instance)
-        + f'<td data-name="Files">{safe_long(", ".join(one.files))}{f" and {one.more} more" if one.more else ""}</td>'
+        + cell("Attempt", "–" if attempt.attempt is None else attempt.attempt)
+        + cell("Instance", attempt.instance)
+        + f'<td data-name="Files">{_files(attempt)}</td>'
         + "</tr>"
-        for one in receipt.written[-_ATTEMPTS_SHOWN:]
+        for attempt in receipt.written[-_ATTEMPTS_SHOWN:]
     )
     lost = "".join(f"<p>Lost: {safe_long(line)}</p>" for line in receipt.lost)
     table = stacked(("Attempt", "Instance", "Files"), rows, 0) if rows else ""
-    what = "As the machine after it found them recorded on the volume." if rows else ""
-    return card("What interrupted attempts wrote", what, lost + table)
+    note = "As the machine after it found them recorded on the volume." if rows else ""
+    return card("What interrupted attempts wrote", note, lost + table)
+
+
+def _files(attempt: FilesWritten) -> str:
+    hidden = f" and {attempt.more} more" if attempt.more else ""
+    return safe_long(", ".join(attempt.files)) + hidden

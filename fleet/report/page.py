@@ -74,15 +74,19 @@ def _sentence(report: Report) -> str:
     stays = report.receipt.bill.stays
     zones = {stay.zone for stay in stays}
     took = duration((report.end - report.start).total_seconds())
-    done = report.receipt.steps.done
-    steps = f"<strong>{number(done)} steps</strong> in {took}" if done else f"<strong>{took}</strong>"
+    steps_done = report.receipt.steps.done
+    steps = f"<strong>{number(steps_done)} steps</strong> in {took}" if steps_done else f"<strong>{took}</strong>"
     machines = f"{counted(len(stays), 'instance')} in {counted(len(zones), 'zone')}"
     count = len(report.lost)
     survived = f"machines were lost <strong>{_times(count)}</strong>" if count else "no machine was lost"
     verb = "have run" if not report.ended else "ran"
-    again = report.receipt.steps.redone + report.receipt.steps.lost
-    kept = "; no step was lost" if count and done and not again and _is_sure(report) else ""
-    return f"{steps} {verb} on {machines}; {survived}{kept}." if done else f"{steps} on {machines}; {survived}{kept}."
+    repeated = report.receipt.steps.redone + report.receipt.steps.lost
+    no_loss = "; no step was lost" if count and steps_done and not repeated and _is_sure(report) else ""
+    return (
+        f"{steps} {verb} on {machines}; {survived}{no_loss}."
+        if steps_done
+        else f"{steps} on {machines}; {survived}{no_loss}."
+    )
 
 
 def _is_sure(report: Report) -> bool:
@@ -109,31 +113,31 @@ def _tiles(report: Report) -> str:
     silent = _silent(report)
     words = [f"{silent} without notice" if silent else "", f"{counted(receipt.moves, 'move')} to another zone"
              if receipt.moves else ""]  # fmt: skip
-    none = "no machine was taken" if report.ended else "none so far"
-    more = ", ".join(word for word in words if word) or ("each with notice" if report.taken else none)
-    tiles.append(("Interruptions", str(len(report.lost)), more, ""))
-    again = steps.redone + steps.lost
-    share = f"{100 * again / (steps.done + again):.2g} % of the work" if steps.done and again else (
+    nothing = "no machine was taken" if report.ended else "none so far"
+    note = ", ".join(word for word in words if word) or ("each with notice" if report.taken else nothing)
+    tiles.append(("Interruptions", str(len(report.lost)), note, ""))
+    redone = steps.redone + steps.lost
+    share = f"{100 * redone / (steps.done + redone):.2g} % of the work" if steps.done and redone else (
         "every step counted once" if steps.done else "the trainer reports no steps"
     )
     sure = bool(steps.done) and _is_sure(report)
-    share = share if sure or again or not steps.done else "as far as is known"
-    good = "good" if sure and not again else ""
-    tiles.append(("Steps done again", number(again) if steps.done else "–", share, good))
+    share = share if sure or redone or not steps.done else "as far as is known"
+    good = "good" if sure and not redone else ""
+    tiles.append(("Steps done again", number(redone) if steps.done else "–", share, good))
     return '<div class="tiles">' + "".join(
         f'<div class="tile {cls}"><div class="name">{safe(name)}</div><div class="value">{safe(value)}</div>'
-        f'<div class="more">{safe(more)}</div></div>'
-        for name, value, more, cls in tiles
+        f'<div class="more">{safe(note)}</div></div>'
+        for name, value, note, cls in tiles
     ) + "</div>"  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------- the charts
 def _timeline(report: Report) -> str:
     kinds = {bar.kind for bar in report.bars}
-    shown = [("bar spot", "spot")] if "spot" in kinds else []
-    shown += [("bar free", "spot, free: taken within its first hour")] if "free" in kinds else []
-    shown += [("bar on-demand", "on-demand")] if "on-demand" in kinds else []
-    keys = "".join(key(cls, name) for cls, name in shown)
+    kinds_shown = [("bar spot", "spot")] if "spot" in kinds else []
+    kinds_shown += [("bar free", "spot, free: taken within its first hour")] if "free" in kinds else []
+    kinds_shown += [("bar on-demand", "on-demand")] if "on-demand" in kinds else []
+    keys = "".join(key(cls, name) for cls, name in kinds_shown)
     keys += key("boot", "starting and healing", under="bar spot")
     if any(bar.interrupted for bar in report.bars):
         keys += shape('<path class="interruption-head" d="M2 3h10l-5 8z"/>', "taken by AWS")
@@ -143,8 +147,8 @@ def _timeline(report: Report) -> str:
     def draw(width: int) -> str:
         return timeline(report.bars, report.start, report.end, width)
 
-    what = "Each bar is one machine. When AWS takes one away, the fleet starts another and the run goes on."
-    return card("Machines and zones", what, legend(keys) + three(draw), tail="Times are UTC.")
+    note = "Each bar is one machine. When AWS takes one away, the fleet starts another and the run goes on."
+    return card("Machines and zones", note, legend(keys) + three(draw), tail="Times are UTC.")
 
 
 def _progress(report: Report) -> str:
@@ -156,81 +160,86 @@ def _progress(report: Report) -> str:
     def offset(moment: datetime) -> float:
         return (moment - start).total_seconds()
 
-    begins = frozenset(offset(two.time) for one, two in pairwise(report.samples) if one.instance != two.instance)
-    done = Series("done", tuple((offset(one.time), float(one.step)) for one in report.samples), begins)
-    kept = [one for one in report.samples if one.saved is not None]
-    saved = Series("saved", tuple((offset(one.time), float(one.saved or 0)) for one in kept))
-    noticed = {one.instance: one.time for one in report.taken}
-    gone = [(stay.instance, noticed.get(stay.instance, stay.end)) for stay in report.lost]
-    marks = [Mark(offset(when), f"{name} is lost at {when:%H:%M:%S} UTC", "interruption") for name, when in gone]
-    series = [one for one in (done, saved) if one.points]
+    begins = frozenset(
+        offset(after.time) for before, after in pairwise(report.samples) if before.instance != after.instance
+    )
+    done_steps = Series("done", tuple((offset(sample.time), float(sample.step)) for sample in report.samples), begins)
+    saves = [sample for sample in report.samples if sample.saved is not None]
+    saved = Series("saved", tuple((offset(sample.time), float(sample.saved or 0)) for sample in saves))
+    noticed = {interruption.instance: interruption.time for interruption in report.taken}
+    losses = [(stay.instance, noticed.get(stay.instance, stay.end)) for stay in report.lost]
+    marks = [Mark(offset(time), f"{name} is lost at {time:%H:%M:%S} UTC", "interruption") for name, time in losses]
+    series = [curve for curve in (done_steps, saved) if curve.points]
     chart = LineChart("progress", "Steps over time", "Steps done, and the newest durable checkpoint.", series, marks,
                       stairs=frozenset({"saved"}), times=(report.start, report.end), y_low=0.0)  # fmt: skip
     keys = key("s0", "step") + (key("s1", "newest checkpoint") if saved.points else "") + _mark_keys(marks)
-    what = "The gap between the lines is what an interruption without notice would cost."
-    return card("Progress", what, legend(keys) + three(lambda width: line_chart(chart, width)))
+    note = "The gap between the lines is what an interruption without notice would cost."
+    return card("Progress", note, legend(keys) + three(lambda width: line_chart(chart, width)))
 
 
 def _curves(report: Report) -> str:
     marks = _step_marks(report)
     cards = []
-    for name, found, what in (
+    for name, curves, note in (
         ("Loss", losses(report.series), "Over the steps of the run."),
         ("Accuracy", scores(report.series), "Over the steps of the run, as the trainer reports it."),
     ):
-        if not found:
+        if not curves:
             continue
-        percent = name == "Accuracy" and all(0 <= y <= 1 for one in found for _, y in one.points)
-        chart = LineChart(name.lower(), name, f"{name} over the steps of the run.", found, marks, percent=percent)
-        keys = "".join(key(f"s{number}", one.name) for number, one in enumerate(found)) + _mark_keys(marks)
-        cards.append((name, what, chart, keys, found))
-    beside = _others(others(report.series), marks, is_open=not cards)
+        percent = name == "Accuracy" and all(0 <= y <= 1 for curve in curves for _, y in curve.points)
+        chart = LineChart(name.lower(), name, f"{name} over the steps of the run.", curves, marks, percent=percent)
+        keys = "".join(key(f"s{number}", curve.name) for number, curve in enumerate(curves)) + _mark_keys(marks)
+        cards.append((name, note, chart, keys, curves))
+    others_card = _others(others(report.series), marks, is_open=not cards)
     if not cards:
-        what = ("The trainer wrote neither to its metrics file nor to its progress file: see"
+        note = ("The trainer wrote neither to its metrics file nor to its progress file: see"
                 " docs/contract.md for how it can.")  # fmt: skip
-        return beside or card("Loss and accuracy", what, "")
+        return others_card or card("Loss and accuracy", note, "")
     wide = HALF if len(cards) > 1 else WIDE
     drawn = [
-        card(name, what, legend(keys) + three(lambda width, chart=chart: line_chart(chart, width), wide=wide)  # type: ignore[misc]
-              + _figures(name, found))
-        for name, what, chart, keys, found in cards
+        card(name, note, legend(keys) + three(lambda width, chart=chart: line_chart(chart, width), wide=wide)  # type: ignore[misc]
+              + _figures(name, curves))
+        for name, note, chart, keys, curves in cards
     ]  # fmt: skip
-    return (f'<div class="half">{"".join(drawn)}</div>' if len(cards) > 1 else drawn[0]) + beside
+    return (f'<div class="half">{"".join(drawn)}</div>' if len(cards) > 1 else drawn[0]) + others_card
 
 
-def _others(found: Sequence[Series], marks: Sequence[Mark], *, is_open: bool) -> str:
+def _others(curves: Sequence[Series], marks: Sequence[Mark], *, is_open: bool) -> str:
     """A chart each, two in a row; folded away where loss or accuracy say more."""
     drawn = []
-    for place, one in enumerate(found):
-        what = f"{one.name} over the steps of the run."
-        chart = LineChart(f"other-{place}", f"Figure {one.name}", what, [one], marks)
-        drawn.append(card(one.name, "", three(partial(line_chart, chart), wide=HALF)))
+    for place, curve in enumerate(curves):
+        note = f"{curve.name} over the steps of the run."
+        chart = LineChart(f"other-{place}", f"Figure {curve.name}", note, [curve], marks)
+        drawn.append(card(curve.name, "", three(partial(line_chart, chart), wide=HALF)))
     rows = "".join(f'<div class="half">{"".join(drawn[at : at + 2])}</div>' for at in range(0, len(drawn), 2))
     if not rows or is_open:
         return rows
-    names = safe_long(", ".join(one.name for one in found))
+    names = safe_long(", ".join(curve.name for curve in curves))
     return f"<details><summary>Other figures: {names}</summary>{rows}</details>"
 
 
 def _step_marks(report: Report) -> list[Mark]:
-    marks = [Mark(float(one.step), f"interruption at step {one.step}: {one.instance}", "interruption")
-             for one in report.taken if one.step is not None]  # fmt: skip
-    taken = {mark.x for mark in marks}
+    marks = [
+        Mark(float(loss.step), f"interruption at step {loss.step}: {loss.instance}", "interruption")
+        for loss in report.taken
+        if loss.step is not None
+    ]
+    positions = {mark.x for mark in marks}
     return marks + [
-        Mark(float(one.step), f"resumed at step {one.step} on {one.instance}")
-        for one in report.resumes
-        if one.step and float(one.step) not in taken
+        Mark(float(resume.step), f"resumed at step {resume.step} on {resume.instance}")
+        for resume in report.resumes
+        if resume.step and float(resume.step) not in positions
     ]
 
 
-def _figures(name: str, found: Sequence[Series]) -> str:
+def _figures(name: str, curves: Sequence[Series]) -> str:
     """The same as a table, for those who do not see the chart."""
     rows = []
-    for one in found:
-        every = max(1, -(-len(one.points) // _TABLE_ROWS))
-        shown = list(one.points[::every])
-        shown += [one.points[-1]] if shown[-1] != one.points[-1] else []
-        rows += [(one.name, number(int(x)), brief(y)) for x, y in shown]
+    for curve in curves:
+        stride = max(1, -(-len(curve.points) // _TABLE_ROWS))
+        points = list(curve.points[::stride])
+        points += [curve.points[-1]] if points[-1] != curve.points[-1] else []
+        rows += [(curve.name, number(int(x)), brief(y)) for x, y in points]
     body = "".join(f"<tr><td>{safe(n)}</td><td{NUMBER}>{x}</td><td{NUMBER}>{y}</td></tr>" for n, x, y in rows)
     heads = f'<th scope="col">Figure</th><th scope="col"{NUMBER}>Step</th><th scope="col"{NUMBER}>Value</th>'
     return (
@@ -240,27 +249,27 @@ def _figures(name: str, found: Sequence[Series]) -> str:
 
 
 def _checkpoints(report: Report) -> str:
-    seen: dict[int, tuple[float, float, float | None]] = {}
-    for one in report.samples:
-        if one.saved is not None and one.save_seconds is not None:  # what a save took is told after it is known
-            offset = seen[one.saved][0] if one.saved in seen else (one.time - report.start).total_seconds()
-            seen[one.saved] = (offset, one.save_seconds, one.stall_seconds)
-    if not seen:
+    saves: dict[int, tuple[float, float, float | None]] = {}
+    for sample in report.samples:
+        if sample.saved is not None and sample.save_seconds is not None:  # what a save took is told after it is known
+            offset = saves[sample.saved][0] if sample.saved in saves else (sample.time - report.start).total_seconds()
+            saves[sample.saved] = (offset, sample.save_seconds, sample.stall_seconds)
+    if not saves:
         return ""
     points = [
         (offset, seconds, f"checkpoint of step {step}: {seconds:.2f} s to write"
          + (f", training stood for {stall:.3f} s" if stall is not None else ""))
-        for step, (offset, seconds, stall) in sorted(seen.items())
+        for step, (offset, seconds, stall) in sorted(saves.items())
     ]  # fmt: skip
     points = points[:: max(1, -(-len(points) // 300))]
-    stalls = [stall for _, _, stall in seen.values() if stall is not None]
-    longest = max(seconds for _, seconds, _ in seen.values())
-    what = f"{counted(len(seen), 'checkpoint')} seen; the longest took {longest:.2f} s to write"
+    stalls = [stall for _, _, stall in saves.values() if stall is not None]
+    longest = max(seconds for _, seconds, _ in saves.values())
+    summary = f"{counted(len(saves), 'checkpoint')} seen; the longest took {longest:.2f} s to write"
     if stalls:
         share = 100 * sum(stalls) / max(1.0, (report.end - report.start).total_seconds())
-        what += f"; training stood still {max(stalls):.3f} s at most, {sum(stalls):.2f} s in all ({share:.2g} %)"
-    said = f"{what}. Each line is one checkpoint, as high as it took to write."
-    return card("Checkpoints", said, three(lambda width: stems(points, report.start, report.end, width, what)))
+        summary += f"; training stood still {max(stalls):.3f} s at most, {sum(stalls):.2f} s in all ({share:.2g} %)"
+    note = f"{summary}. Each line is one checkpoint, as high as it took to write."
+    return card("Checkpoints", note, three(lambda width: stems(points, report.start, report.end, width, summary)))
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
@@ -283,11 +292,13 @@ def _cost(report: Report) -> str:
     def draw(width: int) -> str:
         return cost_bars(rows, width)
 
-    kept = ""
+    storage_note = ""
     if receipt.kept_month:
-        kept = f" What is still there costs about {_money(receipt.kept_month)} a month; fleetctl clean removes it."
+        storage_note = (
+            f" What is still there costs about {_money(receipt.kept_month)} a month; fleetctl clean removes it."
+        )
     bars = f"<div>{three(draw, wide=HALF - 5)}{_why(report)}</div>"
-    return card("Cost", f"An estimate from AWS's prices at the time; AWS's bill counts.{kept}",
+    return card("Cost", f"An estimate from AWS's prices at the time; AWS's bill counts.{storage_note}",
                  f'<div class="split">{bars}<div>{table}</div></div>')  # fmt: skip
 
 
@@ -299,8 +310,8 @@ def _why(report: Report) -> str:
     if seconds := sum(stay.seconds for stay in spot):
         paid = sum((stay.dollars or Decimal(0) for stay in spot), Decimal(0))
         listed = [stay.on_demand for stay in spot if stay.on_demand is not None]
-        beside = f", ${sum(listed, Decimal(0)) * 3600 / seconds:.3f} on demand" if len(listed) == len(spot) else ""
-        rows.append(("Spot, an hour", f"${paid * 3600 / seconds:.3f} on average{beside}"))
+        on_demand = f", ${sum(listed, Decimal(0)) * 3600 / seconds:.3f} on demand" if len(listed) == len(spot) else ""
+        rows.append(("Spot, an hour", f"${paid * 3600 / seconds:.3f} on average{on_demand}"))
     if report.receipt.free_seconds:
         rows.append(("Free", f"{duration(report.receipt.free_seconds)}: AWS charges nothing for what it takes in the"
                      " first hour"))  # fmt: skip
@@ -315,12 +326,12 @@ def _steps(report: Report) -> str:
         return ""
     rows = "".join(
         "<tr>"
-        + cell("When (UTC)", f"{one.time:%b %d %H:%M:%S}")
-        + cell("Instance", one.instance)
-        + cell("Went on at step", "–" if one.step is None else number(one.step), number=True)
-        + cell("Steps done again", "–" if one.again is None else number(one.again), number=True)
+        + cell("When (UTC)", f"{resume.time:%b %d %H:%M:%S}")
+        + cell("Instance", resume.instance)
+        + cell("Went on at step", "–" if resume.step is None else number(resume.step), number=True)
+        + cell("Steps done again", "–" if resume.again is None else number(resume.again), number=True)
         + "</tr>"
-        for one in report.resumes[:_INSTANCES_SHOWN]
+        for resume in report.resumes[:_INSTANCES_SHOWN]
     )
     lost, free = report.receipt.steps.lost, report.receipt.free_seconds
     redone = report.receipt.steps.redone
@@ -343,7 +354,7 @@ def _instances(report: Report) -> str:
         cost = "free" if stay.free else "–" if stay.dollars is None else f"${stay.dollars:.4f}"
         rows.append(
             "<tr>"
-            + cell("Instance", stay.instance, more=stay.instance_type)
+            + cell("Instance", stay.instance, note=stay.instance_type)
             + cell("Zone", stay.zone)
             + f'<td data-name="Kind"><span class="tag {safe(tag)}">{safe(tag)}</span></td>'
             + cell("Launched (UTC)", f"{stay.start:%b %d %H:%M:%S}")
@@ -355,8 +366,8 @@ def _instances(report: Report) -> str:
         )
     heads = ("Instance", "Zone", "Kind", "Launched (UTC)", "Ran", "End", "An hour", "Cost")
     hidden = len(report.receipt.bill.stays) - len(rows)
-    what = f"The newest {len(rows)}; {hidden} before them are left out here." if hidden else ""
-    return card("Instances", what, stacked(heads, "".join(rows), 2))
+    note = f"The newest {len(rows)}; {hidden} before them are left out here." if hidden else ""
+    return card("Instances", note, stacked(heads, "".join(rows), 2))
 
 
 def _facts(report: Report) -> str:
@@ -371,8 +382,8 @@ def _facts(report: Report) -> str:
     ]
     items = "".join(f"<dt>{safe(name)}</dt><dd>{safe(value)}</dd>" for name, value in rows if value)
     reason = report.reason[:_REASON_MAX]
-    said = f"<pre>{lines(reason)}</pre>" if reason else ""
-    return card("The job", "", f"<dl>{items}</dl>{said}")
+    reason_block = f"<pre>{lines(reason)}</pre>" if reason else ""
+    return card("The job", "", f"<dl>{items}</dl>{reason_block}")
 
 
 def _foot(report: Report) -> str:

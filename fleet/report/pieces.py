@@ -44,17 +44,17 @@ def write(body: bytes, path: Path) -> None:
     try:
         if path.exists() and _MARK.encode() not in path.read_bytes()[:_MARK_WITHIN]:
             raise ConfigError(f"{path} is there already and is no report", next_step="name another file")
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_bytes(body)
-        os.replace(beside, path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_bytes(body)
+        os.replace(temporary, path)
     except OSError as fault:
-        said = fault.strerror or fault
-        raise ConfigError(f"{path} cannot be written: {said}", next_step="name another file") from fault
+        cause = fault.strerror or fault
+        raise ConfigError(f"{path} cannot be written: {cause}", next_step="name another file") from fault
 
 
-def card(title: str, what: str, body: str, tail: str = "") -> str:
-    said = f'<p class="what">{safe_long(what)}{" " + safe(tail) if tail else ""}</p>' if what or tail else ""
-    return f'<section class="card"><h2>{safe(title)}</h2>{said}{body}</section>'
+def card(title: str, note: str, body: str, tail: str = "") -> str:
+    intro = f'<p class="what">{safe_long(note)}{" " + safe(tail) if tail else ""}</p>' if note or tail else ""
+    return f'<section class="card"><h2>{safe(title)}</h2>{intro}{body}</section>'
 
 
 def three(draw: Callable[[int], str], wide: int = WIDE) -> str:
@@ -85,9 +85,9 @@ def stacked(heads: Sequence[str], rows: str, numbers: int) -> str:
     return f'<table class="stacked"><thead><tr>{cells}</tr></thead><tbody>{rows}</tbody></table>'
 
 
-def cell(name: str, value: object, *, number: bool = False, more: str = "") -> str:
+def cell(name: str, value: object, *, number: bool = False, note: str = "") -> str:
     cls = NUMBER if number else ""
-    small = f"<small>{safe(more)}</small>" if more else ""
+    small = f"<small>{safe(note)}</small>" if note else ""
     return f'<td data-name="{safe(name)}"{cls}>{safe(value)}{small}</td>'
 
 

@@ -22,7 +22,7 @@ from spotheal.fleet.status.receipt import Receipt, history_of, receipt
 if TYPE_CHECKING:
     from spotheal.fleet.run import runs
     from spotheal.fleet.run.session import Session
-    from spotheal.fleet.status.status import Seen
+    from spotheal.fleet.status.status import RunFacts
 
 SCHEMA_VERSION = 1
 REHEARSED = "A rehearsal on one machine: nothing was paid, the prices are made up, and minutes stand for hours."
@@ -80,7 +80,7 @@ class Report:
     @property
     def knows_every_resume(self) -> bool:
         """Whether nothing is unknown of how much was done again."""
-        return all(one.step is not None for one in self.resumes)
+        return all(resume.step is not None for resume in self.resumes)
 
     @property
     def is_done(self) -> bool:
@@ -102,12 +102,12 @@ class Report:
             "end": rfc3339(self.end),
             "seconds": round((self.end - self.start).total_seconds()),
             "receipt": self.receipt.to_document(),
-            "interruptions": [_plain(one) for one in self.taken],
+            "interruptions": [_plain(interruption) for interruption in self.taken],
             "machines_lost": len(self.lost),
-            "resumes": [_plain(one) for one in self.resumes],
+            "resumes": [_plain(resume) for resume in self.resumes],
             "curves": {
-                name: {"points": len(one.points), "first": one.points[0][1], "last": one.points[-1][1]}
-                for name, one in sorted(self.series.items())
+                name: {"points": len(curve.points), "first": curve.points[0][1], "last": curve.points[-1][1]}
+                for name, curve in sorted(self.series.items())
             },
             "volumes_kept": list(self.kept_volumes),
         }
@@ -122,7 +122,7 @@ def _plain(thing: Resume | Taken) -> dict[str, Any]:
 class Material:
     """`progress`: instance -> its samples as JSON lines."""
 
-    seen: Seen
+    facts: RunFacts
     metrics: str
     progress: Mapping[str, str]
 
@@ -131,7 +131,7 @@ def gather(session: Session, run: runs.Run) -> Material:
     """Everything that status reads, the metrics file and the samples of each instance."""
     from spotheal.fleet.status import status
 
-    seen = status.gather(session, run)
+    facts = status.gather(session, run)
     keys = [key for key in run.store.keys(LAYOUT.progress("").removesuffix(".jsonl")) if key.endswith(".jsonl")]
     with ThreadPoolExecutor(8) as pool:
         metrics = pool.submit(run.store.get_bytes, LAYOUT.metrics)
@@ -141,66 +141,70 @@ def gather(session: Session, run: runs.Run) -> Material:
         key.rpartition("/")[2].removesuffix(".jsonl"): (body or b"").decode(errors="replace")
         for key, body in zip(keys[-_PROGRESS_FILES_MAX:], bodies, strict=True)
     }
-    return Material(seen, text, progress)
+    return Material(facts, text, progress)
 
 
 @sensible
 def make(material: Material, now: datetime, banner: str = "") -> Report:
     """`banner` stands at the top. NotFound where nothing has run yet: a report of nothing helps nobody."""
-    seen = material.seen
-    history = history_of(seen, now)
-    found = receipt(history, seen.status)
-    phase = str(seen.status.get("phase") or Phase.REQUESTED.value)
-    starts = [stay.start for stay in found.bill.stays] + ([history.requested_at] if history.requested_at else [])
-    if not found.bill.stays:
+    facts = material.facts
+    history = history_of(facts, now)
+    run_receipt = receipt(history, facts.status)
+    phase = str(facts.status.get("phase") or Phase.REQUESTED.value)
+    starts = [stay.start for stay in run_receipt.bill.stays] + ([history.requested_at] if history.requested_at else [])
+    if not run_receipt.bill.stays:
         raise NotFound(
-            f"run {seen.run} of {seen.job} has launched no instance yet: there is nothing to report",
-            next_step=f"`fleetctl status {seen.job}`",
+            f"run {facts.run} of {facts.job} has launched no instance yet: there is nothing to report",
+            next_step=f"`fleetctl status {facts.job}`",
         )
-    ended = phase in {one.value for one in Phase if one.is_end}
+    ended = phase in {member.value for member in Phase if member.is_end}
     start = min(starts)
-    end = found.bill.until if not ended else max([stay.end for stay in found.bill.stays] or [found.bill.until])
-    samples = [one for name, text in material.progress.items() for one in samples_of(name, text)]
+    end = (
+        run_receipt.bill.until
+        if not ended
+        else max([stay.end for stay in run_receipt.bill.stays] or [run_receipt.bill.until])
+    )
+    samples = [sample for name, text in material.progress.items() for sample in samples_of(name, text)]
     samples.sort(key=lambda one: (one.time, one.step))
     resumes = tuple(_resumes(history.events, samples))
-    redone = max(found.steps.redone, sum(resume.again or 0 for resume in resumes))
-    found = replace(found, steps=replace(found.steps, redone=redone))
+    redone = max(run_receipt.steps.redone, sum(resume.again or 0 for resume in resumes))
+    run_receipt = replace(run_receipt, steps=replace(run_receipt.steps, redone=redone))
     return Report(
-        job=seen.job,
-        run=seen.run,
+        job=facts.job,
+        run=facts.run,
         phase=phase,
-        reason=str(seen.status.get("reason") or ""),
+        reason=str(facts.status.get("reason") or ""),
         ended=ended,
-        store=seen.store,
-        revision=str(seen.status.get("revision") or ""),
+        store=facts.store,
+        revision=str(facts.status.get("revision") or ""),
         made=now,
         start=start,
         end=max(end, start + timedelta(seconds=1)),
-        receipt=found,
-        bars=tuple(_bar(stay, history.events) for stay in found.bill.stays),
+        receipt=run_receipt,
+        bars=tuple(_bar(stay, history.events) for stay in run_receipt.bill.stays),
         series=_series(material.metrics, material.progress),
         samples=tuple(samples),
         resumes=resumes,
         taken=tuple(_taken(history.events)),
-        kept_volumes=tuple(one.id for one in found.bill.volumes if one.exists),
+        kept_volumes=tuple(volume.id for volume in run_receipt.bill.volumes if volume.exists),
         banner=banner,
     )
 
 
 def _series(metrics: str, progress: Mapping[str, str]) -> dict[str, Series]:
     """Of the metrics file; a trainer that writes none has its progress drawn."""
-    found = series_of(json_lines(metrics))
-    if found:
-        return found
+    curves = series_of(json_lines(metrics))
+    if curves:
+        return curves
     lines = [line for text in progress.values() for line in json_lines(text)]
     lines.sort(key=lambda line: str(line.get("time", "")))
     return series_of({k: v for k, v in line.items() if k not in ("save_seconds", "stall_seconds")} for line in lines)
 
 
 def _bar(stay: Stay, events: Sequence[Event]) -> Bar:
-    own = [e for e in events if e.get("instance") == stay.instance and _within(e, stay)]
-    trained = next((moment_of(e.get("time")) for e in own if e["event"] == "trainer-started"), None)
-    moved = any(e["event"] == "volume" and e.get("moved_from") for e in own)
+    own_events = [e for e in events if e.get("instance") == stay.instance and _within(e, stay)]
+    trained = next((moment_of(e.get("time")) for e in own_events if e["event"] == "trainer-started"), None)
+    moved = any(e["event"] == "volume" and e.get("moved_from") for e in own_events)
     kind = "free" if stay.free else stay.lifecycle if stay.lifecycle == "on-demand" else "spot"
     cost = "free: AWS took it within its first hour" if stay.free else (
         "price not known" if stay.dollars is None else f"about ${stay.dollars:.4f}"
@@ -223,8 +227,8 @@ def _within(event: Event, stay: Stay) -> bool:
 
 def _resumes(events: Sequence[Event], samples: Sequence[Sample]) -> list[Resume]:
     """Where the ledger does not say at which step the trainer went on (it was slow to tell), its first sample does."""
-    found: list[Resume] = []
-    furthest, seen, started = 0, 0, False
+    resumes: list[Resume] = []
+    furthest, position, started = 0, 0, False
     for event in events:
         moment = moment_of(event.get("time"))
         if event["event"] == "trainer-started" and moment is not None:
@@ -234,34 +238,34 @@ def _resumes(events: Sequence[Event], samples: Sequence[Sample]) -> list[Resume]
                 first = _first(samples, name, moment)
                 step = None if first is None else first.step if first.saved is None else min(first.saved, first.step)
                 until = moment if first is None else first.time
-            while seen < len(samples) and samples[seen].time < until:
-                furthest = max(furthest, samples[seen].step)
-                seen += 1
+            while position < len(samples) and samples[position].time < until:
+                furthest = max(furthest, samples[position].step)
+                position += 1
             if started or step:
-                again = None if step is None else max(0, furthest - step)
-                found.append(Resume(moment, name, attempt if is_whole(attempt) else None, step, again))
+                redone = None if step is None else max(0, furthest - step)
+                resumes.append(Resume(moment, name, attempt if is_whole(attempt) else None, step, redone))
             started = True
         elif event["event"] in ("trainer-ended", "predecessor") and is_whole(event.get("last_step")):
             furthest = max(furthest, event["last_step"])
-    return found
+    return resumes
 
 
 def _first(samples: Sequence[Sample], instance: str, since: datetime) -> Sample | None:
     """Of an attempt whose start was told late: its samples may be a little older than that."""
     early = since - timedelta(seconds=60)
-    return next((one for one in samples if one.instance == instance and one.time >= early), None)
+    return next((sample for sample in samples if sample.instance == instance and sample.time >= early), None)
 
 
 def _taken(events: Sequence[Event]) -> list[Taken]:
     """Notices, less those that were withdrawn."""
-    found: list[Taken] = []
+    interruptions: list[Taken] = []
     for event in events:
         name, moment = str(event.get("instance", "")), moment_of(event.get("time"))
         if event["event"] == "notice" and event.get("action") != "shutdown" and moment is not None:
-            found.append(Taken(moment, name, str(event.get("zone", "")), str(event.get("action", "")), None))
+            interruptions.append(Taken(moment, name, str(event.get("zone", "")), str(event.get("action", "")), None))
         elif event["event"] == "interruption-withdrawn":
-            found = [one for one in found if one.instance != name]
-        elif event["event"] == "trainer-ended" and found and found[-1].instance == name:
+            interruptions = [interruption for interruption in interruptions if interruption.instance != name]
+        elif event["event"] == "trainer-ended" and interruptions and interruptions[-1].instance == name:
             step = event.get("last_step")
-            found[-1] = replace(found[-1], step=step if is_whole(step) else found[-1].step)
-    return found
+            interruptions[-1] = replace(interruptions[-1], step=step if is_whole(step) else interruptions[-1].step)
+    return interruptions

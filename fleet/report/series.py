@@ -57,57 +57,57 @@ def json_lines(text: str) -> Iterable[Mapping[str, Any]]:
 
 def series_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
     """Every figure of the metrics lines, by name, over the steps; of a step that is there twice the last counts."""
-    found: dict[str, dict[int, float]] = {}
+    by_name: dict[str, dict[int, float]] = {}
     for line in lines:
         step = line.get("step")
         if not is_whole(step) or not 0 <= step < 1 << 53:
             continue
         for name, value in line.items():
             if name not in _BESIDE and (number := finite(value)) is not None:
-                found.setdefault(name[:_NAME_MAX], {})[step] = number
-    return {name: Series(name, tuple(sorted(points.items()))) for name, points in found.items()}
+                by_name.setdefault(name[:_NAME_MAX], {})[step] = number
+    return {name: Series(name, tuple(sorted(points.items()))) for name, points in by_name.items()}
 
 
-def losses(found: Mapping[str, Series]) -> list[Series]:
-    return _chosen(found, _LOSS)
+def losses(curves: Mapping[str, Series]) -> list[Series]:
+    return _chosen(curves, _LOSS)
 
 
-def scores(found: Mapping[str, Series]) -> list[Series]:
-    return _chosen({name: one for name, one in found.items() if not _LOSS.search(name)}, _SCORE)
+def scores(curves: Mapping[str, Series]) -> list[Series]:
+    return _chosen({name: curve for name, curve in curves.items() if not _LOSS.search(name)}, _SCORE)
 
 
-def others(found: Mapping[str, Series]) -> list[Series]:
+def others(curves: Mapping[str, Series]) -> list[Series]:
     """Those that are neither loss nor score, by name: each has a scale of its own."""
-    names = [name for name in sorted(found) if not _LOSS.search(name) and not _SCORE.search(name)]
-    return [found[name] for name in names[:OTHERS_MAX]]
+    names = [name for name in sorted(curves) if not _LOSS.search(name) and not _SCORE.search(name)]
+    return [curves[name] for name in names[:OTHERS_MAX]]
 
 
-def _chosen(found: Mapping[str, Series], pattern: re.Pattern[str]) -> list[Series]:
+def _chosen(curves: Mapping[str, Series], pattern: re.Pattern[str]) -> list[Series]:
     """Those that the pattern names, validation first, the finest last (it is drawn below the others)."""
-    named = [one for name, one in found.items() if pattern.search(name)]
+    named = [curve for name, curve in curves.items() if pattern.search(name)]
     return sorted(named, key=lambda one: ("val" not in one.name, len(one.points), one.name))[:SERIES_MAX]
 
 
 def samples_of(instance: str, text: str) -> list[Sample]:
-    found = []
+    samples = []
     for line in json_lines(text):
         moment, step = moment_of(line.get("time")), line.get("step")
         if moment is None or not is_whole(step):
             continue
         saved = line.get("saved")
-        found.append(Sample(
+        samples.append(Sample(
             instance, moment, step, saved if is_whole(saved) else None,
             finite(line.get("save_seconds")), finite(line.get("stall_seconds")),
         ))  # fmt: skip
-    return sorted(found, key=lambda sample: (sample.time, sample.step))
+    return sorted(samples, key=lambda sample: (sample.time, sample.step))
 
 
 def pieces(series: Series, count: int = POINTS_MAX) -> list[list[tuple[float, float]]]:
     """Its unbroken lines, thinned to about `count` points together."""
     cuts = [index for index, (x, _) in enumerate(series.points) if x in series.gaps and index]
-    found = [series.points[first:last] for first, last in pairwise([0, *cuts, len(series.points)])]
+    parts = [series.points[first:last] for first, last in pairwise([0, *cuts, len(series.points)])]
     share = count / max(1, len(series.points))
-    return [thinned(piece, max(4, int(share * len(piece)))) for piece in found if piece]
+    return [thinned(piece, max(4, int(share * len(piece)))) for piece in parts if piece]
 
 
 def thinned(points: Sequence[tuple[float, float]], count: int = POINTS_MAX) -> list[tuple[float, float]]:
@@ -115,14 +115,14 @@ def thinned(points: Sequence[tuple[float, float]], count: int = POINTS_MAX) -> l
     if len(points) <= count:
         return list(points)
     stretches = max(1, count // 2 - 1)
-    found = [points[0]]
+    kept_points = [points[0]]
     inner = points[1:-1]
     for index in range(stretches):
         stretch = inner[index * len(inner) // stretches : (index + 1) * len(inner) // stretches]
         if stretch:
             ends = {min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])}
-            found += sorted(ends)
-    return [*found, points[-1]]
+            kept_points += sorted(ends)
+    return [*kept_points, points[-1]]
 
 
 def finite(value: Any) -> float | None:
@@ -160,8 +160,8 @@ class Axis:
     def ticks(self, count: int = 5) -> list[float]:
         if self.log:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
-            every = max(1, -(-(last - first + 1) // count))
-            return [10.0**power for power in range(first, last + 1, every)]
+            stride = max(1, -(-(last - first + 1) // count))
+            return [10.0**power for power in range(first, last + 1, stride)]
         step = nice((self.high - self.low) / max(1, count))
         first = math.ceil(self.low / step - 1e-9)
         return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)][: 2 * count]

@@ -30,7 +30,7 @@ SAY_SECONDS = 30.0
 GATHER_SECONDS = 30.0
 
 
-class Shown(Protocol):
+class View(Protocol):
     """Where the course of a run is shown."""
 
     def show(self, document: dict[str, Any], now: datetime) -> None: ...
@@ -42,27 +42,27 @@ class Look:
     def __init__(self, session: Session, run: runs.Run, clock: Clock) -> None:
         self._session, self._run, self._clock = session, run, clock
         self._consoles = Consoles(clock)
-        self._seen: status.Seen | None = None
+        self._facts: status.RunFacts | None = None
         self._at = float("-inf")
 
     def __call__(self) -> dict[str, Any] | None:
         """None while nothing answers: the run does not depend on us."""
         try:
-            found = self._run.store.read_status() or {}
-            if self._is_due(found):
-                self._seen, self._at = status.gather(self._session, self._run, self._consoles), self._clock.monotonic()
+            document = self._run.store.read_status() or {}
+            if self._is_due(document):
+                self._facts, self._at = status.gather(self._session, self._run, self._consoles), self._clock.monotonic()
         except CredentialsEnded:
             raise
         except Retryable:
             return None
-        assert self._seen is not None
-        self._seen = replace(self._seen, status=found)
-        return status.summarise(self._seen, self._clock.now())
+        assert self._facts is not None
+        self._facts = replace(self._facts, status=document)
+        return status.summarise(self._facts, self._clock.now())
 
-    def _is_due(self, found: dict[str, Any]) -> bool:
-        if self._seen is None or self._clock.monotonic() - self._at >= GATHER_SECONDS:
+    def _is_due(self, document: dict[str, Any]) -> bool:
+        if self._facts is None or self._clock.monotonic() - self._at >= GATHER_SECONDS:
             return True
-        return any(found.get(key) != self._seen.status.get(key) for key in ("phase", "instance", "term"))
+        return any(document.get(key) != self._facts.status.get(key) for key in ("phase", "instance", "term"))
 
 
 @dataclass
@@ -71,14 +71,14 @@ class Lines:
 
     say: Callable[[str], None]
     clock: Clock
-    said: str = ""
-    said_at: float = field(default=float("-inf"))
+    shown_place: str = ""
+    shown_at: float = field(default=float("-inf"))
 
     def show(self, document: dict[str, Any], now: datetime) -> None:
         place, now_at = _place(document), self.clock.monotonic()
-        if place != self.said or now_at - self.said_at >= SAY_SECONDS:
+        if place != self.shown_place or now_at - self.shown_at >= SAY_SECONDS:
             self.say(line(document))
-            self.said, self.said_at = place, now_at
+            self.shown_place, self.shown_at = place, now_at
 
 
 class Redrawn:
@@ -97,7 +97,7 @@ class Redrawn:
 
 
 @contextmanager
-def display(clock: Clock, say: Callable[[str], None], *, terminal: bool) -> Iterator[Shown]:
+def display(clock: Clock, say: Callable[[str], None], *, terminal: bool) -> Iterator[View]:
     """A screen on a terminal (standard error), else lines."""
     if not terminal:
         yield Lines(say, clock)
@@ -118,7 +118,7 @@ def _place(document: dict[str, Any]) -> str:
 
 def _awaited(launches: list[dict[str, Any]]) -> str:
     """What is there before an instance has told anything: its boot takes minutes."""
-    coming = [one for one in launches if one["alive"]]
+    coming = [launch for launch in launches if launch["alive"]]
     if not coming:
         return "no instance yet"
     newest = coming[-1]

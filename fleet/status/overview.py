@@ -47,34 +47,34 @@ def gather(session: Session, root: StoreUrl) -> Overview:
     s3, living = session.client("s3"), _living(session)
     names = job_names(s3, root)
     first = [name for name in names if name in living]
-    shown = [*first, *(name for name in names if name not in living)][:max(JOBS_SHOWN, len(first))]
+    names_shown = [*first, *(name for name in names if name not in living)][:max(JOBS_SHOWN, len(first))]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda name: _look(s3, root, name, living.get(name, ())), shown))
+        all_jobs = list(pool.map(lambda name: _look(s3, root, name, living.get(name, ())), names_shown))
     # a job whose store was cleaned leaves the marks of its requests, and is none
-    seen = tuple(one for one in found if one.run or one.instances or one.phase == "unknown")
-    return Overview(root, seen, len(names) - len(shown))
+    jobs = tuple(job for job in all_jobs if job.run or job.instances or job.phase == "unknown")
+    return Overview(root, jobs, len(names) - len(names_shown))
 
 
 def job_names(s3: Any, root: StoreUrl) -> list[str]:
     prefix = f"{root.prefix}/" if root.prefix else ""
-    found: list[str] = []
+    names: list[str] = []
     with translated(f"list the jobs in {root}"):
         for page in s3.get_paginator("list_objects_v2").paginate(Bucket=root.bucket, Prefix=prefix, Delimiter="/"):
-            found += [item["Prefix"][len(prefix) :].rstrip("/") for item in page.get("CommonPrefixes", [])]
-    return sorted(name for name in found if JOB_NAME.fullmatch(name))
+            names += [item["Prefix"][len(prefix) :].rstrip("/") for item in page.get("CommonPrefixes", [])]
+    return sorted(name for name in names if JOB_NAME.fullmatch(name))
 
 
 def _living(session: Session) -> dict[str, tuple[str, ...]]:
     filters = [{"Name": "tag-key", "Values": [TAG_RUN]},
                {"Name": "instance-state-name", "Values": ["pending", "running"]}]  # fmt: skip
-    found: dict[str, tuple[str, ...]] = {}
+    by_job: dict[str, tuple[str, ...]] = {}
     with translated("list the instances of all jobs"):
         for page in session.client("ec2").get_paginator("describe_instances").paginate(Filters=filters):
-            for item in (one for reservation in page["Reservations"] for one in reservation["Instances"]):
+            for item in (instance for reservation in page["Reservations"] for instance in reservation["Instances"]):
                 tags = {tag["Key"]: tag["Value"] for tag in item.get("Tags") or []}
                 job = tags.get(TAG_JOB, "")
-                found[job] = (*found.get(job, ()), str(item["InstanceId"]))
-    return found
+                by_job[job] = (*by_job.get(job, ()), str(item["InstanceId"]))
+    return by_job
 
 
 def _look(s3: Any, root: StoreUrl, job: str, instances: tuple[str, ...]) -> JobSeen:
@@ -90,27 +90,27 @@ def _look(s3: Any, root: StoreUrl, job: str, instances: tuple[str, ...]) -> JobS
 
 
 @sensible
-def document(found: Overview) -> dict[str, Any]:
+def document(overview: Overview) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
-        "store": str(found.root),
-        "jobs": [{**vars(one), "instances": list(one.instances)} for one in found.jobs],
-        "jobs_left_out": found.left_out,
+        "store": str(overview.root),
+        "jobs": [{**vars(job), "instances": list(job.instances)} for job in overview.jobs],
+        "jobs_left_out": overview.left_out,
     }
 
 
 @sensible
-def text(found: Overview) -> str:
-    if not found.jobs:
-        return f"no job in {found.root} yet"
+def text(overview: Overview) -> str:
+    if not overview.jobs:
+        return f"no job in {overview.root} yet"
     rows = [
-        (one.job, one.phase, _steps(one), ", ".join(one.instances) or None, one.run)
-        for one in found.jobs
+        (job.job, job.phase, _steps(job), ", ".join(job.instances) or None, job.run)
+        for job in overview.jobs
     ]
     return table(("JOB", "PHASE", "STEP", "INSTANCE", "RUN"), rows)
 
 
-def _steps(one: JobSeen) -> str | None:
-    if one.step is None:
+def _steps(job: JobSeen) -> str | None:
+    if job.step is None:
         return None
-    return f"{one.step}/{one.steps_total}" if one.steps_total else str(one.step)
+    return f"{job.step}/{job.steps_total}" if job.steps_total else str(job.step)

@@ -21,7 +21,7 @@ from spotheal.agent.record.lost_work import FilesWritten, files_written, lost_wo
 from spotheal.fleet.run.store_documents import sensible
 
 if TYPE_CHECKING:
-    from spotheal.fleet.status.status import Seen
+    from spotheal.fleet.status.status import RunFacts
 
 _YOUNG_SECONDS = 180.0  # a describe may not show what was launched or heard so lately
 
@@ -60,10 +60,12 @@ class CostSoFar:
 
 @sensible
 def cost_so_far(history: History) -> CostSoFar:
-    found = bill(history)
-    instances = found.lines["spot"] + found.lines["on_demand"]
-    total = found.total or sum(found.exact.values(), Decimal(0))  # less than a cent is not nothing
-    return CostSoFar(total, instances, found.rate, _on_demand(found), _saved_percent(found), len(found.unpriced))
+    run_bill = bill(history)
+    instances = run_bill.lines["spot"] + run_bill.lines["on_demand"]
+    total = run_bill.total or sum(run_bill.exact.values(), Decimal(0))  # less than a cent is not nothing
+    return CostSoFar(
+        total, instances, run_bill.rate, _on_demand(run_bill), _saved_percent(run_bill), len(run_bill.unpriced)
+    )
 
 
 @dataclass(frozen=True)
@@ -132,52 +134,56 @@ class Receipt:
             "steps": vars(self.steps),
             "notes": list(self.notes),
             "lost": list(self.lost),
-            "files_of_interrupted_attempts": [vars(one) | {"files": list(one.files)} for one in self.written],
-        }  # fmt: skip
+            "files_of_interrupted_attempts": [
+                vars(attempt) | {"files": list(attempt.files)} for attempt in self.written
+            ],
+        }
 
 
 @sensible
 def receipt(history: History, status: Mapping[str, Any] | None = None) -> Receipt:
     """The receipt of a run; `status` is its status.json, which knows how far a living trainer is."""
-    found = bill(history)
-    on_demand = _on_demand(found)
-    paid = cents(found.spot) + cents(found.on_demand)
+    run_bill = bill(history)
+    on_demand = _on_demand(run_bill)
+    paid = cents(run_bill.spot) + cents(run_bill.on_demand)
     events = history.events
     return Receipt(
-        bill=found,
-        lines=tuple(_lines(found)),
-        total=found.total,
+        bill=run_bill,
+        lines=tuple(_lines(run_bill)),
+        total=run_bill.total,
         on_demand=on_demand,
         saved=None if on_demand is None else on_demand - paid,
-        saved_percent=_saved_percent(found),
-        kept_month=cents(sum((one.month for one in (*found.volumes, *found.snapshots) if one.exists), Decimal(0))),
+        saved_percent=_saved_percent(run_bill),
+        kept_month=cents(
+            sum((disk.month for disk in (*run_bill.volumes, *run_bill.snapshots) if disk.exists), Decimal(0))
+        ),
         steps=_steps(events, status or {}),
         interruptions=interruptions(events),
         moves=sum(1 for event in events if event["event"] == "volume" and event.get("moved_from")),
-        free_seconds=sum(stay.seconds for stay in found.stays if stay.free),
-        notes=tuple(_notes(found)),
+        free_seconds=sum(stay.seconds for stay in run_bill.stays if stay.free),
+        notes=tuple(_notes(run_bill)),
         lost=lost_work(events, step_now(status or {})),
         written=files_written(events),
     )
 
 
 # -------------------------------------------------------------------------------------------------------- what is shown
-def _lines(found: Bill) -> list[Line]:
-    spot = [stay for stay in found.stays if stay.lifecycle == "spot"]
-    rescue = [stay for stay in found.stays if stay.lifecycle != "spot"]
+def _lines(run_bill: Bill) -> list[Line]:
+    spot = [stay for stay in run_bill.stays if stay.lifecycle == "spot"]
+    rescue = [stay for stay in run_bill.stays if stay.lifecycle != "spot"]
     free = sum(1 for stay in spot if stay.free)
-    hours = sum(stay.seconds for stay in found.stays)
-    dollars = found.lines
+    hours = sum(stay.seconds for stay in run_bill.stays)
+    dollars = run_bill.lines
     lines = [
         Line("Spot instances", _hours(spot), dollars["spot"],
              f"{free} interrupted by AWS within the first hour: free" if free else ""),
         Line("On-demand instances", _hours(rescue), dollars["on_demand"]) if rescue else None,
-        Line("Volumes", _gib_hours(found.volumes), dollars["volumes"]),
-        Line("Snapshots", _count(found.snapshots, "snapshot"), dollars["snapshots"],
-             "at most: each counted as a full copy of what was used") if found.snapshots else None,
+        Line("Volumes", _gib_hours(run_bill.volumes), dollars["volumes"]),
+        Line("Snapshots", _count(run_bill.snapshots, "snapshot"), dollars["snapshots"],
+             "at most: each counted as a full copy of what was used") if run_bill.snapshots else None,
         Line("Filling of copies", "", dollars["filling"], "each GiB of a snapshot, at initialization_rate")
-        if found.filling else None,
-        Line("Root disks", _hours(found.stays), dollars["root_disks"]) if found.roots else None,
+        if run_bill.filling else None,
+        Line("Root disks", _hours(run_bill.stays), dollars["root_disks"]) if run_bill.roots else None,
         Line("Public IPv4 addresses", f"{hours / 3600:.2f} h", dollars["public_ipv4"],
              "one for each instance, free hours too"),
     ]  # fmt: skip
@@ -188,28 +194,28 @@ def _hours(stays: Sequence[Stay]) -> str:
     return f"{_count(stays, 'instance')}, {sum(stay.seconds for stay in stays) / 3600:.2f} h"
 
 
-def _gib_hours(held: Sequence[Any]) -> str:
-    gib_hours = sum(one.gib * (one.end - one.start).total_seconds() / 3600 for one in held)
-    return f"{_count(held, 'volume')}, {gib_hours:.0f} GiB-hours"
+def _gib_hours(disks: Sequence[Any]) -> str:
+    gib_hours = sum(disk.gib * (disk.end - disk.start).total_seconds() / 3600 for disk in disks)
+    return f"{_count(disks, 'volume')}, {gib_hours:.0f} GiB-hours"
 
 
 def _count(things: Sequence[object], name: str) -> str:
     return f"{len(things)} {name}" + ("" if len(things) == 1 else "s")
 
 
-def _notes(found: Bill) -> list[str]:
+def _notes(run_bill: Bill) -> list[str]:
     notes = [
         "An estimate from AWS's spot price history and list prices, before taxes, credits and discounts; AWS's bill"
         f" counts. Disk and address prices are those of {', '.join(PRICES_REGIONS)} as of {PRICES_AS_OF}."
     ]
-    sources = {stay.price_source for stay in found.stays}
+    sources = {stay.price_source for stay in run_bill.stays}
     if "bound" in sources:
         notes.append("Where no price was to be had, an upper bound is counted: the fleet's maximum, or on-demand.")
     if "at-request" in sources:
         notes.append("Where no price was noted on the instance, the spot price at the time of the request is counted.")
-    if found.unpriced:
-        notes.append(f"Not included, for no price is known: {', '.join(found.unpriced)}.")
-    if any(stay.ended_by == "unknown" for stay in found.stays):
+    if run_bill.unpriced:
+        notes.append(f"Not included, for no price is known: {', '.join(run_bill.unpriced)}.")
+    if any(stay.ended_by == "unknown" for stay in run_bill.stays):
         notes.append("Instances that ended without a word are counted until a minute after they were last heard of.")
     notes.append("Not included: S3 (cents a month), data transfer, and datasets of your own.")
     return notes
@@ -233,25 +239,25 @@ def _instance(stay: Stay) -> dict[str, Any]:
     }
 
 
-def _on_demand(found: Bill) -> Decimal | None:
+def _on_demand(run_bill: Bill) -> Decimal | None:
     """Of the same hours; None where the list price of any of them is not known: half a sum compares with nothing."""
-    if not found.stays or any(stay.on_demand is None for stay in found.stays):
+    if not run_bill.stays or any(stay.on_demand is None for stay in run_bill.stays):
         return None
-    return cents(sum((stay.on_demand for stay in found.stays if stay.on_demand is not None), Decimal(0)))
+    return cents(sum((stay.on_demand for stay in run_bill.stays if stay.on_demand is not None), Decimal(0)))
 
 
-def _saved_percent(found: Bill) -> float | None:
+def _saved_percent(run_bill: Bill) -> float | None:
     """Of the exact sums: cents would make 100 % of the first minutes. None where nothing is compared."""
-    if not _on_demand(found):
+    if not _on_demand(run_bill):
         return None
-    listed = sum((stay.on_demand for stay in found.stays if stay.on_demand is not None), Decimal(0))
-    return round(float(100 * (1 - (found.spot + found.on_demand) / listed)), 1)
+    listed = sum((stay.on_demand for stay in run_bill.stays if stay.on_demand is not None), Decimal(0))
+    return round(float(100 * (1 - (run_bill.spot + run_bill.on_demand) / listed)), 1)
 
 
 def _steps(events: Sequence[Event], status: Mapping[str, Any]) -> Steps:
     progress = status.get("progress") if isinstance(status.get("progress"), Mapping) else None
-    told = [_whole(event.get("last_step")) for event in events] + [step_now(status)]
-    done = max((step for step in told if step is not None), default=None)
+    reported_steps = [_whole(event.get("last_step")) for event in events] + [step_now(status)]
+    steps_done = max((step for step in reported_steps if step is not None), default=None)
     ends = [event for event in events if event["event"] == "trainer-ended"]
     saved = _whole(ends[-1].get("saved_step")) if ends else None
     starts = [index for index, event in enumerate(events) if event["event"] == "trainer-started"]
@@ -260,7 +266,7 @@ def _steps(events: Sequence[Event], status: Mapping[str, Any]) -> Steps:
     lost = 0 if goes_on or last is None else max(0, last - (saved or 0))
     if ends and ends[-1].get("kind") == "done":
         lost = 0
-    return Steps(done, steps_redone(events), lost, _whole((progress or {}).get("steps_total")))
+    return Steps(steps_done, steps_redone(events), lost, _whole((progress or {}).get("steps_total")))
 
 
 def step_now(status: Mapping[str, Any]) -> int | None:
@@ -277,7 +283,7 @@ def interruptions(events: Sequence[Event]) -> int:
         if event["event"] == "notice" and event.get("action") != "shutdown":
             noticed.append(name)
         elif event["event"] == "interruption-withdrawn":
-            noticed = [one for one in noticed if one != name]
+            noticed = [instance for instance in noticed if instance != name]
     return len(noticed)
 
 
@@ -287,29 +293,31 @@ def _whole(value: Any) -> int | None:
 
 # --------------------------------------------------------------------------------------------------------- what is seen
 @sensible
-def history_of(seen: Seen, now: datetime) -> History:
+def history_of(facts: RunFacts, now: datetime) -> History:
     """The history of a run as its store and AWS show it; what AWS no longer knows, the ledger does."""
-    listed = Listed.of(seen.fleet)
+    listed = Listed.of(facts.fleet)
     heard = {}
-    instance, heartbeat = str(seen.status.get("instance") or ""), moment_of(seen.status.get("heartbeat"))
+    instance, heartbeat = str(facts.status.get("instance") or ""), moment_of(facts.status.get("heartbeat"))
     if instance and heartbeat is not None:
         heard[instance] = heartbeat
-    for one in seen.nodes:  # of a run on several machines each says it for itself
-        name, moment = str(one.get("instance") or ""), moment_of(one.get("time"))
+    for node in facts.nodes:  # of a run on several machines each says it for itself
+        name, moment = str(node.get("instance") or ""), moment_of(node.get("time"))
         if name and moment is not None:
             heard[name] = max(moment, heard.get(name, moment))
     return History(
-        events=seen.events,
+        events=facts.events,
         now=now,
-        requested_at=min(filter(None, (moment_of(seen.fleet.get("requested_at")), *_times(seen.events))), default=None),
-        launches=seen.launches,
+        requested_at=min(
+            filter(None, (moment_of(facts.fleet.get("requested_at")), *_times(facts.events))), default=None
+        ),
+        launches=facts.launches,
         listed=listed.on_demand,
         spot_then=listed.spot,
         maximum=listed.maximum,
-        known=_known(seen, heard, now),
-        volumes=None if seen.volumes is None else {one.id: _disk(one) for one in seen.volumes},
+        known=_known(facts, heard, now),
+        volumes=None if facts.volumes is None else {volume.id: _disk(volume) for volume in facts.volumes},
         heard=heard,
-        recorded_end=_recorded_end(seen.status),
+        recorded_end=_recorded_end(facts.status),
     )
 
 
@@ -327,18 +335,24 @@ def _disk(volume: Any) -> Disk:
     return Disk(volume.size_gib, volume.type, volume.zone, volume.iops, volume.throughput)
 
 
-def _known(seen: Seen, heard: Mapping[str, datetime], now: datetime) -> dict[str, Known]:
-    if seen.instances is None:
+def _known(facts: RunFacts, heard: Mapping[str, datetime], now: datetime) -> dict[str, Known]:
+    if facts.instances is None:
         return {}
-    found = {
-        one.id: Known(one.launched, one.state in ("pending", "running"), one.was_interrupted, one.type, one.zone)
-        for one in seen.instances
+    known_instances = {
+        instance.id: Known(
+            instance.launched,
+            instance.state in ("pending", "running"),
+            instance.was_interrupted,
+            instance.type,
+            instance.zone,
+        )
+        for instance in facts.instances
     }
-    for launch in seen.launches:
+    for launch in facts.launches:
         name = str(launch.get("instance", ""))
         moment = max(filter(None, (heard.get(name), moment_of(launch.get("time")))), default=None)
-        if name in found or not name.startswith("i-") or moment is None:
+        if name in known_instances or not name.startswith("i-") or moment is None:
             continue
         if (now - moment).total_seconds() > _YOUNG_SECONDS:
-            found[name] = Known(alive=False)
-    return found
+            known_instances[name] = Known(alive=False)
+    return known_instances

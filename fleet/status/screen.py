@@ -103,9 +103,9 @@ def _rows(document: dict[str, Any], now: datetime, ascii: bool) -> Iterable[tupl
         yield "" if number else "lost", Text(printable(line), style="yellow")
     if document["progress"]:
         yield "progress", _bar(document["progress"], ascii)
-        more = pace(document["progress"])
-        if more:
-            yield "", more
+        details = pace(document["progress"])
+        if details:
+            yield "", details
     saved = document["checkpoint"]
     if saved:
         age = "" if saved["age_seconds"] is None else f", {duration(saved['age_seconds'])} ago"
@@ -128,7 +128,7 @@ def _fleet(document: dict[str, Any]) -> Iterable[tuple[str, str]]:
 
 def _space(space: dict[str, Any]) -> str:
     """What to look at before the volume is full."""
-    folders = [(one.get("folder") or "its top", one["bytes"] / (1 << 30)) for one in space["grown"]]
+    folders = [(row.get("folder") or "its top", row["bytes"] / (1 << 30)) for row in space["grown"]]
     grown = ", ".join(f"{folder} {gib:.1f} GiB" for folder, gib in folders)
     return f"{space['percent']} % full" + (f"; this machine wrote: {grown}" if grown else "")
 
@@ -150,20 +150,22 @@ def _bar(progress: dict[str, Any], ascii: bool) -> Text:
     if not total or not isinstance(step, int):
         return Text(printable(f"step {step}"))
     filled = max(0, min(_BAR_WIDTH, round(_BAR_WIDTH * step / total)))
-    done, left = ("#", "-") if ascii else ("━", "─")
-    text = Text(done * filled, style="green").append(left * (_BAR_WIDTH - filled), style="dim")
+    full, empty = ("#", "-") if ascii else ("━", "─")
+    text = Text(full * filled, style="green").append(empty * (_BAR_WIDTH - filled), style="dim")
     return text.append(f"  step {step} of {total} ({100 * step / total:.0f} %)", style="default")
 
 
 def pace(progress: dict[str, Any]) -> str:
     """`epoch 1, loss 0.31, 812 samples/s, 2.1 steps/s, 3 h 12 min left`, as far as it is known."""
-    rate, steps, left = (progress.get(key) for key in ("samples_per_second", "steps_per_second", "seconds_left"))
+    rate, steps, seconds_left = (
+        progress.get(key) for key in ("samples_per_second", "steps_per_second", "seconds_left")
+    )
     parts = [
         f"epoch {progress['epoch']}" if progress.get("epoch") is not None else "",
         f"loss {progress['loss']:.4g}" if isinstance(progress.get("loss"), int | float) else "",
         f"{rate:.0f} samples/s" if rate else "",
         _speed(steps) if steps else "",
-        f"{duration(left)} left" if left is not None else "",
+        f"{duration(seconds_left)} left" if seconds_left is not None else "",
     ]
     return ", ".join(part for part in parts if part)
 
@@ -191,31 +193,31 @@ def _launches(launches: list[dict[str, Any]], wide: bool) -> Table:
     heads = ["INSTANCE", *(["TYPE"] if wide else []), "ZONE", "SINCE (UTC)", "LASTED", "NOW", "SAVED",
              *(["WHY"] if wide else [])]  # fmt: skip
     table = _table(heads, gap=2 if wide else 1)
-    for one in launches[-_LAUNCHES_SHOWN:]:
-        now = one["outcome"] or one["state"]
-        cells = [_cell(one["instance"]), *([_cell(one["type"])] if wide else []), _cell(one["zone"]),
-                 _cell(_short(one["time"])), _cell(duration(one["seconds"])),
-                 _cell(now, _OUTCOME_STYLES.get(str(now), "")), _cell(one["saved_step"]),
-                 *([_cell(one["reason"])] if wide else [])]  # fmt: skip
+    for launch in launches[-_LAUNCHES_SHOWN:]:
+        outcome = launch["outcome"] or launch["state"]
+        cells = [_cell(launch["instance"]), *([_cell(launch["type"])] if wide else []), _cell(launch["zone"]),
+                 _cell(_short(launch["time"])), _cell(duration(launch["seconds"])),
+                 _cell(outcome, _OUTCOME_STYLES.get(str(outcome), "")), _cell(launch["saved_step"]),
+                 *([_cell(launch["reason"])] if wide else [])]  # fmt: skip
         table.add_row(*cells)
     return table
 
 
 def _volumes(document: dict[str, Any]) -> Table:
     """Those that are there, and in the last column where each came from; then the one before each that is gone."""
-    origin = {one["id"]: one for one in document["lineage"]}
+    origin = {volume["id"]: volume for volume in document["lineage"]}
     table = _table(["VOLUME", "ZONE", "GIB", "STATE", "ROLE", "TERM", "FROM"])
-    for one in _by_term(document["volumes"]):
-        came = origin.get(one["id"], {})
-        source = came.get("copied_from") or came.get("snapshot")
-        table.add_row(_cell(one["id"]), _cell(one["zone"]), _cell(one["size_gib"]), _cell(one["state"]),
-                      _cell(one["role"], "green" if one["role"] == VolumeState.CURRENT.value else ""),
-                      _cell(one["term"]), _cell(source))  # fmt: skip
-    for one in document["lineage"]:
-        if one["exists"] is False:
-            terms = ",".join(map(str, one["terms"]))
-            table.add_row(*(_cell(text, "dim") for text in
-                            (one["id"], one["zone"], None, "deleted", None, terms, one["copied_from"])))  # fmt: skip
+    for volume in _by_term(document["volumes"]):
+        lineage = origin.get(volume["id"], {})
+        source = lineage.get("copied_from") or lineage.get("snapshot")
+        table.add_row(_cell(volume["id"]), _cell(volume["zone"]), _cell(volume["size_gib"]), _cell(volume["state"]),
+                      _cell(volume["role"], "green" if volume["role"] == VolumeState.CURRENT.value else ""),
+                      _cell(volume["term"]), _cell(source))  # fmt: skip
+    for volume in document["lineage"]:
+        if volume["exists"] is False:
+            terms = ",".join(map(str, volume["terms"]))
+            cells = (volume["id"], volume["zone"], None, "deleted", None, terms, volume["copied_from"])
+            table.add_row(*(_cell(text, "dim") for text in cells))
     return table
 
 
@@ -245,7 +247,7 @@ def _short(time: str | None) -> str | None:
 def _by_term(volumes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     current = VolumeState.CURRENT.value
 
-    def term(one: dict[str, Any]) -> int:
-        return int(one["term"]) if str(one["term"] or "").isdigit() else 0
+    def term(volume: dict[str, Any]) -> int:
+        return int(volume["term"]) if str(volume["term"] or "").isdigit() else 0
 
     return sorted(volumes, key=lambda one: (one["role"] != current, -term(one)))

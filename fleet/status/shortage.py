@@ -43,13 +43,13 @@ class Shortage:
         """`no spot capacity since 12 min in 3 zones (us-west-2a, …)`."""
         named = ", ".join(self.zones[:_ZONES_NAMED]) + (" …" if len(self.zones) > _ZONES_NAMED else "")
         count = f"{len(self.zones)} zones" if len(self.zones) != 1 else "1 zone"
-        where = f" in {count} ({named})" if self.zones else ""
+        place = f" in {count} ({named})" if self.zones else ""
         since = f"since {duration((now - self.since).total_seconds())}"
         match self.cause:
             case "capacity":
-                return f"no spot capacity {since}{where}"
+                return f"no spot capacity {since}{place}"
             case "price":
-                return f"nothing is launched {since}: the fleet's maximum price is below the spot price{where}"
+                return f"nothing is launched {since}: the fleet's maximum price is below the spot price{place}"
             case "quota":
                 return f"nothing is launched {since}: the account's spot quota is used up"
             case "permission":
@@ -81,13 +81,13 @@ def shortage(
     if not refusals:
         return None
     cause = _decisive(refusals)
-    same = [event for event, named in refusals if named == cause]
+    group = [event for event, named in refusals if named == cause]
     cause = "configuration" if cause == _UNSPECIFIC else cause
-    words = " ".join(event.description for event in same)
+    words = " ".join(event.description for event in group)
     kinds = types_in(words) or tuple(types)
     places = zones_in(words) or tuple(zones)
-    said = _ERROR.split(same[-1].description)[-1] or same[-1].subtype
-    return Shortage(cause, same[0].time, places, kinds, said, _next_step(cause, kinds))
+    message = _ERROR.split(group[-1].description)[-1] or group[-1].subtype
+    return Shortage(cause, group[0].time, places, kinds, message, _next_step(cause, kinds))
 
 
 def _decisive(refusals: Sequence[tuple[FleetEvent, str]]) -> str:
@@ -109,20 +109,20 @@ def zones_in(text: str) -> tuple[str, ...]:
 
 def _cause(event: FleetEvent) -> str:
     """"" for an event that refuses nothing."""
-    said, what = event.description.lower(), event.subtype.replace("-", "").lower()
-    if event.kind not in ("error", "information") or _NO_MARKET in said:
+    text, code = event.description.lower(), event.subtype.replace("-", "").lower()
+    if event.kind not in ("error", "information") or _NO_MARKET in text:
         return ""
-    if "countlimitexceeded" in what or _QUOTA.search(said):
+    if "countlimitexceeded" in code or _QUOTA.search(text):
         return "quota"
-    if "capacity" in said and ("no spot" in said or "insufficient" in said or "sufficient" in said):
+    if "capacity" in text and ("no spot" in text or "insufficient" in text or "sufficient" in text):
         return "capacity"
-    if "bid price" in said or "less than spot market price" in said or "price" in what:
+    if "bid price" in text or "less than spot market price" in text or "price" in code:
         return "price"
-    if "roleinvalid" in what or "not authorized" in said or "unauthorized" in said:
+    if "roleinvalid" in code or "not authorized" in text or "unauthorized" in text:
         return "permission"
-    if what.startswith("alllaunchspecs") or what == "fleetprogresshalted":
+    if code.startswith("alllaunchspecs") or code == "fleetprogresshalted":
         return _UNSPECIFIC
-    if "blacklisted" in what or "invalid" in what or "unusable" in what:
+    if "blacklisted" in code or "invalid" in code or "unusable" in code:
         return "configuration"
     return "configuration" if event.kind == "error" else ""
 
@@ -134,11 +134,11 @@ def _next_step(cause: str, types: Sequence[str]) -> str:
         case "price":
             return "raise or leave out SpotPrice in the fleet's file, then `fleetctl request --replace`"
         case "quota":
-            known = quotas.quota_of(types[0]) if types else None
-            if known is None:
+            quota = quotas.quota_of(types[0]) if types else None
+            if quota is None:
                 return "raise the spot quota of these types (Service Quotas, EC2)"
             asking = "aws service-quotas request-service-quota-increase --service-code ec2"
-            return f'raise "{known[1]}": `{asking} --quota-code {known[0]} --desired-value VCPUS`'
+            return f'raise "{quota[1]}": `{asking} --quota-code {quota[0]} --desired-value VCPUS`'
         case "permission":
             return "give IamFleetRole what docs/permissions.md lists, or let `fleetctl request` make it"
     return "correct the fleet's file (ImageId, subnets, groups, key), then `fleetctl request --replace`"

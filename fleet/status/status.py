@@ -32,7 +32,7 @@ _RATE_SECONDS_MIN = 5.0
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunFacts:
     """What was read; None where nobody answered."""
 
     job: str
@@ -52,16 +52,16 @@ class Seen:
 
 
 @sensible
-def gather(session: Session, run: runs.Run, consoles: Consoles | None = None) -> Seen:
+def gather(session: Session, run: runs.Run, consoles: Consoles | None = None) -> RunFacts:
     """All of a run in a fixed number of calls beside one a launch; asked side by side, so that it stays quick.
 
     With `consoles` the cause is looked for if an agent does not start.
     """
     notes: list[str] = []
 
-    def forgiving(what: Any) -> Any:
+    def forgiving(read: Any) -> Any:
         try:
-            return what()
+            return read()
         except SpothealError as error:
             notes.append(error.message)
             return None
@@ -72,33 +72,33 @@ def gather(session: Session, run: runs.Run, consoles: Consoles | None = None) ->
         document = pool.submit(run.fleet_document)
         ledger = pool.submit(lambda: run.store.get_bytes(LAYOUT.ledger) or b"")
         volumes = pool.submit(forgiving, lambda: session.ec2.volumes_of_run(run.id, run.job))
-        instances = pool.submit(forgiving, lambda: session.ec2.instances_tagged(TAG_RUN, run.id))
+        instances_future = pool.submit(forgiving, lambda: session.ec2.instances_tagged(TAG_RUN, run.id))
         nodes = pool.submit(forgiving, lambda: machines.read(run.store))
         keys = run.store.keys(LAYOUT.launches)
         launches = list(pool.map(run.store.get_json, keys))
         fleet = document.result()
         fleet_id = str(fleet.get("fleet_id") or "")
         state = forgiving(lambda: runs.fleet_state(session.client("ec2"), fleet_id)) if fleet_id else ""
-        found = instances.result()
-        alive = any(one.state in ("pending", "running") for one in found or ())
+        instances = instances_future.result()
+        alive = any(instance.state in ("pending", "running") for instance in instances or ())
         unheard = None
         if consoles is not None:
-            unheard = consoles.find(session, [one for one in launches if one], found or ())
+            unheard = consoles.find(session, [launch for launch in launches if launch], instances or ())
         history: tuple[engine.FleetEvent, ...] = ()
         if state in runs.LIVE_FLEET_STATES and not alive:
             since = (_moment(fleet.get("requested_at")) or datetime.now(timezone.utc)) - _CLOCKS_APART
             history = forgiving(lambda: engine.history(session.client("ec2"), fleet_id, since)) or ()
-    return Seen(
+    return RunFacts(
         job=run.job,
         run=run.id,
         store=str(run.store.url),
         status=status.result() or {},
         fleet=fleet,
-        launches=tuple(sorted((one for one in launches if one), key=lambda one: str(one.get("time", "")))),
+        launches=tuple(sorted((launch for launch in launches if launch), key=lambda one: str(one.get("time", "")))),
         events=tuple(read_events(ledger.result().decode(errors="replace"))),
         fleet_state=state,
         volumes=volumes.result(),
-        instances=found,
+        instances=instances,
         notes=tuple(notes),
         fleet_events=history,
         nodes=nodes.result() or (),
@@ -107,61 +107,61 @@ def gather(session: Session, run: runs.Run, consoles: Consoles | None = None) ->
 
 
 @sensible
-def summarise(seen: Seen, now: datetime) -> dict[str, Any]:
+def summarise(facts: RunFacts, now: datetime) -> dict[str, Any]:
     """The document of `--output json`; figures nobody knows are null."""
-    status = seen.status
+    status = facts.status
     phase = str(status.get("phase") or Phase.REQUESTED.value)
     heartbeat = _moment(status.get("heartbeat"))
     age = None if heartbeat is None else max(0.0, (now - heartbeat).total_seconds())
-    live = None if seen.fleet_state is None else seen.fleet_state in runs.LIVE_FLEET_STATES
+    live = None if facts.fleet_state is None else facts.fleet_state in runs.LIVE_FLEET_STATES
     ended = phase in {item.value for item in Phase if item.is_end}
-    events = seen.events
-    missing = None if ended else _shortage(seen)
-    launches = [_launch(one, seen, now) for one in _launches(seen)]
-    alive = next((one["alive"] for one in launches if one["instance"] == status.get("instance")), None)
+    events = facts.events
+    missing = None if ended else _shortage(facts)
+    launches = [_launch(launch, facts, now) for launch in _launches(facts)]
+    alive = next((launch["alive"] for launch in launches if launch["instance"] == status.get("instance")), None)
     return {
         "schema_version": SCHEMA_VERSION,
-        "job": seen.job,
-        "run": seen.run,
+        "job": facts.job,
+        "run": facts.run,
         "phase": phase,
         "reason": str(status.get("reason") or ""),
         "ended": ended,
         "ended_at": status.get("ended") if ended else None,
-        "store": seen.store,
+        "store": facts.store,
         "revision": status.get("revision"),
-        "fleet": {"id": seen.fleet.get("fleet_id"), "state": seen.fleet_state or None, "live": live},
-        "batch_job": (seen.fleet.get("batch") or {}).get("job_id"),
+        "fleet": {"id": facts.fleet.get("fleet_id"), "state": facts.fleet_state or None, "live": live},
+        "batch_job": (facts.fleet.get("batch") or {}).get("job_id"),
         "instance": {**{name: status.get(key) for name, key in _INSTANCE_KEYS.items()}, "alive": alive},
         "heartbeat": status.get("heartbeat"),
         "heartbeat_age_seconds": age,
         "silent": bool(live) and not ended and age is not None and age > STALE_SECONDS,
-        "requested_at": seen.fleet.get("requested_at"),
-        "progress": _progress(seen, now, ended),
+        "requested_at": facts.fleet.get("requested_at"),
+        "progress": _progress(facts, now, ended),
         "checkpoint": _checkpoint(status, now),
         "no_capacity": missing.to_document(now) if missing else None,
-        "unheard": seen.unheard.to_document(seen.job) if seen.unheard and not ended else None,
-        "cost": receipt.cost_so_far(receipt.history_of(seen, now)).to_document() if events else None,
+        "unheard": facts.unheard.to_document(facts.job) if facts.unheard and not ended else None,
+        "cost": receipt.cost_so_far(receipt.history_of(facts, now)).to_document() if events else None,
         "notice": status.get("notice"),
         "space": status.get("space"),
         "lost": list(lost_work(events, receipt.step_now(status))),
         "term": status.get("term"),
         "interruptions": receipt.interruptions(events),
         "zone_moves": sum(1 for event in events if event["event"] == "volume" and event.get("moved_from")),
-        "machines": [] if ended else machines.summarise(seen.nodes, _alive(seen), now),
+        "machines": [] if ended else machines.summarise(facts.nodes, _alive(facts), now),
         "launches": launches,
-        "volumes": None if seen.volumes is None else [_volume(one) for one in seen.volumes],
-        "lineage": _lineage(seen),
-        "notes": list(seen.notes),
+        "volumes": None if facts.volumes is None else [_volume(volume) for volume in facts.volumes],
+        "lineage": _lineage(facts),
+        "notes": list(facts.notes),
     }
 
 
 _INSTANCE_KEYS = {"id": "instance", "type": "instance_type", "zone": "zone", "attempt": "attempt"}
 
 
-def _alive(seen: Seen) -> set[str] | None:
-    if seen.instances is None:
+def _alive(facts: RunFacts) -> set[str] | None:
+    if facts.instances is None:
         return None
-    return {one.id for one in seen.instances if one.state in ("pending", "running")}
+    return {instance.id for instance in facts.instances if instance.state in ("pending", "running")}
 
 
 def _moment(text: Any) -> datetime | None:
@@ -171,28 +171,33 @@ def _moment(text: Any) -> datetime | None:
         return None
 
 
-def _launches(seen: Seen) -> list[dict[str, Any]]:
+def _launches(facts: RunFacts) -> list[dict[str, Any]]:
     """Launches by the store, then instances that AWS shows and that have not come as far as the store."""
-    counted = [one for one in seen.launches if str(one.get("instance", "")).startswith("i-")]
-    known = {one["instance"] for one in counted}
+    counted = [launch for launch in facts.launches if str(launch.get("instance", "")).startswith("i-")]
+    counted_ids = {launch["instance"] for launch in counted}
     young = [
-        {"instance": one.id, "time": rfc3339(one.launched), "instance_type": one.type, "zone": one.zone}
-        for one in seen.instances or ()
-        if one.id not in known
+        {
+            "instance": instance.id,
+            "time": rfc3339(instance.launched),
+            "instance_type": instance.type,
+            "zone": instance.zone,
+        }
+        for instance in facts.instances or ()
+        if instance.id not in counted_ids
     ]
     return [*counted, *sorted(young, key=lambda one: one["time"])]
 
 
-def _launch(launch: dict[str, Any], seen: Seen, now: datetime) -> dict[str, Any]:
+def _launch(launch: dict[str, Any], facts: RunFacts, now: datetime) -> dict[str, Any]:
     instance = str(launch["instance"])
-    states = {one.id: one.state for one in seen.instances or ()}
-    events = [e for e in seen.events if e.get("instance") == instance]
+    states = {machine.id: machine.state for machine in facts.instances or ()}
+    events = [e for e in facts.events if e.get("instance") == instance]
     boot: dict[str, Any] = next((e for e in events if e["event"] == "boot"), {})
     ends = [e for e in events if e["event"] in ("trainer-ended", "end")]
     notice = next((e for e in events if e["event"] == "notice"), None)
-    began = _moment(launch.get("time"))
+    start = _moment(launch.get("time"))
     outcome = launch.get("outcome") or (ends[-1].get("kind") or ends[-1].get("phase") if ends else None)
-    alive = _is_alive(instance, seen, began, now)
+    alive = _is_alive(instance, facts, start, now)
     if alive is False and outcome not in ("interrupted", "ended", "failed", "done", "barred", "boot failed"):
         outcome = "lost"
     last = max((moment for e in events if (moment := _moment(e.get("time")))), default=None)
@@ -203,8 +208,8 @@ def _launch(launch: dict[str, Any], seen: Seen, now: datetime) -> dict[str, Any]
     elif notice is not None and outcome == "interrupted":
         reason = f"notice: {notice.get('action')}"
     elif outcome == "lost":
-        taken = next((one.state_reason for one in seen.instances or () if one.id == instance), "")
-        reason = f"ended without a word{f' ({taken})' if taken else ''}"
+        cause = next((machine.state_reason for machine in facts.instances or () if machine.id == instance), "")
+        reason = f"ended without a word{f' ({cause})' if cause else ''}"
     return {
         "instance": instance,
         "time": launch.get("time"),
@@ -214,62 +219,62 @@ def _launch(launch: dict[str, Any], seen: Seen, now: datetime) -> dict[str, Any]
         "alive": alive,
         "outcome": outcome,
         "reason": reason,
-        "seconds": None if began is None or stopped is None else max(0.0, (stopped - began).total_seconds()),
+        "seconds": None if start is None or stopped is None else max(0.0, (stopped - start).total_seconds()),
         "saved_step": next((e["saved_step"] for e in reversed(ends) if e.get("saved_step") is not None), None),
     }
 
 
-def _is_alive(instance: str, seen: Seen, began: datetime | None, now: datetime) -> bool | None:
+def _is_alive(instance: str, facts: RunFacts, start: datetime | None, now: datetime) -> bool | None:
     """None where AWS did not answer. What it shows not (any more) is gone, unless it is too young to be shown."""
-    if seen.instances is None:
+    if facts.instances is None:
         return None
-    state = next((one.state for one in seen.instances if one.id == instance), "")
+    state = next((machine.state for machine in facts.instances if machine.id == instance), "")
     if state:
         return state in ("pending", "running")
-    heard = _moment(seen.status.get("heartbeat")) if seen.status.get("instance") == instance else None
-    moments = [moment for moment in (began, heard) if moment is not None]
+    heard = _moment(facts.status.get("heartbeat")) if facts.status.get("instance") == instance else None
+    moments = [moment for moment in (start, heard) if moment is not None]
     return bool(moments) and (now - max(moments)).total_seconds() < _YOUNG_SECONDS
 
 
-def _progress(seen: Seen, now: datetime, ended: bool) -> dict[str, Any] | None:
+def _progress(facts: RunFacts, now: datetime, ended: bool) -> dict[str, Any] | None:
     """What the trainer told, with steps a second since this start of it, and the time that is left at that rate.
 
     Until a new machine's trainer has told anything: the step that the last one saved."""
-    told = seen.status.get("progress")
-    if not isinstance(told, Mapping):
-        saved = _last_saved(seen)
+    report = facts.status.get("progress")
+    if not isinstance(report, Mapping):
+        saved = _last_saved(facts)
         if saved is None or ended:
             return None
-        told = {"step": saved, "steps_total": None}
-    step, total = told.get("step"), told.get("steps_total")
-    rate = _steps_per_second(seen, step)
-    left = (total - step) / rate if rate and isinstance(total, int) and isinstance(step, int) else None
-    training = seen.status.get("phase") == Phase.TRAINING.value
+        report = {"step": saved, "steps_total": None}
+    step, total = report.get("step"), report.get("steps_total")
+    rate = _steps_per_second(facts, step)
+    seconds_left = (total - step) / rate if rate and isinstance(total, int) and isinstance(step, int) else None
+    training = facts.status.get("phase") == Phase.TRAINING.value
     return {
-        **told,
+        **report,
         "percent": round(100 * step / total, 1) if isinstance(step, int) and isinstance(total, int) and total else None,
         "steps_per_second": rate,
-        "seconds_left": max(0.0, left) if left is not None and training and not ended else None,
+        "seconds_left": max(0.0, seconds_left) if seconds_left is not None and training and not ended else None,
     }
 
 
-def _last_saved(seen: Seen) -> int | None:
+def _last_saved(facts: RunFacts) -> int | None:
     """By the ledger: saved at the end of an attempt, or gone on from at a start, whichever was noted last."""
     keys = {"trainer-ended": "saved_step", "trainer-started": "resumed_step", "trainer-resumed": "resumed_step"}
-    steps = [event.get(keys[event["event"]]) for event in seen.events if event["event"] in keys]
+    steps = [event.get(keys[event["event"]]) for event in facts.events if event["event"] in keys]
     return next((step for step in reversed(steps) if isinstance(step, int)), None)
 
 
-def _steps_per_second(seen: Seen, step: Any) -> float | None:
+def _steps_per_second(facts: RunFacts, step: Any) -> float | None:
     """Since the trainer's last start, of which the step must be known: taken as 0 it promised an end in seconds."""
-    starts = [e for e in seen.events if e["event"] in ("trainer-started", "trainer-resumed")]
+    starts = [e for e in facts.events if e["event"] in ("trainer-started", "trainer-resumed")]
     if not starts or not isinstance(step, int):
         return None
-    began, first = _moment(starts[-1].get("time")), starts[-1].get("resumed_step")
-    heard = _moment(seen.status.get("heartbeat"))
-    if began is None or heard is None or not isinstance(first, int) or step <= first:
+    start, first = _moment(starts[-1].get("time")), starts[-1].get("resumed_step")
+    heard = _moment(facts.status.get("heartbeat"))
+    if start is None or heard is None or not isinstance(first, int) or step <= first:
         return None
-    seconds = (heard - began).total_seconds()
+    seconds = (heard - start).total_seconds()
     return (step - first) / seconds if seconds >= _RATE_SECONDS_MIN else None
 
 
@@ -284,35 +289,37 @@ def _checkpoint(status: Mapping[str, Any], now: datetime) -> dict[str, Any] | No
     return {"step": saved.get("step"), "time": saved.get("time"), "age_seconds": age}
 
 
-def _shortage(seen: Seen) -> Shortage | None:
-    text = str(seen.fleet.get("request") or "")
-    return shortage(seen.fleet_events, types=types_in(text), zones=zones_in(text))
+def _shortage(facts: RunFacts) -> Shortage | None:
+    text = str(facts.fleet.get("request") or "")
+    return shortage(facts.fleet_events, types=types_in(text), zones=zones_in(text))
 
 
-def _lineage(seen: Seen) -> list[dict[str, Any]]:
+def _lineage(facts: RunFacts) -> list[dict[str, Any]]:
     """The run's volumes, newest term first: which was copied from which. Those that are gone are the ledger's."""
-    there = {one.id: one for one in seen.volumes or ()}
-    found: dict[str, dict[str, Any]] = {}
-    for event in seen.events:
+    volumes = {volume.id: volume for volume in facts.volumes or ()}
+    records: dict[str, dict[str, Any]] = {}
+    for event in facts.events:
         if event["event"] == "volume" and event.get("volume"):
-            one = found.setdefault(str(event["volume"]), {"terms": [], "zone": event.get("zone"), "copied_from": None})
-            one["copied_from"] = one["copied_from"] or event.get("moved_from")
-            one["terms"] = sorted({*one["terms"], *([event["term"]] if event.get("term") is not None else [])})
-    for volume in there.values():
-        found.setdefault(volume.id, {"terms": [], "zone": volume.zone, "copied_from": None})
+            record = records.setdefault(
+                str(event["volume"]), {"terms": [], "zone": event.get("zone"), "copied_from": None}
+            )
+            record["copied_from"] = record["copied_from"] or event.get("moved_from")
+            record["terms"] = sorted({*record["terms"], *([event["term"]] if event.get("term") is not None else [])})
+    for volume in volumes.values():
+        records.setdefault(volume.id, {"terms": [], "zone": volume.zone, "copied_from": None})
     rows = [
         {
             "id": name,
-            "zone": there[name].zone if name in there else one["zone"],
-            "exists": None if seen.volumes is None else name in there,
-            "role": there[name].tags.get(TAG_STATE) if name in there else None,
-            "terms": one["terms"],
-            "copied_from": one["copied_from"],
-            "snapshot": there[name].snapshot if name in there else None,
+            "zone": volumes[name].zone if name in volumes else record["zone"],
+            "exists": None if facts.volumes is None else name in volumes,
+            "role": volumes[name].tags.get(TAG_STATE) if name in volumes else None,
+            "terms": record["terms"],
+            "copied_from": record["copied_from"],
+            "snapshot": volumes[name].snapshot if name in volumes else None,
         }
-        for name, one in found.items()
+        for name, record in records.items()
     ]
-    newest = {name: max(one["terms"], default=0) for name, one in found.items()}
+    newest = {name: max(record["terms"], default=0) for name, record in records.items()}
     return sorted(rows, key=lambda row: (row["exists"] is not True, -newest[row["id"]], row["id"]))
 
 

@@ -41,8 +41,8 @@ class Unheard:
 
 def in_words(unheard: Mapping[str, Any]) -> str:
     """The fact and its cause, of `Unheard.to_document`."""
-    said = f"its console says: {unheard['says']}" if unheard["says"] else "its console shows nothing yet"
-    return f"{unheard['instance']} runs for {duration(unheard['seconds'])} and its agent has not started; {said}"
+    console = f"its console says: {unheard['says']}" if unheard["says"] else "its console shows nothing yet"
+    return f"{unheard['instance']} runs for {duration(unheard['seconds'])} and its agent has not started; {console}"
 
 
 class Consoles:
@@ -78,8 +78,10 @@ def silent_machine(
     launches: Iterable[Mapping[str, Any]], instances: Iterable[Instance], now: datetime
 ) -> Instance | None:
     """The oldest machine that runs for `UNHEARD_SECONDS` and whose agent has not counted its start in the store."""
-    heard = {one.get("instance") for one in launches if one.get("starts") or one.get("outcome") != "booting"}
-    silent = [one for one in instances if one.state == "running" and one.id not in heard]
+    heard = {
+        launch.get("instance") for launch in launches if launch.get("starts") or launch.get("outcome") != "booting"
+    }
+    silent = [instance for instance in instances if instance.state == "running" and instance.id not in heard]
     oldest = min(silent, key=lambda one: one.launched, default=None)
     return oldest if oldest and (now - oldest.launched).total_seconds() >= UNHEARD_SECONDS else None
 
@@ -98,9 +100,9 @@ def _console(session: Session, instance: str) -> str:
 def cause(text: str) -> str:
     """The last line in which user data says why it cannot go on, with the error before it; else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = [number for number, line in enumerate(lines) if _CANNOT in line]
-    if not said:
+    indices = [number for number, line in enumerate(lines) if _CANNOT in line]
+    if not indices:
         return lines[-1] if lines else ""
-    reason = lines[said[-1]].rpartition(_CANNOT)[2]
-    errors = [match.group() for line in lines[: said[-1]] if (match := _ERROR.search(line)) and _CANNOT not in line]
+    reason = lines[indices[-1]].rpartition(_CANNOT)[2]
+    errors = [match.group() for line in lines[: indices[-1]] if (match := _ERROR.search(line)) and _CANNOT not in line]
     return f"{reason} ({errors[-1]})" if errors else reason

@@ -9,7 +9,7 @@ from spotheal.agent.protocol.errors import CredentialsEnded, JobFailed, Retryabl
 from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.fleet.run import runs
 from spotheal.fleet.run.session import Session
-from spotheal.fleet.status.live import Look, Shown
+from spotheal.fleet.status.live import Look, View
 
 POLL_SECONDS = 5.0
 FLEET_SECONDS = 60.0  # how often AWS is asked whether the fleet still lives
@@ -18,7 +18,7 @@ _ENDS = frozenset(phase.value for phase in Phase if phase.is_end)
 
 
 def wait(
-    session: Session, run: runs.Run, clock: Clock, shown: Shown, seconds_max: float | None = None
+    session: Session, run: runs.Run, clock: Clock, view: View, seconds_max: float | None = None
 ) -> dict[str, Any]:
     """The last document of a run that is done; JobFailed for every other end, WaitTimedOut after `seconds_max`."""
     look = Look(session, run, clock)
@@ -27,13 +27,13 @@ def wait(
         document = look()
         now = clock.monotonic()
         if document is not None:
-            shown.show(document, clock.now())
+            view.show(document, clock.now())
             phase = document["phase"]
             if phase == Phase.DONE.value:
                 return document
             if phase in _ENDS and not runs.goes_on(document["reason"] or "", document["heartbeat_age_seconds"]):
-                why = document["reason"] or "no reason given"
-                raise JobFailed(f"the run ended: {phase}: {why}", next_step=f"`fleetctl logs {run.job}`; {_RESUME}")
+                reason = document["reason"] or "no reason given"
+                raise JobFailed(f"the run ended: {phase}: {reason}", next_step=f"`fleetctl logs {run.job}`; {_RESUME}")
         if now - fleet_at >= FLEET_SECONDS:
             fleet_at = now
             _check_fleet(session, run)

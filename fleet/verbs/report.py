@@ -41,24 +41,24 @@ def report(
     from spotheal.fleet.verbs.target import find
 
     as_json = is_json(output)
-    session, found = find(open_session(region, profile), job, job_file, run)
-    material = content.gather(session, found)
-    made = content.make(material, SystemClock().now())
+    session, job_run = find(open_session(region, profile), job, job_file, run)
+    material = content.gather(session, job_run)
+    run_report = content.make(material, SystemClock().now())
     if as_json:
-        print(show.as_json(made.to_document()))
+        print(show.as_json(run_report.to_document()))
     if out is not None or not as_json:
-        write_page(made, out if out is not None else Path(f"{found.job}-report.html"), quiet=as_json)
-    for note in material.seen.notes:
+        write_page(run_report, out if out is not None else Path(f"{job_run.job}-report.html"), quiet=as_json)
+    for note in material.facts.notes:
         say(f"note: {note}")
 
 
-def write_page(made: Report, path: Path, *, quiet: bool = False) -> None:
+def write_page(run_report: Report, path: Path, *, quiet: bool = False) -> None:
     """Write the page to `path` (`-`: stdout); a file that is no report of ours is not replaced."""
     from spotheal.agent.money.billing import about
     from spotheal.fleet.report.page import page
     from spotheal.fleet.report.pieces import write
 
-    body = page(made).encode()
+    body = page(run_report).encode()
     if str(path) == "-":
         if quiet:
             raise ConfigError("JSON and the page cannot both go to stdout", next_step="--out FILE")
@@ -68,5 +68,5 @@ def write_page(made: Report, path: Path, *, quiet: bool = False) -> None:
     write(body, path)
     if not quiet:
         print(path)
-    cost = "under $0.01" if made.receipt.is_under_a_cent else about(made.receipt.total)
+    cost = "under $0.01" if run_report.receipt.is_under_a_cent else about(run_report.receipt.total)
     say(f"{cost}; {len(body) / 1000:.0f} kB, open it in a browser")

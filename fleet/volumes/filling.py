@@ -78,10 +78,10 @@ class Filling:
     spot: bool = False
 
     def says(self) -> list[str]:
-        what = f"run {' '.join(self.command)}" if self.command else "unpack the upload"
+        work = f"run {' '.join(self.command)}" if self.command else "unpack the upload"
         market, volume = "spot" if self.spot else "on-demand", self.volume.id or "the new volume"
         return [f"launch an {market} {self.instance_type} in {self.volume.zone}, for {self.hours_max:g} h at most",
-                f"{what} with {volume} at {self.job.volume.mount}, then terminate it"]  # fmt: skip
+                f"{work} with {volume} at {self.job.volume.mount}, then terminate it"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ def limited(session: Session, filling: Filling) -> tuple[Filling, str]:
 
     NoCredentials if too little time is left.
     """
-    wanted = filling.hours_max * 3600
-    seconds = session.signing_seconds(wanted + _AROUND_SECONDS)
+    seconds_wanted = filling.hours_max * 3600
+    seconds = session.signing_seconds(seconds_wanted + _AROUND_SECONDS)
     if seconds is None:
         return filling, (
             "the AWS credentials are temporary and do not say when they end (AWS_CREDENTIAL_EXPIRATION is not set): if "
             "they end before the work does, the instance finishes it unheard")  # fmt: skip
     work = seconds - _AROUND_SECONDS
-    if work >= wanted:
+    if work >= seconds_wanted:
         return filling, ""
     if work < _WORK_SECONDS_MIN:
         message = f"the AWS credentials end in {seconds / 60:.0f} min: too early to fill a volume"
@@ -119,9 +119,11 @@ def limited(session: Session, filling: Filling) -> tuple[Filling, str]:
 
 def under_way(session: Session, volume: str) -> Followed | None:
     """The live instance that fills this volume already, from a fleetctl that was cut short."""
-    live = [one for one in session.ec2.instances_tagged(TAG_NAME, _name(volume)) if _is_live(one)]
-    found = [one for one in live if one.tags.get(TAG_PURPOSE) == FILLING and one.tags.get(TAG_REASON)]
-    return Followed(found[0].id, volume, StoreUrl.parse(found[0].tags[TAG_REASON])) if found else None
+    live = [instance for instance in session.ec2.instances_tagged(TAG_NAME, _name(volume)) if _is_live(instance)]
+    fillings = [
+        instance for instance in live if instance.tags.get(TAG_PURPOSE) == FILLING and instance.tags.get(TAG_REASON)
+    ]
+    return Followed(fillings[0].id, volume, StoreUrl.parse(fillings[0].tags[TAG_REASON])) if fillings else None
 
 
 def launch(session: Session, root: StoreUrl, filling: Filling, clock: Clock) -> Followed:
@@ -212,7 +214,7 @@ def follow(
     """
     store = Store(session.client("s3"), followed.prefix)
     _attach(session, followed, clock, say)
-    shown, last_word = 0, clock.monotonic()
+    offset, last_word = 0, clock.monotonic()
     status: dict[str, Any] = {}
     while True:
         instance = session.ec2.instance(followed.instance)
@@ -222,13 +224,13 @@ def follow(
             if news.get("phase") != "waiting" and status.get("phase") in (None, "waiting"):
                 session.ec2.tag([followed.volume], {TAG_STATE: VolumeState.CURRENT.value})
             status, last_word = news, clock.monotonic()
-            shown = _put_log(store, status, shown, put)
+            offset = _put_log(store, status, offset, put)
             show(status)
         if status.get("phase") in ("done", "failed"):
             break
         if instance is not None and not _is_live(instance):
-            why = instance.state_reason or instance.state
-            raise JobFailed(f"{followed.instance} ended before its work did ({why})",
+            reason = instance.state_reason or instance.state
+            raise JobFailed(f"{followed.instance} ended before its work did ({reason})",
                             next_step="the same command begins again; what is on the volume stays")  # fmt: skip
         if clock.monotonic() - last_word > _SILENT_SECONDS_MAX:
             silence = f"{followed.instance} said nothing for {_SILENT_SECONDS_MAX / 60:.0f} min"
@@ -246,9 +248,9 @@ def follow(
         session.ec2.tag([followed.volume], {TAG_STATE: VolumeState.CURRENT.value})
     _await_free(session, followed, clock, say)
     if status["phase"] == "failed" or status.get("exit_code"):
-        why = status.get("reason") or f"the command ended with exit code {status.get('exit_code')}"
+        reason = status.get("reason") or f"the command ended with exit code {status.get('exit_code')}"
         output = f"its output is in {followed.prefix}/output.log; the volume stays as it is"
-        raise JobFailed(f"{followed.volume} was not filled: {why}", next_step=output)
+        raise JobFailed(f"{followed.volume} was not filled: {reason}", next_step=output)
     return status
 
 
@@ -291,13 +293,13 @@ class Output:
         return "".join(part if part in ("\r", "\n") else printable(part) for part in parts)
 
 
-def _put_log(store: Store, status: dict[str, Any], shown: int, put: Put) -> int:
+def _put_log(store: Store, status: dict[str, Any], offset: int, put: Put) -> int:
     """What came since; where more came than is kept, what is kept of it."""
     start, end = status["log_start"] or 0, status["log_end"] or 0
-    if end <= shown:
-        return shown
+    if end <= offset:
+        return offset
     text = store.get_bytes("output.log") or b""
-    put(text[max(0, shown - start) : end - start])
+    put(text[max(0, offset - start) : end - start])
     return end
 
 

@@ -39,30 +39,30 @@ def scan(root: Path) -> Folder:
     """ConfigError where there is nothing. Links are kept as links; sockets, pipes and devices are left out."""
     if not root.is_dir():
         raise ConfigError(f"{root} is no folder", next_step="name the folder with the datasets")
-    found: list[Path] = []
+    paths: list[Path] = []
     for folder, folders, names in os.walk(root):
         folders.sort()
-        here = [Path(folder, name) for name in sorted(names)]
-        found += [path for path in here if path.is_file() or path.is_symlink()]
-    if not found:
+        entries = [Path(folder, name) for name in sorted(names)]
+        paths += [path for path in entries if path.is_file() or path.is_symlink()]
+    if not paths:
         raise ConfigError(f"{root} holds no file", next_step="name the folder with the datasets")
-    return Folder(root, tuple(found), sum(path.lstat().st_size for path in found))
+    return Folder(root, tuple(paths), sum(path.lstat().st_size for path in paths))
 
 
 def upload(store: Store, folder: Folder, progress: Progress, part_bytes: int = PART_BYTES) -> tuple[list[str], int]:
     """Send what is not there; returns the keys of all parts, in order, and the bytes of the stream."""
-    there = dict(store.sizes("parts/"))
+    sizes = dict(store.sizes("parts/"))
     keys: list[str] = []
-    done = 0
+    bytes_done = 0
     for part in parts(folder, part_bytes):
         key = f"parts/{len(keys):06d}-{hashlib.sha256(part).hexdigest()[:32]}"
-        is_new = there.get(key) != len(part)
+        is_new = sizes.get(key) != len(part)
         if is_new:
             store.put_bytes(key, part)
         keys.append(key)
-        done += len(part)
-        progress(done, is_new)
-    return keys, done
+        bytes_done += len(part)
+        progress(bytes_done, is_new)
+    return keys, bytes_done
 
 
 def parts(folder: Folder, part_bytes: int) -> Iterator[bytes]:

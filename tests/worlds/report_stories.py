@@ -12,21 +12,21 @@ from typing import Any
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.fleet.report.report import Material
 from spotheal.fleet.report.series import Series
-from spotheal.fleet.status.status import Seen
+from spotheal.fleet.status.status import RunFacts
 
 DAY = datetime(2026, 11, 21, 8, tzinfo=timezone.utc)
 STEPS = 12_000
 HOSTILE = "</script></style></title><img src=x onerror=alert(1)>\u202e\ud800\x00\x1b[31m" + "n" * 300
 
 
-def seen(events: list[dict[str, Any]], status: dict[str, Any], **more: Any) -> Seen:
+def seen(events: list[dict[str, Any]], status: dict[str, Any], **more: Any) -> RunFacts:
     fields: dict[str, Any] = {
         "job": "resnet50-cifar10", "run": "01KAHJ6W3FZ5T8Q0M2XV9RBYCD", "store": "s3://spotheal-123456789012-us-west-2/"
         "resnet50-cifar10/01KAHJ6W3FZ5T8Q0M2XV9RBYCD", "status": status,
         "fleet": {"fleet_id": "sfr-1", "requested_at": rfc3339(DAY), "prices": prices()}, "launches": (),
         "events": tuple(events), "fleet_state": "cancelled_terminating", "volumes": None, "instances": None, **more,
     }  # fmt: skip
-    return Seen(**fields)
+    return RunFacts(**fields)
 
 
 def prices() -> list[dict[str, Any]]:

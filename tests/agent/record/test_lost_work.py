@@ -197,7 +197,7 @@ def test_status_says_what_was_lost() -> None:
 def test_the_report_names_the_files_that_interrupted_attempts_wrote_and_a_hostile_name_stays_text() -> None:
     material, now = finished()
     hostile = {**TOLD, "written": ["<script>x</script>"], "missing": ["<b>.pt"]}
-    material = replace(material, seen=replace(material.seen, events=(*material.seen.events, hostile)))
+    material = replace(material, facts=replace(material.facts, events=(*material.facts.events, hostile)))
     text = page(make(material, now))
     assert "What interrupted attempts wrote" in text and "&lt;script&gt;x&lt;/script&gt; and 2 more" in text
     assert "&lt;b&gt;.pt: written on i-1" in text and "<b>.pt" not in text

@@ -116,7 +116,7 @@ def test_a_trainer_that_writes_no_metrics_has_its_progress_drawn() -> None:
 
 def test_a_trainer_that_says_nothing_is_told_where_that_is_described() -> None:
     material, now = report_stories.running()
-    silent = type(material)(material.seen, "", {})
+    silent = type(material)(material.facts, "", {})
     assert "docs/contract.md" in page(make(silent, now))
 
 
@@ -139,11 +139,11 @@ def test_losses_and_scores_are_told_apart_by_name() -> None:
 def test_a_figure_that_is_neither_loss_nor_score_has_a_chart_of_its_own() -> None:
     material, now = report_stories.running()
     lines = "\n".join(json.dumps({"step": step, "psnr <b>": 20.0 + step}) for step in range(1, 5))
-    alone = page(make(type(material)(material.seen, lines, {}), now))
+    alone = page(make(type(material)(material.facts, lines, {}), now))
     assert "psnr &lt;b&gt; over the steps of the run." in alone and "Other figures" not in alone
     assert "docs/contract.md" not in alone
     losses = "\n".join(json.dumps({"step": step, "loss": 1 / step, "lr": 0.1}) for step in range(1, 5))
-    beside = page(make(type(material)(material.seen, losses, {}), now))
+    beside = page(make(type(material)(material.facts, losses, {}), now))
     assert "<details><summary>Other figures: lr</summary>" in beside
     read(alone), read(beside)
 
@@ -226,8 +226,8 @@ def test_a_start_that_was_told_late_is_counted_by_its_first_sample() -> None:
     """The ledger holds no step where the trainer was slow to write one; no claim of `no step lost` is made of that."""
     material, now = report_stories.finished()
     events = [{**event, "resumed_step": None} if event["event"] == "trainer-started" else event
-              for event in material.seen.events]  # fmt: skip
-    late = replace(material, seen=replace(material.seen, events=tuple(events)))
+              for event in material.facts.events]  # fmt: skip
+    late = replace(material, facts=replace(material.facts, events=tuple(events)))
     report = make(late, now)
     assert [0, 0, 288] == [one.again for one in make(material, now).resumes]
     assert 3 == len(report.resumes) and report.resumes[-1].again > 200 and report.receipt.steps.redone > 200
@@ -247,8 +247,8 @@ def test_a_machine_that_aws_took_without_notice_counts_as_lost() -> None:
 def test_what_a_machine_did_between_its_last_word_and_a_death_without_notice_is_not_called_kept() -> None:
     material, now = report_stories.finished()
     events = [{**event, "resumed_step": 10**9} if event["event"] == "trainer-started" else event
-              for event in material.seen.events]  # fmt: skip
-    report = make(replace(material, seen=replace(material.seen, events=tuple(events))), now)
+              for event in material.facts.events]  # fmt: skip
+    report = make(replace(material, facts=replace(material.facts, events=tuple(events))), now)
     assert 0 == report.receipt.steps.redone + report.receipt.steps.lost and report.knows_every_resume
     text = read(page(report)).text
     assert "no step was lost" not in text and "as far as is known" in text

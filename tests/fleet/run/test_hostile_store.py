@@ -32,7 +32,7 @@ from spotheal.fleet.report.report import Material, make
 from spotheal.fleet.results.results_efs import _found
 from spotheal.fleet.status.live import line
 from spotheal.fleet.status.screen import render
-from spotheal.fleet.status.status import Seen, summarise
+from spotheal.fleet.status.status import RunFacts, summarise
 from spotheal.fleet.volumes import filling
 
 __all__ = ["batch_desk", "desk", "moto_clients", "wheels"]
@@ -275,7 +275,7 @@ def test_a_filling_commands_output_steers_no_terminal_and_keeps_its_progress_bar
 
 def shown(status: dict[str, Any], events: tuple[dict[str, Any], ...]) -> None:
     """All that fleetctl makes of a status and a ledger: a value, or a SpothealError."""
-    seen = Seen(
+    seen = RunFacts(
         job="cifar", run="01J8Z3T2QK5V9W7X6Y5Z4A3B2C", store="s3://b/run", status=status, events=events,
         fleet={"fleet_id": "sfr-1", "requested_at": "2026-11-21T10:59:00Z"}, fleet_state="active", volumes=(),
         launches=({"instance": "i-0a", "time": "2026-11-21T11:00:00Z"},), instances=(),

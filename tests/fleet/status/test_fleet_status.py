@@ -21,14 +21,14 @@ from spotheal.fleet.run.session import Session
 from spotheal.fleet.status import wait
 from spotheal.fleet.status.live import Lines
 from spotheal.fleet.status.screen import render
-from spotheal.fleet.status.status import Seen, summarise
+from spotheal.fleet.status.status import RunFacts, summarise
 
 __all__ = ["desk", "moto_clients", "wheels"]
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=timezone.utc)
 
 
-def seen(**changes: Any) -> Seen:
-    base = Seen(
+def seen(**changes: Any) -> RunFacts:
+    base = RunFacts(
         job="cifar", run="01J8Z3T2QK5V9W7X6Y5Z4A3B2C", store="s3://b/cifar/run",
         status={"phase": "training", "instance": "i-0a", "instance_type": "g5.xlarge", "zone": "us-west-2a",
                 "heartbeat": "2026-11-21T11:59:30Z",
