@@ -47,22 +47,22 @@ def verb_command(name: str) -> Any:
     """The command of a verb; the root's settings hold for it."""
     module = importlib.import_module(f"spotheal.fleet.verbs.{name}")
     if hasattr(module, "app"):
-        own: typer.Typer = module.app
+        app: typer.Typer = module.app
     else:
-        own = _plain()
-        own.command(name, epilog=f"Example: {module.EXAMPLE}", context_settings=_SETTINGS)(getattr(module, name))
-    made = typer.main.get_command(own)
-    made.name = name
-    return made
+        app = _plain()
+        app.command(name, epilog=f"Example: {module.EXAMPLE}", context_settings=_SETTINGS)(getattr(module, name))
+    command = typer.main.get_command(app)
+    command.name = name
+    return command
 
 
-def _plain(**more: Any) -> typer.Typer:
+def _plain(**settings: Any) -> typer.Typer:
     return typer.Typer(
         add_completion=False,
         rich_markup_mode=None,  # rich takes longer to import than the help to print
         pretty_exceptions_enable=False,
         context_settings=_SETTINGS,
-        **more,
+        **settings,
     )
 
 
@@ -102,9 +102,9 @@ def run() -> None:
         say("fleetctl: interrupted")
         sys.exit(int(ExitCode.INTERRUPTED))
     except OSError as error:  # while help is printed; what verbs meet is seen to by their guard
-        if not (said := unwritten(error)):
+        if not (explanation := unwritten(error)):
             raise
-        say(said)
+        say(explanation)
         sys.exit(int(ExitCode.UNEXPECTED))
 
 

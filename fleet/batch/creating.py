@@ -19,7 +19,7 @@ from spotheal.fleet.account.prerequisites import CreateSecurityGroup, filled, gr
 from spotheal.fleet.account.prices import Price
 from spotheal.fleet.account.service_roles import CreateServiceRole
 from spotheal.fleet.batch import documents, image, roles
-from spotheal.fleet.batch.documents import Document, Where
+from spotheal.fleet.batch.documents import Document, Site
 from spotheal.fleet.batch.names import Names
 from spotheal.fleet.batch.roles import MakeRole
 from spotheal.fleet.request import gather, submit
@@ -53,11 +53,11 @@ class MakeEnvironment:
         return str(self.document["computeEnvironmentName"])
 
     def says(self) -> str:
-        found = self.document["computeResources"]
-        types = ", ".join(found["instanceTypes"])
-        kind = "spot" if found["type"] == "SPOT" else "on demand"
+        resources = self.document["computeResources"]
+        types = ", ".join(resources["instanceTypes"])
+        kind = "spot" if resources["type"] == "SPOT" else "on demand"
         verb = "update" if self.update else "create"
-        return f"{verb} compute environment {self.name}: {kind}, {types}, 0 to {found['maxvCpus']} vCPUs"
+        return f"{verb} compute environment {self.name}: {kind}, {types}, 0 to {resources['maxvCpus']} vCPUs"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ class MakeQueue:
     update: bool = False
 
     def says(self) -> str:
-        order = ", then ".join(one["computeEnvironment"] for one in self.document["computeEnvironmentOrder"])
+        order = ", then ".join(
+            environment["computeEnvironment"] for environment in self.document["computeEnvironmentOrder"]
+        )
         return f"{'update' if self.update else 'create'} job queue {self.document['jobQueueName']}: {order}"
 
 
@@ -77,10 +79,10 @@ class RegisterDefinition:
 
     def says(self) -> str:
         container = self.document["containerProperties"]
-        wanted = {one["type"]: one["value"] for one in container["resourceRequirements"]}
-        gpus = f", {wanted['GPU']} GPU" if "GPU" in wanted else ""
+        amounts = {requirement["type"]: requirement["value"] for requirement in container["resourceRequirements"]}
+        gpus = f", {amounts['GPU']} GPU" if "GPU" in amounts else ""
         return (f"register job definition {self.document['jobDefinitionName']}: {container['image']}, "
-                f"{wanted['VCPU']} vCPUs, {int(wanted['MEMORY']) / 1024:g} GiB{gpus}")  # fmt: skip
+                f"{amounts['VCPU']} vCPUs, {int(amounts['MEMORY']) / 1024:g} GiB{gpus}")  # fmt: skip
 
 
 Step = (
@@ -109,16 +111,16 @@ class Plan:
     @property
     def request(self) -> dict[str, Any]:
         """The exact calls, as `--dry-run` prints them."""
-        found: dict[str, Any] = {"create_compute_environment": [], "update_compute_environment": []}
+        calls: dict[str, Any] = {"create_compute_environment": [], "update_compute_environment": []}
         for step in self.steps:
             if isinstance(step, MakeEnvironment):
-                found["update_compute_environment" if step.update else "create_compute_environment"].append(
+                calls["update_compute_environment" if step.update else "create_compute_environment"].append(
                     update_of(step.document) if step.update else step.document)  # fmt: skip
             elif isinstance(step, MakeQueue):
-                found["update_job_queue" if step.update else "create_job_queue"] = step.document
+                calls["update_job_queue" if step.update else "create_job_queue"] = step.document
             elif isinstance(step, RegisterDefinition):
-                found["register_job_definition"] = step.document
-        return found
+                calls["register_job_definition"] = step.document
+        return calls
 
 
 # ------------------------------------------------------------------------------------------------------------- looking
@@ -126,29 +128,35 @@ def make_plan(session: Session, job: JobConfig, root: StoreUrl, clock: Clock, vp
     """What is missing. Faults of job.toml first; then what only the account knows."""
     documents.check(job)
     names = Names(job.job.name)
-    found = network.network(session, vpc)
-    group, steps = _group(session, found.vpc)
-    where = Where(session.account, session.region, tuple(found.subnets.values()), group, image.named(session, job))
-    notes = [] if found.public else ["the subnets give no public address: hosts need a NAT gateway to reach ECS"]
-    notes += image.notes(session, where.image)
-    here = efs.Network(found.vpc, found.subnets, () if steps else (group,), network.SSH_GROUP if steps else "")
-    notes += results_check.check_where(session, job, lambda: here)
+    vpc_network = network.network(session, vpc)
+    group, steps = _group(session, vpc_network.vpc)
+    site = Site(session.account, session.region, tuple(vpc_network.subnets.values()), group, image.named(session, job))
+    notes = [] if vpc_network.public else ["the subnets give no public address: hosts need a NAT gateway to reach ECS"]
+    notes += image.notes(session, site.image)
+    results_network = efs.Network(
+        vpc_network.vpc, vpc_network.subnets, () if steps else (group,), network.SSH_GROUP if steps else ""
+    )
+    notes += results_check.check_where(session, job, lambda: results_network)
     if not gather.bucket_exists(session, root.bucket):
         steps.append(CreateBucket(root.bucket))
     secrets = tuple(filter(None, [*job.secrets.values(), job.job.repository_secret]))
     place = job.store.results_place
     results = place if isinstance(place, StoreUrl) else None
     wanted_roles = roles.wanted(session, names, root, secrets, job.notify.sns, results)
-    steps += [step for one in wanted_roles if (step := roles.missing(session, one))]
+    steps += [step for role in wanted_roles if (step := roles.missing(session, role))]
     steps += service_roles.missing(session, service_roles.SPOT_FLEET)  # Batch makes its own itself, these not
     if not _has_log_group(session, names.log_group):
         steps.append(MakeLogGroup(names.log_group, names.tags))
-    wanted = [documents.environment(job, names, where, spot=True)]
-    wanted += [documents.environment(job, names, where, spot=False)] if job.batch.on_demand else []
-    steps += _environment_steps(session, names, wanted)
-    steps += _queue_steps(session, names, documents.queue(names, [one["computeEnvironmentName"] for one in wanted]))
-    steps += _definition_steps(session, names, documents.definition(job, names, where))
-    prices = image.prices(session, job, tuple(found.subnets), clock)
+    environment_documents = [documents.environment(job, names, site, spot=True)]
+    environment_documents += [documents.environment(job, names, site, spot=False)] if job.batch.on_demand else []
+    steps += _environment_steps(session, names, environment_documents)
+    steps += _queue_steps(
+        session,
+        names,
+        documents.queue(names, [document["computeEnvironmentName"] for document in environment_documents]),
+    )
+    steps += _definition_steps(session, names, documents.definition(job, names, site))
+    prices = image.prices(session, job, tuple(vpc_network.subnets), clock)
     return Plan(names, session.region, session.account, tuple(steps), prices, tuple(notes))
 
 
@@ -156,48 +164,50 @@ def _group(session: Session, vpc: str) -> tuple[str, list[Step]]:
     """The group that instances of fleets have too, so that what lets those in (EFS) lets these in."""
     with translated(f"look for security group {network.SSH_GROUP}"):
         filters = [{"Name": "group-name", "Values": [network.SSH_GROUP]}, {"Name": "vpc-id", "Values": [vpc]}]
-        there = session.client("ec2").describe_security_groups(Filters=filters)["SecurityGroups"]
-    if there:
-        return str(there[0]["GroupId"]), []
+        groups = session.client("ec2").describe_security_groups(Filters=filters)["SecurityGroups"]
+    if groups:
+        return str(groups[0]["GroupId"]), []
     return group_placeholder(network.SSH_GROUP), [CreateSecurityGroup(network.SSH_GROUP, vpc, "")]
 
 
 def _has_log_group(session: Session, name: str) -> bool:
     with translated(f"look for log group {name}"):
-        found = session.client("logs").describe_log_groups(logGroupNamePrefix=name)["logGroups"]
-    return any(one["logGroupName"] == name for one in found)
+        groups = session.client("logs").describe_log_groups(logGroupNamePrefix=name)["logGroups"]
+    return any(group["logGroupName"] == name for group in groups)
 
 
-def _environment_steps(session: Session, names: Names, wanted: list[Document]) -> list[Step]:
-    there = environments(session, names)
+def _environment_steps(session: Session, names: Names, required: list[Document]) -> list[Step]:
+    existing = environments(session, names)
     steps: list[Step] = []
-    for document in wanted:
-        found = there.get(document["computeEnvironmentName"])
-        if found is None:
+    for document in required:
+        environment = existing.get(document["computeEnvironmentName"])
+        if environment is None:
             steps.append(MakeEnvironment(document))
             continue
-        _check_ours(found, "compute environment", document["computeEnvironmentName"], names)
-        if found["status"] == "INVALID":
-            raise Conflict(_invalid(found), next_step=f"correct it, `fleetctl batch delete {names.job}`, then create")
-        _check_stays(found, "compute environment", document["computeEnvironmentName"], names)
-        if found["state"] != "ENABLED" or documents.differs(update_of(document)["computeResources"],
-                                                            found["computeResources"]):  # fmt: skip
+        _check_ours(environment, "compute environment", document["computeEnvironmentName"], names)
+        if environment["status"] == "INVALID":
+            raise Conflict(
+                _invalid(environment), next_step=f"correct it, `fleetctl batch delete {names.job}`, then create"
+            )
+        _check_stays(environment, "compute environment", document["computeEnvironmentName"], names)
+        if environment["state"] != "ENABLED" or documents.differs(update_of(document)["computeResources"],
+                                                            environment["computeResources"]):  # fmt: skip
             steps.append(MakeEnvironment(document, update=True))
     return steps
 
 
 def _queue_steps(session: Session, names: Names, document: Document) -> list[Step]:
     with translated("look for the job queue"):
-        found = session.client("batch").describe_job_queues(jobQueues=[document["jobQueueName"]])["jobQueues"]
-    if not found:
+        queues = session.client("batch").describe_job_queues(jobQueues=[document["jobQueueName"]])["jobQueues"]
+    if not queues:
         return [MakeQueue(document)]
-    _check_ours(found[0], "job queue", document["jobQueueName"], names)
-    _check_stays(found[0], "job queue", document["jobQueueName"], names)
-    there = {**found[0], "computeEnvironmentOrder": [
-        {**one, "computeEnvironment": one["computeEnvironment"].rpartition("/")[2]}
-        for one in found[0]["computeEnvironmentOrder"]]}  # fmt: skip
-    same = not documents.differs({key: document[key] for key in ("state", "computeEnvironmentOrder")}, there)
-    return [] if same else [MakeQueue(document, update=True)]
+    _check_ours(queues[0], "job queue", document["jobQueueName"], names)
+    _check_stays(queues[0], "job queue", document["jobQueueName"], names)
+    current = {**queues[0], "computeEnvironmentOrder": [
+        {**member, "computeEnvironment": member["computeEnvironment"].rpartition("/")[2]}
+        for member in queues[0]["computeEnvironmentOrder"]]}  # fmt: skip
+    is_same = not documents.differs({key: document[key] for key in ("state", "computeEnvironmentOrder")}, current)
+    return [] if is_same else [MakeQueue(document, update=True)]
 
 
 def _definition_steps(session: Session, names: Names, document: Document) -> list[Step]:
@@ -205,47 +215,47 @@ def _definition_steps(session: Session, names: Names, document: Document) -> lis
     newest = max(active, key=lambda one: int(one["revision"]), default=None)
     compared = {key: document[key] for key in ("containerProperties", "retryStrategy")}
     compared |= {"timeout": document["timeout"]} if "timeout" in document else {}
-    same = newest is not None and not documents.differs(compared, newest)
-    if same and newest is not None and bool(newest.get("timeout")) == ("timeout" in document):
+    is_same = newest is not None and not documents.differs(compared, newest)
+    if is_same and newest is not None and bool(newest.get("timeout")) == ("timeout" in document):
         return []
-    return [RegisterDefinition(document, tuple(str(one["jobDefinitionArn"]) for one in active))]
+    return [RegisterDefinition(document, tuple(str(definition["jobDefinitionArn"]) for definition in active))]
 
 
 def environments(session: Session, names: Names) -> dict[str, dict[str, Any]]:
-    asked = [names.spot, names.on_demand]
+    environment_names = [names.spot, names.on_demand]
     with translated("look for the compute environments"):
-        answer = session.client("batch").describe_compute_environments(computeEnvironments=asked)
-    return {str(one["computeEnvironmentName"]): one for one in answer["computeEnvironments"]}
+        answer = session.client("batch").describe_compute_environments(computeEnvironments=environment_names)
+    return {str(environment["computeEnvironmentName"]): environment for environment in answer["computeEnvironments"]}
 
 
 def active_definitions(session: Session, names: Names) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    more: dict[str, str] = {}
+    definitions: list[dict[str, Any]] = []
+    page: dict[str, str] = {}
     while True:
         with translated("look for the job definition"):
             answer = session.client("batch").describe_job_definitions(
-                jobDefinitionName=names.definition, status="ACTIVE", **more
+                jobDefinitionName=names.definition, status="ACTIVE", **page
             )
-        found += answer["jobDefinitions"]
+        definitions += answer["jobDefinitions"]
         if not answer.get("nextToken"):
-            return found
-        more = {"nextToken": answer["nextToken"]}
+            return definitions
+        page = {"nextToken": answer["nextToken"]}
 
 
-def _check_ours(found: dict[str, Any], what: str, name: str, names: Names) -> None:
-    if not is_ours(found, names):
-        raise Conflict(f"there is a {what} {name} that fleetctl has not made",
+def _check_ours(resource: dict[str, Any], kind: str, name: str, names: Names) -> None:
+    if not is_ours(resource, names):
+        raise Conflict(f"there is a {kind} {name} that fleetctl has not made",
                        next_step="delete or rename it, or give the job another name")  # fmt: skip
 
 
-def _check_stays(found: dict[str, Any], what: str, name: str, names: Names) -> None:
-    if found["status"] in ("DELETING", "DELETED"):
-        raise Conflict(f"{what} {name} is being deleted", next_step=f"`fleetctl batch delete {names.job}` waits for"
+def _check_stays(resource: dict[str, Any], kind: str, name: str, names: Names) -> None:
+    if resource["status"] in ("DELETING", "DELETED"):
+        raise Conflict(f"{kind} {name} is being deleted", next_step=f"`fleetctl batch delete {names.job}` waits for"
                        " its end, then create")  # fmt: skip
 
 
-def is_ours(found: dict[str, Any], names: Names) -> bool:
-    return names.tags.items() <= dict(found.get("tags") or {}).items()
+def is_ours(resource: dict[str, Any], names: Names) -> bool:
+    return names.tags.items() <= dict(resource.get("tags") or {}).items()
 
 
 def update_of(document: Document) -> Document:
@@ -260,7 +270,7 @@ def update_of(document: Document) -> Document:
 def carry_out(session: Session, plan: Plan, clock: Clock, say: Say) -> None:
     """Every step in order; environments before the queue that names them, which refuses any that is not valid."""
     batch = session.client("batch")
-    made: dict[str, str] = {}
+    arns: dict[str, str] = {}
     usable_at = 0.0
     for step in plan.steps:
         say(step.says())
@@ -268,7 +278,7 @@ def carry_out(session: Session, plan: Plan, clock: Clock, say: Say) -> None:
             case CreateBucket(bucket):
                 submit.ensure_bucket(session, bucket)
             case CreateSecurityGroup():
-                made |= prerequisites.make(session, step)
+                arns |= prerequisites.make(session, step)
             case CreateServiceRole():
                 service_roles.create(session, step)
             case MakeRole():
@@ -280,7 +290,7 @@ def carry_out(session: Session, plan: Plan, clock: Clock, say: Say) -> None:
                 if usable_at > clock.monotonic():
                     say("waiting until the new roles are known everywhere")
                     clock.sleep(usable_at - clock.monotonic())
-                _make_environment(batch, filled(document, made), update)
+                _make_environment(batch, filled(document, arns), update)
             case MakeQueue(document, update):
                 await_environments(session, plan.names, clock, say)
                 _make_queue(batch, document, update)
@@ -336,38 +346,40 @@ def _make_queue(batch: Any, document: Document, update: bool) -> None:
 
 def await_environments(session: Session, names: Names, clock: Clock, say: Say) -> None:
     """Until all of the job's are VALID. Fatal with AWS's reason where one is INVALID."""
-    began, told = clock.monotonic(), False
+    start, is_told = clock.monotonic(), False
     while True:
-        there = environments(session, names)
-        for one in there.values():
-            if one["status"] == "INVALID":
-                raise Fatal(_invalid(one), next_step="correct it, then `fleetctl batch delete` and create it again")
-        if all(one["status"] == "VALID" for one in there.values()):
+        existing = environments(session, names)
+        for environment in existing.values():
+            if environment["status"] == "INVALID":
+                raise Fatal(
+                    _invalid(environment), next_step="correct it, then `fleetctl batch delete` and create it again"
+                )
+        if all(environment["status"] == "VALID" for environment in existing.values()):
             return
-        if not told:
+        if not is_told:
             say("waiting until Batch calls the compute environments valid")
-            told = True
-        _pause(clock, began, "the compute environments are not valid yet")
+            is_told = True
+        _pause(clock, start, "the compute environments are not valid yet")
 
 
 def await_queue(session: Session, names: Names, clock: Clock) -> None:
-    began = clock.monotonic()
+    start = clock.monotonic()
     while True:
         with translated("look for the job queue"):
-            found = session.client("batch").describe_job_queues(jobQueues=[names.queue])["jobQueues"]
-        if found and found[0]["status"] == "VALID":
+            queues = session.client("batch").describe_job_queues(jobQueues=[names.queue])["jobQueues"]
+        if queues and queues[0]["status"] == "VALID":
             return
-        if found and found[0]["status"] == "INVALID":
-            raise Fatal(f"job queue {names.queue} is INVALID: {found[0].get('statusReason', '')}")
-        _pause(clock, began, f"job queue {names.queue} is not valid yet")
+        if queues and queues[0]["status"] == "INVALID":
+            raise Fatal(f"job queue {names.queue} is INVALID: {queues[0].get('statusReason', '')}")
+        _pause(clock, start, f"job queue {names.queue} is not valid yet")
 
 
-def _pause(clock: Clock, began: float, what: str) -> None:
-    if clock.monotonic() - began > VALID_SECONDS_MAX:
-        raise WaitTimedOut(f"{what} after {VALID_SECONDS_MAX:.0f} s", next_step="the same command again goes on")
+def _pause(clock: Clock, start: float, state: str) -> None:
+    if clock.monotonic() - start > VALID_SECONDS_MAX:
+        raise WaitTimedOut(f"{state} after {VALID_SECONDS_MAX:.0f} s", next_step="the same command again goes on")
     clock.sleep(_LOOK_SECONDS)
 
 
-def _invalid(found: dict[str, Any]) -> str:
-    reason = found.get("statusReason") or "AWS gives no reason"
-    return f"compute environment {found['computeEnvironmentName']} is INVALID: {reason}"
+def _invalid(environment: dict[str, Any]) -> str:
+    reason = environment.get("statusReason") or "AWS gives no reason"
+    return f"compute environment {environment['computeEnvironmentName']} is INVALID: {reason}"

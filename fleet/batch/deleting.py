@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class There:
+class Inventory:
     """What is to go. `open_jobs` are those that are not over."""
 
     queue: bool
@@ -41,62 +41,66 @@ class There:
 
     def says(self, names: Names) -> str:
         lines = [f"  job queue {names.queue}"] if self.queue else []
-        lines += [f"  compute environment {one}" for one in self.environments]
-        lines += [f"  job definition {one.rpartition('/')[2]}" for one in self.definitions]
+        lines += [f"  compute environment {name}" for name in self.environments]
+        lines += [f"  job definition {name.rpartition('/')[2]}" for name in self.definitions]
         lines += [f"  log group {names.log_group} with its logs (the store keeps its own)"] if self.log_group else []
-        lines += [f"  role {one}" for one in self.roles]
+        lines += [f"  role {name}" for name in self.roles]
         lines += [f"  {len(self.open_jobs)} job(s) that are not over are terminated"] if self.open_jobs else []
         return "\n".join(["deletes:", *lines])
 
 
-def look(session: Session, names: Names) -> There:
+def look(session: Session, names: Names) -> Inventory:
     queue = _queue(session, names)
-    ours = [name for name, one in creating.environments(session, names).items() if creating.is_ours(one, names)]
-    definitions = [str(one["jobDefinitionArn"]) for one in creating.active_definitions(session, names)
-                   if creating.is_ours(one, names)]  # fmt: skip
+    ours = [
+        name
+        for name, environment in creating.environments(session, names).items()
+        if creating.is_ours(environment, names)
+    ]
+    definitions = [str(definition["jobDefinitionArn"]) for definition in creating.active_definitions(session, names)
+                   if creating.is_ours(definition, names)]  # fmt: skip
     with translated(f"look for log group {names.log_group}"):
         groups = session.client("logs").describe_log_groups(logGroupNamePrefix=names.log_group)["logGroups"]
     from spotheal.fleet.account.roles import is_made_by_us
 
-    made = tuple(one for one in names.roles if is_made_by_us(session, one))
-    waiting = tuple(str(one["jobId"]) for one in batch_jobs.open_jobs(session, names.queue)) if queue else ()
-    has_group = any(one["logGroupName"] == names.log_group for one in groups)
-    return There(queue is not None, tuple(ours), tuple(definitions), has_group, made, waiting)
+    roles_made = tuple(role for role in names.roles if is_made_by_us(session, role))
+    waiting = tuple(str(job["jobId"]) for job in batch_jobs.open_jobs(session, names.queue)) if queue else ()
+    has_group = any(group["logGroupName"] == names.log_group for group in groups)
+    return Inventory(queue is not None, tuple(ours), tuple(definitions), has_group, roles_made, waiting)
 
 
-def carry_out(session: Session, names: Names, there: There, clock: Clock, say: Say) -> None:
+def carry_out(session: Session, names: Names, inventory: Inventory, clock: Clock, say: Say) -> None:
     batch = session.client("batch")
     until = clock.monotonic() + SECONDS_MAX
-    for job in there.open_jobs:
+    for job in inventory.open_jobs:
         with translated(f"terminate job {job}"):
             batch.terminate_job(jobId=job, reason="fleetctl batch delete")
-    if there.queue:
+    if inventory.queue:
         say(f"deleting job queue {names.queue}")
         _delete_queue(session, batch, names, clock, until)
-    for name in there.environments:
+    for name in inventory.environments:
         say(f"deleting compute environment {name}")
         _delete_environment(session, batch, names, name, clock, until)
-    for arn in there.definitions:
+    for arn in inventory.definitions:
         with translated(f"retire job definition {arn.rpartition('/')[2]}"):
             batch.deregister_job_definition(jobDefinition=arn)
-    if there.log_group:
+    if inventory.log_group:
         _delete_log_group(session, names)
-    for gone in roles.delete(session, names):
-        say(f"deleted {gone}")
+    for line in roles.delete(session, names):
+        say(f"deleted {line}")
 
 
 def _queue(session: Session, names: Names) -> dict[str, Any] | None:
     with translated("look for the job queue"):
-        found = session.client("batch").describe_job_queues(jobQueues=[names.queue])["jobQueues"]
-    return found[0] if found and found[0]["status"] != "DELETED" and creating.is_ours(found[0], names) else None
+        queues = session.client("batch").describe_job_queues(jobQueues=[names.queue])["jobQueues"]
+    return queues[0] if queues and queues[0]["status"] != "DELETED" and creating.is_ours(queues[0], names) else None
 
 
 def _delete_queue(session: Session, batch: Any, names: Names, clock: Clock, until: float) -> None:
     """DISABLED, then deleted, then gone; AWS refuses each while the one before is under way."""
-    while (found := _queue(session, names)) is not None:
-        if found["status"] not in ("UPDATING", "CREATING", "DELETING"):
+    while (queue := _queue(session, names)) is not None:
+        if queue["status"] not in ("UPDATING", "CREATING", "DELETING"):
             with translated(f"delete job queue {names.queue}"):
-                if found["state"] == "ENABLED":
+                if queue["state"] == "ENABLED":
                     batch.update_job_queue(jobQueue=names.queue, state="DISABLED")
                 else:
                     batch.delete_job_queue(jobQueue=names.queue)
@@ -104,11 +108,13 @@ def _delete_queue(session: Session, batch: Any, names: Names, clock: Clock, unti
 
 
 def _delete_environment(session: Session, batch: Any, names: Names, name: str, clock: Clock, until: float) -> None:
-    while (found := creating.environments(session, names).get(name)) is not None and found["status"] != "DELETED":
-        if found["status"] not in ("UPDATING", "CREATING", "DELETING"):
+    while (environment := creating.environments(session, names).get(name)) is not None and environment[
+        "status"
+    ] != "DELETED":
+        if environment["status"] not in ("UPDATING", "CREATING", "DELETING"):
             try:
                 with translated(f"delete compute environment {name}"):
-                    if found["state"] == "ENABLED":
+                    if environment["state"] == "ENABLED":
                         batch.update_compute_environment(computeEnvironment=name, state="DISABLED")
                     else:
                         batch.delete_compute_environment(computeEnvironment=name)
@@ -118,9 +124,9 @@ def _delete_environment(session: Session, batch: Any, names: Names, name: str, c
         _pause(clock, until, f"compute environment {name}")
 
 
-def _pause(clock: Clock, until: float, what: str) -> None:
+def _pause(clock: Clock, until: float, resource: str) -> None:
     if clock.monotonic() > until:
-        raise WaitTimedOut(f"{what} is not gone after {SECONDS_MAX:.0f} s",
+        raise WaitTimedOut(f"{resource} is not gone after {SECONDS_MAX:.0f} s",
                            next_step="the same command again goes on where this one ended")  # fmt: skip
     clock.sleep(_LOOK_SECONDS)
 

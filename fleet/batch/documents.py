@@ -26,7 +26,7 @@ COMMAND = ["spotheal-agent", "batch"]
 
 
 @dataclass(frozen=True)
-class Where:
+class Site:
     """Of the account: subnets, the security group's id, and the image."""
 
     account: str
@@ -56,15 +56,15 @@ def check(job: JobConfig) -> None:
         faults.append("[cage] trainer_policy: is for instances of a fleet")
     if job.job.nodes != "1":
         faults.append("[job] nodes: several machines are for a fleet")
-    faults += [f"[batch] instance_types: {one}: the ECS image with NVIDIA's driver does not support it"
-               for one in job.batch.instance_types if _TOO_OLD.fullmatch(one)]  # fmt: skip
+    faults += [f"[batch] instance_types: {name}: the ECS image with NVIDIA's driver does not support it"
+               for name in job.batch.instance_types if _TOO_OLD.fullmatch(name)]  # fmt: skip
     if seconds(job.batch.copy_every) < 10:
         faults.append("[batch] copy_every: must be 10s at least")
     if faults:
         raise ConfigError("\n".join(faults), next_step="correct job.toml; docs/batch.md says what is different there")
 
 
-def environment(job: JobConfig, names: Names, where: Where, *, spot: bool) -> Document:
+def environment(job: JobConfig, names: Names, site: Site, *, spot: bool) -> Document:
     """CreateComputeEnvironment. Nothing runs, and nothing costs, while no job waits (`minvCpus` 0)."""
     gpus = gpus_of(job)
     types = list(job.batch.instance_types) or (list(GPU_FAMILIES) if gpus else ["default_x86_64"])
@@ -80,9 +80,9 @@ def environment(job: JobConfig, names: Names, where: Where, *, spot: bool) -> Do
             "minvCpus": 0,
             "maxvCpus": job.batch.max_vcpus,
             "instanceTypes": types,
-            "subnets": list(where.subnets),
-            "securityGroupIds": [where.group],
-            "instanceRole": where.profile(names.host_role),
+            "subnets": list(site.subnets),
+            "securityGroupIds": [site.group],
+            "instanceRole": site.profile(names.host_role),
             "ec2Configuration": [{"imageType": "ECS_AL2023_NVIDIA" if gpus else "ECS_AL2023"}],
             "tags": {"Name": name, **names.tags},
         },
@@ -91,7 +91,7 @@ def environment(job: JobConfig, names: Names, where: Where, *, spot: bool) -> Do
 
 
 def queue(names: Names, environments: list[str]) -> Document:
-    order = [{"order": number, "computeEnvironment": one} for number, one in enumerate(environments, 1)]
+    order = [{"order": number, "computeEnvironment": name} for number, name in enumerate(environments, 1)]
     return {"jobQueueName": names.queue, "state": "ENABLED", "priority": 1, "computeEnvironmentOrder": order,
             "tags": names.tags}  # fmt: skip
 
@@ -113,24 +113,24 @@ def retry(attempts: int) -> Document:
 
 def resources(vcpus: float, memory_gib: float, gpus: int) -> list[Document]:
     """Memory in MiB. GPU is left out where there is none: Batch refuses a 0."""
-    wanted = [{"type": "VCPU", "value": f"{vcpus:g}"}, {"type": "MEMORY", "value": str(int(memory_gib * 1024))}]
-    return [*wanted, {"type": "GPU", "value": str(gpus)}] if gpus else wanted
+    requirements = [{"type": "VCPU", "value": f"{vcpus:g}"}, {"type": "MEMORY", "value": str(int(memory_gib * 1024))}]
+    return [*requirements, {"type": "GPU", "value": str(gpus)}] if gpus else requirements
 
 
-def definition(job: JobConfig, names: Names, where: Where) -> Document:
+def definition(job: JobConfig, names: Names, site: Site) -> Document:
     """RegisterJobDefinition. What differs from run to run is in the submission."""
     batch = job.batch
-    variables = {"AWS_REGION": where.region, "SPOTHEAL_ROOT": ROOT, "PYTHONUNBUFFERED": "1"}
+    variables = {"AWS_REGION": site.region, "SPOTHEAL_ROOT": ROOT, "PYTHONUNBUFFERED": "1"}
     container: Document = {
-        "image": where.image,
+        "image": site.image,
         "command": list(COMMAND),
-        "jobRoleArn": where.role(names.job_role),
-        "executionRoleArn": where.role(names.execution_role),
+        "jobRoleArn": site.role(names.job_role),
+        "executionRoleArn": site.role(names.execution_role),
         "resourceRequirements": resources(batch.vcpus, batch.memory_gib, gpus_of(job)),
         # Workers of a data loader hand batches over in shared memory, of which Docker gives 64 MB.
         "linuxParameters": {"sharedMemorySize": max(64, int(batch.memory_gib * 1024 / 2)), "initProcessEnabled": True},
         "logConfiguration": {"logDriver": "awslogs", "options": {"awslogs-group": names.log_group,
-                                                                 "awslogs-region": where.region}},
+                                                                 "awslogs-region": site.region}},
     }  # fmt: skip
     place = job.store.results_place
     if isinstance(place, EfsUrl):
@@ -153,23 +153,25 @@ def definition(job: JobConfig, names: Names, where: Where) -> Document:
     return document
 
 
-def differs(wanted: Any, there: Any) -> bool:
+def differs(desired: Any, actual: Any) -> bool:
     """Whether `there`, as AWS describes it, lacks anything of `wanted`; what AWS adds by itself is no difference.
 
     Lists of named things are compared whatever their order.
     """
-    if isinstance(wanted, Mapping):
-        return not isinstance(there, Mapping) or any(differs(value, there.get(key)) for key, value in wanted.items())
-    if isinstance(wanted, list):
-        if not isinstance(there, list) or len(wanted) != len(there):
+    if isinstance(desired, Mapping):
+        return not isinstance(actual, Mapping) or any(differs(value, actual.get(key)) for key, value in desired.items())
+    if isinstance(desired, list):
+        if not isinstance(actual, list) or len(desired) != len(actual):
             return True
-        if wanted and isinstance(wanted[0], Mapping) and (key := _key(wanted[0])):
-            wanted, there = (sorted(found, key=lambda one: str(one.get(key))) for found in (wanted, there))
-        elif wanted and isinstance(wanted[0], str) and not str(wanted[0]).startswith("spotheal-agent"):
-            wanted, there = sorted(wanted), sorted(there)
-        return any(differs(one, other) for one, other in zip(wanted, there, strict=True))
-    return bool(wanted != there)
+        if desired and isinstance(desired[0], Mapping) and (key := _key(desired[0])):
+            desired, actual = (sorted(side, key=lambda item: str(item.get(key))) for side in (desired, actual))
+        elif desired and isinstance(desired[0], str) and not str(desired[0]).startswith("spotheal-agent"):
+            desired, actual = sorted(desired), sorted(actual)
+        return any(
+            differs(desired_item, actual_item) for desired_item, actual_item in zip(desired, actual, strict=True)
+        )
+    return bool(desired != actual)
 
 
-def _key(one: Mapping[str, Any]) -> str:
-    return next((key for key in ("name", "type", "order", "sourceVolume") if key in one), "")
+def _key(item: Mapping[str, Any]) -> str:
+    return next((key for key in ("name", "type", "order", "sourceVolume") if key in item), "")

@@ -44,7 +44,7 @@ class Followed:
 
     def to_the_end(self, seconds_max: float | None = None) -> dict[str, Any]:
         """The job as it ended, its last lines given. JobFailed with what failed; WaitTimedOut after `seconds_max`."""
-        began, timeout = self.clock.monotonic(), Timeout(self.clock, seconds_max)
+        start, timeout = self.clock.monotonic(), Timeout(self.clock, seconds_max)
         job: dict[str, Any] | None = None
         while True:
             try:
@@ -54,7 +54,7 @@ class Followed:
             except Retryable:  # throttled, a network that is down: the next look sees it all
                 pass
             except NotFound:
-                if job is not None or self.clock.monotonic() - began > _UNKNOWN_SECONDS:
+                if job is not None or self.clock.monotonic() - start > _UNKNOWN_SECONDS:
                     raise
             self._give()
             is_told = self._tail.is_over and not 0 < self._unlisted < _UNLISTED_LOOKS
@@ -74,8 +74,8 @@ class Followed:
         """All lines that there are now. Retryable where CloudWatch does not let itself be read."""
         self.look()
         fruitless = 0
-        while (given := self._give()) or self._tail.is_behind:
-            fruitless = fruitless + 1 if self._tail.is_throttled and not given else 0
+        while (has_lines := self._give()) or self._tail.is_behind:
+            fruitless = fruitless + 1 if self._tail.is_throttled and not has_lines else 0
             if fruitless > _THROTTLED_MAX:
                 raise Retryable("not all lines could be read: CloudWatch Logs is throttled",
                                 next_step="the same command again in a minute")  # fmt: skip
@@ -101,8 +101,8 @@ class Followed:
         elif batch_jobs.mark(job) != self._mark or job["status"] not in batch_jobs.ENDS:
             counts = batch_jobs.counts(job)
             self._see_children(counts)
-            listed = [sum(there == state for there in self._children.values()) for state in batch_jobs.ENDS]
-            is_whole = all(known >= counts[state] for known, state in zip(listed, batch_jobs.ENDS, strict=True))
+            listed = [sum(child_state == state for child_state in self._children.values()) for state in batch_jobs.ENDS]
+            is_whole = all(count >= counts[state] for count, state in zip(listed, batch_jobs.ENDS, strict=True))
             self._unlisted = 0 if is_whole else self._unlisted + 1
             self._mark = batch_jobs.mark(job) if is_whole else ()
         return job
@@ -112,16 +112,21 @@ class Followed:
         that have ended, once. An array of thousands is not listed at each look: ListJobs is throttled."""
         states = ("STARTING", "RUNNING")
         running = (child for state in states for child in batch_jobs.children(self.session, self.job_id, state))
-        self._note({*running, *(one for one, there in self._children.items() if there not in batch_jobs.ENDS)})
+        self._note(
+            {
+                *running,
+                *(child_id for child_id, child_state in self._children.items() if child_state not in batch_jobs.ENDS),
+            }
+        )
         for state in batch_jobs.ENDS:
-            if sum(there == state for there in self._children.values()) < counts[state]:
+            if sum(child_state == state for child_state in self._children.values()) < counts[state]:
                 listed = batch_jobs.children(self.session, self.job_id, state)
-                self._note({one for one in listed if self._children.get(one) not in batch_jobs.ENDS})
+                self._note({child_id for child_id in listed if self._children.get(child_id) not in batch_jobs.ENDS})
 
     def _note(self, ids: set[str]) -> None:
-        for one, child in batch_jobs.describe(self.session, sorted(ids)).items():
+        for child_id, child in batch_jobs.describe(self.session, sorted(ids)).items():
             self._tail.see_attempts(batch_jobs.streams_of(child), child["status"] in batch_jobs.ENDS)
-            self._children[one] = child["status"]
+            self._children[child_id] = child["status"]
 
     def _give(self) -> int:
         count = 0
@@ -144,10 +149,10 @@ class Followed:
             self.say(self._waiting(job))
 
     def _waiting(self, job: dict[str, Any]) -> str:
-        found = [job] if not batch_jobs.size_of(job) else list(
+        children = [job] if not batch_jobs.size_of(job) else list(
             batch_jobs.describe(self.session, batch_jobs.children(self.session, self.job_id, "RUNNABLE")[:1]).values()
         )  # fmt: skip
-        reason = next((str(one["statusReason"]) for one in found if one.get("statusReason")), "")
+        reason = next((str(child["statusReason"]) for child in children if child.get("statusReason")), "")
         return ("waiting for a host: " + (reason or "AWS gives no reason; without spot capacity more instance_types and"
                 " zones help, and [batch] max_vcpus must have room for one container"))  # fmt: skip
 
@@ -161,14 +166,17 @@ class Followed:
         text = f"the array failed: {batch_jobs.why(job)}"
         if ids:
             text = f"{len(ids)} of {batch_jobs.size_of(job)} children failed"
-        told = [self._last_words(one, f"child {batch_jobs.index_of(one)}") for one in failed[:_SHOWN]]
-        more = [f"… and {len(ids) - _SHOWN} more"] if len(ids) > _SHOWN else []
-        return "\n".join([text, *told, *more])
+        details = [
+            self._last_words(failed_child, f"child {batch_jobs.index_of(failed_child)}")
+            for failed_child in failed[:_SHOWN]
+        ]
+        rest = [f"… and {len(ids) - _SHOWN} more"] if len(ids) > _SHOWN else []
+        return "\n".join([text, *details, *rest])
 
-    def _last_words(self, job: dict[str, Any], what: str) -> str:
+    def _last_words(self, job: dict[str, Any], label: str) -> str:
         streams = batch_jobs.streams_of(job)
         lines = self._tail.last_lines(streams[-1], LAST_WORDS) if streams else []
-        return "\n  | ".join([f"{what}: {batch_jobs.why(job)}", *lines])
+        return "\n  | ".join([f"{label}: {batch_jobs.why(job)}", *lines])
 
 
 def in_words(job: dict[str, Any]) -> str:
@@ -176,8 +184,8 @@ def in_words(job: dict[str, Any]) -> str:
     size = batch_jobs.size_of(job)
     if not size:
         return f"job {job['jobName']}: {job['status']}"
-    found = batch_jobs.counts(job)
-    running = found["RUNNING"] + found["STARTING"]
-    waiting = found["SUBMITTED"] + found["PENDING"] + found["RUNNABLE"]
-    failed = f", {found['FAILED']} failed" if found["FAILED"] else ""
-    return f"{found['SUCCEEDED']} of {size} done, {running} running, {waiting} waiting{failed}"
+    counts = batch_jobs.counts(job)
+    running = counts["RUNNING"] + counts["STARTING"]
+    waiting = counts["SUBMITTED"] + counts["PENDING"] + counts["RUNNABLE"]
+    failed = f", {counts['FAILED']} failed" if counts["FAILED"] else ""
+    return f"{counts['SUCCEEDED']} of {size} done, {running} running, {waiting} waiting{failed}"

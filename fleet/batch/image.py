@@ -79,8 +79,8 @@ def described(session: Session, base: str) -> Image:
     name = default_name(session)
     match = _ECR.fullmatch(name)
     assert match is not None
-    own = next(wheel.name for wheel in wheelhouse.build().wheels if wheel.name.startswith("spotheal-"))
-    text = DOCKERFILE.format(base=base, root=ROOT, own=own)
+    own_wheel = next(wheel.name for wheel in wheelhouse.build().wheels if wheel.name.startswith("spotheal-"))
+    text = DOCKERFILE.format(base=base, root=ROOT, own=own_wheel)
     return Image(name, match.group(3), str(match.group(4)), match.group(2), match.group(1), text)
 
 
@@ -162,12 +162,12 @@ def _check_running(docker: str) -> None:
     """Fatal where the program is there and its daemon is not: before anything is made in the account."""
     name = Path(docker).name
     try:
-        done = subprocess.run([docker, "info"], capture_output=True, text=True, timeout=60, check=False)
+        process = subprocess.run([docker, "info"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as fault:
         raise Fatal(f"{name} does not answer: {fault}", next_step=f"start {name}") from fault
-    if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or [f"`{name} info` ended with {done.returncode}"])[-1]
-        raise Fatal(f"{name} does not work here: {said}",
+    if process.returncode != 0:
+        message = (process.stderr.strip().splitlines() or [f"`{name} info` ended with {process.returncode}"])[-1]
+        raise Fatal(f"{name} does not work here: {message}",
                     next_step=f"start {name}, or run this where one is; --print shows the Dockerfile")  # fmt: skip
 
 
@@ -179,14 +179,14 @@ def _log_in(session: Session, docker: str, image: Image) -> None:
     _run([docker, "login", "--username", user, "--password-stdin", image.registry], "log in to ECR", password)
 
 
-def _run(argv: list[str], what: str, given: str | None = None) -> None:
+def _run(argv: list[str], work: str, stdin_text: str | None = None) -> None:
     """Its output goes to standard error as it comes: a build takes minutes."""
     try:
-        done = subprocess.run(argv, input=given, text=True, stdout=2, check=False)
+        process = subprocess.run(argv, input=stdin_text, text=True, stdout=2, check=False)
     except OSError as fault:
-        raise Fatal(f"could not {what}: {fault}") from fault
-    if done.returncode != 0:
-        raise Fatal(f"could not {what}: {Path(argv[0]).name} ended with {done.returncode}",
+        raise Fatal(f"could not {work}: {fault}") from fault
+    if process.returncode != 0:
+        raise Fatal(f"could not {work}: {Path(argv[0]).name} ended with {process.returncode}",
                     next_step="what it said stands above")  # fmt: skip
 
 
@@ -198,17 +198,19 @@ def prices(session: Session, job: JobConfig, zones: tuple[str, ...], clock: Cloc
 
 def likely_types(session: Session, job: JobConfig) -> list[str]:
     """Types that are named; of families those that fit; of AWS's choice nothing is known before."""
-    named_types = [one for one in job.batch.instance_types if "." in one]
-    families = [one for one in job.batch.instance_types if "." not in one]
+    named_types = [name for name in job.batch.instance_types if "." in name]
+    families = [name for name in job.batch.instance_types if "." not in name]
     gpus = gpus_of(job)
     if not job.batch.instance_types:
         families = list(GPU_FAMILIES) if gpus else ["m6i", "c6i"]
-    families = [one for one in families if not one.startswith(("optimal", "default"))]
+    families = [name for name in families if not name.startswith(("optimal", "default"))]
     if not families:
         return named_types
     try:
-        found = types.describe(session, families, types.Need(gpus, 0, 0, job.batch.vcpus))
+        candidates = types.describe(session, families, types.Need(gpus, 0, 0, job.batch.vcpus))
     except SpothealError:
         return named_types
-    fitting = sorted((one for one in found if one.vcpus >= job.batch.vcpus), key=lambda one: (one.vcpus, one.name))
-    return [*named_types, *(one.name for one in fitting)][:_TYPES_PRICED]
+    fitting = sorted(
+        (kind for kind in candidates if kind.vcpus >= job.batch.vcpus), key=lambda one: (one.vcpus, one.name)
+    )
+    return [*named_types, *(kind.name for kind in fitting)][:_TYPES_PRICED]

@@ -60,14 +60,14 @@ def missing(session: Session, step: MakeRole) -> MakeRole | None:
         return step
     updated = MakeRole(**{**vars(step), "verb": "complete"})
     if step.inline:
-        asked = {"RoleName": step.name, "PolicyName": INLINE + session.region}
-        there = _found(f"read the policy of role {step.name}", lambda: iam.get_role_policy(**asked))
-        if there is None or there["PolicyDocument"] != json.loads(step.inline):
+        arguments = {"RoleName": step.name, "PolicyName": INLINE + session.region}
+        current = _found(f"read the policy of role {step.name}", lambda: iam.get_role_policy(**arguments))
+        if current is None or current["PolicyDocument"] != json.loads(step.inline):
             return updated
     if step.managed:
         with translated(f"list the policies of role {step.name}"):
             attached = iam.list_attached_role_policies(RoleName=step.name)["AttachedPolicies"]
-        if not any(one["PolicyArn"].endswith(step.managed) for one in attached):
+        if not any(policy["PolicyArn"].endswith(step.managed) for policy in attached):
             return updated
     if step.profile:
         profile = _found(
@@ -100,35 +100,35 @@ def make(session: Session, step: MakeRole) -> None:
 def delete(session: Session, names: Names) -> list[str]:
     """Those of the three that are ours; what was there, in words. If the job is in another region too they stay, and
     only this region's policy goes."""
-    gone: list[str] = []
+    deleted: list[str] = []
     iam, mine = session.client("iam"), INLINE + session.region
-    found = _found("list the job's policies", lambda: iam.list_role_policies(RoleName=names.job_role))
-    inline = found["PolicyNames"] if found else []
+    policies = _found("list the job's policies", lambda: iam.list_role_policies(RoleName=names.job_role))
+    inline = policies["PolicyNames"] if policies else []
     if any(policy.startswith(INLINE) and policy != mine for policy in inline):
         if mine in inline:
             with translated(f"delete the policy of role {names.job_role}"):
                 iam.delete_role_policy(RoleName=names.job_role, PolicyName=mine)
-            gone.append(f"policy {mine}")
-        return gone
+            deleted.append(f"policy {mine}")
+        return deleted
     for name in names.roles:
         if roles.is_made_by_us(session, name):
-            gone += roles.delete_role(session, name)
-    return gone
+            deleted += roles.delete_role(session, name)
+    return deleted
 
 
-def _found(what: str, call: Callable[[], Any]) -> Any:
+def _found(purpose: str, call: Callable[[], Any]) -> Any:
     try:
-        with translated(what):
+        with translated(purpose):
             return call()
     except NotFound:
         return None
 
 
-def _once(what: str, call: Callable[[], Any], already: str = "EntityAlreadyExists") -> None:
+def _once(purpose: str, call: Callable[[], Any], code: str = "EntityAlreadyExists") -> None:
     """There already is made."""
     try:
-        with translated(what):
+        with translated(purpose):
             call()
     except SpothealError as error:
-        if error.code not in ("EntityAlreadyExists", already):
+        if error.code not in ("EntityAlreadyExists", code):
             raise

@@ -25,9 +25,9 @@ def plan_text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def plan_document(plan: Plan, *, made: bool) -> dict[str, Any]:
+def plan_document(plan: Plan, *, is_made: bool) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION, "job": plan.names.job, "region": plan.region, "account": plan.account,
-        "queue": plan.names.queue, "made": made, "steps": [step.says() for step in plan.steps],
+        "queue": plan.names.queue, "made": is_made, "steps": [step.says() for step in plan.steps],
         "prices": [vars(price) for price in plan.prices], "notes": list(plan.notes), "request": plan.request,
     }  # fmt: skip

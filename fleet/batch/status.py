@@ -20,14 +20,14 @@ _DESCRIBED_MAX = 1000  # failed children that are looked at one by one
 
 def gather(session: Session, run: Run) -> dict[str, Any]:
     """The document of `--output json`. What Batch has forgotten is told from the store alone."""
-    asked = batch_jobs.document_of(run)
-    job = batch_jobs.describe(session, [str(asked["job_id"])]).get(str(asked["job_id"]))
+    submission = batch_jobs.document_of(run)
+    job = batch_jobs.describe(session, [str(submission["job_id"])]).get(str(submission["job_id"]))
     stored = run.store.read_status() or {}
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION, "job": run.job, "run": run.id, "store": str(run.store.url),
-        "job_id": asked["job_id"], "queue": asked["queue"], "phase": stored.get("phase"),
+        "job_id": submission["job_id"], "queue": submission["queue"], "phase": stored.get("phase"),
         "reason": stored.get("reason") or "", "status": None if job is None else job["status"],
-        "status_reason": None if job is None else job.get("statusReason"), "size": int(asked.get("size") or 0),
+        "status_reason": None if job is None else job.get("statusReason"), "size": int(submission.get("size") or 0),
         "counts": None if job is None else batch_jobs.counts(job), "attempts": None, "failed": [], "waiting_for": None,
     }  # fmt: skip
     if job is None:
@@ -40,9 +40,9 @@ def gather(session: Session, run: Run) -> dict[str, Any]:
             document["failed"] = [{**row, "index": 0} for row in document["failed"]]
             _ask(run, document["failed"])
         return document
-    ids = batch_jobs.children(session, str(asked["job_id"]), "FAILED") if document["counts"]["FAILED"] else []
+    ids = batch_jobs.children(session, str(submission["job_id"]), "FAILED") if document["counts"]["FAILED"] else []
     described = batch_jobs.describe(session, ids[:_DESCRIBED_MAX]).values()
-    document["failed"] = sorted((_failed(one) for one in described), key=lambda row: row["index"])
+    document["failed"] = sorted((_failed(child) for child in described), key=lambda row: row["index"])
     _ask(run, document["failed"][:ROWS_SHOWN])
     return document
 
@@ -50,9 +50,9 @@ def gather(session: Session, run: Run) -> dict[str, Any]:
 def _ask(run: Run, failed: list[dict[str, Any]]) -> None:
     """What a child itself has said tells more than AWS."""
     for row in failed:
-        said = run.store.get_json(f"{LAYOUT.entry(row['index'])}/{LAYOUT.status}") or {}
-        if str(said.get("phase")) in _ENDS and said.get("reason"):
-            row["reason"] = str(said["reason"])
+        status = run.store.get_json(f"{LAYOUT.entry(row['index'])}/{LAYOUT.status}") or {}
+        if str(status.get("phase")) in _ENDS and status.get("reason"):
+            row["reason"] = str(status["reason"])
 
 
 def _failed(job: dict[str, Any]) -> dict[str, Any]:
@@ -74,16 +74,16 @@ def settle(run: Run, document: dict[str, Any], clock: Clock) -> bool:
         marks = run.store.keys(f"queue/{row['index']:05d}.")
         if any(mark.endswith((".done", ".failed")) for mark in marks):
             continue
-        own = Store(run.store.client, run.store.url.below(LAYOUT.entry(row["index"])))
+        child_store = Store(run.store.client, run.store.url.below(LAYOUT.entry(row["index"])))
         reason = f"failed at AWS Batch: {row['reason']}"
-        _end(own, reason, clock)
+        _end(child_store, reason, clock)
         body = {"instance": "", "phase": Phase.FAILED.value, "reason": reason, "time": rfc3339(clock.now())}
         run.store.put_json(LAYOUT.queue_ended(row["index"], False), body)
         changed = True
     if document["size"]:
-        done = sum(key.endswith(".done") for key in run.store.keys(LAYOUT.queue))
-        others = ", ".join(str(row["index"]) for row in document["failed"][:10])
-        reason = f"{done} of {document['size']} runs are done" + (f"; failed: {others}" if others else "")
+        count = sum(key.endswith(".done") for key in run.store.keys(LAYOUT.queue))
+        indices = ", ".join(str(row["index"]) for row in document["failed"][:10])
+        reason = f"{count} of {document['size']} runs are done" + (f"; failed: {indices}" if indices else "")
         changed = _end(run.store, reason, clock) or changed
     return changed
 
@@ -106,11 +106,11 @@ def _one_line(reason: str) -> str:
 
 
 def render(document: dict[str, Any]) -> str:
-    found = document["counts"]
-    if document["size"] > 1 and found:
-        waiting = found["SUBMITTED"] + found["PENDING"] + found["RUNNABLE"]
-        state = (f"{found['SUCCEEDED']} of {document['size']} done, {found['RUNNING'] + found['STARTING']} running, "
-                 f"{waiting} waiting, {found['FAILED']} failed")  # fmt: skip
+    counts = document["counts"]
+    if document["size"] > 1 and counts:
+        waiting = counts["SUBMITTED"] + counts["PENDING"] + counts["RUNNABLE"]
+        state = (f"{counts['SUCCEEDED']} of {document['size']} done, {counts['RUNNING'] + counts['STARTING']} running, "
+                 f"{waiting} waiting, {counts['FAILED']} failed")  # fmt: skip
     else:
         state = document["status"] or "no longer known to AWS Batch"
     rows = [("job", document["job"]), ("run", document["run"]), ("at Batch", f"{document['job_id']}  {state}")]
@@ -126,9 +126,9 @@ def render(document: dict[str, Any]) -> str:
     if not document["failed"] or document["size"] < 2:
         return lines_of(rows)
     first = document["failed"][:ROWS_SHOWN]
-    shown = [(row["index"], row["attempts"], cut(_one_line(row["reason"]), 90)) for row in first]
-    more = len(document["failed"]) - len(shown)
-    return lines_of(rows) + "\n\n" + table(("FAILED", "ATTEMPTS", "WHY"), shown) + (
-        f"\n… and {more} more" if more > 0 else "")  # fmt: skip
+    cells = [(row["index"], row["attempts"], cut(_one_line(row["reason"]), 90)) for row in first]
+    rest = len(document["failed"]) - len(cells)
+    return lines_of(rows) + "\n\n" + table(("FAILED", "ATTEMPTS", "WHY"), cells) + (
+        f"\n… and {rest} more" if rest > 0 else "")  # fmt: skip
 
 

@@ -45,9 +45,9 @@ class Overrides:
 
     def applied(self, job: JobConfig) -> JobConfig:
         """What the trainer is told by job.toml, with what is overridden."""
-        own = dict(job.environment) | dict(self.environment)
+        environment = dict(job.environment) | dict(self.environment)
         table = replace(job.job, command=self.command, resume_command=()) if self.command else job.job
-        return replace(job, job=table, environment=own)
+        return replace(job, job=table, environment=environment)
 
     def requirements(self, job: JobConfig) -> list[dict[str, str]]:
         """Of the containers, where one of them is overridden."""
@@ -72,8 +72,8 @@ class Order:
 
     @property
     def job_name(self) -> str:
-        again = f"-{self.generation}" if self.generation > 1 else ""
-        return f"{self.names.job}-{self.instance.run}{again}"
+        suffix = f"-{self.generation}" if self.generation > 1 else ""
+        return f"{self.names.job}-{self.instance.run}{suffix}"
 
     def request(self) -> dict[str, Any]:
         """SubmitJob. A list of one is a single job: an array has two children at least."""
@@ -97,9 +97,9 @@ class Order:
 
     def says(self) -> str:
         size = len(self.entries or ())
-        what = f"an array of {size}" if size > 1 else "one job"
+        work = f"an array of {size}" if size > 1 else "one job"
         after = f", after {len(self.depends_on)} other(s)" if self.depends_on else ""
-        return (f"submit {what} to queue {self.names.queue}{after}\n"
+        return (f"submit {work} to queue {self.names.queue}{after}\n"
                 f"  run {self.instance.run}, {self.source.ref or 'commit'} {self.source.commit[:12]}, "
                 f"store {self.instance.store}")  # fmt: skip
 
@@ -136,12 +136,15 @@ def prepare(
     job = overrides.applied(job)
     run, generation = new_run_id(clock.now()), 1
     if resume:
-        found = runs.find(session.client("s3"), root, job.job.name)
-        generation, entries = _resumed(session, found, entries)
-        run, listed_in = found.id, listed_in or str((found.store.get_json(LAYOUT.sweep) or {}).get("source") or "")
-    beside = (job_file, *([Path(listed_in)] if listed_in and not listed_in.startswith("s3://") else []))
+        previous = runs.find(session.client("s3"), root, job.job.name)
+        generation, entries = _resumed(session, previous, entries)
+        run, listed_in = (
+            previous.id,
+            listed_in or str((previous.store.get_json(LAYOUT.sweep) or {}).get("source") or ""),
+        )
+    own_files = (job_file, *([Path(listed_in)] if listed_in and not listed_in.startswith("s3://") else []))
     _check_arrays(session, depends_on, len(entries or ()))
-    source = repository.resolve(job, job_file.resolve().parent, ours=beside, allow_paths=allow_paths)
+    source = repository.resolve(job, job_file.resolve().parent, ours=own_files, allow_paths=allow_paths)
     store = root.below(job.job.name, run)
     count = len(entries) if entries is not None else 0
     instance = InstanceConfig(job, run, session.region, store, source.commit, rfc3339(clock.now()), count)
@@ -160,13 +163,13 @@ def _refuse_fleet(session: Session, root: StoreUrl, job: str) -> None:
 
 def _check_made(session: Session, names: Names) -> dict[str, Any]:
     with translated(f"look for job queue {names.queue}"):
-        found = session.client("batch").describe_job_queues(jobQueues=[names.queue])["jobQueues"]
+        queues = session.client("batch").describe_job_queues(jobQueues=[names.queue])["jobQueues"]
     definitions = creating.active_definitions(session, names)
-    if not found or not definitions:
-        what = f"job queue {names.queue}" if not found else f"job definition {names.definition}"
-        raise NotFound(f"there is no {what} in {session.region}", next_step="`fleetctl batch create` makes it")
-    if found[0]["state"] != "ENABLED" or found[0]["status"] != "VALID":
-        raise Conflict(f"job queue {names.queue} is {found[0]['state']} and {found[0]['status']}",
+    if not queues or not definitions:
+        missing = f"job queue {names.queue}" if not queues else f"job definition {names.definition}"
+        raise NotFound(f"there is no {missing} in {session.region}", next_step="`fleetctl batch create` makes it")
+    if queues[0]["state"] != "ENABLED" or queues[0]["status"] != "VALID":
+        raise Conflict(f"job queue {names.queue} is {queues[0]['state']} and {queues[0]['status']}",
                        next_step="`fleetctl batch create` puts it in order")  # fmt: skip
     return max(definitions, key=lambda one: int(one["revision"]))
 
@@ -174,7 +177,7 @@ def _check_made(session: Session, names: Names) -> dict[str, Any]:
 def _check_mounted(definition: dict[str, Any], job: JobConfig) -> None:
     """Conflict where containers would look for a file system that the definition does not mount."""
     volumes = definition["containerProperties"].get("volumes") or []
-    mounted = {(one.get("efsVolumeConfiguration") or {}).get("fileSystemId") for one in volumes}
+    mounted = {(volume.get("efsVolumeConfiguration") or {}).get("fileSystemId") for volume in volumes}
     place = job.store.results_place
     if isinstance(place, EfsUrl) and place.file_system not in mounted:
         raise Conflict(f"the job definition does not mount {place.file_system}, which [store] results names",
@@ -188,20 +191,22 @@ def _resumed(
     """The next generation, and the list that the run began with. Conflict where it is at work, or all is done."""
     document = batch_jobs.document_of(run)
     job_id = batch_jobs.unrecorded_job(session, run) or str(document["job_id"])
-    there = batch_jobs.describe(session, [job_id]).get(job_id)
-    if there is not None and there["status"] not in batch_jobs.ENDS:
+    job = batch_jobs.describe(session, [job_id]).get(job_id)
+    if job is not None and job["status"] not in batch_jobs.ENDS:
         if job_id != document["job_id"]:  # `batch logs` and `batch cancel` know it from now on
             stored = run.fleet_document()
             run.store.put_json(LAYOUT.fleet_document, {**stored, "batch": {**stored["batch"], "job_id": job_id}})
-        raise Conflict(f"run {run.id} is at work: {there['status']}",
+        raise Conflict(f"run {run.id} is at work: {job['status']}",
                        next_step=f"`fleetctl batch logs {run.job} -f` follows it")  # fmt: skip
     if (run.store.read_status() or {}).get("phase") == Phase.DONE.value:
         raise Conflict(f"run {run.id} is done", next_step="without --resume another run begins")
-    begun = (run.store.get_json(LAYOUT.sweep) or {}).get("entries")
-    if begun is not None and entries is not None and begun != entries:
-        raise Conflict(f"this is not the list that run {run.id} began with ({len(begun)} entries)",
+    stored_entries = (run.store.get_json(LAYOUT.sweep) or {}).get("entries")
+    if stored_entries is not None and entries is not None and stored_entries != entries:
+        raise Conflict(f"this is not the list that run {run.id} began with ({len(stored_entries)} entries)",
                        next_step="without --resume another run begins with it")  # fmt: skip
-    return int(run.fleet_document().get("generation") or 1) + 1, None if begun is None else list(begun)
+    return int(run.fleet_document().get("generation") or 1) + 1, None if stored_entries is None else list(
+        stored_entries
+    )
 
 
 def dependencies(session: Session, root: StoreUrl, text: str) -> list[dict[str, str]]:
@@ -219,11 +224,11 @@ def dependencies(session: Session, root: StoreUrl, text: str) -> list[dict[str, 
     job_id = name
     if len(name) != 36:
         job_id = str(batch_jobs.document_of(runs.find(session.client("s3"), root, name))["job_id"])
-    there = batch_jobs.describe(session, [job_id]).get(job_id)
-    if there is None:
+    description = batch_jobs.describe(session, [job_id]).get(job_id)
+    if description is None:
         raise NotFound(f"--depends-on {text!r}: AWS Batch knows no job {job_id} in {session.region}",
                        next_step="it keeps a job for a week after its end; what is done need not be waited for")
-    if there["status"] == "FAILED":
+    if description["status"] == "FAILED":
         raise Conflict(f"--depends-on {text!r}: job {job_id} has failed, and what depends on it would fail with it",
                        next_step=f"`fleetctl batch submit --resume` where {name} is; depend on that one")  # fmt: skip
     return [{"jobId": job_id, **({"type": kind} if kind else {})}]
@@ -231,17 +236,22 @@ def dependencies(session: Session, root: StoreUrl, text: str) -> list[dict[str, 
 
 def _check_arrays(session: Session, depends_on: Iterable[Mapping[str, str]], size: int) -> None:
     """ConfigError where a dependency is between children, and not both are arrays of one size."""
-    here = f"an array of {size}" if size > 1 else "no array"
-    for one in depends_on:
-        if one.get("type") == "SEQUENTIAL" and size < 2:
+    own_array = f"an array of {size}" if size > 1 else "no array"
+    for dependency in depends_on:
+        if dependency.get("type") == "SEQUENTIAL" and size < 2:
             raise ConfigError("--depends-on SEQUENTIAL: child after child, and this job is no array",
                               next_step="leave it out, or give a list of two entries at least")  # fmt: skip
-        if one.get("type") == "N_TO_N":
-            other = batch_jobs.size_of(batch_jobs.describe(session, [one["jobId"]]).get(one["jobId"]) or {})
-            if other != size or size < 2:
-                there = f"an array of {other}" if other else "no array"
-                raise ConfigError(f"--depends-on {one['jobId']}:N_TO_N: child i after child i, and that job is {there},"
-                                  f" this one {here}", next_step="leave :N_TO_N out, or give lists of one size")
+        if dependency.get("type") == "N_TO_N":
+            other_size = batch_jobs.size_of(
+                batch_jobs.describe(session, [dependency["jobId"]]).get(dependency["jobId"]) or {}
+            )
+            if other_size != size or size < 2:
+                their_array = f"an array of {other_size}" if other_size else "no array"
+                raise ConfigError(
+                    f"--depends-on {dependency['jobId']}:N_TO_N: child i after child i, and that job is {their_array},"
+                    f" this one {own_array}",
+                    next_step="leave :N_TO_N out, or give lists of one size",
+                )
 
 
 # -------------------------------------------------------------------------------------------------------------- sending
@@ -275,11 +285,11 @@ def _submit(session: Session, order: Order, request: dict[str, Any]) -> str:
         with translated("submit the job"):
             return str(batch.submit_job(**request)["jobId"])
     except Retryable:
-        there = next((one for one in batch_jobs.open_jobs(session, order.names.queue)
-                      if one["jobName"] == order.job_name), None)  # fmt: skip
-        if there is None:
+        job = next((open_job for open_job in batch_jobs.open_jobs(session, order.names.queue)
+                      if open_job["jobName"] == order.job_name), None)  # fmt: skip
+        if job is None:
             raise
-        return str(there["jobId"])
+        return str(job["jobId"])
 
 
 def _record(store: Store, order: Order, clock: Clock) -> None:
@@ -308,8 +318,8 @@ def _forgive(store: Store, order: Order, clock: Clock) -> None:
     for key in store.keys(LAYOUT.queue):
         if key.endswith(".failed"):
             index = int(key.removeprefix(LAYOUT.queue).partition(".")[0])
-            own = Store(store.client, store.url.below(LAYOUT.entry(index)))
-            own.write_status(_status(order, clock, own.read_status() or {}))
+            entry_store = Store(store.client, store.url.below(LAYOUT.entry(index)))
+            entry_store.write_status(_status(order, clock, entry_store.read_status() or {}))
             store.delete(key)
 
 
@@ -318,7 +328,7 @@ def _write_fleet(store: Store, order: Order, request: dict[str, Any], job_id: st
     previous = (store.get_json(LAYOUT.fleet_document) or {}).get("batch") or {}
     earlier = [*previous.get("earlier", []), *([previous["job_id"]] if previous.get("job_id") else [])]
     batch = {"job_id": job_id or None, "job_name": order.job_name, "queue": order.names.queue,
-             "size": len(order.entries or ()), "earlier": [one for one in earlier if one != job_id]}  # fmt: skip
+             "size": len(order.entries or ()), "earlier": [ident for ident in earlier if ident != job_id]}  # fmt: skip
     store.put_json(LAYOUT.fleet_document, {
         "schema_version": 1, "engine": "batch", "fleet_id": None, "requested_at": order.instance.requested_at,
         "generation": order.generation, "previous": [], "volume_id": None, "prices": [], "request": request,

@@ -100,13 +100,13 @@ class Tail:
             answer = self._get(stream.name, limit=count)
         except SpothealError:
             return []
-        return [str(one["message"]) for one in answer["events"]][-count:]
+        return [str(event["message"]) for event in answer["events"]][-count:]
 
     def read(self) -> Iterator[Line]:
         """A round: new lines of streams, those of one together. What is throttled, or too much for a round, comes in
         the next one."""
         self.is_throttled, calls = False, 0
-        for reading in [one for one in self._all.values() if not one.is_over]:
+        for reading in [stream for stream in self._all.values() if not stream.is_over]:
             pages, is_end = 0, False
             while pages < PAGES_A_VISIT and not is_end:
                 if calls >= CALLS_A_ROUND and not pages:

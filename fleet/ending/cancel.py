@@ -44,10 +44,10 @@ def make_plan(session: Session, run: runs.Run) -> CancelPlan:
         if described is not None and described.is_live:
             _check_owner(described, run)
             live = fleet
-    instances = [one for one in session.ec2.instances_tagged(TAG_RUN, run.id) if one.state not in _GONE]
-    kept = session.ec2.volumes_of_run(run.id, run.job)
+    instances = [instance for instance in session.ec2.instances_tagged(TAG_RUN, run.id) if instance.state not in _GONE]
+    volumes = session.ec2.volumes_of_run(run.id, run.job)
     pending = not fleet and bool(document.get("request"))
-    return CancelPlan(run.job, run.id, live, tuple(instances), kept, pending)
+    return CancelPlan(run.job, run.id, live, tuple(instances), volumes, pending)
 
 
 def carry_out(session: Session, run: runs.Run, plan: CancelPlan, clock: Clock) -> None:
@@ -107,17 +107,19 @@ def find_strays(session: Session, job: str, root: str, *, all_stores: bool = Fal
     fleets = engine.live_of_job(session.client("ec2"), job)
     tagged = session.ec2.instances_tagged(TAG_JOB, job)
     # One that fills a volume ends by itself, and belongs to no run.
-    instances = [one for one in tagged if one.state not in _GONE and one.tags.get(TAG_PURPOSE) != FILLING]
+    instances = [
+        instance for instance in tagged if instance.state not in _GONE and instance.tags.get(TAG_PURPOSE) != FILLING
+    ]
 
     def is_ours(tags: Mapping[str, str]) -> bool:
         return all_stores or tags.get(TAG_STORE) == root[:TAG_LENGTH_MAX]
 
-    every = [*(one.tags for one in fleets), *(one.tags for one in instances)]
-    others = {tags.get(TAG_STORE, "") for tags in every if not is_ours(tags)}
+    all_tags = [*(stray.tags for stray in fleets), *(stray.tags for stray in instances)]
+    other_stores = {tags.get(TAG_STORE, "") for tags in all_tags if not is_ours(tags)}
     return Strays(
-        tuple(one.id for one in fleets if is_ours(one.tags)),
-        tuple(one.id for one in instances if is_ours(one.tags)),
-        tuple(sorted(others)),
+        tuple(stray.id for stray in fleets if is_ours(stray.tags)),
+        tuple(stray.id for stray in instances if is_ours(stray.tags)),
+        tuple(sorted(other_stores)),
     )
 
 

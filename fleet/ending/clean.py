@@ -83,11 +83,11 @@ class CleanPlan:
 
     @property
     def deletes(self) -> tuple[Thing, ...]:
-        return tuple(one.thing for one in self.verdicts if one.deletes)
+        return tuple(verdict.thing for verdict in self.verdicts if verdict.deletes)
 
     @property
     def keeps(self) -> tuple[Verdict, ...]:
-        return tuple(one for one in self.verdicts if not one.deletes)
+        return tuple(verdict for verdict in self.verdicts if not verdict.deletes)
 
     @property
     def month(self) -> Decimal:
@@ -95,7 +95,7 @@ class CleanPlan:
 
     @property
     def kept_month(self) -> Decimal:
-        return sum((one.thing.month for one in self.keeps), Decimal(0))
+        return sum((verdict.thing.month for verdict in self.keeps), Decimal(0))
 
 
 def decide(
@@ -106,22 +106,22 @@ def decide(
     by_run: dict[tuple[str, str], list[Thing]] = {}
     for thing in things:
         by_run.setdefault(thing.owner, []).append(thing)
-    found = []
+    verdicts = []
     for thing in things:
-        seen = runs.get(thing.owner)
-        found.append(Verdict(thing, *_verdict(thing, seen, by_run[thing.owner], unfinished=unfinished, store=store)))
-    return CleanPlan(tuple(found))
+        run = runs.get(thing.owner)
+        verdicts.append(Verdict(thing, *_verdict(thing, run, by_run[thing.owner], unfinished=unfinished, store=store)))
+    return CleanPlan(tuple(verdicts))
 
 
 def _verdict(
-    thing: Thing, seen: RunSeen | None, others: list[Thing], *, unfinished: bool, store: bool
+    thing: Thing, run: RunSeen | None, siblings: list[Thing], *, unfinished: bool, store: bool
 ) -> tuple[bool, str]:
     if TAG_RUN not in thing.tags:
         return False, "no run of its job has used it yet; `fleetctl volume rm` deletes it"
-    if seen is None or not seen.known:
+    if run is None or not run.known:
         return False, "its run is not in this store: another store's, or another tool's"
-    if seen.at_work:
-        return False, seen.at_work
+    if run.at_work:
+        return False, run.at_work
     if thing.kind == "volume" and thing.state != "available":
         return False, f"it is {thing.state}"
     if thing.kind == "volume" and _was_before(thing):
@@ -130,34 +130,34 @@ def _verdict(
         return (True, "asked for") if store else (False, "the results and the logs; --store deletes them")
     if thing.kind == "launch template":
         return True, "its fleet is over"
-    given_up = unfinished and seen.phase != Phase.DONE.value
-    if seen.results_stored or given_up:
-        stored = "its result is in the store" if seen.results == 1 else f"{seen.results} results are in the store"
-        return True, stored if seen.results_stored else "given up"
-    if _is_replaced(thing, others):
+    given_up = unfinished and run.phase != Phase.DONE.value
+    if run.results_stored or given_up:
+        stored = "its result is in the store" if run.results == 1 else f"{run.results} results are in the store"
+        return True, stored if run.results_stored else "given up"
+    if _is_replaced(thing, siblings):
         return True, "a newer copy is there"
-    return False, _why_kept(seen)
+    return False, _why_kept(run)
 
 
-def _why_kept(seen: RunSeen) -> str:
-    if seen.phase != Phase.DONE.value:
-        how = "sweep run LIST --retry-failed" if seen.of_sweep else "request --resume"
-        return f"the run can go on ({seen.phase or 'requested'}): `fleetctl {how}`; --unfinished gives it up"
-    if not seen.results:
+def _why_kept(run: RunSeen) -> str:
+    if run.phase != Phase.DONE.value:
+        verb = "sweep run LIST --retry-failed" if run.of_sweep else "request --resume"
+        return f"the run can go on ({run.phase or 'requested'}): `fleetctl {verb}`; --unfinished gives it up"
+    if not run.results:
         return "no result is in the store: this is the only copy; `fleetctl volume rm` deletes it"
     return "not all results are in the store: this is the only copy; `fleetctl volume rm` deletes it"
 
 
-def _is_replaced(thing: Thing, others: list[Thing]) -> bool:
+def _is_replaced(thing: Thing, siblings: list[Thing]) -> bool:
     """Whether the run's current volume is there and later; of snapshots the newest are kept beside it."""
-    current = [one for one in others if one.kind == "volume" and one.tags.get(TAG_STATE) == VolumeState.CURRENT.value
-               and one.state in ("available", "in-use")]  # fmt: skip
+    volumes = [copy for copy in siblings if copy.kind == "volume" and copy.state in ("available", "in-use")]
+    current = [volume for volume in volumes if volume.tags.get(TAG_STATE) == VolumeState.CURRENT.value]
     if not current:
         return False
     if thing.kind == "volume":
         stale = (VolumeState.SUPERSEDED.value, VolumeState.MOVING.value)
-        return thing.tags.get(TAG_STATE) in stale and _term(thing) < max(_term(one) for one in current)
-    snapshots = [one for one in others if one.kind == "snapshot"]
+        return thing.tags.get(TAG_STATE) in stale and _term(thing) < max(_term(copy) for copy in current)
+    snapshots = [copy for copy in siblings if copy.kind == "snapshot"]
     newest = sorted(snapshots, key=lambda one: (_term(one), one.created or datetime.min.replace(tzinfo=timezone.utc)))
     return thing not in newest[-SNAPSHOTS_KEPT:]
 
@@ -169,8 +169,8 @@ def _term(thing: Thing) -> int:
 
 def _was_before(volume: Thing) -> bool:
     """Whether a volume was there before its run: an adopted one. A run's id holds the moment of its request."""
-    began = began_at(volume.owner[1])
-    return volume.created is not None and began is not None and volume.created < began - _BEFORE_RUN
+    start = began_at(volume.owner[1])
+    return volume.created is not None and start is not None and volume.created < start - _BEFORE_RUN
 
 
 def began_at(run: str) -> datetime | None:

@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Asked:
+class CleanRequest:
     """`job` "" for all; `unfinished` and `store` as in `clean.decide`."""
 
     root: StoreUrl
@@ -40,22 +40,22 @@ class Asked:
 
 
 @sensible
-def make_plan(session: Session, asked: Asked) -> CleanPlan:
+def make_plan(session: Session, request: CleanRequest) -> CleanPlan:
     """A fixed number of calls, and some for each run that has left something."""
-    things = _things(session, asked.job)
+    things = _things(session, request.job)
     owners = {thing.owner for thing in things if all(thing.owner)}
-    if asked.store and asked.job:
-        ids = runs.run_ids(session.client("s3"), asked.root, asked.job)
-        owners |= {(asked.job, run) for run in ids}
+    if request.store and request.job:
+        ids = runs.run_ids(session.client("s3"), request.root, request.job)
+        owners |= {(request.job, run) for run in ids}
         for run in ids:
-            tags = {TAG_JOB: asked.job, TAG_RUN: run}
-            things.append(Thing("store", str(asked.root.below(asked.job, run)), tags))
-    alive = _alive(session, asked.job)
+            tags = {TAG_JOB: request.job, TAG_RUN: run}
+            things.append(Thing("store", str(request.root.below(request.job, run)), tags))
+    alive = _alive(session, request.job)
     session.client("s3"), session.client("ec2")  # made before the threads
     with ThreadPoolExecutor(8) as pool:
-        seen = list(pool.map(lambda owner: look(session, asked.root, *owner, alive=alive), sorted(owners)))
-    by_owner = {(one.job, one.run): one for one in seen}
-    return decide(things, by_owner, unfinished=asked.unfinished, store=asked.store)
+        run_facts = list(pool.map(lambda owner: look(session, request.root, *owner, alive=alive), sorted(owners)))
+    by_owner = {(facts.job, facts.run): facts for facts in run_facts}
+    return decide(things, by_owner, unfinished=request.unfinished, store=request.store)
 
 
 def check_known(session: Session, root: StoreUrl, job: str) -> None:
@@ -63,12 +63,12 @@ def check_known(session: Session, root: StoreUrl, job: str) -> None:
     if runs.run_ids(session.client("s3"), root, job) or _alive(session, job) or _things(session, job):
         return
     try:
-        others = overview.job_names(session.client("s3"), root)
+        jobs = overview.job_names(session.client("s3"), root)
     except NotFound:  # no store, no job
-        others = []
-    there = f"the jobs there: {', '.join(others[:_NAMED])}" if others else "there is no job at all"
-    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-    raise NotFound(f"there is nothing of a job {job!r} in {root}, nor in EC2", next_step=there + more)
+        jobs = []
+    names = f"the jobs there: {', '.join(jobs[:_NAMED])}" if jobs else "there is no job at all"
+    rest = f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else ""
+    raise NotFound(f"there is nothing of a job {job!r} in {root}, nor in EC2", next_step=names + rest)
 
 
 @sensible
@@ -92,10 +92,10 @@ def look(session: Session, root: StoreUrl, job: str, run: str, *, alive: Iterabl
     for key in (key for key, _ in sizes if key.rpartition("/")[2] == LAYOUT.results_listing and not
                 key.startswith(LAYOUT.results)):  # fmt: skip
         listed = (store.get_json(key) or {}).get("files") or []  # they lie elsewhere, EFS for instance
-        results += [int(one.get("size") or 0) for one in listed if _is_result(str(one.get("name") or ""))]
-    said = {key: str((status or {}).get(key) or "") for key in ("phase", "reason")}
+        results += [int(result.get("size") or 0) for result in listed if _is_result(str(result.get("name") or ""))]
+    texts = {key: str((status or {}).get(key) or "") for key in ("phase", "reason")}
     return RunSeen(
-        job, run, known=True, phase=said["phase"], reason=said["reason"],
+        job, run, known=True, phase=texts["phase"], reason=texts["reason"],
         at_work=_at_work(session, job, whole if of_sweep else run, document or {},
                          _alive(session, job) if alive is None else alive),
         of_sweep=of_sweep,
@@ -113,8 +113,12 @@ def _at_work(session: Session, job: str, run: str, document: dict[str, Any], ali
     if run in alive:
         return f"an instance of its run is there: `fleetctl cancel {job}` ends it"
     if fleet:
-        found = engine.describe(session.client("ec2"), fleet)
-        return f"{fleet} works on it: `fleetctl cancel {job}` ends it" if found is not None and found.is_live else ""
+        fleet_state = engine.describe(session.client("ec2"), fleet)
+        return (
+            f"{fleet} works on it: `fleetctl cancel {job}` ends it"
+            if fleet_state is not None and fleet_state.is_live
+            else ""
+        )
     return "its request was interrupted: `fleetctl request` finishes it" if document.get("request") else ""
 
 
@@ -125,29 +129,31 @@ def _filters(job: str) -> list[dict[str, Any]]:
     return [{"Name": "tag-key", "Values": [TAG_RUN, TAG_JOB]}, *named]
 
 
-def _pages(session: Session, operation: str, key: str, job: str, what: str, **more: Any) -> list[dict[str, Any]]:
-    with translated(what):
-        pages = session.client("ec2").get_paginator(operation).paginate(Filters=_filters(job), **more)
+def _pages(
+    session: Session, operation: str, key: str, job: str, purpose: str, **arguments: Any
+) -> list[dict[str, Any]]:
+    with translated(purpose):
+        pages = session.client("ec2").get_paginator(operation).paginate(Filters=_filters(job), **arguments)
         return [item for page in pages for item in page.get(key, [])]
 
 
 def _things(session: Session, job: str) -> list[Thing]:
-    found = []
+    things = []
     for item in _pages(session, "describe_volumes", "Volumes", job, "list the volumes of all jobs"):
         disk = Disk(int(item["Size"]), str(item.get("VolumeType") or "gp3"), str(item["AvailabilityZone"]),
                     item.get("Iops"), item.get("Throughput"))  # fmt: skip
         if item["State"] not in ("deleting", "deleted"):
-            found.append(Thing("volume", item["VolumeId"], _tags(item), item["State"], disk.zone, disk.size_gib,
+            things.append(Thing("volume", item["VolumeId"], _tags(item), item["State"], disk.zone, disk.size_gib,
                                item.get("CreateTime"), disk))  # fmt: skip
     snapshots = _pages(
         session, "describe_snapshots", "Snapshots", job, "list the snapshots of all jobs", OwnerIds=["self"]
     )
     for item in snapshots:
-        found.append(Thing("snapshot", item["SnapshotId"], _tags(item), str(item.get("State") or ""), "",
+        things.append(Thing("snapshot", item["SnapshotId"], _tags(item), str(item.get("State") or ""), "",
                            int(item.get("VolumeSize") or 0), item.get("StartTime")))  # fmt: skip
     for item in _pages(session, "describe_launch_templates", "LaunchTemplates", job, "list the launch templates"):
-        found.append(Thing("launch template", str(item["LaunchTemplateName"]), _tags(item)))
-    return found
+        things.append(Thing("launch template", str(item["LaunchTemplateName"]), _tags(item)))
+    return things
 
 
 def _alive(session: Session, job: str) -> frozenset[str]:
@@ -163,36 +169,36 @@ def _tags(item: dict[str, Any]) -> dict[str, str]:
 
 # -------------------------------------------------------------------------------------------------------------- deletes
 def carry_out(
-    session: Session, asked: Asked, plan: CleanPlan, clock: Clock, say: Say
+    session: Session, request: CleanRequest, plan: CleanPlan, clock: Clock, say: Say
 ) -> tuple[list[Thing], list[tuple[Thing, SpothealError]]]:
     """What was deleted, and what could not be. Volumes before their snapshots, the store last.
 
     The ledgers say what was deleted, for the cost of a run stands still by them.
     """
     order = ("launch template", "volume", "snapshot", "store")
-    gone: list[Thing] = []
+    deleted: list[Thing] = []
     failed: list[tuple[Thing, SpothealError]] = []
     emptied = {thing.owner for thing in plan.deletes if thing.kind == "store"}
-    again = {owner: look(session, asked.root, *owner) for owner in sorted({thing.owner for thing in plan.deletes})}
+    states = {owner: look(session, request.root, *owner) for owner in sorted({thing.owner for thing in plan.deletes})}
     for thing in sorted(plan.deletes, key=lambda thing: (order.index(thing.kind), thing.id)):
-        now = again[thing.owner]
-        if not now.known or now.at_work:
-            say(f"{thing.id} stays: {now.at_work or 'its run is not in the store any more'}")
+        state = states[thing.owner]
+        if not state.known or state.at_work:
+            say(f"{thing.id} stays: {state.at_work or 'its run is not in the store any more'}")
             continue
         try:
-            _delete(session, asked, thing)
-            gone.append(thing)
+            _delete(session, request, thing)
+            deleted.append(thing)
             say(f"deleted {thing.kind} {thing.id}")
             if thing.kind in ("volume", "snapshot") and thing.owner not in emptied:
-                run = runs.run_of(session.client("s3"), asked.root, *thing.owner)
+                run = runs.run_of(session.client("s3"), request.root, *thing.owner)
                 run.note(clock, "deleted", **{f"{thing.kind}s": [thing.id]})
         except SpothealError as error:
             failed.append((thing, error))
             say(f"{thing.kind} {thing.id} is still there: {error.message}")
-    return gone, failed
+    return deleted, failed
 
 
-def _delete(session: Session, asked: Asked, thing: Thing) -> None:
+def _delete(session: Session, request: CleanRequest, thing: Thing) -> None:
     match thing.kind:
         case "volume":
             session.ec2.delete_volume(thing.id)
@@ -202,7 +208,7 @@ def _delete(session: Session, asked: Asked, thing: Thing) -> None:
             with suppress(NotFound), translated(f"delete launch template {thing.id}"):
                 session.client("ec2").delete_launch_template(LaunchTemplateName=thing.id)
         case "store":
-            _delete_prefix(session, asked.root.below(*thing.owner))
+            _delete_prefix(session, request.root.below(*thing.owner))
 
 
 def _delete_prefix(session: Session, url: StoreUrl) -> None:
@@ -216,21 +222,24 @@ def _delete_prefix(session: Session, url: StoreUrl) -> None:
         store.delete(key)
 
 
-def document(plan: CleanPlan, gone: Iterable[Thing], failed: Iterable[tuple[Thing, SpothealError]]) -> dict[str, Any]:
+def document(
+    plan: CleanPlan, deleted: Iterable[Thing], failed: Iterable[tuple[Thing, SpothealError]]
+) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "currency": "USD",
-        "planned": [_row(Verdict(one, True, "")) for one in plan.deletes],
-        "deleted": [thing.id for thing in gone],
+        "planned": [_row(Verdict(thing, True, "")) for thing in plan.deletes],
+        "deleted": [thing.id for thing in deleted],
         "failed": [{"id": thing.id, "error": str(error)} for thing, error in failed],
-        "kept": [_row(one) for one in plan.keeps],
+        "kept": [_row(verdict) for verdict in plan.keeps],
         "dollars_per_month": float(plan.month),
         "kept_dollars_per_month": float(plan.kept_month),
     }
 
 
-def _row(one: Verdict) -> dict[str, Any]:
-    job, run = one.thing.owner
-    return {"kind": one.thing.kind, "id": one.thing.id, "job": job, "run": run, "zone": one.thing.zone or None,
-            "size_gib": one.thing.size_gib or None, "state": one.thing.state or None,
-            "dollars_per_month": float(one.thing.month), "why": one.why or None}  # fmt: skip
+def _row(verdict: Verdict) -> dict[str, Any]:
+    thing = verdict.thing
+    job, run = thing.owner
+    return {"kind": thing.kind, "id": thing.id, "job": job, "run": run, "zone": thing.zone or None,
+            "size_gib": thing.size_gib or None, "state": thing.state or None,
+            "dollars_per_month": float(thing.month), "why": verdict.why or None}  # fmt: skip

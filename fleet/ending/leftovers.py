@@ -27,8 +27,8 @@ def find(session: Session) -> tuple[SecurityGroup, ...]:
     """The groups of fleetctl's own name; EC2 itself refuses to delete one that is in use."""
     filters = [{"Name": "group-name", "Values": [SSH_GROUP]}]
     with translated("look for fleetctl's security group"):
-        found = session.client("ec2").describe_security_groups(Filters=filters).get("SecurityGroups", [])
-    return tuple(SecurityGroup(str(one["GroupId"]), str(one["GroupName"])) for one in found)
+        groups = session.client("ec2").describe_security_groups(Filters=filters).get("SecurityGroups", [])
+    return tuple(SecurityGroup(str(group["GroupId"]), str(group["GroupName"])) for group in groups)
 
 
 def delete(session: Session, groups: Iterable[SecurityGroup], say: Callable[[str], None]) -> None:

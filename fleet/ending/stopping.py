@@ -38,14 +38,14 @@ class Ended:
 
 
 def save_and_end(
-    session: Session, run: runs.Run, why: str, clock: Clock, say: Say, seconds_max: float = SAVE_SECONDS
+    session: Session, run: runs.Run, reason: str, clock: Clock, say: Say, seconds_max: float = SAVE_SECONDS
 ) -> Ended:
     """Let the run save and end, and see its fleet cancelled. WaitTimedOut where that takes longer: it goes on.
 
     `why` becomes the run's reason. A run that ends by itself meanwhile (done, failed) is left its own end.
     """
-    began, timeout, asked_of = clock.monotonic(), Timeout(clock, seconds_max), set[int]()
-    said_at = began
+    start, timeout, asked_of = clock.monotonic(), Timeout(clock, seconds_max), set[int]()
+    said_at = start
     while True:
         status = _status(run)
         if status is not None:
@@ -57,14 +57,14 @@ def save_and_end(
                 break
             term = int(status.get("term") or 0)
             if term and term not in asked_of:
-                _ask(run, term, why, clock, seconds_max)
+                _ask(run, term, reason, clock, seconds_max)
                 asked_of.add(term)
                 say(f"asked {writer} to save and end; it hears of it within {HEARTBEAT_SECONDS:.0f} s")
             if clock.monotonic() - said_at >= SAY_SECONDS:
                 said_at = clock.monotonic()
                 step = (status.get("progress") or {}).get("step")
                 far = "" if step is None else f", step {step} so far"
-                say(f"waiting for the last checkpoint since {duration(said_at - began)}{far}")
+                say(f"waiting for the last checkpoint since {duration(said_at - start)}{far}")
         if timeout.is_over:
             raise WaitTimedOut(
                 f"the trainer has not saved and ended after {duration(seconds_max)}; it is still asked to",
@@ -80,18 +80,20 @@ def save_and_end(
 
 def await_gone(session: Session, run: runs.Run, clock: Clock, say: Say, seconds_max: float = _GONE_SECONDS) -> None:
     """Return when no instance of the run is left that could still write to its store and volume."""
-    timeout, said = Timeout(clock, seconds_max), ""
+    timeout, last_line = Timeout(clock, seconds_max), ""
     while True:
-        left = [one for one in session.ec2.instances_tagged(TAG_RUN, run.id) if one.state != "terminated"]
-        if not left:
+        remaining = [
+            instance for instance in session.ec2.instances_tagged(TAG_RUN, run.id) if instance.state != "terminated"
+        ]
+        if not remaining:
             return
-        line = f"waiting for {', '.join(f'{one.id} ({one.state})' for one in left)} to be gone"
-        if line != said:
+        line = f"waiting for {', '.join(f'{instance.id} ({instance.state})' for instance in remaining)} to be gone"
+        if line != last_line:
             say(line)
-            said = line
+            last_line = line
         if timeout.is_over:
             raise WaitTimedOut(
-                f"{left[0].id} is still {left[0].state} after {duration(seconds_max)}",
+                f"{remaining[0].id} is still {remaining[0].state} after {duration(seconds_max)}",
                 next_step="`fleetctl request --resume` goes on with the run once it is gone",
             )
         timeout.sleep(POLL_SECONDS)
@@ -112,13 +114,13 @@ def _writer(session: Session, status: dict[str, Any]) -> str:
     instance = str(status.get("instance") or "")
     if status.get("phase") != Phase.TRAINING.value or not instance:
         return ""
-    found = session.ec2.instances([instance])
-    return instance if found and found[0].state in ("pending", "running") else ""
+    instances = session.ec2.instances([instance])
+    return instance if instances and instances[0].state in ("pending", "running") else ""
 
 
-def _ask(run: runs.Run, term: int, why: str, clock: Clock, seconds_max: float) -> None:
+def _ask(run: runs.Run, term: int, reason: str, clock: Clock, seconds_max: float) -> None:
     now = rfc3339(clock.now())
-    run.store.put_json(LAYOUT.stop(term), {"reason": f"{why} at {now}", "seconds": seconds_max, "time": now})
+    run.store.put_json(LAYOUT.stop(term), {"reason": f"{reason} at {now}", "seconds": seconds_max, "time": now})
 
 
 def _see_cancelled(session: Session, run: runs.Run, clock: Clock, by_agent: bool) -> None:
@@ -126,8 +128,8 @@ def _see_cancelled(session: Session, run: runs.Run, clock: Clock, by_agent: bool
     fleet = str(run.fleet_document().get("fleet_id") or "")
     until = clock.monotonic() + (CANCEL_SECONDS if by_agent else 0.0)
     while fleet and clock.monotonic() < until:
-        found = engine.describe(session.client("ec2"), fleet)
-        if found is None or not found.is_live:
+        fleet_state = engine.describe(session.client("ec2"), fleet)
+        if fleet_state is None or not fleet_state.is_live:
             return
         clock.sleep(POLL_SECONDS)
     cancel.carry_out(session, run, cancel.make_plan(session, run), clock)

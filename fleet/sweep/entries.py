@@ -40,8 +40,8 @@ def parse(text: str, source: str) -> list[Entry]:
     except yaml.YAMLError as fault:
         mark = getattr(fault, "problem_mark", None)
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        said = getattr(fault, "problem", None) or str(fault).splitlines()[0]
-        raise ConfigError(f"{source}{place}: is no YAML: {said}", next_step=f"correct {source}") from None
+        problem = getattr(fault, "problem", None) or str(fault).splitlines()[0]
+        raise ConfigError(f"{source}{place}: is no YAML: {problem}", next_step=f"correct {source}") from None
     except (ValueError, RecursionError) as fault:  # a date that is none; brackets too deep
         raise ConfigError(f"{source}: cannot be read: {fault}", next_step=f"correct {source}") from None
     if document is None:
@@ -56,7 +56,7 @@ def parse(text: str, source: str) -> list[Entry]:
     if _has_more_values(document, VALUES_MAX):
         raise ConfigError(f"{source}: its aliases make more than {VALUES_MAX} values of it",
                           next_step=f"write {source} without aliases")  # fmt: skip
-    faults = [f"{source}: entry {index}: {wrong}" for index, one in enumerate(document) if (wrong := _fault(one))]
+    faults = [f"{source}: entry {index}: {wrong}" for index, entry in enumerate(document) if (wrong := _fault(entry))]
     if faults:
         raise ConfigError(_some(faults), next_step=f"correct {source}")
     return document
@@ -68,8 +68,8 @@ def refuse_unfit(entries: Sequence[Entry], command: Sequence[str], source: str) 
     model = hyperparameters.command_model(command)
     if model is None:
         return
-    found = ((index, one) for index, entry in enumerate(entries) for one in hyperparameters.faults(entry, model))
-    faults = [f"{source}: entry {index}: {one}" for index, one in found]
+    pairs = ((index, fault) for index, entry in enumerate(entries) for fault in hyperparameters.faults(entry, model))
+    faults = [f"{source}: entry {index}: {fault}" for index, fault in pairs]
     if faults:
         raise ConfigError(_some(faults), next_step=f"correct {source}")
 
@@ -77,16 +77,17 @@ def refuse_unfit(entries: Sequence[Entry], command: Sequence[str], source: str) 
 def uneven(entries: list[Entry]) -> list[str]:
     """Keys that only some entries have, each in a line: more often a slip of the pen than meant."""
     keys = {key for entry in entries for key in entry}
-    found = []
+    notes = []
     for key in sorted(keys):
         having = [index for index, entry in enumerate(entries) if key in entry]
         if len(having) < len(entries):
-            few = having if len(having) <= len(entries) / 2 else sorted(set(range(len(entries))) - set(having))
-            who = "only" if few is having else "all but"
-            shown = ", ".join(str(index) for index in few[:5]) + (", …" if len(few) > 5 else "")
-            found.append(f"{key!r}: {who} entry {shown} has it" if len(few) == 1 and few is having else
-                         f"{key!r}: {who} {'entry' if len(few) == 1 else 'entries'} {shown} have it")  # fmt: skip
-    return found
+            minority = having if len(having) <= len(entries) / 2 else sorted(set(range(len(entries))) - set(having))
+            quantity = "only" if minority is having else "all but"
+            places = ", ".join(str(index) for index in minority[:5]) + (", …" if len(minority) > 5 else "")
+            noun = "entry" if len(minority) == 1 else "entries"
+            verb = "has" if len(minority) == 1 and minority is having else "have"
+            notes.append(f"{key!r}: {quantity} {noun} {places} {verb} it")
+    return notes
 
 
 _EXAMPLE = "a list looks like:\n    - {batch_size: 128, optimizer: rmsprop}\n    - {batch_size: 256, optimizer: adam}"
@@ -118,14 +119,14 @@ def _from_json(text: str) -> Any:
         return None
 
 
-def _has_more_values(document: Any, most: int) -> bool:
-    count, left = 0, [document]
-    while left and count <= most:
-        one = left.pop()
-        inner = list(one.values()) if isinstance(one, dict) else one if isinstance(one, list) else []
+def _has_more_values(document: Any, limit: int) -> bool:
+    count, stack = 0, [document]
+    while stack and count <= limit:
+        value = stack.pop()
+        inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
         count += 1 + len(inner)
-        left += inner
-    return count > most
+        stack += inner
+    return count > limit
 
 
 def _is_json(value: Any) -> bool:

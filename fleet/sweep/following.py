@@ -25,7 +25,7 @@ def follow(
 
     JobFailed where a run failed or the fleet is gone, WaitTimedOut after `seconds_max`.
     """
-    timeout, said, said_at = Timeout(clock, seconds_max), "", float("-inf")
+    timeout, last_line, said_at = Timeout(clock, seconds_max), "", float("-inf")
     while True:
         try:
             document = progress.summarise(progress.gather(session, sweep))
@@ -35,13 +35,13 @@ def follow(
             document = None
         if document is not None:
             line = _line(document)
-            if line != said or clock.monotonic() - said_at >= SAY_SECONDS:
+            if line != last_line or clock.monotonic() - said_at >= SAY_SECONDS:
                 say(line + _steps(document))
-                said, said_at = line, clock.monotonic()
+                last_line, said_at = line, clock.monotonic()
             phase = str(document["phase"])
             if phase == Phase.DONE.value:
                 return str(document["reason"])
-            if phase in {one.value for one in Phase if one.is_end}:
+            if phase in {member.value for member in Phase if member.is_end}:
                 raise JobFailed(f"the sweep ended: {phase}: {document['reason']}",
                                 next_step=f"`fleetctl sweep status {sweep.job}` says why; "
                                 "`fleetctl sweep run LIST --resume --retry-failed` begins them again")  # fmt: skip
@@ -69,7 +69,7 @@ def _steps(document: dict[str, Any]) -> str:
     """How far the first of those that run are; else why no instance comes."""
     if missing := document["no_capacity"]:
         return f"; {missing['says']}; try: {missing['next_step']}"
-    known = [row for row in document["entries"] if row["state"] == "running" and row["step"] is not None]
-    told = [f"run {row['index']} at step {progress.step_of(row)}" for row in known[:_STEPS_SHOWN]]
-    more = f", and {len(known) - _STEPS_SHOWN} more" if len(known) > _STEPS_SHOWN else ""
-    return "; " + ", ".join(told) + more if told else ""
+    running = [row for row in document["entries"] if row["state"] == "running" and row["step"] is not None]
+    steps = [f"run {row['index']} at step {progress.step_of(row)}" for row in running[:_STEPS_SHOWN]]
+    rest = f", and {len(running) - _STEPS_SHOWN} more" if len(running) > _STEPS_SHOWN else ""
+    return "; " + ", ".join(steps) + rest if steps else ""

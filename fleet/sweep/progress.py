@@ -31,7 +31,7 @@ _REPLACE = "`fleetctl cancel --save`, `fleetctl sweep run LIST --resume`"
 
 
 @dataclass(frozen=True)
-class Seen:
+class SweepFacts:
     """`marks`: entry -> (claims, "" or done or failed). `statuses` of entries that were taken; `launches` unread."""
 
     job: str
@@ -47,7 +47,7 @@ class Seen:
 
 
 @sensible
-def gather(session: Session, run: runs.Run) -> Seen:
+def gather(session: Session, run: runs.Run) -> SweepFacts:
     """One list call and one read for each entry that was taken, side by side."""
     store = run.store
     document = store.get_json(LAYOUT.sweep)
@@ -56,15 +56,17 @@ def gather(session: Session, run: runs.Run) -> Seen:
     entries = list(document["entries"])
     marks = marks_of(store.keys(LAYOUT.queue))
     with ThreadPoolExecutor(_READERS) as pool:
-        found = pool.map(lambda index: store.get_json(f"{LAYOUT.entry(index)}/{LAYOUT.status}") or {}, sorted(marks))
-        statuses = dict(zip(sorted(marks), found, strict=True))
+        documents = pool.map(
+            lambda index: store.get_json(f"{LAYOUT.entry(index)}/{LAYOUT.status}") or {}, sorted(marks)
+        )
+        statuses = dict(zip(sorted(marks), documents, strict=True))
     fleet = run.fleet_document()
     fleet_id = str(fleet.get("fleet_id") or "")
     state = runs.fleet_state(session.client("ec2"), fleet_id) if fleet_id else ""
     status = store.read_status() or {}
     is_over = bool(status.get("reason")) or sum(bool(ended) for _, ended in marks.values()) == len(entries)
     missing = None if is_over or state not in engine.LIVE_STATES else _missing(session, fleet)
-    return Seen(run.job, run.id, str(store.url), entries, marks, statuses, status, fleet, state, missing)
+    return SweepFacts(run.job, run.id, str(store.url), entries, marks, statuses, status, fleet, state, missing)
 
 
 def _missing(session: Session, fleet: dict[str, Any]) -> dict[str, Any] | None:
@@ -73,51 +75,53 @@ def _missing(session: Session, fleet: dict[str, Any]) -> dict[str, Any] | None:
     with suppress(SpothealError, ValueError):
         since = parse_rfc3339(str(fleet.get("requested_at"))) - _CLOCKS_APART
         events = engine.history(session.client("ec2"), str(fleet["fleet_id"]), since)
-        if (found := shortage(events, types=types_in(text), zones=zones_in(text))) is not None:
-            cure = found.next_step.replace("`fleetctl request --replace`", _REPLACE)
-            return {**found.to_document(now), "next_step": cure}
+        if (lack := shortage(events, types=types_in(text), zones=zones_in(text))) is not None:
+            cure = lack.next_step.replace("`fleetctl request --replace`", _REPLACE)
+            return {**lack.to_document(now), "next_step": cure}
     return None
 
 
 def marks_of(keys: list[str]) -> dict[int, tuple[int, str]]:
     """Entry -> (claims, "" or done or failed), of the keys of a sweep's queue."""
-    found: dict[int, tuple[int, str]] = {}
+    marks: dict[int, tuple[int, str]] = {}
     for key in keys:
-        index, _, what = key.removeprefix(LAYOUT.queue).partition(".")
-        if not index.isdigit() or what.endswith(".back"):
+        index, _, mark = key.removeprefix(LAYOUT.queue).partition(".")
+        if not index.isdigit() or mark.endswith(".back"):
             continue
-        claims, ended = found.get(int(index), (0, ""))
-        found[int(index)] = (max(claims, int(what)), ended) if what.isdigit() else (claims, what)
-    return found
+        claims, ended = marks.get(int(index), (0, ""))
+        marks[int(index)] = (max(claims, int(mark)), ended) if mark.isdigit() else (claims, mark)
+    return marks
 
 
 @sensible
-def summarise(seen: Seen) -> dict[str, Any]:
+def summarise(facts: SweepFacts) -> dict[str, Any]:
     """The document of `--output json`; figures nobody knows are null."""
-    rows = [_row(seen, index) for index in range(len(seen.entries))]
+    rows = [_row(facts, index) for index in range(len(facts.entries))]
     count = {state: sum(row["state"] == state for row in rows) for state in ("done", "failed", "running", "waiting")}
     return {
         "schema_version": SCHEMA_VERSION,
-        "job": seen.job,
-        "run": seen.run,
-        "store": seen.store,
-        "phase": seen.status.get("phase") if seen.status.get("reason") else ("training" if seen.marks else "requested"),
-        "reason": seen.status.get("reason") or "",
-        "fleet": {"id": seen.fleet.get("fleet_id"), "state": seen.fleet_state or None},
-        "no_capacity": seen.missing,
-        "batch_job": (seen.fleet.get("batch") or {}).get("job_id"),
+        "job": facts.job,
+        "run": facts.run,
+        "store": facts.store,
+        "phase": facts.status.get("phase")
+        if facts.status.get("reason")
+        else ("training" if facts.marks else "requested"),
+        "reason": facts.status.get("reason") or "",
+        "fleet": {"id": facts.fleet.get("fleet_id"), "state": facts.fleet_state or None},
+        "no_capacity": facts.missing,
+        "batch_job": (facts.fleet.get("batch") or {}).get("job_id"),
         "runs": {"all": len(rows), **count},
         "entries": rows,
     }
 
 
-def _row(seen: Seen, index: int) -> dict[str, Any]:
-    claims, ended = seen.marks.get(index, (0, ""))
-    status = seen.statuses.get(index, {})
+def _row(facts: SweepFacts, index: int) -> dict[str, Any]:
+    claims, ended = facts.marks.get(index, (0, ""))
+    status = facts.statuses.get(index, {})
     progress = status.get("progress") or {}
     return {
         "index": index,
-        "parameters": seen.entries[index],
+        "parameters": facts.entries[index],
         "state": ended or ("running" if claims and status.get("phase") != Phase.REQUESTED.value else "waiting"),
         "instances": claims,
         "instance": status.get("instance") if claims and not ended else None,
@@ -132,18 +136,18 @@ def _row(seen: Seen, index: int) -> dict[str, Any]:
 
 def by_metric(rows: list[dict[str, Any]], metric: str, *, smallest: bool) -> list[dict[str, Any]]:
     """Rows by `metric`, the best first and those without it last; ConfigError where none has it."""
-    known = {name for row in rows for name in row["metrics"]}
-    known |= {"loss"} if any(_has(row, "loss") for row in rows) else set()
-    if metric not in known:
-        cure = f"--metric one of {', '.join(sorted(known))}" if known else "wait for the first progress of a run"
+    metrics = {name for row in rows for name in row["metrics"]}
+    metrics |= {"loss"} if any(_has(row, "loss") for row in rows) else set()
+    if metric not in metrics:
+        cure = f"--metric one of {', '.join(sorted(metrics))}" if metrics else "wait for the first progress of a run"
         raise ConfigError(f"no run has written {metric!r}", next_step=cure)
     sign = 1.0 if smallest else -1.0
     return sorted(rows, key=lambda row: (not _has(row, metric), sign * float(value_of(row, metric) or 0), row["index"]))
 
 
 def value_of(row: dict[str, Any], metric: str) -> float | None:
-    found = row["loss"] if metric == "loss" else row["metrics"].get(metric)
-    return finite(found)
+    value = row["loss"] if metric == "loss" else row["metrics"].get(metric)
+    return finite(value)
 
 
 def _has(row: dict[str, Any], metric: str) -> bool:
@@ -174,27 +178,27 @@ def render(document: dict[str, Any], metric: str = "", width: int = 200) -> str:
     entries = document["entries"] if metric else sorted(
         document["entries"], key=lambda row: (order.index(row["state"]), row["index"])
     )  # fmt: skip
-    same = _same(entries)
+    constant = _same(entries)
     heads = ("RUN", "STATE", "STEP", metric.upper() or "LOSS", "INSTANCES", "PARAMETERS")
-    cells = [_cells(row, metric, same) for row in entries[:ROWS_SHOWN]]
+    cells = [_cells(row, metric, constant) for row in entries[:ROWS_SHOWN]]
     wide = [max(len(str(row[column])) for row in (heads, *cells)) for column in range(len(heads) - 1)]
     room = max(20, width - sum(wide) - 2 * len(wide))
-    shown = [(*row[:-1], cut(row[-1], room)) for row in cells]
-    more = len(entries) - len(shown)
-    found = lines_of(rows) + "\n\n" + table(heads, shown) + (f"\n… and {more} more" if more > 0 else "")
-    return found + _failures(document["entries"])
+    cells_shown = [(*row[:-1], cut(row[-1], room)) for row in cells]
+    rest = len(entries) - len(cells_shown)
+    text = lines_of(rows) + "\n\n" + table(heads, cells_shown) + (f"\n… and {rest} more" if rest > 0 else "")
+    return text + _failures(document["entries"])
 
 
 def _failures(rows: list[dict[str, Any]]) -> str:
     """Why the first runs that failed did, in as many lines as it takes to see it."""
     failed = sorted((row for row in rows if row["state"] == "failed" and row["reason"]), key=lambda row: row["index"])
-    found = ""
+    text = ""
     for row in failed[:_FAILED_SHOWN]:
-        said = [printable(line) for line in str(row["reason"]).splitlines()]
-        said = said if len(said) <= _REASON_LINES else [said[0], "…", *said[2 - _REASON_LINES :]]
-        found += f"\n\nrun {row['index']} failed: " + "\n  ".join(said)
-    more = len(failed) - _FAILED_SHOWN
-    return found + (f"\n\n… and {more} more that failed" if more > 0 else "")
+        lines = [printable(line) for line in str(row["reason"]).splitlines()]
+        lines = lines if len(lines) <= _REASON_LINES else [lines[0], "…", *lines[2 - _REASON_LINES :]]
+        text += f"\n\nrun {row['index']} failed: " + "\n  ".join(lines)
+    rest = len(failed) - _FAILED_SHOWN
+    return text + (f"\n\n… and {rest} more that failed" if rest > 0 else "")
 
 
 def in_words(value: Any) -> str:
@@ -217,10 +221,10 @@ def step_of(row: dict[str, Any]) -> str | None:
     return f"{row['step']}/{row['steps_total']}" if row["steps_total"] else str(row["step"])
 
 
-def _cells(row: dict[str, Any], metric: str, same: Collection[str]) -> tuple[Any, ...]:
+def _cells(row: dict[str, Any], metric: str, constant: Collection[str]) -> tuple[Any, ...]:
     value = value_of(row, metric or "loss")
     # What differs comes first: a row is cut at its end.
-    own = sorted(row["parameters"].items(), key=lambda pair: pair[0] in same)
-    said = ", ".join(f"{name}={in_words(value)}" for name, value in own)
-    shown = None if value is None else f"{value:.4g}"
-    return row["index"], row["state"], step_of(row), shown, row["instances"], said
+    pairs = sorted(row["parameters"].items(), key=lambda pair: pair[0] in constant)
+    parameters = ", ".join(f"{name}={in_words(value)}" for name, value in pairs)
+    metric_text = None if value is None else f"{value:.4g}"
+    return row["index"], row["state"], step_of(row), metric_text, row["instances"], parameters

@@ -38,10 +38,10 @@ class Parameter:
     @property
     def kinds(self) -> list[Any]:
         """Its different values: numbers by size, others as often as they are there."""
-        found = list(self.values.values())
+        values = list(self.values.values())
         if self.numeric:
-            return sorted(set(found))
-        return sorted(dict.fromkeys(found), key=lambda value: -found.count(value))
+            return sorted(set(values))
+        return sorted(dict.fromkeys(values), key=lambda value: -values.count(value))
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class SweepReport:
 
     @property
     def ended(self) -> bool:
-        return self.phase in {one.value for one in Phase if one.is_end}
+        return self.phase in {phase.value for phase in Phase if phase.is_end}
 
     @property
     def best(self) -> Mapping[str, Any] | None:
@@ -78,33 +78,33 @@ class SweepReport:
 def gather(run: Run, entries: Sequence[int]) -> dict[int, dict[str, Series]]:
     """The curves of `entries`, run -> name -> series: of the metrics file, else of the samples of each instance."""
 
-    def one(index: int) -> dict[str, Series]:
+    def of_entry(index: int) -> dict[str, Series]:
         store = Store(run.store.client, run.store.url.below(LAYOUT.entry(index)))
         body = store.get_bytes(LAYOUT.metrics)
         if body is None:
             keys = [key for key in store.keys(LAYOUT.progress("").removesuffix(".jsonl")) if key.endswith(".jsonl")]
             body = b"".join(store.get_bytes(key) or b"" for key in keys)
-        found = series_of(json_lines(body.decode(errors="replace")))
-        return {name: Series(name, tuple(thinned(line.points, POINTS_MAX))) for name, line in found.items()}
+        curves = series_of(json_lines(body.decode(errors="replace")))
+        return {name: Series(name, tuple(thinned(line.points, POINTS_MAX))) for name, line in curves.items()}
 
     with ThreadPoolExecutor(_READERS) as pool:
-        return dict(zip(entries, pool.map(one, entries), strict=True))
+        return dict(zip(entries, pool.map(of_entry, entries), strict=True))
 
 
 # ---------------------------------------------------------------------------------------------------------------- pure
-def fill_in(rows: Sequence[dict[str, Any]], found: Mapping[int, Mapping[str, Series]]) -> None:
+def fill_in(rows: Sequence[dict[str, Any]], curves: Mapping[int, Mapping[str, Series]]) -> None:
     """Rows whose progress tells no figures get the last ones of their curves: a trainer may write metrics alone."""
     for row in rows:
         if row["metrics"] or row["loss"] is not None:
             continue
-        last = {name: line.points[-1][1] for name, line in found.get(int(row["index"]), {}).items() if line.points}
+        last = {name: line.points[-1][1] for name, line in curves.get(int(row["index"]), {}).items() if line.points}
         row["loss"], row["metrics"] = last.pop("loss", None), last
 
 
 def metrics_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Every metric that a run has written; what says most comes first: the best score, then scores, then losses."""
-    known = {name for row in rows for name in row["metrics"]}
-    known |= {"loss"} if any(finite(row["loss"]) is not None for row in rows) else set()
+    metrics = {name for row in rows for name in row["metrics"]}
+    metrics |= {"loss"} if any(finite(row["loss"]) is not None for row in rows) else set()
 
     def rank(name: str) -> tuple[int, str]:
         score = bool(_SCORE.search(name)) and not _LOWER.search(name)
@@ -112,50 +112,50 @@ def metrics_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         order = [score and best, score and validated, best and not score, score, validated, name == "loss", True]
         return order.index(True), name
 
-    return sorted(known, key=rank)
+    return sorted(metrics, key=rank)
 
 
 def is_lower_better(metric: str) -> bool:
     return bool(_LOWER.search(metric)) and not _SCORE.search(metric)
 
 
-def curve_of(metric: str, found: Mapping[int, Mapping[str, Series]]) -> str:
+def curve_of(metric: str, by_run: Mapping[int, Mapping[str, Series]]) -> str:
     """Which curve shows `metric` as it came about; "" where no run has one."""
-    names = {name for curves in found.values() for name in curves}
+    names = {name for curves in by_run.values() for name in curves}
     plain = metric.removeprefix("best_")
-    wanted = [metric, plain, *(("val_loss", "train_loss", "loss") if is_lower_better(metric) else ())]
-    return next((name for name in wanted if name in names), next(iter(sorted(names & {"val_loss", "loss"})), ""))
+    candidates = [metric, plain, *(("val_loss", "train_loss", "loss") if is_lower_better(metric) else ())]
+    return next((name for name in candidates if name in names), next(iter(sorted(names & {"val_loss", "loss"})), ""))
 
 
 def parameters_of(entries: Sequence[Mapping[str, Any]]) -> tuple[list[Parameter], dict[str, Any]]:
     """Those that differ, and those that are the same in every entry."""
-    found: list[Parameter] = []
-    same: dict[str, Any] = {}
+    parameters: list[Parameter] = []
+    constant: dict[str, Any] = {}
     for name in dict.fromkeys(name for entry in entries for name in entry):
         having = {index: entry[name] for index, entry in enumerate(entries) if name in entry}
-        shown = {index: progress.in_words(value) for index, value in having.items()}
-        if len(set(shown.values())) == 1 and len(having) == len(entries):
-            same[name] = next(iter(having.values()))
+        texts = {index: progress.in_words(value) for index, value in having.items()}
+        if len(set(texts.values())) == 1 and len(having) == len(entries):
+            constant[name] = next(iter(having.values()))
             continue
         numbers = {index: number for index, value in having.items() if (number := finite(value)) is not None}
         numeric = len(numbers) == len(having) and len(set(numbers.values())) > 2
-        found.append(Parameter(name, numeric, numbers if numeric else shown))
-    return found, same
+        parameters.append(Parameter(name, numeric, numbers if numeric else texts))
+    return parameters, constant
 
 
 @sensible
 def make(
-    document: Mapping[str, Any], found: Mapping[int, Mapping[str, Series]], metric: str, smallest: bool, now: datetime
+    document: Mapping[str, Any], by_run: Mapping[int, Mapping[str, Series]], metric: str, smallest: bool, now: datetime
 ) -> SweepReport:
     """`document` as `progress.summarise` gives it; ConfigError where no run has written `metric`."""
     rows = progress.by_metric(list(document["entries"]), metric, smallest=smallest)
-    curve = curve_of(metric, found)
-    differing, same = parameters_of([row["parameters"] for row in document["entries"]])
+    curve = curve_of(metric, by_run)
+    differing, constant = parameters_of([row["parameters"] for row in document["entries"]])
     values = {int(row["index"]): progress.value_of(row, metric) for row in rows}
     return SweepReport(
         job=document["job"], run=document["run"], store=document["store"], phase=str(document["phase"]),
         reason=str(document["reason"]), made=now, metric=metric, smallest=smallest, count=document["runs"], rows=rows,
         values={index: value for index, value in values.items() if value is not None},
-        curve=curve, curves={index: curves[curve] for index, curves in found.items() if curve in curves},
-        parameters=differing, same=same,
+        curve=curve, curves={index: curves[curve] for index, curves in by_run.items() if curve in curves},
+        parameters=differing, same=constant,
     )  # fmt: skip

@@ -32,26 +32,26 @@ class Look:
 
 def looks(report: SweepReport) -> dict[int, Look]:
     """Of every run, the best last, so that they are drawn above the others."""
-    names = [one.name for one in report.parameters]
-    found = {}
+    names = [parameter.name for parameter in report.parameters]
+    by_index = {}
     for place, row in reversed(list(enumerate(report.rows))):
         index = int(row["index"])
         value = report.values.get(index)
-        own = ", ".join(f"{name}={row['parameters'].get(name)}" for name in names[:6] if name in row["parameters"])
-        said = "" if value is None else f", {report.metric} {brief(value)}"
+        settings = ", ".join(f"{name}={row['parameters'].get(name)}" for name in names[:6] if name in row["parameters"])
+        result = "" if value is None else f", {report.metric} {brief(value)}"
         cls = f"s{place}" if place < COLOURED and value is not None else "rest"
-        found[index] = Look(index, cls, f"run {index}: {own}{said}")
-    return found
+        by_index[index] = Look(index, cls, f"run {index}: {settings}{result}")
+    return by_index
 
 
 def curves(report: SweepReport, width: int, height: int = 300) -> str:
     """The learning curves of all runs."""
     left, right, top, bottom = 52, 12, 12, 40
     lines = report.curves
-    values = axis_of(value for one in lines.values() for _, value in one.points)
-    xs = [x for one in lines.values() for x, _ in one.points]
+    values = axis_of(value for series in lines.values() for _, value in series.points)
+    xs = [x for series in lines.values() for x, _ in series.points]
     across = _wide(Axis(min(xs, default=0.0), max(xs, default=1.0)))
-    percent = is_share(report.curve, (value for one in lines.values() for _, value in one.points))
+    percent = is_share(report.curve, (value for series in lines.values() for _, value in series.points))
 
     def px(x: float) -> float:
         return left + across.share(x) * (width - left - right)
@@ -61,16 +61,16 @@ def curves(report: SweepReport, width: int, height: int = 300) -> str:
 
     parts = [grid(values, py, left, width - right, percent)]
     parts.append(below(across, px, height - bottom, width, "step", whole=True))
-    each = max(24, min(240, _POINTS_ALL // max(1, len(lines))))
+    points_max = max(24, min(240, _POINTS_ALL // max(1, len(lines))))
     for look in looks(report).values():
         if look.index in lines:
-            drawn = pieces(Series("", lines[look.index].points), each)
+            drawn = pieces(Series("", lines[look.index].points), points_max)
             parts.append(_linked(look, _path([(px(x), py(y)) for x, y in drawn[0]], look.cls)))
             x, y = lines[look.index].points[-1]
             if look.cls != "rest":
                 parts.append(f'<circle class="dot {look.cls}" cx="{px(x):.1f}" cy="{py(y):.1f}" r="3"/>')
-    what = f"{report.curve} over the steps of {len(lines)} runs; the table of runs has their last values."
-    return svg("curves", width, height, f"Learning curves: {report.curve}", what, parts)
+    summary = f"{report.curve} over the steps of {len(lines)} runs; the table of runs has their last values."
+    return svg("curves", width, height, f"Learning curves: {report.curve}", summary, parts)
 
 
 def scatter(report: SweepReport, parameter: Parameter, number: int, width: int, height: int = 240) -> str:
@@ -90,8 +90,8 @@ def scatter(report: SweepReport, parameter: Parameter, number: int, width: int, 
     for look in looks(report).values():
         if look.index in having:
             parts.append(_dot(look, px(having[look.index]), py(report.values[look.index])))
-    what = f"{report.metric} of {len(having)} runs, each at its {parameter.name}."
-    return svg(f"of-{number}", width, height, f"{report.metric} and {parameter.name}", what, parts)
+    summary = f"{report.metric} of {len(having)} runs, each at its {parameter.name}."
+    return svg(f"of-{number}", width, height, f"{report.metric} and {parameter.name}", summary, parts)
 
 
 def strips(report: SweepReport, parameter: Parameter, number: int, width: int) -> str:
@@ -116,15 +116,15 @@ def strips(report: SweepReport, parameter: Parameter, number: int, width: int) -
             parts.append(_dot(look, px(report.values[look.index]), tops[value] + head + lane / 2 + aside))
     foot = len(kinds) * (lane + head) + 6
     parts.append(below(across, px, foot, width, cut(report.metric, width / 9)))
-    what = f"{report.metric} of {len(having)} runs, a line for each value of {parameter.name}."
-    return svg(f"of-{number}", width, int(foot + 40), f"{report.metric} and {parameter.name}", what, parts)
+    summary = f"{report.metric} of {len(having)} runs, a line for each value of {parameter.name}."
+    return svg(f"of-{number}", width, int(foot + 40), f"{report.metric} and {parameter.name}", summary, parts)
 
 
 def parallel(report: SweepReport, width: int, height: int = 320) -> str:
     """Each run a line across its parameters to the metric; as many parameters as there is room for."""
-    shown = list(report.parameters)[: max(1, width // 120 - 1)]
+    parameters = list(report.parameters)[: max(1, width // 120 - 1)]
     top, bottom = 44, 26
-    columns = [_Column.of(one) for one in shown]
+    columns = [_Column.of(parameter) for parameter in parameters]
     columns.append(_Column(report.metric, _tight(list(report.values.values())), (), dict(report.values)))
     room = width / len(columns)
     parts = []
@@ -147,10 +147,10 @@ def parallel(report: SweepReport, width: int, height: int = 320) -> str:
         points = [(x, py(share)) for x, share in shares if share is not None]
         if look.index in report.values and len(points) > 1:
             parts.append(_linked(look, _path(points, look.cls)))
-    left_out = len(report.parameters) - len(shown)
-    more = f" {left_out} parameters more are not drawn at this width." if left_out else ""
-    what = f"Each line is one of {len(report.values)} runs, from its parameters to its {report.metric}.{more}"
-    return svg("parallel", width, height, "Parameters and metric", what, parts)
+    left_out = len(report.parameters) - len(parameters)
+    note = f" {left_out} parameters more are not drawn at this width." if left_out else ""
+    summary = f"Each line is one of {len(report.values)} runs, from its parameters to its {report.metric}.{note}"
+    return svg("parallel", width, height, "Parameters and metric", summary, parts)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class _Column:
     @classmethod
     def of(cls, parameter: Parameter) -> _Column:
         kinds = () if parameter.numeric else tuple(parameter.kinds)
-        axis = _tight([float(one) for one in parameter.values.values()]) if parameter.numeric else Axis(0.0, 1.0)
+        axis = _tight([float(value) for value in parameter.values.values()]) if parameter.numeric else Axis(0.0, 1.0)
         return cls(parameter.name, axis, kinds, dict(parameter.values))
 
     def share(self, index: int) -> float | None:
@@ -184,8 +184,8 @@ class _Column:
 # ----------------------------------------------------------------------------------------------------------- the pieces
 def is_share(name: str, values: Iterable[float]) -> bool:
     """Whether they are read best as percent: an accuracy is, a loss or a reward below 1 is not."""
-    found = list(values)
-    return bool(_SHARE.search(name) and found) and all(0 <= value <= 1 for value in found) and max(found) > 0.2
+    numbers = list(values)
+    return bool(_SHARE.search(name) and numbers) and all(0 <= value <= 1 for value in numbers) and max(numbers) > 0.2
 
 
 def _wide(axis: Axis) -> Axis:

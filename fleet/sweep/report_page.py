@@ -48,36 +48,36 @@ def _cards(report: SweepReport) -> Iterable[str]:
 def _head(report: SweepReport) -> str:
     kind = "done" if report.phase == Phase.DONE.value else "bad" if report.phase in _BAD else ""
     count = report.count
-    said = f"<strong>{count['done']} of {count['all']} runs</strong> are done"
+    sentence = f"<strong>{count['done']} of {count['all']} runs</strong> are done"
     if (best := report.best) is not None:
-        own = ", ".join(f"{one.name} {in_words(best['parameters'][one.name])}"
-                        for one in report.parameters[:4] if one.name in best["parameters"])
+        settings = ", ".join(f"{parameter.name} {in_words(best['parameters'][parameter.name])}"
+                        for parameter in report.parameters[:4] if parameter.name in best["parameters"])
         value = _value(report, report.values[int(best["index"])])
-        said += (
+        sentence += (
             f"; the best {safe(_plain(report))} is <strong>{value}</strong>, of"
-            f' <a href="#run-{best["index"]}">run {best["index"]}</a>{": " if own else ""}{safe(own)}'
+            f' <a href="#run-{best["index"]}">run {best["index"]}</a>{": " if settings else ""}{safe(settings)}'
         )
     return (
         f'<header><p class="brand">spotheal sweep</p><div class="title"><h1>{safe(report.job)}</h1>'
-        f'<span class="pill {kind}">{safe(report.phase)}</span></div><p class="lead">{said}.</p></header>'
+        f'<span class="pill {kind}">{safe(report.phase)}</span></div><p class="lead">{sentence}.</p></header>'
     )
 
 
 def _tiles(report: SweepReport) -> str:
     count, values = report.count, sorted(report.values.values())
     best = _value(report, values[0] if report.smallest else values[-1]) if values else "–"
-    beside = f"median {_value(report, median(values))}" if values else "no run has written it"
+    median_text = f"median {_value(report, median(values))}" if values else "no run has written it"
     failed = count["failed"]
     tiles = [
         ("Runs done", f"{count['done']} of {count['all']}", f"{len(report.parameters)} parameters differ", ""),
-        (f"Best {_plain(report)}", best, beside, "good"),
+        (f"Best {_plain(report)}", best, median_text, "good"),
         ("At work", str(count["running"]), f"{count['waiting']} waiting", ""),
         ("Failed", str(failed), "each says why below; they can begin again" if failed else "none", ""),
     ]
     return '<div class="tiles">' + "".join(
         f'<div class="tile {cls}"><div class="name">{safe(name)}</div><div class="value">{safe(value)}</div>'
-        f'<div class="more">{safe(more)}</div></div>'
-        for name, value, more, cls in tiles
+        f'<div class="more">{safe(note)}</div></div>'
+        for name, value, note, cls in tiles
     ) + "</div>"  # fmt: skip
 
 
@@ -99,61 +99,63 @@ def _curves(report: SweepReport) -> str:
     if not report.curves:
         return card("Learning curves", "No run has written a curve of this metric to its metrics file: see"
                     " docs/contract.md for how it can.", "")  # fmt: skip
-    what = f"{report.curve} over the steps of each run."
+    note = f"{report.curve} over the steps of each run."
     if len(report.rows) > report_charts.COLOURED:
-        what += f" The {report_charts.COLOURED} best have colours."
-    return card("Learning curves", what, _keys(report) + three(partial(report_charts.curves, report)))
+        note += f" The {report_charts.COLOURED} best have colours."
+    return card("Learning curves", note, _keys(report) + three(partial(report_charts.curves, report)))
 
 
 def _parameters(report: SweepReport) -> Iterable[str]:
-    drawn = [one for one in report.parameters if set(one.values) & set(report.values)][:PARAMETERS_MAX]
+    drawn = [parameter for parameter in report.parameters if set(parameter.values) & set(report.values)][
+        :PARAMETERS_MAX
+    ]
     for place in range(0, len(drawn), 2):
         pair = drawn[place : place + 2]
         wide = HALF if len(pair) == 2 else WIDE
-        cards = "".join(_parameter(report, one, place + beside, wide) for beside, one in enumerate(pair))
+        cards = "".join(_parameter(report, parameter, place + offset, wide) for offset, parameter in enumerate(pair))
         yield f'<div class="half">{cards}</div>' if len(pair) == 2 else cards
 
 
-def _parameter(report: SweepReport, one: Parameter, place: int, wide: int) -> str:
-    chart = report_charts.scatter if one.numeric else report_charts.strips
+def _parameter(report: SweepReport, parameter: Parameter, place: int, wide: int) -> str:
+    chart = report_charts.scatter if parameter.numeric else report_charts.strips
 
     def draw(width: int) -> str:
-        return chart(report, one, place, width)
+        return chart(report, parameter, place, width)
 
-    more = len(one.kinds) - VALUES_MAX
-    what = f"{report.metric} {'over' if one.numeric else 'with each value of'} it; one dot is one run."
-    what += f" {more} values more are left out." if not one.numeric and more > 0 else ""
-    return card(one.name, what, three(draw, wide=wide))
+    rest = len(parameter.kinds) - VALUES_MAX
+    note = f"{report.metric} {'over' if parameter.numeric else 'with each value of'} it; one dot is one run."
+    note += f" {rest} values more are left out." if not parameter.numeric and rest > 0 else ""
+    return card(parameter.name, note, three(draw, wide=wide))
 
 
 def _parallel(report: SweepReport) -> str:
     if len(report.parameters) < 2 or len(report.values) < 2:
         return ""
-    what = f"Each line is one run, from its parameters to its {report.metric}."
-    return card("All parameters together", what, _keys(report) + three(partial(report_charts.parallel, report)))
+    note = f"Each line is one run, from its parameters to its {report.metric}."
+    return card("All parameters together", note, _keys(report) + three(partial(report_charts.parallel, report)))
 
 
 # ------------------------------------------------------------------------------------------------------------ the table
 def _table(report: SweepReport) -> str:
     rows = "".join(_row(report, row) for row in report.rows[:_ROWS_MAX])
     hidden = len(report.rows) - _ROWS_MAX
-    what = f"By {report.metric}, the best first. Each run's number leads to its status, metrics and logs in S3."
-    what += f" {hidden} more are left out." if hidden > 0 else ""
+    note = f"By {report.metric}, the best first. Each run's number leads to its status, metrics and logs in S3."
+    note += f" {hidden} more are left out." if hidden > 0 else ""
     heads = ("Run", "Parameters", "State", "Instances", "Step", report.metric)
-    return card("Runs", what, stacked(heads, rows, 3))
+    return card("Runs", note, stacked(heads, rows, 3))
 
 
 def _row(report: SweepReport, row: Mapping[str, Any]) -> str:
     index = int(row["index"])
     value = report.values.get(index)
-    names = [one.name for one in report.parameters]
-    own = ", ".join(f"{name} {in_words(row['parameters'][name])}" for name in names if name in row["parameters"])
+    names = [parameter.name for parameter in report.parameters]
+    settings = ", ".join(f"{name} {in_words(row['parameters'][name])}" for name in names if name in row["parameters"])
     reason = str(row["reason"]).partition("\n")[0][:200] if row["state"] == "failed" else ""
     kind = {"done": "free", "failed": "bad"}.get(str(row["state"]), "")
     step = "–" if row["step"] is None else number(row["step"])
     return (
         f'<tr id="run-{index}"><td data-name="Run"><a href="{safe_long(_console(report, index))}">{index}</a></td>'
-        + f'<td class="whole" data-name="Parameters">{safe_long(own) or "–"}<small>{safe(reason)}</small></td>'
+        + f'<td class="whole" data-name="Parameters">{safe_long(settings) or "–"}<small>{safe(reason)}</small></td>'
         + f'<td data-name="State"><span class="tag {kind}">{safe(row["state"])}</span></td>'
         + cell("Instances", row["instances"] or "–", number=True)
         + cell("Step", step, number=True)
@@ -172,9 +174,9 @@ def _facts(report: SweepReport) -> str:
     rows = [("Run", report.run), ("Store", report.store), ("Phase", report.phase)]
     rows += [(name, in_words(value)) for name, value in list(report.same.items())[:40]]
     items = "".join(f"<dt>{safe(name)}</dt><dd>{safe(value)}</dd>" for name, value in rows if value)
-    said = f"<pre>{safe_long(report.reason[:2000])}</pre>" if report.reason else ""
-    what = "Parameters listed here are the same in every run." if report.same else ""
-    return card("The sweep", what, f"<dl>{items}</dl>{said}")
+    reason_block = f"<pre>{safe_long(report.reason[:2000])}</pre>" if report.reason else ""
+    note = "Parameters listed here are the same in every run." if report.same else ""
+    return card("The sweep", note, f"<dl>{items}</dl>{reason_block}")
 
 
 def _foot(report: SweepReport) -> str:

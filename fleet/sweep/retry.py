@@ -18,37 +18,37 @@ from spotheal.fleet.run.runs import Run
 from spotheal.fleet.run.session import Session
 
 
-def chosen(rows: Sequence[dict[str, Any]], asked: Collection[int]) -> list[int]:
+def chosen(rows: Sequence[dict[str, Any]], indices: Collection[int]) -> list[int]:
     """Which of a summary's rows to begin again: those asked for, else every one that failed.
 
     NotFound where there is no such run, Conflict where it has not failed or none has.
     """
     states = {int(row["index"]): str(row["state"]) for row in rows}
-    if missing := sorted(set(asked) - states.keys()):
+    if missing := sorted(set(indices) - states.keys()):
         raise NotFound(f"there is no run {missing[0]}: the sweep has {len(states)}, 0 to {len(states) - 1}",
                        next_step="`fleetctl sweep status` lists them")  # fmt: skip
-    if other := [index for index in sorted(set(asked)) if states[index] != "failed"]:
-        raise Conflict(f"run {other[0]} is {states[other[0]]}: only one that failed is begun again",
+    if unfit := [index for index in sorted(set(indices)) if states[index] != "failed"]:
+        raise Conflict(f"run {unfit[0]} is {states[unfit[0]]}: only one that failed is begun again",
                        next_step="`fleetctl sweep status` names those that failed")  # fmt: skip
-    found = sorted(set(asked) or {index for index, state in states.items() if state == "failed"})
-    if not found:
+    selection = sorted(set(indices) or {index for index, state in states.items() if state == "failed"})
+    if not selection:
         raise Conflict("no run of this sweep has failed", next_step="`fleetctl sweep status` lists them")
-    return found
+    return selection
 
 
 def give_back(sweep: Run, index: int, clock: Clock) -> None:
     """Let any instance take run `index`, which failed, from its last checkpoint on."""
-    own, now = Store(sweep.store.client, sweep.store.url.below(LAYOUT.entry(index))), rfc3339(clock.now())
+    entry_store, now = Store(sweep.store.client, sweep.store.url.below(LAYOUT.entry(index))), rfc3339(clock.now())
     number = max(_claims(sweep, index), default=0)
-    before = own.read_status() or {}
-    own.write_status({
+    before = entry_store.read_status() or {}
+    entry_store.write_status({
         "schema_version": STATUS_SCHEMA_VERSION, "job": sweep.job, "run": f"{sweep.id}{index:05d}",
         "phase": Phase.REQUESTED.value, "reason": "", "heartbeat": now, "term": None, "fleet": None, "instance": None,
         "instance_type": None, "zone": None, "attempt": before.get("attempt"), "launches": None, "volume": None,
         "revision": before.get("revision"), "progress": before.get("progress"), "notice": None,
     })  # fmt: skip
     # Launches without a checkpoint are counted towards parking; those of before are forgiven.
-    own.count_launch(f"retry-{number}", {"time": now, "acknowledged": True, "outcome": "retried"})
+    entry_store.count_launch(f"retry-{number}", {"time": now, "acknowledged": True, "outcome": "retried"})
     if number:
         sweep.store.put_json(LAYOUT.queue_back(index, number), {"time": now})
     sweep.store.delete(LAYOUT.queue_ended(index, False))
@@ -56,21 +56,21 @@ def give_back(sweep: Run, index: int, clock: Clock) -> None:
 
 def _claims(sweep: Run, index: int) -> list[int]:
     start = f"{LAYOUT.queue}{index:05d}."
-    found = [key.removeprefix(start) for key in sweep.store.keys(start)]
-    return [int(what) for what in found if what.isdigit()]
+    suffixes = [key.removeprefix(start) for key in sweep.store.keys(start)]
+    return [int(suffix) for suffix in suffixes if suffix.isdigit()]
 
 
-def make_room(session: Session, fleet: str, begun: int, seen: dict[str, Any]) -> int | None:
+def make_room(session: Session, fleet: str, added: int, summary: dict[str, Any]) -> int | None:
     """Instances that left for want of work come back, where nothing but what is `begun` again waits for one.
 
     `seen`: the summary after that. The new number of instances, None where it stays.
     """
-    found = engine.describe(session.client("ec2"), fleet)
-    count = seen["runs"]
-    if found is None or not found.is_live or count["waiting"] > begun:
+    state = engine.describe(session.client("ec2"), fleet)
+    count = summary["runs"]
+    if state is None or not state.is_live or count["waiting"] > added:
         return None
-    wanted = min(found.target + begun, count["running"] + count["waiting"])
-    if wanted <= found.target:
+    target = min(state.target + added, count["running"] + count["waiting"])
+    if target <= state.target:
         return None
-    session.ec2.set_capacity(fleet, wanted)
-    return int(wanted)
+    session.ec2.set_capacity(fleet, target)
+    return int(target)

@@ -68,14 +68,14 @@ def create(
     say_progress("reading the account …", quiet=False)
     plan = creating.make_plan(session, job, root, SystemClock(), vpc)
     if dry_run:
-        print(show.as_json(showing.plan_document(plan, made=False)), flush=True)
+        print(show.as_json(showing.plan_document(plan, is_made=False)), flush=True)
         say(f"{showing.plan_text(plan)}\n\nnothing was sent")
         return
     say(showing.plan_text(plan))
     if plan.steps:
         ask("Go ahead?", yes)
         creating.carry_out(session, plan, SystemClock(), say)
-    document = showing.plan_document(plan, made=True)
+    document = showing.plan_document(plan, is_made=True)
     print(show.as_json(document) if as_json else f"{plan.names.queue}  ready")
     say("next: fleetctl batch submit LIST --wait")
 
@@ -100,15 +100,17 @@ def push(
 
     as_json = is_json(output)
     session, _, _, _ = described(region, profile, job_file, needs_job=False)
-    found = image.described(session, base or image.BASE)
-    document = {"schema_version": 1, "image": found.name, "repository": found.repository, "tag": found.tag,
-                "dockerfile": found.dockerfile, "pushed": False}  # fmt: skip
+    target = image.described(session, base or image.BASE)
+    document = {"schema_version": 1, "image": target.name, "repository": target.repository, "tag": target.tag,
+                "dockerfile": target.dockerfile, "pushed": False}  # fmt: skip
     if print_only or dry_run:
-        print(show.as_json(document) if as_json or dry_run else found.dockerfile, end="" if not as_json else "\n")
-        say(f"nothing was built; the image would be {found.name}")
+        print(
+            show.as_json(document) if as_json or dry_run else target.dockerfile, end="" if not as_json else "\n"
+        )
+        say(f"nothing was built; the image would be {target.name}")
         return
-    image.push(session, found, say)
-    print(show.as_json({**document, "pushed": True}) if as_json else found.name)
+    image.push(session, target, say)
+    print(show.as_json({**document, "pushed": True}) if as_json else target.name)
     say("next: fleetctl batch create, which lets the job definition name it")
 
 
@@ -161,9 +163,9 @@ def submit(
         raise ConfigError("a list and --array exclude each other", next_step="give one of them")
     session, job, root, described_in = described(region, profile, job_file)
     entries = _entries(file, array, session, job.job.command)
-    wanted = _overrides(vcpus, memory, gpus, env or [], command)
+    overrides = _overrides(vcpus, memory, gpus, env or [], command)
     submit_and_follow(
-        session, job, described_in, root, entries=entries, listed_in=file, overrides=wanted,
+        session, job, described_in, root, entries=entries, listed_in=file, overrides=overrides,
         depends_on=depends_on or [], resume=resume, wait=wait, seconds_max=seconds_max, yes=yes, dry_run=dry_run,
         as_json=as_json,
     )  # fmt: skip
@@ -194,7 +196,7 @@ def submit_and_follow(
     if not dry_run and not yes and not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask on", next_step="--yes to go ahead, or --dry-run to look first")
     clock = SystemClock()
-    after = tuple(one for text in depends_on for one in submitting.dependencies(session, root, text))
+    after = tuple(dependency for text in depends_on for dependency in submitting.dependencies(session, root, text))
     if len(after) > submitting.DEPENDENCIES_MAX:
         raise ConfigError(f"{len(after)} dependencies; AWS takes {submitting.DEPENDENCIES_MAX}")
     order = submitting.prepare(
@@ -206,8 +208,8 @@ def submit_and_follow(
         say(f"{order.says()}\n\nnothing was sent")
         return
     say(order.says())
-    for one in order.source.warnings:
-        say(f"note: {one}")
+    for warning in order.source.warnings:
+        say(f"note: {warning}")
     ask("Go ahead?", yes)
     job_id = submitting.send(session, order, clock, say)
     print(show.as_json(_document(order, job_id)) if as_json else job_id, flush=True)
@@ -239,10 +241,10 @@ def status(
     from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
-    session, found = _find(region, profile, job, job_file, run)
-    document = states.gather(session, found)
-    if states.settle(found, document, SystemClock()):
-        document = states.gather(session, found)
+    session, job_run = _find(region, profile, job, job_file, run)
+    document = states.gather(session, job_run)
+    if states.settle(job_run, document, SystemClock()):
+        document = states.gather(session, job_run)
     print(show.as_json(document) if as_json else states.render(document))
 
 
@@ -261,12 +263,12 @@ def logs(
     from spotheal.fleet.run import batch_jobs
 
     seconds_max = seconds_of("--timeout", timeout)
-    session, found = _find(region, profile, job, job_file, run)
-    watched = _followed(session, found.job, str(batch_jobs.document_of(found)["job_id"]), as_json=False)
+    session, job_run = _find(region, profile, job, job_file, run)
+    watched = _followed(session, job_run.job, str(batch_jobs.document_of(job_run)["job_id"]), as_json=False)
     if not follow:
         watched.once()
         return
-    _follow(watched, seconds_max, session, found.job, None, None)
+    _follow(watched, seconds_max, session, job_run.job, None, None)
 
 
 @app.command("cancel", epilog="Example: fleetctl batch cancel digits")
@@ -286,19 +288,19 @@ def cancel(
     from spotheal.fleet.verbs import show
 
     as_json = is_json(output)
-    session, found = _find(region, profile, job, job_file, run)
-    job_id = str(batch_jobs.document_of(found)["job_id"])
-    there = batch_jobs.describe(session, [job_id]).get(job_id)
-    if there is None or there["status"] in batch_jobs.ENDS:
-        say(f"job {job_id} is over" + (f": {there['status']}" if there else ""))
+    session, job_run = _find(region, profile, job, job_file, run)
+    job_id = str(batch_jobs.document_of(job_run)["job_id"])
+    description = batch_jobs.describe(session, [job_id]).get(job_id)
+    if description is None or description["status"] in batch_jobs.ENDS:
+        say(f"job {job_id} is over" + (f": {description['status']}" if description else ""))
         cancelled = False
     else:
-        ask(f"End job {found.job}, run {found.id}?", yes)
+        ask(f"End job {job_run.job}, run {job_run.id}?", yes)
         with translated(f"terminate job {job_id}"):
             session.client("batch").terminate_job(jobId=job_id, reason="cancelled by an operator")
         cancelled = True
         say("its checkpoints stay: fleetctl batch submit --resume goes on")
-    document = {"schema_version": 1, "job": found.job, "run": found.id, "job_id": job_id, "cancelled": cancelled}
+    document = {"schema_version": 1, "job": job_run.job, "run": job_run.id, "job_id": job_id, "cancelled": cancelled}
     print(show.as_json(document) if as_json else job_id)
 
 
@@ -325,18 +327,23 @@ def delete(
     as_json = is_json(output)
     name, session = _named(region, profile, job, job_file)
     names = Names(name)
-    there = deleting.look(session, names)
-    document = {"schema_version": 1, "job": name, "deleted": not there.is_nothing, "ended_jobs": list(there.open_jobs)}
-    if there.is_nothing:
+    inventory = deleting.look(session, names)
+    document = {
+        "schema_version": 1,
+        "job": name,
+        "deleted": not inventory.is_nothing,
+        "ended_jobs": list(inventory.open_jobs),
+    }
+    if inventory.is_nothing:
         say(f"there is nothing of job {name} at AWS Batch")
         print(show.as_json(document) if as_json else "nothing to delete")
         return
-    say(there.says(names))
-    if there.open_jobs and not yes and not sys.stdin.isatty():
-        raise Conflict(f"{len(there.open_jobs)} job(s) of queue {names.queue} are not over",
+    say(inventory.says(names))
+    if inventory.open_jobs and not yes and not sys.stdin.isatty():
+        raise Conflict(f"{len(inventory.open_jobs)} job(s) of queue {names.queue} are not over",
                        next_step="--yes ends them; `fleetctl batch status` shows them")  # fmt: skip
     ask("Delete all of it?", yes)
-    deleting.carry_out(session, names, there, SystemClock(), say)
+    deleting.carry_out(session, names, inventory, SystemClock(), say)
     print(show.as_json(document) if as_json else f"{names.queue}  deleted")
 
 
@@ -366,8 +373,8 @@ def _named(region: str, profile: str, job: str, job_file: Path | None) -> tuple[
         path = job_file or Path(config.DEFAULT_JOB_FILE)
         session.settle_region(config.region_beside(path))
         return runs.check_job_name(job), session
-    session, found, _, _ = described(region, profile, job_file)
-    return str(found.job.name), session
+    session, job_config, _, _ = described(region, profile, job_file)
+    return str(job_config.job.name), session
 
 
 def _find(region: str, profile: str, job: str, job_file: Path | None, run: str) -> tuple[Session, Run]:
@@ -381,11 +388,11 @@ def _entries(file: str, array: int, session: Session, command: tuple[str, ...]) 
 
     if not file:
         return [{} for _ in range(array)] if array else None
-    found = listed.read(file, session)
-    for slip in listed.uneven(found):
+    entries = listed.read(file, session)
+    for slip in listed.uneven(entries):
         say(f"note: {slip}")
-    listed.refuse_unfit(found, command, file)
-    return found
+    listed.refuse_unfit(entries, command, file)
+    return entries
 
 
 def _overrides(vcpus: float, memory: float, gpus: int, env: list[str], command: str) -> Overrides:
@@ -409,9 +416,9 @@ def _followed(session: Session, job: str, job_id: str, as_json: bool) -> Followe
     from spotheal.fleet.batch.following import Followed
     from spotheal.fleet.batch.names import Names
 
-    def line(found: Line) -> None:
-        plain = printable(found.text.rstrip("\r").rpartition("\r")[2])  # of a progress bar its last state
-        text = f"[{found.label}] {plain}" if found.label else plain
+    def line(log_line: Line) -> None:
+        plain = printable(log_line.text.rstrip("\r").rpartition("\r")[2])  # of a progress bar its last state
+        text = f"[{log_line.label}] {plain}" if log_line.label else plain
         print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
 
     return Followed(session, Names(job), job_id, SystemClock(), say, line)
@@ -433,9 +440,9 @@ def _follow(
         fail(f"fleetctl: interrupted; the job goes on: {watched.come_back()}", ExitCode.INTERRUPTED)
     finally:
         if root is not None and order is not None:
-            found = runs.open_run(session.client("s3"), root, job, order.instance.run)
+            job_run = runs.open_run(session.client("s3"), root, job, order.instance.run)
             with suppress(SpothealError):  # how the job ended stands; the next `batch status` records it, too
-                states.settle(found, states.gather(session, found), SystemClock())
+                states.settle(job_run, states.gather(session, job_run), SystemClock())
     say(f"done: fleetctl results get {job}")
 
 

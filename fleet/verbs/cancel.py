@@ -52,38 +52,38 @@ def cancel(
     seconds_max = seconds_of("--timeout", timeout) or stopping.SAVE_SECONDS
     opened = open_session(region, profile)
     try:
-        session, found = find(opened, job, job_file, run)
+        session, job_run = find(opened, job, job_file, run)
     except NotFound as missing:
         _end_strays(opened, job, job_file, missing, all_stores, yes, as_json)
         return
-    if found.fleet_document().get("engine") == "batch":
-        raise Conflict(f"run {found.id} of job {found.job} is on AWS Batch",
-                       next_step=f"`fleetctl batch cancel {found.job}` ends it")  # fmt: skip
-    plan = cancelling.make_plan(session, found)
-    done = (found.store.read_status() or {}).get("phase") == Phase.DONE.value
+    if job_run.fleet_document().get("engine") == "batch":
+        raise Conflict(f"run {job_run.id} of job {job_run.job} is on AWS Batch",
+                       next_step=f"`fleetctl batch cancel {job_run.job}` ends it")  # fmt: skip
+    plan = cancelling.make_plan(session, job_run)
+    is_done = (job_run.store.read_status() or {}).get("phase") == Phase.DONE.value
     say(show.cancel_text(plan))
     if plan.pending:
         raise Conflict(
-            f"the request of run {found.id} was interrupted, and may have reached AWS",
+            f"the request of run {job_run.id} was interrupted, and may have reached AWS",
             next_step="`fleetctl request` once more finishes it; then cancel",
         )
-    ends = [*([plan.fleet] if plan.fleet else []), *(one.id for one in plan.instances)]
+    ends = [*([plan.fleet] if plan.fleet else []), *(instance.id for instance in plan.instances)]
     ended = None
     if ends:
         ask(f"End these {len(ends)}?" if len(ends) > 1 else "End it?", yes)
         if save:
-            ended = stopping.save_and_end(session, found, "cancelled by fleetctl", SystemClock(), say, seconds_max)
+            ended = stopping.save_and_end(session, job_run, "cancelled by fleetctl", SystemClock(), say, seconds_max)
         else:
-            cancelling.carry_out(session, found, plan, SystemClock())
+            cancelling.carry_out(session, job_run, plan, SystemClock())
     document = show.cancel_document(plan, cancelled=bool(ends))
     if save:
         document["saved_step"] = ended.saved_step if ended else None
         document["phase"] = ended.phase if ended else None
-    said = f"cancelled {', '.join(ends)}" if ends else "nothing to cancel: nothing of this run is live"
+    message = f"cancelled {', '.join(ends)}" if ends else "nothing to cancel: nothing of this run is live"
     if ended and ended.asked and ended.saved_step is not None:
-        said += f"; step {ended.saved_step} is saved"
-    print(show.as_json(document) if as_json else said)
-    remains(found.job, [one.id for one in plan.kept], str(found.store.url), done)
+        message += f"; step {ended.saved_step} is saved"
+    print(show.as_json(document) if as_json else message)
+    remains(job_run.job, [volume.id for volume in plan.kept], str(job_run.store.url), is_done)
 
 
 def _end_strays(
@@ -105,9 +105,9 @@ def _end_strays(
         raise missing from None
     ends = [*strays.fleets, *strays.instances]
     if not ends and strays.stores:
-        where = ", ".join(store or "a store that its tags do not name" for store in strays.stores)
+        places = ", ".join(store or "a store that its tags do not name" for store in strays.stores)
         raise NotFound(
-            f"{missing.message}; a job of that name runs with {where}",
+            f"{missing.message}; a job of that name runs with {places}",
             next_step=f"`fleetctl cancel {name} --all-stores` ends it, whosever it is",
         )
     if not ends:
@@ -119,8 +119,10 @@ def _end_strays(
     print(show.as_json(document) if as_json else f"cancelled {', '.join(ends)}")
 
 
-def remains(job: str, kept: list[str], store: str, done: bool) -> None:
-    if kept:
-        resume = "" if done else f"; `fleetctl request --resume` goes on with {'it' if len(kept) == 1 else 'them'}"
-        say(f"{', '.join(kept)} {'stays and costs' if len(kept) == 1 else 'stay and cost'}{resume}")
+def remains(job: str, volumes: list[str], store: str, is_done: bool) -> None:
+    if volumes:
+        resume = (
+            "" if is_done else f"; `fleetctl request --resume` goes on with {'it' if len(volumes) == 1 else 'them'}"
+        )
+        say(f"{', '.join(volumes)} {'stays and costs' if len(volumes) == 1 else 'stay and cost'}{resume}")
     say(f"{store} stays: status, logs, results. `fleetctl clean {job}` shows what all that costs, and removes it")

@@ -56,27 +56,27 @@ def clean(
     if job:
         runs.check_job_name(job)
     session, root = find_root(open_session(region, profile), job_file)
-    asked = cleaning.Asked(root, job, unfinished, store)
-    plan = cleaning.make_plan(session, asked)
+    request = cleaning.CleanRequest(root, job, unfinished, store)
+    plan = cleaning.make_plan(session, request)
     if job and not plan.verdicts:
         cleaning.check_known(session, root, job)
     extra = leftovers.find(session) if everything else ()
     if not as_json or not yes:
-        say(_text(plan, [one.says() for one in extra]))
+        say(_text(plan, [leftover.says() for leftover in extra]))
     doing = bool(plan.deletes or extra) and not dry_run
-    gone: list[Thing] = []
+    deleted: list[Thing] = []
     failed: list[tuple[Thing, SpothealError]] = []
     if doing:
         count = len(plan.deletes) + len(extra)
         ask(f"Delete these {count}? It cannot be undone." if count > 1 else "Delete it? It cannot be undone.", yes)
-        gone, failed = cleaning.carry_out(session, asked, plan, SystemClock(), say)
+        deleted, failed = cleaning.carry_out(session, request, plan, SystemClock(), say)
         leftovers.delete(session, extra, say)
     if as_json:
-        print(show.as_json(cleaning.document(plan, gone, failed) | {"also": [one.id for one in extra]}))
+        print(show.as_json(cleaning.document(plan, deleted, failed) | {"also": [leftover.id for leftover in extra]}))
     elif doing:
-        freed = sum(float(thing.month) for thing in gone)
+        freed = sum(float(thing.month) for thing in deleted)
         remains = f"${float(plan.kept_month):.2f} a month remains"
-        print(f"deleted {len(gone) + len(extra)}: ${freed:.2f} a month less; {remains}")
+        print(f"deleted {len(deleted) + len(extra)}: ${freed:.2f} a month less; {remains}")
         say(f"{root} stays" + (", with what other jobs have there" if store else
                                ": results and logs; `fleetctl clean JOB --store` deletes a job's"))  # fmt: skip
     if failed:
@@ -89,7 +89,7 @@ def _text(plan: CleanPlan, extra: list[str]) -> str:
 
     parts = []
     if plan.deletes:
-        rows = _rows([one for one in plan.verdicts if one.deletes])
+        rows = _rows([verdict for verdict in plan.verdicts if verdict.deletes])
         parts.append("to delete:\n" + table(("KIND", "ID", "JOB", "SIZE", "$/MONTH", "WHY"), rows))
     if extra:
         parts.append("to delete:\n" + "\n".join(f"  {line}" for line in extra))
@@ -99,22 +99,26 @@ def _text(plan: CleanPlan, extra: list[str]) -> str:
     if not plan.deletes and not extra:
         parts.append("nothing to delete")
     else:
-        at_most = any(one.kind == "snapshot" for one in plan.deletes)
-        most = " at most (a snapshot costs what it holds)" if at_most else ""
-        parts.append(f"saves ${float(plan.month):.2f} a month{most}; ${float(plan.kept_month):.2f} a month remains")
+        at_most = any(thing.kind == "snapshot" for thing in plan.deletes)
+        limit_note = " at most (a snapshot costs what it holds)" if at_most else ""
+        parts.append(
+            f"saves ${float(plan.month):.2f} a month{limit_note}; ${float(plan.kept_month):.2f} a month remains"
+        )
     return "\n\n".join(parts)
 
 
-def _rows(found: Sequence[Verdict]) -> list[tuple[str | None, ...]]:
+def _rows(verdicts: Sequence[Verdict]) -> list[tuple[str | None, ...]]:
     """One for each thing; launch templates, a dozen a run and free, are counted by job and reason."""
-    templates = Counter((one.thing.owner[0], one.why) for one in found if one.thing.kind == _TEMPLATE)
-    rows = [_cells(one) for one in found if one.thing.kind != _TEMPLATE]
-    rows += [(_TEMPLATE, f"{count} of them", job, None, None, why) for (job, why), count in templates.items()]
+    templates = Counter(
+        (verdict.thing.owner[0], verdict.why) for verdict in verdicts if verdict.thing.kind == _TEMPLATE
+    )
+    rows = [_cells(verdict) for verdict in verdicts if verdict.thing.kind != _TEMPLATE]
+    rows += [(_TEMPLATE, f"{count} of them", job, None, None, reason) for (job, reason), count in templates.items()]
     return rows
 
 
-def _cells(one: Verdict) -> tuple[str | None, ...]:
-    thing = one.thing
+def _cells(verdict: Verdict) -> tuple[str | None, ...]:
+    thing = verdict.thing
     size = f"{thing.size_gib} GiB" if thing.size_gib else None
     month = f"{float(thing.month):.2f}" if thing.month else None
-    return thing.kind, thing.id, thing.owner[0], size, month, one.why
+    return thing.kind, thing.id, thing.owner[0], size, month, verdict.why

@@ -63,23 +63,23 @@ def cloud(
     if order:
         if order not in serve.ORDERS:
             raise ConfigError(f"{order!r} is no order", next_step=f"one of {', '.join(serve.ORDERS)}")
-        given = {"instance": instance, "seconds": "" if seconds is None else str(seconds),
+        arguments = {"instance": instance, "seconds": "" if seconds is None else str(seconds),
                  "instances": "" if count is None else str(count)}  # fmt: skip
-        answer = serve.send(order, {name: value for name, value in given.items() if value})
+        answer = serve.send(order, {name: value for name, value in arguments.items() if value})
         print(show.as_json({"schema_version": 1, **answer}) if as_json or "said" not in answer else answer["said"])
         return
     run.check_machine()
     run.check_extras(example=False)
-    where = open_session(region or GLOBALS.region or "us-west-2", "").settle_region()
+    home_region = open_session(region or GLOBALS.region or "us-west-2", "").settle_region()
     out = sys.stdout
 
     def ready(up: Cloud) -> None:
         lent = up.endpoint.lend(credentials_seconds) if credentials_seconds else {}
-        variables = serve.environment(up.endpoint, where, up.shells.config, up.credentials)
+        variables = serve.environment(up.endpoint, home_region, up.shells.config, up.credentials)
         lines = serve.shell_lines(variables | lent)
         if env is not None:
             write_private(env, lines)
         print(lines, end="", file=out, flush=True)
         say("serving until Ctrl-C; `fleetctl cloud interrupt` in a shell with these lines sends a notice")
 
-    serve.serve(where, keep, ready)
+    serve.serve(home_region, keep, ready)

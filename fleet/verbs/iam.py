@@ -60,12 +60,12 @@ def show(
     if document and document not in DOCUMENTS:
         raise ConfigError(f"there is no document {document!r}", next_step=f"one of {', '.join(DOCUMENTS)}")
     session = open_session(region, profile)
-    where = session.settle_region()
+    home_region = session.settle_region()
     account = session.account if session.has_credentials() else PLACEHOLDER_ACCOUNT
-    url = StoreUrl.parse(_checked(store)) if store else StoreUrl(default_bucket(account, where), "")
+    url = StoreUrl.parse(_checked(store)) if store else StoreUrl(default_bucket(account, home_region), "")
     named = _role(instance_role, job)
-    scope = policies.Scope(account, where, url, instance_role=named, fleet_role=fleet_role, kms_key=kms_key)
-    made: dict[str, Any] = {
+    scope = policies.Scope(account, home_region, url, instance_role=named, fleet_role=fleet_role, kms_key=kms_key)
+    documents: dict[str, Any] = {
         "operator": policies.operator(scope),
         "operator-store": policies.operator_of_store(scope),
         "operator-efs": policies.operator_of_file_systems(scope),
@@ -80,10 +80,10 @@ def show(
     if account == PLACEHOLDER_ACCOUNT:
         say(f"note: without credentials the account's number is written as {PLACEHOLDER_ACCOUNT}")
     if document:
-        wrapped = {"schema_version": 1, "document": document, "policy": made[document]}
-        print(shown.as_json(wrapped if as_json else made[document]))
+        wrapped = {"schema_version": 1, "document": document, "policy": documents[document]}
+        print(shown.as_json(wrapped if as_json else documents[document]))
     else:
-        print(shown.as_json({"schema_version": 1, **made}))
+        print(shown.as_json({"schema_version": 1, **documents}))
 
 
 def _checked(store: str) -> str:
@@ -125,12 +125,12 @@ def create(
     policy = _policy(trainer_policy) if trainer_policy else ""
     session = open_session(region, profile)
     root = session.store_root(_checked(store))
-    found = (
+    candidates = (
         roles.missing_fleet_role(session, fleet_role),
         roles.missing_instance_role(session, instance_role, root),
         roles.missing_trainer_role(session, [instance_role], job, policy) if policy else None,
     )
-    steps = [step for step in found if step is not None]
+    steps = [step for step in candidates if step is not None]
     roles.check_room(session, steps)
     for step in steps:
         say(step.says())
@@ -142,9 +142,9 @@ def create(
             "fleet_role": roles.scope(session, root).role(fleet_role)}  # fmt: skip
     if policy:
         arns["trainer_role"] = roles.scope(session, root).role(f"{TRAINER_ROLE}{job}")
-    made = [step.says() for step in steps]
+    lines = [step.says() for step in steps]
     if as_json:
-        print(shown.as_json({"schema_version": 1, "made": made, **arns}))
+        print(shown.as_json({"schema_version": 1, "made": lines, **arns}))
     else:
         print("\n".join(arns.values()))
         say("made" if steps else "all are there already")
@@ -171,8 +171,8 @@ def _policy(file: str) -> str:
         raise ConfigError(f"--trainer-policy: {file} cannot be read: {fault.strerror}") from None
     except (ValueError, RecursionError):
         raise ConfigError(f"--trainer-policy: {file} is no JSON", next_step="write an IAM policy there") from None
-    if said := policy_fault(text):
-        raise ConfigError(f"--trainer-policy: {file} {said}", next_step="write an IAM policy there")
+    if flaw := policy_fault(text):
+        raise ConfigError(f"--trainer-policy: {file} {flaw}", next_step="write an IAM policy there")
     return text
 
 
@@ -208,8 +208,8 @@ def delete(
             say(f"role {role} is not there, or not made by fleetctl, and is left alone")
     say(f"delete {', '.join(names)}, with their policies")
     ask("Go ahead?", yes)
-    gone = [what for name in names for what in roles.delete_role(session, name, has_profile=name == of_instances)]
+    lines = [line for name in names for line in roles.delete_role(session, name, has_profile=name == of_instances)]
     if as_json:
-        print(shown.as_json({"schema_version": 1, "deleted": gone}))
+        print(shown.as_json({"schema_version": 1, "deleted": lines}))
     else:
-        print("\n".join(gone) or "nothing was there")
+        print("\n".join(lines) or "nothing was there")

@@ -132,9 +132,9 @@ def _words(command: str) -> tuple[str, ...]:
 
 
 def _refuse_existing(files: list[Path], force: bool) -> None:
-    there = [str(path) for path in files if path.exists()]
-    if there and not force:
-        raise Conflict(f"{' and '.join(there)}: there already", next_step="--force writes over it, --dir elsewhere")
+    existing = [str(path) for path in files if path.exists()]
+    if existing and not force:
+        raise Conflict(f"{' and '.join(existing)}: there already", next_step="--force writes over it, --dir elsewhere")
 
 
 def _check(wishes: object) -> None:
@@ -166,9 +166,9 @@ def _check_job(text: str, path: Path) -> None:
 def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.part")
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        temporary = path.with_name(f".{path.name}.part")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     except OSError as fault:
         raise ConfigError(f"{path} cannot be written: {fault}", next_step="--dir names another folder") from None
 

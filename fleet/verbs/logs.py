@@ -62,22 +62,22 @@ def logs(
         raise ConfigError(f"--source {source!r} is neither agent nor trainer", next_step="leave it out for both")
     if attempt is not None and instance:
         raise ConfigError("--attempt and --instance exclude each other", next_step="give one of them")
-    session, found = find(open_session(region, profile), job, job_file, run)
-    chosen = reading.select(found, attempt=attempt, instance=instance)
-    reader = reading.Reader(found, instance=chosen, source=source)
+    session, job_run = find(open_session(region, profile), job, job_file, run)
+    chosen = reading.select(job_run, attempt=attempt, instance=instance)
+    reader = reading.Reader(job_run, instance=chosen, source=source)
     live = None
     if follow and not store:
         from spotheal.fleet.logs.follow import OverSsh
 
-        live = OverSsh(session, found, reader, SystemClock(), say, instance=chosen, user=user, identity=identity)
-    shown = ""
-    for line in reading.Follower(found, reader, SystemClock(), live).lines() if follow else reader.new_lines():
+        live = OverSsh(session, job_run, reader, SystemClock(), say, instance=chosen, user=user, identity=identity)
+    last_instance = ""
+    for line in reading.Follower(job_run, reader, SystemClock(), live).lines() if follow else reader.new_lines():
         if as_json:
             print(json.dumps({"schema_version": 1, **vars(line)}), flush=follow)
             continue
-        if line.instance != shown:
+        if line.instance != last_instance:
             say(f"== {line.instance}")
-            shown = line.instance
+            last_instance = line.instance
         print(f"trainer | {printable(line.text)}" if line.source == "trainer" else printable(line.text), flush=follow)
-    if not shown and not as_json:
+    if not last_instance and not as_json:
         say("no instance has written logs to the store yet (they come every minute, and at a notice)")

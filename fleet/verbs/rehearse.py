@@ -59,8 +59,8 @@ def rehearse(
     as_json = is_json(output)
     yours = Path("spot_fleet_config.json")
     if file is None and job is not None:
-        beside = job.with_name(yours.name)
-        file = beside if beside.exists() else None
+        sibling = job.with_name(yours.name)
+        file = sibling if sibling.exists() else None
     if file is None and job is None and yours.exists():
         say(f"note: this is the example job; yours: fleetctl rehearse {yours}")
     options = Options(file, job, scenario, seed, keep, reference, report_file)
@@ -72,8 +72,8 @@ def rehearse(
     from spotheal.fleet.rehearsal.scenarios.summary import Summary
     from spotheal.fleet.verbs import show
 
-    with display(Console(stderr=True)) as shown:
-        summary = rehearse(options, shown)
+    with display(Console(stderr=True)) as view:
+        summary = rehearse(options, view)
     if as_json:
         print(show.as_json(summary.to_document()))
     else:

@@ -66,17 +66,17 @@ def request(
     if sends and not yes and not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask on", next_step="--yes to go ahead, or --dry-run to look first")
     job_file = job or config.job_file_beside(file)
-    wanted = gather.Wanted(*config.read_request(file, job_file), job_file, file, resume, new_run)
+    inputs = gather.Wanted(*config.read_request(file, job_file), job_file, file, resume, new_run)
     session, clock = open_session(region, profile), SystemClock()
-    gather.settle_region(session, wanted)
-    name = wanted.job.job.name
+    gather.settle_region(session, inputs)
+    name = inputs.job.job.name
     offline = not sends and not session.has_credentials()
     say_progress("reading the account …", quiet=offline)
     way: plan.Way
     if offline:
-        root_url, way = gather.offline_root(session, wanted.job.store.url), plan.Begin()
+        root_url, way = gather.offline_root(session, inputs.job.store.url), plan.Begin()
     else:
-        root_url = session.store_root(wanted.job.store.url)
+        root_url = session.store_root(inputs.job.store.url)
         existing = gather.existing_run(session, root_url, name)
         live = existing is not None and existing.live
         way = plan.decide_run(name, existing, resume=resume or (replace and not live), new_run=new_run)
@@ -88,9 +88,9 @@ def request(
         say(f"job {name} is at work already: run {run.id}, {way.existing.fleet}")
         show_status(session, run, as_json)
     else:
-        ready = gather.make_plan(session, wanted, way, root_url, wheelhouse.build(), clock, offline=offline)
+        ready = gather.make_plan(session, inputs, way, root_url, wheelhouse.build(), clock, offline=offline)
         if dry_run:
-            print(show.as_json(show.plan_document(ready.plan, sent=False)), flush=True)
+            print(show.as_json(show.plan_document(ready.plan, is_sent=False)), flush=True)
             if replaces and isinstance(way, plan.Resume):
                 say(_first(way))
             say(f"{show.plan_text(ready.plan)}\n\nnothing was sent")  # after the JSON: on a terminal it stays in sight
@@ -105,10 +105,10 @@ def request(
         ask("Go ahead?", yes)
         if replaces:
             way = _end_first(session, root_url, name, ready.plan.run)
-            ready = gather.make_plan(session, wanted, way, root_url, ready.wheelhouse, clock)
-        done = submit.carry_out(session, ready, clock, say)
-        document = show.plan_document(ready.plan, sent=True, result=done)
-        print(show.as_json(document) if as_json else f"{done['fleet_id']}  run {ready.plan.run} of job {name}")
+            ready = gather.make_plan(session, inputs, way, root_url, ready.wheelhouse, clock)
+        result = submit.carry_out(session, ready, clock, say)
+        document = show.plan_document(ready.plan, is_sent=True, result=result)
+        print(show.as_json(document) if as_json else f"{result['fleet_id']}  run {ready.plan.run} of job {name}")
         say(f"next: fleetctl status {name}, fleetctl logs -f {name}, fleetctl cancel {name}")
         run = runs.open_run(session.client("s3"), root_url, name, ready.plan.run)
     if wait:
@@ -138,11 +138,11 @@ def _end_first(session: Session, root: StoreUrl, job: str, run: str) -> Resume:
     from spotheal.fleet.request import gather, plan
     from spotheal.fleet.run import runs
 
-    clock, found = SystemClock(), runs.open_run(session.client("s3"), root, job, run)
-    ended = stopping.save_and_end(session, found, runs.REPLACED, clock, say)
+    clock, job_run = SystemClock(), runs.open_run(session.client("s3"), root, job, run)
+    ended = stopping.save_and_end(session, job_run, runs.REPLACED, clock, say)
     if ended.asked and ended.saved_step is not None:
         say(f"step {ended.saved_step} is saved")
-    stopping.await_gone(session, found, clock, say)
+    stopping.await_gone(session, job_run, clock, say)
     way = plan.decide_run(job, gather.existing_run(session, root, job), resume=True, new_run=False)
     if not isinstance(way, plan.Resume):
         raise Conflict(f"run {run} is at work again", next_step=f"`fleetctl status {job}`")

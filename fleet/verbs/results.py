@@ -70,25 +70,25 @@ def ls(
     from spotheal.fleet.verbs.target import find
 
     as_json = is_json(output)
-    session, found = find(open_session(region, profile), job, job_file, run)
-    with results_efs.opened(session, found, mounted, say, reading=False) as source:
-        listed, where = results.chosen(source.list(), only or ()), str(source)
+    session, job_run = find(open_session(region, profile), job, job_file, run)
+    with results_efs.opened(session, job_run, mounted, say, reading=False) as source:
+        listed, place = results.chosen(source.list(), only or ()), str(source)
     if as_json:
         print(show.as_json({
-            "schema_version": 1, "job": found.job, "run": found.id, "store": where,
-            "results": [{"name": one.name, "size": one.size,
-                         "modified": one.modified.isoformat() if one.modified else None} for one in listed],
+            "schema_version": 1, "job": job_run.job, "run": job_run.id, "store": place,
+            "results": [{"name": result.name, "size": result.size,
+                         "modified": result.modified.isoformat() if result.modified else None} for result in listed],
         }))  # fmt: skip
         return
     if not listed:
-        more = "; what is there by now comes with `fleetctl results get`" if where.startswith("efs://") else ""
-        say(_nothing(found, where) + more)
+        hint = "; what is there by now comes with `fleetctl results get`" if place.startswith("efs://") else ""
+        say(_nothing(job_run, place) + hint)
         return
-    rows = [(size_of(one.size), one.modified.strftime("%Y-%m-%d %H:%M") if one.modified else "-", one.name)
-            for one in listed]  # fmt: skip
+    rows = [(size_of(result.size), result.modified.strftime("%Y-%m-%d %H:%M") if result.modified else "-", result.name)
+            for result in listed]  # fmt: skip
     print(table(("SIZE", "STORED (UTC)", "NAME"), rows))
-    size = size_of(sum(one.size for one in listed))
-    say(f"{_files(listed)}, {size} in {where}; `fleetctl results get {found.job}` fetches them")
+    size = size_of(sum(result.size for result in listed))
+    say(f"{_files(listed)}, {size} in {place}; `fleetctl results get {job_run.job}` fetches them")
 
 
 @app.command("get", epilog=f"Example: {EXAMPLE}")
@@ -118,14 +118,14 @@ def get(
     from spotheal.fleet.verbs.target import find
 
     as_json = is_json(output)
-    session, found = find(open_session(region, profile), job, job_file, run)
-    with results_efs.opened(session, found, mounted, say, user=user, identity=identity) as source:
+    session, job_run = find(open_session(region, profile), job, job_file, run)
+    with results_efs.opened(session, job_run, mounted, say, user=user, identity=identity) as source:
         listed = results.chosen(source.list(), only or ())
         if not listed:
             raise NotFound(
-                _nothing(found, str(source)), next_step=f"`fleetctl status {found.job}` shows how far it is"
+                _nothing(job_run, str(source)), next_step=f"`fleetctl status {job_run.job}` shows how far it is"
             )
-        _fetch(found, source, listed, to or Path("results") / found.job, as_json)
+        _fetch(job_run, source, listed, to or Path("results") / job_run.job, as_json)
 
 
 def _fetch(run: Run, source: Source, listed: tuple[Result, ...], folder: Path, as_json: bool) -> None:
@@ -139,27 +139,29 @@ def _fetch(run: Run, source: Source, listed: tuple[Result, ...], folder: Path, a
     failed: list[tuple[str, SpothealError]] = []
     parallel = 1 if isinstance(source, results_efs.OverSsh) else results.PARALLEL
     with bar("fetching", quiet=as_json) as step:
-        for result, came in results.fetch(source, listed, folder, step, parallel):
-            if isinstance(came, SpothealError):
-                failed.append((result.name, came))
+        for result, outcome in results.fetch(source, listed, folder, step, parallel):
+            if isinstance(outcome, SpothealError):
+                failed.append((result.name, outcome))
             else:
-                fetched.append(came)
+                fetched.append(outcome)
     for _, error in failed:
         say(f"fleetctl: {error}")
     if as_json:
-        documents: list[dict[str, Any]] = [{**vars(one), "path": str(one.path)} for one in fetched]
+        documents: list[dict[str, Any]] = [{**vars(file), "path": str(file.path)} for file in fetched]
         print(show.as_json({
             "schema_version": 1, "job": run.job, "run": run.id, "folder": str(folder), "results": documents,
             "failed": [{"name": name, "error": str(error)} for name, error in failed],
         }))  # fmt: skip
     else:
-        by_size = sum(1 for one in fetched if one.checked == "size")
-        size = size_of(sum(one.size for one in fetched))
+        by_size = sum(1 for file in fetched if file.checked == "size")
+        size = size_of(sum(file.size for file in fetched))
         print(f"{folder}: {_files(fetched)}, {size}, checked" + (f" ({by_size} by size alone)" if by_size else ""))
     if failed:
-        again = [error for _, error in failed if not isinstance(error, results.Refused)]
-        advice = "the same command again" if again else "each is named above; the same command would refuse them again"
-        raise type((again or [failed[0][1]])[0])(
+        retryable = [error for _, error in failed if not isinstance(error, results.Refused)]
+        advice = (
+            "the same command again" if retryable else "each is named above; the same command would refuse them again"
+        )
+        raise type((retryable or [failed[0][1]])[0])(
             f"{len(failed)} of {len(listed)} results were not fetched", next_step=advice
         )
 
@@ -245,20 +247,20 @@ def delete_efs(
     from spotheal.fleet.run.table import size_of
 
     session, _, job = _fleet_here(region, profile, None)
-    found = efs.find(session, system or name)
-    if found is None:
+    file_system = efs.find(session, system or name)
+    if file_system is None:
         raise NotFound(f"there is no file system {system or efs.token_of(name)} in {session.region}")
-    efs.tags_checked(found)
-    targets = efs.targets_of(session, str(found["FileSystemId"]))
-    size = size_of(int((found.get("SizeInBytes") or {}).get("Value") or 0))
-    say(f"delete {found['FileSystemId']} with {size} of results and {len(targets)} mount targets, for good")
-    if job is not None and str(found["FileSystemId"]) in job.store.results:
+    efs.tags_checked(file_system)
+    targets = efs.targets_of(session, str(file_system["FileSystemId"]))
+    size = size_of(int((file_system.get("SizeInBytes") or {}).get("Value") or 0))
+    say(f"delete {file_system['FileSystemId']} with {size} of results and {len(targets)} mount targets, for good")
+    if job is not None and str(file_system["FileSystemId"]) in job.store.results:
         say(f"note: [store] results of {job.job.name} names it: later runs would keep their results on their volumes")
     ask("Delete it?", yes)
-    vpc = next((str(one["VpcId"]) for one in targets if one.get("VpcId")), "")
-    if left := efs.delete(session, str(found["FileSystemId"]), vpc, SystemClock(), say):
-        say(f"note: {left}")
-    print(f"{found['FileSystemId']} is deleted")
+    vpc = next((str(target["VpcId"]) for target in targets if target.get("VpcId")), "")
+    if leftover := efs.delete(session, str(file_system["FileSystemId"]), vpc, SystemClock(), say):
+        say(f"note: {leftover}")
+    print(f"{file_system['FileSystemId']} is deleted")
 
 
 def _fleet_here(
@@ -276,9 +278,9 @@ def _fleet_here(
     return session, fleet, job
 
 
-def _files(found: Sequence[object]) -> str:
-    return f"{len(found)} file" + ("s" if len(found) != 1 else "")
+def _files(files: Sequence[object]) -> str:
+    return f"{len(files)} file" + ("s" if len(files) != 1 else "")
 
 
-def _nothing(run: Run, where: str) -> str:
-    return f"run {run.id} of job {run.job} has no results in {where} (yet)"
+def _nothing(run: Run, place: str) -> str:
+    return f"run {run.id} of job {run.job} has no results in {place} (yet)"

@@ -51,19 +51,21 @@ def put(
     from spotheal.fleet.run import secrets
 
     session, job = _opened(job_file, region, profile)
-    where = secrets.reference(job.job.name, name, store)
-    secrets.put(session, where, _value(name), key)
-    line = f'{name} = "{where}"'
+    reference = secrets.reference(job.job.name, name, store)
+    secrets.put(session, reference, _value(name), key)
+    line = f'{name} = "{reference}"'
     if is_json(output):
         from spotheal.fleet.verbs import show
 
-        print(show.as_json({"schema_version": 1, "name": name, "reference": str(where), "line": line}))
+        print(show.as_json({"schema_version": 1, "name": name, "reference": str(reference), "line": line}))
     else:
         print(line)
-    if job.secrets.get(name) == str(where) or job.job.repository_secret == str(where):
+    if job.secrets.get(name) == str(reference) or job.job.repository_secret == str(reference):
         say(f"{name} is put; job.toml names it already")
     else:
-        say(f"{name} is put; write this line below [secrets] in job.toml, or as [job] repository_secret = \"{where}\"")
+        say(
+            f'{name} is put; write this line below [secrets] in job.toml, or as [job] repository_secret = "{reference}"'
+        )
 
 
 def _value(name: str) -> str:
@@ -92,17 +94,20 @@ def ls(job_file: JobFile = None, region: Region = "", profile: Profile = "", out
 
     as_json = is_json(output)
     session, job = _opened(job_file, region, profile)
-    found = secrets.stored(session, job.job.name)
+    stored = secrets.stored(session, job.job.name)
     named = dict(job.secrets) | ({"(repository)": job.job.repository_secret} if job.job.repository_secret else {})
-    rows = [(one.name, str(one.reference), one.changed, str(one.reference) in named.values()) for one in found]
-    there = {reference for _, reference, _, _ in rows}
-    rows += [(name, reference, "", True) for name, reference in named.items() if reference not in there]
+    rows = [
+        (secret.name, str(secret.reference), secret.changed, str(secret.reference) in named.values())
+        for secret in stored
+    ]
+    references = {reference for _, reference, _, _ in rows}
+    rows += [(name, reference, "", True) for name, reference in named.items() if reference not in references]
     if as_json:
         keys = ("name", "reference", "changed", "in_job_toml")
         print(show.as_json({"schema_version": 1, "secrets": [dict(zip(keys, row, strict=True)) for row in rows]}))
         return
-    cells = [(name, where, changed or "not below the job's path", "yes" if used else "no")
-             for name, where, changed, used in rows]  # fmt: skip
+    cells = [(name, address, changed or "not below the job's path", "yes" if used else "no")
+             for name, address, changed, used in rows]  # fmt: skip
     print(table(("NAME", "REFERENCE", "CHANGED", "IN JOB.TOML"), cells))
     if not rows:
         say(f"there is none; `{EXAMPLE}` makes one")
@@ -125,12 +130,12 @@ def rm(
     from spotheal.fleet.run import secrets
 
     session, job = _opened(job_file, region, profile)
-    where = secrets.reference(job.job.name, name, store)
-    if str(where) in (*job.secrets.values(), job.job.repository_secret):
-        say(f"job.toml names {where}: remove that line too")
-    ask(f"Delete {where}?", yes)
-    secrets.remove(session, where)
-    say(f"deleted {where}")
+    reference = secrets.reference(job.job.name, name, store)
+    if str(reference) in (*job.secrets.values(), job.job.repository_secret):
+        say(f"job.toml names {reference}: remove that line too")
+    ask(f"Delete {reference}?", yes)
+    secrets.remove(session, reference)
+    say(f"deleted {reference}")
 
 
 def _opened(job_file: Path | None, region: str, profile: str) -> tuple[Session, JobConfig]:

@@ -18,7 +18,7 @@ _PRICES_SHOWN = 12
 
 def plan_text(plan: Plan) -> str:
     """Everything that will be made, and what it costs as far as it is known."""
-    where = (
+    place = (
         f"{plan.repository} at {plan.commit[:10]}"
         if plan.repository != "."
         else f"this checkout's commit {plan.commit[:10]}"
@@ -27,7 +27,7 @@ def plan_text(plan: Plan) -> str:
         ("job", plan.job),
         ("run", plan.run + (f" (fleet {plan.generation} of it)" if plan.generation > 1 else "")),
         ("account", f"{plan.account}, {plan.region}"),
-        ("trains", where),
+        ("trains", place),
         ("types", ", ".join(plan.types) or "as the launch templates say"),
         ("zones", ", ".join(plan.zones) or "as the launch templates say"),
         ("store", str(plan.store)),
@@ -66,15 +66,15 @@ def _prices(prices: tuple[Price, ...]) -> str:
                 share,
             )
         )
-    more = len(prices) - len(rows)
-    return table(("TYPE", "ZONE", "SPOT/H", "ON-DEMAND/H", ""), rows) + (f"\n… and {more} more" if more > 0 else "")
+    rest = len(prices) - len(rows)
+    return table(("TYPE", "ZONE", "SPOT/H", "ON-DEMAND/H", ""), rows) + (f"\n… and {rest} more" if rest > 0 else "")
 
 
-def plan_document(plan: Plan, *, sent: bool, result: dict[str, Any] | None = None) -> dict[str, Any]:
+def plan_document(plan: Plan, *, is_sent: bool, result: dict[str, Any] | None = None) -> dict[str, Any]:
     """`request --output json` and `--dry-run`: the plan, and the exact calls in `request`."""
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
-        "sent": sent,
+        "sent": is_sent,
         "job": plan.job,
         "run": plan.run,
         "generation": plan.generation,
@@ -107,10 +107,13 @@ def _volume(step: CreateVolume | AdoptVolume | KeepVolume) -> dict[str, Any]:
 
 def cancel_text(plan: CancelPlan) -> str:
     ends = [f"  fleet {plan.fleet}"] if plan.fleet else []
-    ends += [f"  instance {one.id} ({one.type} in {one.zone}, {one.state})" for one in plan.instances]
-    kept = [f"  {one.id}: {one.size_gib} GiB in {one.zone}, with its checkpoints" for one in plan.kept]
+    ends += [
+        f"  instance {instance.id} ({instance.type} in {instance.zone}, {instance.state})"
+        for instance in plan.instances
+    ]
+    volumes = [f"  {volume.id}: {volume.size_gib} GiB in {volume.zone}, with its checkpoints" for volume in plan.kept]
     return "\n".join(
-        [f"job {plan.job}, run {plan.run}", "ends:", *(ends or ["  nothing"]), "stays:", *(kept or ["  no volume"])]
+        [f"job {plan.job}, run {plan.run}", "ends:", *(ends or ["  nothing"]), "stays:", *(volumes or ["  no volume"])]
     )
 
 
@@ -121,8 +124,8 @@ def cancel_document(plan: CancelPlan, *, cancelled: bool) -> dict[str, Any]:
         "run": plan.run,
         "cancelled": cancelled,
         "fleet_id": plan.fleet or None,
-        "instances": [one.id for one in plan.instances],
-        "volumes_kept": [one.id for one in plan.kept],
+        "instances": [instance.id for instance in plan.instances],
+        "volumes_kept": [volume.id for volume in plan.kept],
     }
 
 

@@ -65,16 +65,16 @@ def ssh(
 
     as_json = is_json(output)
     seconds_max = seconds_of("--timeout", timeout)
-    there = command or []
+    remote_command = command or []
     if "--" in sys.argv and job and sys.argv[sys.argv.index("--") + 1 :][:1] == [job]:
-        there, job = [job, *there], ""  # `fleetctl ssh -- nvidia-smi`
-    session, found = find(open_session(region, profile), "" if job == "." else job, job_file, run)
-    host = connecting.writer(session, found, instance)
+        remote_command, job = [job, *remote_command], ""  # `fleetctl ssh -- nvidia-smi`
+    session, job_run = find(open_session(region, profile), "" if job == "." else job, job_file, run)
+    host = connecting.writer(session, job_run, instance)
     if host is None and wait:
-        host = _await_host(session, found, seconds_max)
+        host = _await_host(session, job_run, seconds_max)
     if host is None:
-        next_step = f"`fleetctl status {found.job}` says why; --wait waits for one"
-        raise NotFound(f"no instance of job {found.job} is up", next_step=next_step)
+        next_step = f"`fleetctl status {job_run.job}` says why; --wait waits for one"
+        raise NotFound(f"no instance of job {job_run.job} is up", next_step=next_step)
     for port in forward or []:
         if port.startswith("-") or not port.strip():
             raise ConfigError(f"-L {port!r} is no forwarding", next_step="-L 6006:localhost:6006")
@@ -83,13 +83,13 @@ def ssh(
             from spotheal.fleet.verbs import show
 
             print(show.as_json({
-                "schema_version": 1, "job": found.job, "run": found.id, "instance": host.instance, "zone": host.zone,
-                "address": host.address, "user": connection.user, "image": host.image,
+                "schema_version": 1, "job": job_run.job, "run": job_run.id, "instance": host.instance,
+                "zone": host.zone, "address": host.address, "user": connection.user, "image": host.image,
             }))  # fmt: skip
             return
         say(f"{host.instance} in {host.zone}, as {connection.user}")
         options = [word for port in forward or [] for word in ("-L", port)]
-        code = subprocess.run(connection.argv(there, options)).returncode
+        code = subprocess.run(connection.argv(remote_command, options)).returncode
         if code == 255:
             raise connection.refusal()
         connection.remember()
@@ -103,14 +103,14 @@ def _await_host(session: Session, run: Run, seconds_max: float | None) -> Host:
     from spotheal.fleet.status.live import Lines, Look
 
     clock = SystemClock()
-    look, shown, timeout = Look(session, run, clock), Lines(say, clock), Timeout(clock, seconds_max)
+    look, lines, timeout = Look(session, run, clock), Lines(say, clock), Timeout(clock, seconds_max)
     while True:
         host = connecting.writer(session, run)
         if host is not None:
             return host
         document = look()
         if document is not None:
-            shown.show(document, clock.now())
+            lines.show(document, clock.now())
             if document["ended"] or document["fleet"]["live"] is False:
                 raise JobFailed(
                     f"the run has ended ({document['phase']}): no instance will come",

@@ -45,18 +45,18 @@ def status(
             raise ConfigError("--all is about no single job", next_step="leave JOB, --run and --watch out")
         _show_all(*find_root(open_session(region, profile), job_file), as_json)
         return
-    session, found = find(open_session(region, profile), job, job_file, run)
+    session, job_run = find(open_session(region, profile), job, job_file, run)
     if watch:
-        if found.fleet_document().get("engine") == "batch":
-            raise Conflict(f"run {found.id} of job {found.job} is on AWS Batch",
-                           next_step=f"`fleetctl batch logs {found.job} -f` follows it")  # fmt: skip
-        document = follow(session, found, seconds_max)
+        if job_run.fleet_document().get("engine") == "batch":
+            raise Conflict(f"run {job_run.id} of job {job_run.job} is on AWS Batch",
+                           next_step=f"`fleetctl batch logs {job_run.job} -f` follows it")  # fmt: skip
+        document = follow(session, job_run, seconds_max)
         if as_json:
             from spotheal.fleet.verbs import show
 
             print(show.as_json(document))
         return
-    show_status(session, found, as_json)
+    show_status(session, job_run, as_json)
 
 
 def show_status(session: Session, run: Run, as_json: bool) -> None:
@@ -93,8 +93,8 @@ def follow(session: Session, run: Run, seconds_max: float | None) -> dict[str, A
 
     clock = SystemClock()
     try:
-        with display(clock, say, terminal=is_terminal(sys.stderr)) as shown:
-            return wait(session, run, clock, shown, seconds_max)
+        with display(clock, say, terminal=is_terminal(sys.stderr)) as view:
+            return wait(session, run, clock, view, seconds_max)
     except KeyboardInterrupt:
         say(f"\njob {run.job} goes on; `fleetctl status -w {run.job}` looks again, `fleetctl cancel {run.job}` ends it")
         raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
@@ -104,7 +104,7 @@ def _show_all(session: Session, root: Any, as_json: bool) -> None:
     from spotheal.fleet.status import overview
     from spotheal.fleet.verbs import show
 
-    found = overview.gather(session, root)
-    print(show.as_json(overview.document(found)) if as_json else overview.text(found))
-    if found.left_out:
-        say(f"… and {found.left_out} jobs that have no instance now; `fleetctl status JOB` shows each")
+    all_jobs = overview.gather(session, root)
+    print(show.as_json(overview.document(all_jobs)) if as_json else overview.text(all_jobs))
+    if all_jobs.left_out:
+        say(f"… and {all_jobs.left_out} jobs that have no instance now; `fleetctl status JOB` shows each")

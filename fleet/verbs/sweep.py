@@ -92,34 +92,34 @@ def run(
     if not dry_run and not yes and not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask on", next_step="--yes to go ahead, or --dry-run to look first")
     job_file = job or config.job_file_beside(fleet)
-    wanted = gather.Wanted(*config.read_request(fleet, job_file), job_file, fleet, resume, new_run, (Path(file),))
-    if wanted.job.fleet.on_demand_after != "0m":
+    inputs = gather.Wanted(*config.read_request(fleet, job_file), job_file, fleet, resume, new_run, (Path(file),))
+    if inputs.job.fleet.on_demand_after != "0m":
         raise ConfigError("[fleet] on_demand_after is for a job with one instance",
                           next_step=f"take it out of {job_file} for a sweep")  # fmt: skip
     session = open_session(region, profile)
-    gather.settle_region(session, wanted)
-    found = listed.read(file, session)
-    for slip in listed.uneven(found):
+    gather.settle_region(session, inputs)
+    entries = listed.read(file, session)
+    for slip in listed.uneven(entries):
         say(f"note: {slip}")
-    listed.refuse_unfit(found, wanted.job.job.command, file)
-    name = wanted.job.job.name
+    listed.refuse_unfit(entries, inputs.job.job.command, file)
+    name = inputs.job.job.name
     say_progress("reading the account …", quiet=False)
-    root = session.store_root(wanted.job.store.url)
+    root = session.store_root(inputs.job.store.url)
     way = plan.decide_run(name, gather.existing_run(session, root, name), resume=resume, new_run=new_run)
     if isinstance(way, plan.Show):
         at_work = runs.open_run(session.client("s3"), root, name, way.existing.run)
-        _check_list(at_work, found, file, f"`fleetctl sweep status {name}` shows it; another list is another sweep, of "
-                    "a job with another name")  # fmt: skip
+        cure = f"`fleetctl sweep status {name}` shows it; a sweep of another list needs a job with another name"
+        _check_list(at_work, entries, file, cure)
         say(f"job {name} is at work already: run {at_work.id}, {way.existing.fleet}")
         if retry_failed and not dry_run:
             _retry(session, at_work, ())
         _show(session, at_work, as_json)
     else:
-        asked = _Asked(file, found, parallel, retry_failed, yes, dry_run, as_json)
-        sent = _begin(session, wanted, way, root, asked)
-        if sent is None:
+        order = _Order(file, entries, parallel, retry_failed, yes, dry_run, as_json)
+        job_run = _begin(session, inputs, way, root, order)
+        if job_run is None:
             return
-        at_work = sent
+        at_work = job_run
     if wait:
         _follow(session, at_work, seconds_max)
 
@@ -134,24 +134,24 @@ class _Batch:
     as_json: bool
 
 
-def _on_batch(file: str, job_file: Path, asked: _Batch, region: str, profile: str) -> None:
+def _on_batch(file: str, job_file: Path, order: _Batch, region: str, profile: str) -> None:
     """The same list as an array of AWS Batch, made with `fleetctl batch create`."""
     from spotheal.fleet.sweep import entries as listed
     from spotheal.fleet.verbs import batch
 
     session, described, root, _ = batch.described(region, profile, job_file)
-    found = listed.read(file, session)
-    for slip in listed.uneven(found):
+    entries = listed.read(file, session)
+    for slip in listed.uneven(entries):
         say(f"note: {slip}")
-    listed.refuse_unfit(found, described.job.command, file)
+    listed.refuse_unfit(entries, described.job.command, file)
     batch.submit_and_follow(
-        session, described, job_file, root, entries=found, listed_in=file, depends_on=[], resume=asked.resume,
-        wait=asked.wait, seconds_max=asked.seconds_max, yes=asked.yes, dry_run=asked.dry_run, as_json=asked.as_json,
+        session, described, job_file, root, entries=entries, listed_in=file, depends_on=[], resume=order.resume,
+        wait=order.wait, seconds_max=order.seconds_max, yes=order.yes, dry_run=order.dry_run, as_json=order.as_json,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Order:
     source: str
     entries: list[dict[str, Any]]
     parallel: int
@@ -162,7 +162,7 @@ class _Asked:
 
 
 def _begin(
-    session: Session, wanted: Wanted, way: Begin | Continue | Resume, root: StoreUrl, asked: _Asked
+    session: Session, inputs: Wanted, way: Begin | Continue | Resume, root: StoreUrl, order: _Order
 ) -> Run | None:
     """Plan, question, fleet; None of a dry run."""
     from spotheal.agent.protocol.clock import SystemClock
@@ -170,54 +170,54 @@ def _begin(
     from spotheal.fleet.run import runs
     from spotheal.fleet.verbs import show
 
-    name, disk, clock, s3 = wanted.job.job.name, wanted.job.volume, SystemClock(), session.client("s3")
-    begun = runs.open_run(s3, root, name, way.existing.run) if isinstance(way, plan.Resume) else None
-    left, failed = (len(asked.entries), 0) if begun is None else _left(session, begun, asked)
-    step = plan.WriteSweep(tuple(asked.entries), asked.source, min(asked.parallel, left), disk.size_gib, disk.type)
-    ready = gather.make_plan(session, wanted, way, root, wheelhouse.build(), clock, sweep=step)
-    if asked.dry_run:
-        print(show.as_json(show.plan_document(ready.plan, sent=False)), flush=True)
+    name, disk, clock, s3 = inputs.job.job.name, inputs.job.volume, SystemClock(), session.client("s3")
+    job_run = runs.open_run(s3, root, name, way.existing.run) if isinstance(way, plan.Resume) else None
+    remaining, failed = (len(order.entries), 0) if job_run is None else _left(session, job_run, order)
+    step = plan.WriteSweep(tuple(order.entries), order.source, min(order.parallel, remaining), disk.size_gib, disk.type)
+    ready = gather.make_plan(session, inputs, way, root, wheelhouse.build(), clock, sweep=step)
+    if order.dry_run:
+        print(show.as_json(show.plan_document(ready.plan, is_sent=False)), flush=True)
         say(f"{show.plan_text(ready.plan)}\n\nnothing was sent")
         return None
     say(show.plan_text(ready.plan))
-    ask(f"Begin {failed} that failed again, and go ahead?" if failed else "Go ahead?", asked.yes)
-    if failed and begun is not None:
-        _retry(session, begun, ())
-    done = submit.carry_out(session, ready, clock, say)
-    document = show.plan_document(ready.plan, sent=True, result=done)
-    print(show.as_json(document) if asked.as_json else f"{done['fleet_id']}  sweep {ready.plan.run} of job {name}")
+    ask(f"Begin {failed} that failed again, and go ahead?" if failed else "Go ahead?", order.yes)
+    if failed and job_run is not None:
+        _retry(session, job_run, ())
+    result = submit.carry_out(session, ready, clock, say)
+    document = show.plan_document(ready.plan, is_sent=True, result=result)
+    print(show.as_json(document) if order.as_json else f"{result['fleet_id']}  sweep {ready.plan.run} of job {name}")
     say(f"next: fleetctl sweep status {name}, fleetctl sweep report {name}, fleetctl cancel {name}")
     return runs.open_run(s3, root, name, ready.plan.run)
 
 
-def _left(session: Session, sweep: Run, asked: _Asked) -> tuple[int, int]:
+def _left(session: Session, sweep: Run, order: _Order) -> tuple[int, int]:
     """How many runs a resumed sweep has to do, and how many of them failed before.
 
     Conflict where there is none, or where it began with another list: an index means one entry for as long as it lives.
     """
     from spotheal.fleet.sweep import progress
 
-    if not _check_list(sweep, asked.entries, asked.source, "--new-run begins a sweep with this list"):
-        return len(asked.entries), 0  # cut off before it was stored
+    if not _check_list(sweep, order.entries, order.source, "--new-run begins a sweep with this list"):
+        return len(order.entries), 0  # cut off before it was stored
     count = progress.summarise(progress.gather(session, sweep))["runs"]
-    failed = count["failed"] if asked.retry_failed else 0
-    left = count["running"] + count["waiting"] + failed
-    if not left:
+    failed = count["failed"] if order.retry_failed else 0
+    remaining = count["running"] + count["waiting"] + failed
+    if not remaining:
         raise Conflict(f"every run of sweep {sweep.id} is over: {count['done']} done, {count['failed']} failed",
                        next_step="--retry-failed begins those that failed again" if count["failed"]
                        else "--new-run begins another sweep")  # fmt: skip
-    return left, failed
+    return remaining, failed
 
 
-def _check_list(sweep: Run, asked: list[dict[str, Any]], source: str, cure: str) -> bool:
+def _check_list(sweep: Run, entries: list[dict[str, Any]], source: str, cure: str) -> bool:
     """Whether the sweep has a list; Conflict where it began with another one than is asked for."""
     from spotheal.agent.protocol.names import LAYOUT
 
-    begun = list((sweep.store.get_json(LAYOUT.sweep) or {}).get("entries") or [])
-    if begun and begun != asked:
-        raise Conflict(f"{source} is not the list that run {sweep.id} began with ({len(begun)} entries)",
+    stored = list((sweep.store.get_json(LAYOUT.sweep) or {}).get("entries") or [])
+    if stored and stored != entries:
+        raise Conflict(f"{source} is not the list that run {sweep.id} began with ({len(stored)} entries)",
                        next_step=cure)  # fmt: skip
-    return bool(begun)
+    return bool(stored)
 
 
 @app.command("status", epilog="Example: fleetctl sweep status digits")
@@ -240,10 +240,10 @@ def status(
     from spotheal.fleet.verbs.target import find
 
     as_json, seconds_max = is_json(output), seconds_of("--timeout", timeout)
-    session, found = find(open_session(region, profile), job, job_file, run)
+    session, job_run = find(open_session(region, profile), job, job_file, run)
     if watch:
-        _follow(session, found, seconds_max)
-    _show(session, found, as_json)
+        _follow(session, job_run, seconds_max)
+    _show(session, job_run, as_json)
 
 
 @app.command("report", epilog="Example: fleetctl sweep report digits --metric val_accuracy --html digits.html")
@@ -270,18 +270,18 @@ def report(
     from spotheal.fleet.verbs.target import find
 
     as_json = is_json(output)
-    session, found = find(open_session(region, profile), job, job_file, run)
-    document = progress.summarise(progress.gather(session, found))
-    begun = [int(row["index"]) for row in document["entries"] if row["instances"]]
-    told = all(row["metrics"] or row["loss"] is not None for row in document["entries"] if row["instances"])
-    curves = content.gather(found, begun) if html is not None or not told else {}
+    session, job_run = find(open_session(region, profile), job, job_file, run)
+    document = progress.summarise(progress.gather(session, job_run))
+    indices = [int(row["index"]) for row in document["entries"] if row["instances"]]
+    is_complete = all(row["metrics"] or row["loss"] is not None for row in document["entries"] if row["instances"])
+    curves = content.gather(job_run, indices) if html is not None or not is_complete else {}
     content.fill_in(document["entries"], curves)
     metric = metric or next(iter(content.metrics_of(document["entries"])), "loss")
-    least = content.is_lower_better(metric) if smallest is None else smallest
-    rows = progress.by_metric(document["entries"], metric, smallest=least)
-    _print({**document, "metric": metric, "smallest": least, "entries": rows}, as_json, metric)
+    ascending = content.is_lower_better(metric) if smallest is None else smallest
+    rows = progress.by_metric(document["entries"], metric, smallest=ascending)
+    _print({**document, "metric": metric, "smallest": ascending, "entries": rows}, as_json, metric)
     if html is not None:
-        _write_page(document, curves, metric, least, html)
+        _write_page(document, curves, metric, ascending, html)
 
 
 def _write_page(
@@ -292,8 +292,8 @@ def _write_page(
     from spotheal.fleet.sweep import report as content
     from spotheal.fleet.sweep.report_page import page
 
-    made = content.make(document, curves, metric, smallest, SystemClock().now())
-    body = page(made).encode()
+    sweep_report = content.make(document, curves, metric, smallest, SystemClock().now())
+    body = page(sweep_report).encode()
     write(body, path)
     say(f"{path}: {len(body) / 1000:.0f} kB, open it in a browser")
 
@@ -321,18 +321,18 @@ def retry(
     from spotheal.fleet.verbs.target import find
 
     as_json = is_json(output)
-    session, found = find(open_session(region, profile), job, job_file, run)
-    seen = progress.gather(session, found)
-    state = seen.fleet_state
-    if seen.fleet.get("batch"):
-        raise Conflict(f"job {found.job} is on AWS Batch, where there is no fleet to give runs back to",
+    session, job_run = find(open_session(region, profile), job, job_file, run)
+    facts = progress.gather(session, job_run)
+    state = facts.fleet_state
+    if facts.fleet.get("batch"):
+        raise Conflict(f"job {job_run.job} is on AWS Batch, where there is no fleet to give runs back to",
                        next_step="`fleetctl batch submit --resume` begins again what is not done")  # fmt: skip
     if state not in engine.LIVE_STATES:
-        raise Conflict(f"the fleet of job {found.job} is {state or 'gone'}",
+        raise Conflict(f"the fleet of job {job_run.job} is {state or 'gone'}",
                        next_step="`fleetctl sweep run LIST --retry-failed` goes on with a new one")  # fmt: skip
-    begun = _retry(session, found, indices or ())
-    document = {"schema_version": 1, "job": found.job, "run": found.id, "begun_again": begun}
-    print(show.as_json(document) if as_json else f"{found.id}  begun again: {', '.join(map(str, begun))}")
+    retried = _retry(session, job_run, indices or ())
+    document = {"schema_version": 1, "job": job_run.job, "run": job_run.id, "begun_again": retried}
+    print(show.as_json(document) if as_json else f"{job_run.id}  begun again: {', '.join(map(str, retried))}")
 
 
 def _retry(session: Session, sweep: Run, indices: Collection[int]) -> list[int]:
@@ -341,16 +341,16 @@ def _retry(session: Session, sweep: Run, indices: Collection[int]) -> list[int]:
     from spotheal.fleet.sweep import progress
     from spotheal.fleet.sweep import retry as again
 
-    seen = progress.gather(session, sweep)
-    begun = again.chosen(progress.summarise(seen)["entries"], indices)
-    for index in begun:
+    facts = progress.gather(session, sweep)
+    retried = again.chosen(progress.summarise(facts)["entries"], indices)
+    for index in retried:
         again.give_back(sweep, index, SystemClock())
         say(f"run {index} begins again from its last checkpoint")
-    now = progress.summarise(progress.gather(session, sweep))
-    fleet = str(now["fleet"]["id"] or "")
-    if fleet and (more := again.make_room(session, fleet, len(begun), now)) is not None:
-        say(f"{fleet} goes to {more} instances")
-    return begun
+    summary = progress.summarise(progress.gather(session, sweep))
+    fleet = str(summary["fleet"]["id"] or "")
+    if fleet and (count := again.make_room(session, fleet, len(retried), summary)) is not None:
+        say(f"{fleet} goes to {count} instances")
+    return retried
 
 
 @app.command("scale", epilog="Example: fleetctl sweep scale digits 8")
@@ -375,25 +375,25 @@ def scale(
     from spotheal.fleet.verbs.target import find
 
     as_json = is_json(output)
-    session, found = find(open_session(region, profile), job, job_file, run)
-    seen = progress.summarise(progress.gather(session, found))
-    fleet = str(seen["fleet"]["id"] or "")
-    if seen["batch_job"]:
-        raise Conflict(f"job {found.job} is on AWS Batch, which sizes its compute environments by itself",
+    session, job_run = find(open_session(region, profile), job, job_file, run)
+    summary = progress.summarise(progress.gather(session, job_run))
+    fleet = str(summary["fleet"]["id"] or "")
+    if summary["batch_job"]:
+        raise Conflict(f"job {job_run.job} is on AWS Batch, which sizes its compute environments by itself",
                        next_step="`fleetctl batch create` sets [batch] max_vcpus of job.toml")  # fmt: skip
-    if seen["fleet"]["state"] not in engine.LIVE_STATES:
-        raise Conflict(f"the fleet of job {found.job} is {seen['fleet']['state'] or 'gone'}",
+    if summary["fleet"]["state"] not in engine.LIVE_STATES:
+        raise Conflict(f"the fleet of job {job_run.job} is {summary['fleet']['state'] or 'gone'}",
                        next_step="`fleetctl sweep run LIST --resume --parallel N` goes on")  # fmt: skip
-    left = seen["runs"]["running"] + seen["runs"]["waiting"]
-    wanted = min(instances, max(left, 1))
-    if wanted < instances:
-        say(f"{left} runs are left: {wanted} instances do")
+    remaining = summary["runs"]["running"] + summary["runs"]["waiting"]
+    target = min(instances, max(remaining, 1))
+    if target < instances:
+        say(f"{remaining} runs are left: {target} instances do")
     before = engine.describe(session.client("ec2"), fleet)
-    if before is not None and before.target > wanted:
-        ask(f"Go from {before.target} to {wanted} instances? AWS ends {before.target - wanted}.", yes)
-    session.ec2.set_capacity(fleet, wanted, end_excess=True)
-    document = {"schema_version": 1, "job": found.job, "fleet": fleet, "instances": wanted}
-    print(show.as_json(document) if as_json else f"{fleet}  {wanted} instances")
+    if before is not None and before.target > target:
+        ask(f"Go from {before.target} to {target} instances? AWS ends {before.target - target}.", yes)
+    session.ec2.set_capacity(fleet, target, end_excess=True)
+    document = {"schema_version": 1, "job": job_run.job, "fleet": fleet, "instances": target}
+    print(show.as_json(document) if as_json else f"{fleet}  {target} instances")
 
 
 def _follow(session: Session, sweep: Run, seconds_max: float | None) -> None:

@@ -69,11 +69,11 @@ def ls(job: Job = JOB_FILE, region: Region = "", profile: Profile = "", output: 
     if as_json:
         print(show.as_json({"schema_version": 1, "volumes": [row.to_document() for row in rows]}))
         return
-    found = [row.to_document() for row in rows]
+    documents = [row.to_document() for row in rows]
     keys = ("id", "name", "zone", "size_gib", "state", "job", "role", "instance")
-    cells = [(*(one[key] for key in keys), _dollars(one["dollars_per_month"])) for one in found]
+    cells = [(*(document[key] for key in keys), _dollars(document["dollars_per_month"])) for document in documents]
     print(table(("VOLUME", "NAME", "ZONE", "GIB", "STATE", "JOB", "ROLE", "INSTANCE", "$/MONTH"), cells))
-    if not found:
+    if not documents:
         say("there is none; `fleetctl request` makes a job's own")
 
 
@@ -106,9 +106,9 @@ def create(
 
     as_json = is_json(output)
     session, described, _ = _opened(job, region, profile)
-    if there := volumes.free_of(session, described):
+    if free := volumes.free_of(session, described):
         raise Conflict(
-            f"{there[0].id} in {there[0].zone} was made for job {described.job.name!r} already, and is free",
+            f"{free[0].id} in {free[0].zone} was made for job {described.job.name!r} already, and is free",
             next_step="use that one, or set another [volume] name in job.toml",
         )
     table = described.volume
@@ -119,9 +119,9 @@ def create(
     month = volumes.month(spec.type, spec.size_gib)
     say(f'create a volume "{table.name}": {spec.size_gib} GiB {spec.type} in {spec.zone}, ${month:.2f} a month')
     ask("Go ahead?", yes)
-    made = volumes.make(session, spec, _day(), SystemClock())
-    document = {"schema_version": 1, **volumes.Row(made, month).to_document()}
-    print(show.as_json(document) if as_json else made.id)
+    volume = volumes.make(session, spec, _day(), SystemClock())
+    document = {"schema_version": 1, **volumes.Row(volume, month).to_document()}
+    print(show.as_json(document) if as_json else volume.id)
     say("next: fleetctl volume upload DIR, fleetctl volume prepare -- COMMAND, or fleetctl request")
 
 
@@ -162,22 +162,26 @@ def adopt(
 
     as_json = is_json(output)
     session, described, root = _opened(job, region, profile)
-    found = volumes.known(session, volume)
+    disk = volumes.known(session, volume)
     owner, name = described.job.name, described.volume.name
-    volumes.refuse_other_job(found, described)
-    if TAG_RUN in found.tags:
+    volumes.refuse_other_job(disk, described)
+    if TAG_RUN in disk.tags:
         raise Conflict(
-            f"{found.id} belongs to run {found.tags[TAG_RUN]} already",
+            f"{disk.id} belongs to run {disk.tags[TAG_RUN]} already",
             next_step="`fleetctl request --resume` goes on with it, `--new-run` begins with another volume",
         )
-    volumes.refuse_in_use(session, found, root)
-    others = [one.id for part in free_volumes(owner, session.ec2.volumes_named(name)) for one in part]
-    if others := [one for one in others if one != found.id]:
-        raise Conflict(f'{", ".join(others)} is named "{name}" too', next_step="set another [volume] name in job.toml")
-    say(f'give {found.id} ({found.size_gib} GiB in {found.zone}) to job {owner} as "{name}": its next request uses it')
+    volumes.refuse_in_use(session, disk, root)
+    namesakes = [
+        free_volume.id for part in free_volumes(owner, session.ec2.volumes_named(name)) for free_volume in part
+    ]
+    if namesakes := [namesake for namesake in namesakes if namesake != disk.id]:
+        raise Conflict(
+            f'{", ".join(namesakes)} is named "{name}" too', next_step="set another [volume] name in job.toml"
+        )
+    say(f'give {disk.id} ({disk.size_gib} GiB in {disk.zone}) to job {owner} as "{name}": its next request uses it')
     ask("Go ahead?", yes)
-    session.ec2.tag([found.id], {TAG_NAME: name, TAG_JOB: owner})
-    print(show.as_json({"schema_version": 1, "id": found.id, "name": name}) if as_json else found.id)
+    session.ec2.tag([disk.id], {TAG_NAME: name, TAG_JOB: owner})
+    print(show.as_json({"schema_version": 1, "id": disk.id, "name": name}) if as_json else disk.id)
     say("next: fleetctl request")
 
 
@@ -194,14 +198,14 @@ def rm(
 
     as_json = is_json(output)
     session, _, root = _looked(job, region, profile)
-    found = volumes.known(session, volume)
-    volumes.refuse_in_use(session, found, root)
-    row = volumes.Row(found, volumes.month(found.type, found.size_gib)).to_document()
-    whose = f"job {row['job']}, run {row['run']}, {row['role']}" if row["job"] else "of no job"
-    say(f"delete {found.id}: {found.size_gib} GiB in {found.zone}, {whose}; its files are gone then")
+    disk = volumes.known(session, volume)
+    volumes.refuse_in_use(session, disk, root)
+    row = volumes.Row(disk, volumes.month(disk.type, disk.size_gib)).to_document()
+    owner = f"job {row['job']}, run {row['run']}, {row['role']}" if row["job"] else "of no job"
+    say(f"delete {disk.id}: {disk.size_gib} GiB in {disk.zone}, {owner}; its files are gone then")
     ask("Go ahead?", yes)
-    volumes.delete(session, found, root, SystemClock())
-    print(show.as_json({"schema_version": 1, "deleted": found.id}) if as_json else found.id)
+    volumes.delete(session, disk, root, SystemClock())
+    print(show.as_json({"schema_version": 1, "deleted": disk.id}) if as_json else disk.id)
 
 
 @app.command("prepare", epilog=f"Example: {EXAMPLE}")
@@ -340,7 +344,7 @@ def _which(
 
     free = [volumes.known(session, named)] if named else volumes.free_of(session, job)
     if len(free) > 1:
-        ids = ", ".join(one.id for one in free)
+        ids = ", ".join(volume.id for volume in free)
         raise Conflict(f'several free volumes are named "{job.volume.name}": {ids}', next_step="--volume ID")
     if not free:
         table = job.volume
@@ -357,13 +361,13 @@ def _which(
 def _under_way(session: Session, filling: Filling) -> Followed | None:
     from spotheal.fleet.volumes import filling as work
 
-    found = work.under_way(session, filling.volume.id) if filling.volume.id else None
-    if found is not None:
-        say(f"{found.instance} fills {found.volume} already; watching it")
-    return found
+    running = work.under_way(session, filling.volume.id) if filling.volume.id else None
+    if running is not None:
+        say(f"{running.instance} fills {running.volume} already; watching it")
+    return running
 
 
-def _tell(ready: _Ready, more: list[str]) -> None:
+def _tell(ready: _Ready, notes: list[str]) -> None:
     from spotheal.fleet.account import volumes
 
     if ready.spec is not None:
@@ -372,7 +376,7 @@ def _tell(ready: _Ready, more: list[str]) -> None:
             f"{ready.spec.zone}, ${month:.2f} a month")  # fmt: skip
     if ready.role is not None:
         say(ready.role.says())
-    for line in filter(None, more):
+    for line in filter(None, notes):
         say(line)
 
 

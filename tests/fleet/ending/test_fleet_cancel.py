@@ -270,5 +270,5 @@ def test_a_job_of_that_name_in_another_store_is_ended_only_where_that_is_said(de
 def test_what_stays_is_said_in_the_right_number(
     kept: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    remains("mine", kept, "s3://store", done=True)
+    remains("mine", kept, "s3://store", is_done=True)
     assert words in capsys.readouterr().err
