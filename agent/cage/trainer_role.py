@@ -18,10 +18,11 @@ from typing import Any
 from spotheal.agent.aws.clients import translated
 from spotheal.agent.processes.foreign_command import back_off
 from spotheal.agent.protocol.clock import Clock, Stop, rfc3339
-from spotheal.agent.protocol.errors import Fatal, Interrupted, NoCredentials, PermissionDenied, SetupFailed
+from spotheal.agent.protocol.errors import Fatal, NoCredentials, PermissionDenied, SetupFailed
 from spotheal.agent.protocol.names import TRAINER_ROLE, partition_of
 from spotheal.agent.protocol.redaction import SECRETS
-from spotheal.agent.protocol.retry_budget import Patience
+from spotheal.agent.protocol.retry_budget import REFUSED_SECONDS_MAX
+from spotheal.agent.protocol.retrying import until_it_works
 
 SESSION_SECONDS = 3600
 EARLY_SECONDS = 600.0
@@ -56,26 +57,22 @@ class TrainerRole:
         A refusal is borne for two minutes: a role that `request` has just made is not known everywhere. Interrupted
         where `stop` is set meanwhile.
         """
-        patience, tries = Patience(self.clock, passing_seconds=0.0), 0
-        while True:
-            try:
-                self.credentials()
-                return
-            except NoCredentials:
-                raise
-            except Fatal as error:
-                tries += 1
-                is_final = not isinstance(error, PermissionDenied) or patience.is_over(error, pause=back_off(tries))
-                if is_final:
-                    raise SetupFailed(
-                        f"the trainer's role cannot be taken: {error.message}",
-                        next_step=f"let fleetctl make the role {self.name} (`request`, or by who makes roles"
-                        f" `fleetctl iam create --job {self.job} --trainer-policy FILE`); or leave out"
-                        " `[cage] trainer_policy`",
-                        code=error.code,
-                    ) from error
-                if self.clock.sleep(back_off(tries), until=stop):
-                    raise Interrupted("stopped while the trainer's role was asked for") from error
+        until = self.clock.monotonic() + REFUSED_SECONDS_MAX
+        try:
+            until_it_works(
+                self.credentials, self.clock, until=until, stop=stop, pause=back_off,
+                passes=lambda error: isinstance(error, PermissionDenied) and not isinstance(error, NoCredentials),
+            )  # fmt: skip
+        except NoCredentials:
+            raise
+        except Fatal as error:
+            raise SetupFailed(
+                f"the trainer's role cannot be taken: {error.message}",
+                next_step=f"let fleetctl make the role {self.name} (`request`, or by who makes roles"
+                f" `fleetctl iam create --job {self.job} --trainer-policy FILE`); or leave out"
+                " `[cage] trainer_policy`",
+                code=error.code,
+            ) from error
 
     def credentials(self) -> str:
         """The JSON document of the metadata service; SpothealError where there is none to be had."""

@@ -10,9 +10,9 @@ from spotheal.agent.aws.ec2 import Instance
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import Clock, Stop, parse_rfc3339, rfc3339
 from spotheal.agent.protocol.ends import BARRED, End, decide_parked
-from spotheal.agent.protocol.errors import Interrupted, PermissionDenied, Retryable
 from spotheal.agent.protocol.names import Phase
 from spotheal.agent.protocol.retry_budget import Patience
+from spotheal.agent.protocol.retrying import until_it_works
 from spotheal.agent.record.boot_record import Launch
 
 PATIENCE_SECONDS = 30 * 60.0
@@ -104,16 +104,12 @@ def patiently(ask: Callable[[], T], clock: Clock, stop: Stop, log: Any) -> T:
     Raises Interrupted where `stop` is set, Retryable where it goes on for `PATIENCE_SECONDS`, and PermissionDenied
     where rights are refused for as long as healing bears it.
     """
-    patience = Patience(clock, PATIENCE_SECONDS)
-    while True:
-        try:
-            return ask()
-        except (Retryable, PermissionDenied) as error:
-            if patience.is_over(error):
-                raise
-            log.warning("looking back; trying again", error=error.message)
-        if clock.sleep(_RETRY_SECONDS, until=stop):
-            raise Interrupted("this machine goes away")
+    return until_it_works(
+        ask, clock, stop=stop,
+        passes=Patience(clock, PATIENCE_SECONDS).bears,
+        pause=lambda _: _RETRY_SECONDS,
+        on_retry=lambda error, _: log.warning("looking back; trying again", error=error.message),
+    )  # fmt: skip
 
 
 def last_saved_at(status: Mapping[str, Any]) -> str:

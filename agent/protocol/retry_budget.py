@@ -6,7 +6,7 @@ Counted from the first trouble of any kind, one refusal after two minutes of a b
 from __future__ import annotations
 
 from spotheal.agent.protocol.clock import Clock
-from spotheal.agent.protocol.errors import NotFound, PermissionDenied, SpothealError
+from spotheal.agent.protocol.errors import NotFound, PermissionDenied, Retryable, SpothealError
 
 # A role that was made minutes ago is not known everywhere, and IMDS may give no credentials for a while.
 REFUSED_SECONDS_MAX = 120.0
@@ -24,6 +24,10 @@ class Patience:
 
     def succeeded(self) -> None:
         self._troubled = self._denied = None
+
+    def bears(self, error: SpothealError, pause: float = 0.0) -> bool:
+        """Whether `error` may pass, and has not been met for too long."""
+        return isinstance(error, (Retryable, PermissionDenied)) and not self.is_over(error, pause)
 
     def is_over(self, error: SpothealError, pause: float = 0.0) -> bool:
         """Whether `error` has been met for too long, or would have been after a `pause`."""

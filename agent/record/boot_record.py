@@ -12,9 +12,10 @@ from typing import Any
 from spotheal.agent.aws.imds import Identity
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import Clock, rfc3339
-from spotheal.agent.protocol.errors import PermissionDenied, Retryable, SpothealError
+from spotheal.agent.protocol.errors import SpothealError
 from spotheal.agent.protocol.names import LAYOUT
 from spotheal.agent.protocol.retry_budget import Patience
+from spotheal.agent.protocol.retrying import until_it_works
 
 COUNT_SECONDS_MAX = 120.0  # a network may come up after us; as long without rights
 
@@ -31,21 +32,19 @@ class Launch:
 
         Raises what the store says after `COUNT_SECONDS_MAX`.
         """
-        patience = Patience(clock, COUNT_SECONDS_MAX, COUNT_SECONDS_MAX)
-        while True:
-            try:
-                found = store.get_json(LAYOUT.launch(here.instance)) or {}
-                fields = {"time": rfc3339(clock.now()), "acknowledged": False, **found}
-                fields |= {"zone": here.zone, "instance_type": here.instance_type, "outcome": "booting"}
-                fields["requested_at"] = requested_at
-                starts = found.get("starts", 0)
-                fields["starts"] = (starts if isinstance(starts, int) else 0) + 1
-                store.count_launch(here.instance, fields)
-                return cls(store, here, fields)
-            except (PermissionDenied, Retryable) as error:
-                if patience.is_over(error):
-                    raise
-            clock.sleep(2.0)
+
+        def count() -> Launch:
+            document = store.get_json(LAYOUT.launch(here.instance)) or {}
+            fields = {"time": rfc3339(clock.now()), "acknowledged": False, **document}
+            fields |= {"zone": here.zone, "instance_type": here.instance_type, "outcome": "booting"}
+            fields["requested_at"] = requested_at
+            starts = document.get("starts", 0)
+            fields["starts"] = (starts if isinstance(starts, int) else 0) + 1
+            store.count_launch(here.instance, fields)
+            return cls(store, here, fields)
+
+        budget = Patience(clock, COUNT_SECONDS_MAX, COUNT_SECONDS_MAX)
+        return until_it_works(count, clock, passes=budget.bears, pause=lambda _: 2.0)
 
     @property
     def instance(self) -> str:

@@ -34,6 +34,7 @@ from spotheal.agent.protocol.errors import (
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.agent.protocol.retry_budget import Patience
+from spotheal.agent.protocol.retrying import until_it_works
 from spotheal.agent.record.boot_record import Launch
 from spotheal.agent.record.ledger import Ledger
 from spotheal.agent.record.status import Status
@@ -149,13 +150,15 @@ class Worker:
 
     def _take(self) -> Taken:
         """A store or an EC2 that is throttled is no reason to end."""
-        while True:
-            try:
-                return self._queue.take(self._cloud)
-            except Retryable as error:
-                self._log.warning("looking for a run; trying again", error=error.message)
-            if self._clock.sleep(_RETRY_SECONDS, until=self._world.asked_to_stop):
-                return Taken(None, self._config.entries)
+        try:
+            return until_it_works(
+                lambda: self._queue.take(self._cloud), self._clock, stop=self._world.asked_to_stop,
+                passes=lambda error: isinstance(error, Retryable),
+                pause=lambda _: _RETRY_SECONDS,
+                on_retry=lambda error, _: self._log.warning("looking for a run; trying again", error=error.message),
+            )  # fmt: skip
+        except Interrupted:
+            return Taken(None, self._config.entries)
 
     # ---------------------------------------------------------------------------------------------------------- a run
     def _run_entry(self, index: int) -> ExitCode:

@@ -12,6 +12,7 @@ from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import Clock, rfc3339
 from spotheal.agent.protocol.errors import Conflict, Retryable
 from spotheal.agent.protocol.names import FILLING, LAYOUT, TAG_JOB, TAG_PURPOSE, TAG_RUN, TAG_STORE, Phase
+from spotheal.agent.protocol.retrying import until_it_works
 from spotheal.fleet.request.request import TAG_LENGTH_MAX
 from spotheal.fleet.run import engine, runs
 from spotheal.fleet.run.session import Session
@@ -53,14 +54,10 @@ def make_plan(session: Session, run: runs.Run) -> CancelPlan:
 def carry_out(session: Session, run: runs.Run, plan: CancelPlan, clock: Clock) -> None:
     """Cancel the fleet and its instances; the store then says who ended the run. Cancelled already is success."""
     if plan.fleet:
-        for attempt in range(1, CANCEL_TRIES + 1):
-            try:
-                session.ec2.cancel_fleet(plan.fleet)
-                break
-            except Retryable:
-                if attempt == CANCEL_TRIES:
-                    raise
-                clock.sleep(2.0 * attempt)
+        until_it_works(
+            lambda: session.ec2.cancel_fleet(plan.fleet), clock, tries_max=CANCEL_TRIES,
+            pause=lambda tries: 2.0 * tries, passes=lambda error: isinstance(error, Retryable),
+        )  # fmt: skip
     else:  # a fleet that was cancelled by other means may have left its instances running
         for instance in plan.instances:
             session.ec2.terminate(instance.id)

@@ -16,6 +16,7 @@ from spotheal.agent.protocol.errors import Conflict, SpothealError
 from spotheal.agent.protocol.job import JobConfig
 from spotheal.agent.protocol.job_values import seconds
 from spotheal.agent.protocol.names import TAG_JOB, TAG_RUN, rescue_schedule, schedule_expression
+from spotheal.agent.protocol.retrying import until_it_works
 from spotheal.fleet.run.engine import is_ec2_fleet
 from spotheal.iam import policies
 
@@ -98,19 +99,20 @@ def schedule(job: JobConfig, run: str, fleet: str, scope: policies.Scope, clock:
 
 def arm(scheduler: Any, arguments: dict[str, Any], clock: Clock) -> None:
     """Create the schedule, or give the run's old schedule its new fleet and time."""
-    for attempt in range(1, _ROLE_TRIES + 1):
-        try:
-            with translated("schedule the on-demand rescue"):
-                scheduler.create_schedule(**arguments)
-            return
-        except Conflict:
-            break
-        except SpothealError as error:
-            if error.code == "ConflictException":
-                break
-            if error.code != "ValidationException" or "role" not in error.message.lower() or attempt == _ROLE_TRIES:
-                raise
-        clock.sleep(_ROLE_SECONDS)
+
+
+    def create() -> None:
+        with translated("schedule the on-demand rescue"):
+            scheduler.create_schedule(**arguments)
+
+    try:
+        return until_it_works(
+            create, clock, tries_max=_ROLE_TRIES, pause=lambda _: _ROLE_SECONDS,
+            passes=lambda error: error.code == "ValidationException" and "role" in error.message.lower(),
+        )  # fmt: skip
+    except SpothealError as error:
+        if not isinstance(error, Conflict) and error.code != "ConflictException":
+            raise
     with translated("put the on-demand rescue on its new fleet"):
         scheduler.update_schedule(**arguments)
 

@@ -23,6 +23,7 @@ from spotheal.agent.protocol.clock import Clock, SystemClock, parse_rfc3339, rfc
 from spotheal.agent.protocol.errors import Conflict, Retryable, SpothealError
 from spotheal.agent.protocol.job_values import seconds
 from spotheal.agent.protocol.names import LAYOUT, STATUS_SCHEMA_VERSION, Phase, StoreUrl
+from spotheal.agent.protocol.retrying import until_it_works
 from spotheal.fleet.account import prerequisites, results_check, roles, volumes
 from spotheal.fleet.account.between import OpenBetween
 from spotheal.fleet.account.prerequisites import CreateSecurityGroup, ImportKey, OpenSsh, filled
@@ -123,16 +124,17 @@ def _create_bucket(session: Session, bucket: str, clock: Clock) -> None:
             raise
     block = dict.fromkeys(PUBLIC_BLOCKS, True)
     rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
-    for attempt in range(1, _BUCKET_TRIES + 1):
-        try:
-            with translated(f"close bucket {bucket} to the public"):
-                s3.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=block)
-                s3.put_bucket_encryption(Bucket=bucket, ServerSideEncryptionConfiguration={"Rules": [rule]})
-            return
-        except SpothealError as error:  # of a bucket made a moment ago (terraform-provider-aws issues 7628 and 11795)
-            if error.code not in ("NoSuchBucket", "OperationAborted") or attempt == _BUCKET_TRIES:
-                raise
-        clock.sleep(_BUCKET_TRY_SECONDS * attempt)
+
+    def close() -> None:
+        with translated(f"close bucket {bucket} to the public"):
+            s3.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=block)
+            s3.put_bucket_encryption(Bucket=bucket, ServerSideEncryptionConfiguration={"Rules": [rule]})
+
+    until_it_works(
+        close, clock, tries_max=_BUCKET_TRIES, pause=lambda tries: _BUCKET_TRY_SECONDS * tries,
+        # Of a bucket made a moment ago (terraform-provider-aws issues 7628 and 11795).
+        passes=lambda error: error.code in ("NoSuchBucket", "OperationAborted"),
+    )  # fmt: skip
 
 
 def _take_turn(store: Store, ready: Ready, clock: Clock) -> None:
@@ -274,14 +276,15 @@ def _send(
 
 def _request_fleet(session: Session, arguments: dict[str, Any], clock: Clock, until: float) -> str:
     """A template or a role made a moment ago may not be known everywhere yet: asked again until `until` (monotonic)."""
-    while True:
-        try:
-            return engine.send(session.client("ec2"), arguments)
-        except SpothealError as error:
-            young = error.code.startswith("InvalidLaunchTemplate") or any(sign in error.message for sign in _YOUNG_ROLE)
-            if not young or clock.monotonic() + _TRY_SECONDS > until:
-                raise
-        clock.sleep(_TRY_SECONDS)
+
+
+    def is_young(error: SpothealError) -> bool:
+        return error.code.startswith("InvalidLaunchTemplate") or any(sign in error.message for sign in _YOUNG_ROLE)
+
+    client = session.client("ec2")
+    return until_it_works(
+        lambda: engine.send(client, arguments), clock, passes=is_young, pause=lambda _: _TRY_SECONDS, until=until
+    )
 
 
 def _write_status(store: Store, ready: Ready, clock: Clock) -> None:

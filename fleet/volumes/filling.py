@@ -25,7 +25,6 @@ from spotheal.agent.protocol.errors import (
     JobFailed,
     NoCredentials,
     Retryable,
-    SpothealError,
     WaitTimedOut,
 )
 from spotheal.agent.protocol.foreign_text import printable
@@ -40,6 +39,7 @@ from spotheal.agent.protocol.names import (
     VolumeState,
     new_run_id,
 )
+from spotheal.agent.protocol.retrying import until_it_works
 from spotheal.fleet.request.template import METADATA_OPTIONS
 from spotheal.fleet.request.userdata import LIMIT_BYTES
 from spotheal.fleet.run.store_documents import sensible
@@ -180,19 +180,20 @@ def _config(session: Session, prefix: StoreUrl, filling: Filling) -> dict[str, A
 
 def _run(session: Session, arguments: dict[str, Any], clock: Clock) -> str:
     """RunInstances; a profile made a moment ago may not be known everywhere yet."""
-    for attempt in range(1, _TRIES + 1):
-        try:
-            with translated(f"launch an {arguments['InstanceType']}"):
-                answer = session.client("ec2").run_instances(**arguments)
-                return str(answer["Instances"][0]["InstanceId"])
-        except CapacityError as error:
-            error.next_step = "another --instance-type, or another zone with --zone"
-            raise
-        except SpothealError as error:
-            if "Invalid IAM Instance Profile" not in error.message or attempt == _TRIES:
-                raise
-        clock.sleep(2.0 * attempt)
-    raise AssertionError("unreachable")
+
+    def launch() -> str:
+        with translated(f"launch an {arguments['InstanceType']}"):
+            answer = session.client("ec2").run_instances(**arguments)
+            return str(answer["Instances"][0]["InstanceId"])
+
+    try:
+        return until_it_works(
+            launch, clock, tries_max=_TRIES, pause=lambda tries: 2.0 * tries,
+            passes=lambda error: "Invalid IAM Instance Profile" in error.message,
+        )  # fmt: skip
+    except CapacityError as error:
+        error.next_step = "another --instance-type, or another zone with --zone"
+        raise
 
 
 def _name(volume: str) -> str:
