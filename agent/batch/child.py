@@ -380,7 +380,7 @@ class Child:
         return Finishing(
             store=self._store, cloud=NoFleet(), clock=self._clock, ledger=self._ledger, status=self._status,
             log=self._log, instance=self._here.instance, volume=None, results=self._folders.results,
-            results_to=place, results_too=[metrics] if metrics else [],
+            results_to=place, results_too=[metrics] if metrics else [], limit=self._limits().look,
         )  # fmt: skip
 
     def _record(self, phase: Phase, reason: str) -> None:

@@ -77,6 +77,7 @@ class Copies:
         self._number = 0
         self._made: list[str] = []  # manifests of this attempt, oldest first
         self._hashes: dict[tuple[str, int, int, int], str] = {}
+        self._too_sparse: set[Path] = set()
         self._lock = threading.Lock()
         self.abandon = threading.Event()  # a later copy is made in place of those under way
 
@@ -129,6 +130,9 @@ class Copies:
             if stat.S_ISLNK(status.st_mode):
                 found.append(Entry(self._name(path), link=os.readlink(path)))
                 continue
+            if why := untrusted_folders.holes(status):
+                self._warn_of_holes(path, why)
+                continue
             if path in (self._folders.metrics_file, _memory(self._folders)):
                 found.append(self._send_as_it_is(path, status))
                 continue
@@ -142,6 +146,11 @@ class Copies:
             if _mark(path) != _mark_of(status):
                 raise Changed(path.name)
         return found
+
+    def _warn_of_holes(self, path: Path, why: str) -> None:
+        if path not in self._too_sparse:
+            self._too_sparse.add(path)
+            self._log.warning("a file is left out of the copies in the store", file=self._name(path), why=why)
 
     def _send(self, path: Path, status: os.stat_result) -> Entry:
         digest = self._digest(path, status)

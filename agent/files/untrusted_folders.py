@@ -24,6 +24,7 @@ from spotheal.agent.processes import programs
 
 WALK_BYTES_MAX = 256 << 20  # of all paths of one walk; each counts `_ENTRY_BYTES` more. About a million files
 REMOVE_SECONDS_MAX = 1800.0
+HOLES_BYTES_MAX = 64 << 30  # of a file that is sent all the same
 _ENTRY_BYTES = 160
 _OPENAT2 = 437  # the same number on every architecture; include/uapi/asm-generic/unistd.h
 _BENEATH = 0x02 | 0x04 | 0x08  # RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH; linux/openat2.h
@@ -189,6 +190,13 @@ def status_of(here: int, name: str) -> os.stat_result | None:
         return os.stat(name, dir_fd=here, follow_symlinks=False)
     except OSError:
         return None
+
+
+def holes(status: os.stat_result) -> str:
+    """Why a sparse file is not sent, or "": its holes would be sent as zeros, a TiB for nothing on the disk."""
+    if status.st_size - status.st_blocks * 512 <= HOLES_BYTES_MAX:
+        return ""
+    return f"sparse: {status.st_size >> 30} GiB, of which {status.st_blocks * 512 >> 30} GiB are written"
 
 
 def files(

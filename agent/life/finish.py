@@ -30,7 +30,6 @@ RECORD_SECONDS_MAX = 5 * 60.0
 POWER_OFF_SECONDS = 5 * 60.0
 _RETRY_SECONDS = 5.0
 _TAG_VALUE_MAX = 256
-_HOLES_BYTES_MAX = 64 << 30
 _SHOWN = 80  # characters of a path
 
 
@@ -126,14 +125,10 @@ class _Halt:
 
 
 def _holes(path: Path) -> str:
-    """Why a sparse file is not stored, or "": its holes would be sent as zeros, a TiB for nothing on the disk."""
     try:
-        status = os.lstat(path)
+        return untrusted_folders.holes(os.lstat(path))
     except OSError:
         return ""
-    if status.st_size - status.st_blocks * 512 <= _HOLES_BYTES_MAX:
-        return ""
-    return f"sparse: {status.st_size >> 30} GiB, of which {status.st_blocks * 512 >> 30} GiB are written"
 
 
 def _put(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from spotheal.agent.aws.clients import translated
+from spotheal.agent.aws.s3 import Halt, go_on
 from spotheal.agent.machine.host import Host
 from spotheal.agent.processes import programs
 from spotheal.agent.processes.account import Account
@@ -236,22 +237,25 @@ class Efs:
         return [one for part in (self.place.folder, *parts) for one in part.split("/") if one]
 
     def put(
-        self, parts: Sequence[str], files: Sequence[tuple[str, Path]], stalled_seconds: float = STALLED_SECONDS
+        self, parts: Sequence[str], files: Sequence[tuple[str, Path]], halt: Halt = go_on
     ) -> Iterator[Put]:
         """Copy each (name, file) into the folder `parts`, below which names may have folders of their own. A file
         appears whole or not at all, and no link is followed. Yields as they end.
 
-        Ends before the last with a `Put` that has `again` where the server fills up; Retryable where it falls silent.
+        Ends before the last with a `Put` that has `again` where the server fills up. Retryable if it falls silent, or
+        with what `halt` says, which is asked whenever something reached the server.
         """
         sources = [[fspath(source), name] for name, source in files]
         order = json.dumps({"top": fspath(self.mount()), "folder": self._below(parts), "files": sources})
         argv = [sys.executable, "-I", "-S", fspath(_FILES), "put"]
-        with self._writing, contextlib.closing(_spoken(argv, order, stalled_seconds)) as spoken:
+        with self._writing, contextlib.closing(_spoken(argv, order, STALLED_SECONDS)) as spoken:
             for said in spoken:
                 if "done" in said:
                     yield Put(Path(said["done"]), int(said["size"]), str(said["sha256"]))
                 elif "failed" in said:
                     yield Put(Path(said["failed"]), fault=str(said["text"]), again=bool(said.get("server")))
+                elif why := halt():
+                    raise Retryable(why)
 
 
 def _spoken(argv: Sequence[str], order: str, silent_seconds_max: float) -> Generator[Mapping[str, Any], None, None]:

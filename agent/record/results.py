@@ -88,7 +88,7 @@ class OnEfs:
             return
         try:
             self._folder()
-            yield from self._efs.put([*self._parts, self._below], files)
+            yield from self._efs.put([*self._parts, self._below], files, halt)
         except Retryable as error:
             yield Put(files[0][1], fault=error.message, again=True)
         except SpothealError as error:

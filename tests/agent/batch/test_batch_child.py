@@ -11,7 +11,9 @@ import pytest
 from batch_world import BUCKET, RUN, BatchWorld, no_efs
 
 from spotheal.agent.aws.imds import SpotAction
+from spotheal.agent.batch import child
 from spotheal.agent.batch.place import Place, place, read_config
+from spotheal.agent.life.finish import Finishing
 from spotheal.agent.protocol.errors import ConfigError, NotFound
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.rehearsal.services.client import client_error
@@ -96,6 +98,18 @@ def test_results_whose_place_refuses_them_fail_the_run_once_and_a_resume_has_the
     world.store.write_status({"phase": "requested"})  # as --resume does
     assert world.live(attempt=2) == 0
     assert world.s3.get_object(Bucket=BUCKET, Key=f"models/j/{RUN}/model.bin")["Body"].read() == b"weights"
+
+
+def test_a_child_asks_its_limits_while_it_stores_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def store_results(work: Finishing, stop: object) -> str:
+        asked.append(work.limit()[0])
+        return ""
+
+    monkeypatch.setattr(child, "store_results", store_results)
+    BatchWorld(tmp_path, RESULTS, job={"limits": {"hours": 0.0001}}).live()
+    assert asked == ["limits.hours = 0.0001 is reached"]
 
 
 def test_a_result_whose_name_no_place_takes_is_named_and_fails_nothing(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import structlog
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.batch.copies import Copies
 from spotheal.agent.batch.copying import Copying
+from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import Folders
 from spotheal.agent.protocol.clock import SystemClock
 from spotheal.agent.protocol.errors import Retryable
@@ -153,6 +154,20 @@ def test_an_attempt_that_was_thought_dead_never_outranks_or_harms_its_successor(
     third = disk(tmp_path, store, 3)
     third.copies.read_back()
     assert third.read() == {"model.pt": "heir 4"}
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "results"])
+def test_a_sparse_file_is_not_sent_as_zeros_and_keeps_no_other_from_the_copy(
+    tmp_path: Path, store: Store, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A TiB that takes nothing on the disk would keep a paid host for a day."""
+    monkeypatch.setattr(untrusted_folders, "HOLES_BYTES_MAX", 1 << 20)
+    one = disk(tmp_path, store, 1)
+    one.write("a", "small")
+    with (getattr(one.folders, folder) / "sparse").open("wb") as file:
+        os.truncate(file.fileno(), 8 << 20)
+    assert one.copies.copy(1)
+    assert [store.get_bytes(key) for key in blobs(store)] == [b"small"]
 
 
 def test_a_manifest_that_leads_out_of_the_folder_is_no_copy(tmp_path: Path, store: Store) -> None:

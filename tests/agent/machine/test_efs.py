@@ -21,6 +21,7 @@ from spotheal.agent.machine.host import Host
 from spotheal.agent.processes.programs import TimedOut
 from spotheal.agent.protocol.errors import Fatal, Interrupted, Retryable
 from spotheal.agent.protocol.names import EfsUrl, StoreUrl, parse_results
+from spotheal.agent.record.results import OnEfs
 
 TARGETS = (("us-west-2a", "10.0.0.5"), ("us-west-2b", "10.0.1.5"))
 
@@ -254,6 +255,23 @@ def test_a_server_that_falls_silent_is_given_up(tmp_path: Path, host: NfsHost) -
     with pytest.raises(Retryable, match="taken nothing"):
         list(module._spoken(argv, "{}", 0.3))
     assert time.monotonic() - began < 30
+
+
+def test_a_large_file_is_copied_no_further_when_the_machine_goes_away(tmp_path: Path, host: NfsHost) -> None:
+    disk = efs(tmp_path, host, EfsApi())
+    folder = disk.folder("job", "run")
+    (tmp_path / "large").write_bytes(bytes(9 << 20))
+    asked: list[bool] = []
+
+    def halt() -> str:
+        asked.append((folder / "large").exists())
+        return "this machine goes away" if len(asked) > 1 else ""
+
+    with pytest.raises(Retryable, match="this machine goes away"):
+        list(disk.put(["job", "run"], [("large", tmp_path / "large")], halt))
+    assert asked == [False, False] and not (folder / "large").exists()
+    stopped = list(OnEfs(disk, ["job", "run"], "", lambda: None).put([("large", tmp_path / "large")], halt))
+    assert [(one.fault, one.again) for one in stopped] == [("this machine goes away", True)]
 
 
 def test_a_full_file_system_is_worth_another_try(tmp_path: Path, host: NfsHost) -> None:
