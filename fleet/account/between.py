@@ -1,6 +1,6 @@
-"""Whether the machines of a run reach each other: a rule of their security group that lets its own members in.
+"""Whether the machines of a run reach each other: their security group needs a rule that admits its own members.
 
-torchrun's rendezvous, gloo and NCCL choose their ports themselves, so the rule is for all of them. Without it the
+torchrun's rendezvous, gloo and NCCL choose their ports themselves, so the rule opens all ports. Without the rule the
 machines wait for each other, and cost, until `nodes_wait` is over.
 """
 
@@ -22,7 +22,7 @@ PORTS_MAX = 65535
 
 @dataclass(frozen=True)
 class OpenBetween:
-    """In the group that is fleetctl's own."""
+    """The missing rule, in the security group that fleetctl made."""
 
     group: str
     name: str
@@ -34,31 +34,31 @@ class OpenBetween:
 def groups_of(data: Mapping[str, Any]) -> set[str]:
     """The groups, by id, of a launch specification or of a launch template's data; empty: the VPC's default one."""
     cards = data.get("NetworkInterfaces") or []
-    found = {str(group) for card in cards for group in card.get("Groups") or []}
-    found |= {str(group) for group in data.get("SecurityGroupIds") or []}
-    return found | {str(group["GroupId"]) for group in data.get("SecurityGroups") or [] if isinstance(group, dict)}
+    groups = {str(group) for card in cards for group in card.get("Groups") or []}
+    groups |= {str(group) for group in data.get("SecurityGroupIds") or []}
+    return groups | {str(group["GroupId"]) for group in data.get("SecurityGroups") or [] if isinstance(group, dict)}
 
 
-def look(session: Session, launches: Iterable[Mapping[str, Any]], vpc: str, own: str = "") -> OpenBetween | None:
-    """What must be opened: None where the machines reach each other. `own`: id of the group that is fleetctl's.
+def look(session: Session, launches: Iterable[Mapping[str, Any]], vpc: str, own_group: str = "") -> OpenBetween | None:
+    """The missing rule; None if the machines reach each other. `own_group`: the id of fleetctl's group.
 
-    ConfigError where a group of the operator's lacks the rule, or no group is common to all launches.
+    ConfigError if an operator's group lacks the rule, or if the launches have no group in common.
     """
-    sets = [groups_of(one) or {_default(session, vpc)} for one in launches]
+    sets = [groups_of(launch) or {_default(session, vpc)} for launch in launches]
     common = set.intersection(*sets) if sets else set()
     if not common:
         raise ConfigError(
-            "the fleet's launch specifications have no security group in common, and so their machines cannot meet",
+            "the fleet's launch specifications have no security group in common, so their machines cannot meet",
             next_step="name one group in all of them",
         )
     real = sorted(group for group in common if group.startswith("sg-"))
     if real:
         with translated(f"describe {', '.join(real)}"):
-            found = session.client("ec2").describe_security_groups(GroupIds=real)["SecurityGroups"]
-        if any(is_open_to_itself(group) for group in found):
+            groups = session.client("ec2").describe_security_groups(GroupIds=real)["SecurityGroups"]
+        if any(is_open_to_itself(group) for group in groups):
             return None
-    if own in common:
-        return OpenBetween(own, network.SSH_GROUP)
+    if own_group in common:
+        return OpenBetween(own_group, network.SSH_GROUP)
     raise ConfigError(
         f"security group {real[0]} does not let its own members in: the machines of the run could not meet",
         next_step=f"`aws ec2 authorize-security-group-ingress --group-id {real[0]} --protocol -1"
@@ -68,15 +68,15 @@ def look(session: Session, launches: Iterable[Mapping[str, Any]], vpc: str, own:
 
 def is_open_to_itself(group: Mapping[str, Any]) -> bool:
     for rule in group.get("IpPermissions", []):
-        own = any(pair.get("GroupId") == group["GroupId"] for pair in rule.get("UserIdGroupPairs", []))
+        has_pair = any(pair.get("GroupId") == group["GroupId"] for pair in rule.get("UserIdGroupPairs", []))
         tcp = rule.get("IpProtocol") in ("tcp", "6") and rule.get("FromPort", 0) <= 1024
-        if own and (rule.get("IpProtocol") == "-1" or (tcp and rule.get("ToPort", 0) >= PORTS_MAX)):
+        if has_pair and (rule.get("IpProtocol") == "-1" or (tcp and rule.get("ToPort", 0) >= PORTS_MAX)):
             return True
     return False
 
 
 def make(session: Session, group: str) -> None:
-    """Open `group` between its members; again is harmless."""
+    """Open `group` between its members; harmless if it is open already."""
     rule = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group, "Description": "machines of a run (fleetctl)"}]}
     try:
         with translated(f"open {group} between its members"):
@@ -89,5 +89,5 @@ def make(session: Session, group: str) -> None:
 def _default(session: Session, vpc: str) -> str:
     with translated(f"look for the default security group of {vpc}"):
         filters = [{"Name": "group-name", "Values": ["default"]}, {"Name": "vpc-id", "Values": [vpc]}]
-        found = session.client("ec2").describe_security_groups(Filters=filters)["SecurityGroups"]
-    return str(found[0]["GroupId"]) if found else ""
+        groups = session.client("ec2").describe_security_groups(Filters=filters)["SecurityGroups"]
+    return str(groups[0]["GroupId"]) if groups else ""

@@ -1,4 +1,4 @@
-"""Which `setup` makes a checkout's environment: read from the files that its author keeps for that."""
+"""The `setup` commands that make a checkout's environment, by its lock and requirements files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Commands = tuple[tuple[str, ...], ...]
 _PIP = ("python", "-m", "pip", "install")
 _UV: Commands = ((*_PIP, "uv"),)  # from its wheel: few machine images have it
 _CONDA = ("environment.yml", "environment.yaml")
-_PROJECT_BYTES_MAX = 1 << 20  # of a pyproject.toml
+_PROJECT_BYTES_MAX = 1 << 20  # a pyproject.toml
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ NOTHING = Environment()
 
 
 def propose(folder: Path) -> Environment:
-    """The first that fits: a lock says most, a project file least."""
+    """The first file that exists: a lock says most, a project file least."""
     if (folder / "uv.lock").is_file():
         # --active: into the environment that the agent keeps on the volume. --inexact: uv itself stays in it.
         sync = ("uv", "sync", "--frozen", "--inexact", "--active")
@@ -57,12 +57,12 @@ def propose(folder: Path) -> Environment:
 
 
 def _project(path: Path) -> dict[str, Any]:
-    """pyproject.toml, or nothing: what cannot be read is its owner's tools' to complain about."""
+    """pyproject.toml, or {} if it cannot be read: the owner's own tools report its faults."""
     try:
         if not path.is_file():  # a device or a pipe has no end
             return {}
         with path.open("rb") as file:
             text = file.read(_PROJECT_BYTES_MAX + 1)
         return dict(tomllib.loads(text.decode())) if len(text) <= _PROJECT_BYTES_MAX else {}
-    except (OSError, ValueError, RecursionError):  # brackets by the thousand: it is a repository's file
+    except (OSError, ValueError, RecursionError):  # a thousand brackets: it is a repository's file
         return {}

@@ -1,6 +1,6 @@
-"""What a fleet's file names must be in this account and region: asked before anything is made.
+"""The resources that a fleet's file names must exist in this account and region: checked before anything is created.
 
-EC2 takes a fleet request with an image or a group that is gone, and then launches nothing.
+EC2 accepts a fleet request with a deleted image or group, and then launches nothing.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ WRITTEN_FOR_ANOTHER = (
 
 
 def check(session: Session, fleet: FleetConfig, templates: Sequence[Mapping[str, Any]] = ()) -> list[str]:
-    """Notes on what could not be looked at. ConfigError if an ARN is of another account; NotFound if a subnet, an
-    image or a security group is not there. `templates`: the data of its launch templates. Key pairs and groups by name
-    are looked at by the code that makes them."""
+    """Notes on resources that could not be checked. ConfigError if an ARN is of another account; NotFound if a subnet,
+    an image or a security group does not exist. `templates`: the data of its launch templates. The code that creates
+    key pairs and named groups checks those itself."""
     _check_account(session, fleet)
     subnets(session, fleet)
     specs = [*fleet.specifications, *templates]
-    overrides = [one for config in fleet.template_configs for one in config.get("Overrides") or []]
-    named = {"image": _images([*specs, *overrides]), "security group": _groups(specs)}
-    gone, notes = [], []
-    for kind, ids in named.items():
+    overrides = [override for config in fleet.template_configs for override in config.get("Overrides") or []]
+    ids_by_kind = {"image": _images([*specs, *overrides]), "security group": _groups(specs)}
+    missing, notes = [], []
+    for kind, ids in ids_by_kind.items():
         try:
-            gone += [f"{kind} {one}" for one in _missing(session, kind, ids)]
+            missing += [f"{kind} {resource}" for resource in _missing(session, kind, ids)]
         except PermissionDenied as error:
             if not error.code:
                 raise
             notes.append(f"whether {kind} {', '.join(ids)} exists was not checked: these credentials may not list it")
-    if gone:
-        raise _gone(session, fleet, gone)
+    if missing:
+        raise _gone(session, fleet, missing)
     return notes
 
 
 def subnets(session: Session, fleet: FleetConfig) -> list[dict[str, Any]]:
-    """The fleet's subnets as EC2 describes them; NotFound that names those that are gone."""
-    wanted = list(fleet.subnets)
-    if not wanted:
+    """The fleet's subnets as EC2 describes them; NotFound names those that do not exist."""
+    subnet_ids = list(fleet.subnets)
+    if not subnet_ids:
         return []
-    with translated(f"describe {', '.join(wanted)}"):
+    with translated(f"describe {', '.join(subnet_ids)}"):
         pages = session.client("ec2").get_paginator("describe_subnets")
-        found = [one for page in pages.paginate(Filters=[{"Name": "subnet-id", "Values": wanted}])
-                 for one in page["Subnets"]]  # fmt: skip
-    there = {one["SubnetId"] for one in found}
-    if missing := [f"subnet {one}" for one in wanted if one not in there]:
+        descriptions = [subnet for page in pages.paginate(Filters=[{"Name": "subnet-id", "Values": subnet_ids}])
+                 for subnet in page["Subnets"]]  # fmt: skip
+    present = {subnet["SubnetId"] for subnet in descriptions}
+    if missing := [f"subnet {subnet_id}" for subnet_id in subnet_ids if subnet_id not in present]:
         raise _gone(session, fleet, missing)
-    return found
+    return descriptions
 
 
 def _check_account(session: Session, fleet: FleetConfig) -> None:
     accounts = dict.fromkeys(_ACCOUNT.findall(json.dumps(fleet.document)))
-    if strange := [one for one in accounts if one != session.account]:
+    if strange := [account for account in accounts if account != session.account]:
         raise ConfigError(
             f"{fleet.source} is written for account {', '.join(strange)}, and these credentials are of account "
             f"{session.account}",
@@ -73,37 +73,39 @@ def _check_account(session: Session, fleet: FleetConfig) -> None:
 
 
 def _images(places: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Without `resolve:ssm:…`, which EC2 looks up itself."""
-    named = [str(place.get("ImageId") or "") for place in places]
-    return list(dict.fromkeys(one for one in named if one.startswith("ami-")))
+    """The ids of images, without `resolve:ssm:…`, which EC2 looks up itself."""
+    image_ids = [str(place.get("ImageId") or "") for place in places]
+    return list(dict.fromkeys(image for image in image_ids if image.startswith("ami-")))
 
 
 def _groups(specs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Those that are named by id."""
-    found = [str(group.get("GroupId") or "") for spec in specs for group in spec.get("SecurityGroups") or []]
+    """The security groups that are named by id."""
+    group_ids = [str(group.get("GroupId") or "") for spec in specs for group in spec.get("SecurityGroups") or []]
     for spec in specs:
         cards = spec.get("NetworkInterfaces") or []
-        found += [*(spec.get("SecurityGroupIds") or []), *(one for card in cards for one in card.get("Groups") or [])]
-    return list(dict.fromkeys(filter(None, found)))
+        group_ids += spec.get("SecurityGroupIds") or []
+        group_ids += [group_id for card in cards for group_id in card.get("Groups") or []]
+    return list(dict.fromkeys(filter(None, group_ids)))
 
 
 def _missing(session: Session, kind: str, ids: list[str]) -> list[str]:
-    """By filter: a describe by ids fails as a whole, and names one of them."""
+    """The ids that do not exist. By filter: a describe by ids fails as a whole, and names only one of them."""
     if not ids:
         return []
     ec2 = session.client("ec2")
     with translated(f"look for {kind} {', '.join(ids)}"):
         if kind == "image":
             answer = ec2.describe_images(Filters=[{"Name": "image-id", "Values": ids}])["Images"]
-            there = {one["ImageId"] for one in answer}
+            present = {image["ImageId"] for image in answer}
         else:
             answer = ec2.describe_security_groups(Filters=[{"Name": "group-id", "Values": ids}])["SecurityGroups"]
-            there = {one["GroupId"] for one in answer}
-    return [one for one in ids if one not in there]
+            present = {group["GroupId"] for group in answer}
+    return [resource for resource in ids if resource not in present]
 
 
-def _gone(session: Session, fleet: FleetConfig, named: list[str]) -> NotFound:
+def _gone(session: Session, fleet: FleetConfig, resources: list[str]) -> NotFound:
     return NotFound(
-        f"{fleet.source} names {', '.join(named)}, which is not there in account {session.account}, {session.region}",
+        f"{fleet.source} names {', '.join(resources)}, which is not there in account {session.account}, "
+        f"{session.region}",
         next_step=WRITTEN_FOR_ANOTHER,
     )

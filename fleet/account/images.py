@@ -21,7 +21,7 @@ _PYTORCH = re.compile(r".*/oss-nvidia-driver-gpu-pytorch-(\d+)\.(\d+)-ubuntu-(\d
 _UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
 # `supported_ec2_instances` of the release notes of "Deep Learning OSS Nvidia Driver AMI GPU PyTorch" (x86_64): the open
 # kernel modules need a Turing GPU or a newer one, so neither P3 (V100), P2 (K80) nor G3 (M60); and whole GPUs, not G6f.
-# G7e and P6-B300 stand in the notes of the Base AMI only, which has no PyTorch.
+# Only the notes of the Base AMI, which has no PyTorch, name G7e and P6-B300.
 DEEP_LEARNING_FAMILIES = ("g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200")
 CPU_FAMILIES = ("c6a", "c6i", "c7a", "c7i", "m6a", "m6i", "m7a", "m7i", "r6a", "r6i", "r7a", "r7i")
 
@@ -36,19 +36,19 @@ class Image:
 
 
 def deep_learning(session: Session) -> Image:
-    """The newest PyTorch, on the newest Ubuntu that has it. NotFound where the region has none."""
+    """The image with the newest PyTorch, on the newest Ubuntu that has it. NotFound if the region has none."""
     newest: tuple[tuple[int, ...], str, str] | None = None
     with translated("list the Deep Learning AMIs (SSM parameters)"):
         pages = session.client("ssm").get_paginator("get_parameters_by_path")
         for page in pages.paginate(Path=_DEEP_LEARNING, Recursive=True):
-            for one in page["Parameters"]:
-                if match := _PYTORCH.fullmatch(one["Name"]):
+            for parameter in page["Parameters"]:
+                if match := _PYTORCH.fullmatch(parameter["Name"]):
                     version = tuple(int(part) for part in match.groups())
-                    newest = max(newest or (version, "", ""), (version, one["Name"], one["Value"]))
+                    newest = max(newest or (version, "", ""), (version, parameter["Name"], parameter["Value"]))
     if newest is None:
         raise NotFound(
             f"region {session.region} publishes no Deep Learning AMI with PyTorch",
-            next_step="--image ami-… names one of your own, or choose another --region",
+            next_step="name your own image with --image ami-…, or choose another --region",
         )
     (torch, minor, year, month), name, image = newest
     says = f"Deep Learning AMI, PyTorch {torch}.{minor}, Ubuntu {year}.{month:02d}, open NVIDIA driver: the newest"
@@ -56,7 +56,7 @@ def deep_learning(session: Session) -> Image:
 
 
 def ubuntu(session: Session) -> Image:
-    """Plain Ubuntu, for jobs without a GPU: Python and git are there, torch is not."""
+    """Plain Ubuntu, for jobs without a GPU: it has Python and git, but no torch."""
     with translated("read the newest Ubuntu image (SSM parameter)"):
         answer = session.client("ssm").get_parameter(Name=_UBUNTU)
     return Image(answer["Parameter"]["Value"], _UBUNTU, "Ubuntu 24.04, plain: the newest", CPU_FAMILIES)

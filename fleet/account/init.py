@@ -1,7 +1,7 @@
 """`fleetctl init`: reads an account and chooses what a job needs. Nothing is created in AWS here.
 
-`survey` asks AWS, `offline` asks nobody and leaves placeholders; both end in a `Choice`, from which `init_files` writes
-the two files. Roles, security group, key pair, bucket and volume are made by `fleetctl request`, in its plan.
+`survey` asks AWS, `offline` does not and leaves placeholders; both return a `Choice`, from which `init_files` writes
+the two files. `fleetctl request` creates the roles, security group, key pair, bucket and volume, as its plan says.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the operator asked for. `types` named by hand skip the choosing; `dollars` None: proposed."""
+    """The operator's options. If `types` are named, none is chosen; `dollars` None: a proposed limit."""
 
     name: str
     repository: str
@@ -48,12 +48,12 @@ class Wishes:
     types: tuple[str, ...] = ()
     vpc: str = ""
     ssh_from: str | None = None  # None: this machine's address
-    environment: Environment = NOTHING  # that the checkout asks for
+    environment: Environment = NOTHING  # of the checkout
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """One instance type with its zones; prices in dollars an hour, None where unknown."""
+class Offer:
+    """An instance type with its zones; prices in dollars an hour, None if unknown."""
 
     type: InstanceType
     zones: tuple[str, ...]
@@ -64,13 +64,13 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Choice:
-    """All that the two files say. `account` and `region` may be "" offline."""
+    """The content of the two files. `account` and `region` may be "" offline."""
 
     wishes: Wishes
     account: str
     region: str
     image: Image
-    types: tuple[Chosen, ...]
+    types: tuple[Offer, ...]
     fleet_role: str  # ARN
     profile: str  # ARN
     ssh_from: str = ""
@@ -82,7 +82,7 @@ class Choice:
 
 # -------------------------------------------------------------------------------------------------------- from AWS
 def survey(session: Session, wishes: Wishes, clock: Clock, say: Say) -> Choice:
-    """Choose by what the account and the market have. CapacityError where a quota or a price leaves nothing."""
+    """Choose from the account and the market. CapacityError if a quota or a price excludes every type."""
     account = session.account
     say("reading quotas and instance types …")
     image = images.deep_learning(session) if wishes.need.gpus else images.ubuntu(session)
@@ -90,16 +90,16 @@ def survey(session: Session, wishes: Wishes, clock: Clock, say: Say) -> Choice:
         image = replace(image, id=wishes.image, parameter="", says="named with --image")
     families = sorted({name.partition(".")[0] for name in wishes.types}) or image.families
     need = wishes.need
-    found = types.describe(session, families, need)
+    candidates = types.describe(session, families, need)
     if wishes.types:
-        found = _named(wishes.types, found)
-    if not found:
+        candidates = _named(wishes.types, candidates)
+    if not candidates:
         raise ConfigError(_nothing_suits(need), next_step="ask for another --gpus or less --gpu-memory")
-    found, quota, notes = _within_quota(session, found)
+    candidates, quota, notes = _within_quota(session, candidates)
     say("reading zones, subnets and spot prices …")
     net = network.network(session, wishes.vpc)
-    chosen, more = _choose(session, found, net, need, clock)
-    notes += more
+    chosen, price_notes = _choose(session, candidates, net, need, clock)
+    notes += price_notes
     ssh_from, ssh_note = _ssh_from(wishes)
     notes += [note for note in (ssh_note, wishes.environment.note) if note]
     if not net.public:
@@ -117,68 +117,70 @@ def survey(session: Session, wishes: Wishes, clock: Clock, say: Say) -> Choice:
 
 
 def _choose(
-    session: Session, found: list[InstanceType], net: network.Network, need: Need, clock: Clock
-) -> tuple[tuple[Chosen, ...], list[str]]:
+    session: Session, candidates: list[InstanceType], net: network.Network, need: Need, clock: Clock
+) -> tuple[tuple[Offer, ...], list[str]]:
     from spotheal.fleet.account.prices import on_demand_prices, spot_prices_only
 
-    names = tuple(one.name for one in found)
+    names = tuple(candidate.name for candidate in candidates)
     offered = types.offered_zones(session, names)
     zones = {name: [zone for zone in offered.get(name, []) if zone in net.subnets] for name in names}
     prices = spot_prices_only(session, names, tuple(net.subnets), clock)
-    picked, notes = types.choose(found, zones, prices, need)
+    picked, notes = types.choose(candidates, zones, prices, need)
     if not picked:
-        _refuse_price(found, zones, prices, need)
-    listed = on_demand_prices(session, [one.name for one in picked])
+        _refuse_price(candidates, zones, prices, need)
+    listed = on_demand_prices(session, [candidate.name for candidate in picked])
     chosen = []
-    for one in picked:
-        used = tuple(zone for zone in zones[one.name] if (one.name, zone) in prices)
+    for candidate in picked:
+        used = tuple(zone for zone in zones[candidate.name] if (candidate.name, zone) in prices)
         subnets = tuple(net.subnets[zone] for zone in used)
-        chosen.append(Chosen(one, used, subnets, types.lowest(prices, one.name, used), listed.get(one.name)))
+        spot = types.lowest(prices, candidate.name, used)
+        chosen.append(Offer(candidate, used, subnets, spot, listed.get(candidate.name)))
     return tuple(chosen), notes
 
 
-def _named(wanted: tuple[str, ...], found: list[InstanceType]) -> list[InstanceType]:
-    there = {one.name: one for one in found}
-    if strange := [name for name in wanted if name not in there]:
+def _named(names: tuple[str, ...], candidates: list[InstanceType]) -> list[InstanceType]:
+    by_name = {candidate.name: candidate for candidate in candidates}
+    if strange := [name for name in names if name not in by_name]:
         raise ConfigError(
             f"{', '.join(strange)}: no type of this region that suits --gpus and --gpu-memory and runs as spot",
             next_step="`aws ec2 describe-instance-types` lists them",
         )
-    return [there[name] for name in wanted]
+    return [by_name[name] for name in names]
 
 
-def _within_quota(session: Session, found: list[InstanceType]) -> tuple[list[InstanceType], str, list[str]]:
-    """The types that the account may run, its quotas in words, and notes. CapacityError where it may run none."""
-    codes = [known for one in found if (known := quotas.quota_of(one.name))]
+def _within_quota(session: Session, candidates: list[InstanceType]) -> tuple[list[InstanceType], str, list[str]]:
+    """The types that the account may run, its quotas in words, and notes. CapacityError if it may run none."""
+    codes = [code_and_name for candidate in candidates if (code_and_name := quotas.quota_of(candidate.name))]
     read, notes = quotas.read(session, codes)
-    usable = [one for one in found if quotas.allows(read, one)]
-    said = "; ".join(f'"{quota.name}" is {quota.vcpus:g}' for quota in read.values() if quota.vcpus is not None)
+    usable = [candidate for candidate in candidates if quotas.allows(read, candidate)]
+    summary = "; ".join(f'"{quota.name}" is {quota.vcpus:g}' for quota in read.values() if quota.vcpus is not None)
     if not usable:
-        smallest = min(found, key=lambda one: one.vcpus)
+        smallest = min(candidates, key=lambda candidate: candidate.vcpus)
         code, name = quotas.quota_of(smallest.name) or ("", "")
-        vcpus = sorted(one.vcpus for one in found)[: types.TYPES_MIN][-1]
+        vcpus = sorted(candidate.vcpus for candidate in candidates)[: types.TYPES_MIN][-1]
         raise CapacityError(
             f'this account may run none of the types that suit: its quota "{name}" in {session.region} is '
             f"{read[code].vcpus:g} vCPUs, and {smallest.name} has {smallest.vcpus}",
             next_step=quotas.command(code, vcpus, session.region)
             + "\n  AWS answers in minutes to days; the same init then",
         )
-    left_out = [one for one in found if one not in usable]
-    if left_out and len(usable) < types.TYPES_MIN:
-        code, name = quotas.quota_of(left_out[0].name) or ("", "")
-        most = min(one.vcpus for one in left_out)
+    excluded = [candidate for candidate in candidates if candidate not in usable]
+    if excluded and len(usable) < types.TYPES_MIN:
+        code, name = quotas.quota_of(excluded[0].name) or ("", "")
+        vcpus_needed = min(candidate.vcpus for candidate in excluded)
         notes.append(
-            f'the quota "{name}" of {read[code].vcpus:g} vCPUs leaves out {len(left_out)} type(s) that suit; more: '
-            + quotas.command(code, most, session.region)
+            f'the quota "{name}" of {read[code].vcpus:g} vCPUs leaves out {len(excluded)} type(s) that suit; more: '
+            + quotas.command(code, vcpus_needed, session.region)
         )
-    return usable, said, notes
+    return usable, summary, notes
 
 
 def _refuse_price(
-    found: Iterable[InstanceType], zones: dict[str, list[str]], prices: types.Prices, need: Need
+    candidates: Iterable[InstanceType], zones: dict[str, list[str]], prices: types.Prices, need: Need
 ) -> None:
-    """CapacityError that says what the cheapest costs, or that there is none."""
-    lowest = [(price, one.name) for one in found if (price := types.lowest(prices, one.name, zones[one.name]))]
+    """CapacityError that names the lowest price, or says that there is none."""
+    names = [candidate.name for candidate in candidates]
+    lowest = [(price, name) for name in names if (price := types.lowest(prices, name, zones[name]))]
     if not lowest:
         raise CapacityError(
             "no spot price is known for any type that suits: this region has no spot capacity of them",
@@ -194,25 +196,25 @@ def _refuse_price(
 def _ssh_from(wishes: Wishes) -> tuple[str, str]:
     if wishes.ssh_from is not None:
         return (network.cidr(wishes.ssh_from) if wishes.ssh_from else ""), ""
-    found = network.own_address()
-    return found, "" if found else (
-        "this machine's public address is not known, so ssh is opened to nobody: --ssh-from ADDRESS, "
-        "or ssh_from in job.toml, opens it to one"
+    address = network.own_address()
+    return address, "" if address else (
+        "this machine's public address is not known, so ssh stays closed: --ssh-from ADDRESS, "
+        "or ssh_from in job.toml, opens it to one address"
     )
 
 
-def _dollars(wishes: Wishes, chosen: tuple[Chosen, ...]) -> float:
-    """What the dearest chosen type costs in the hours allowed, and a fifth for prices that rise."""
+def _dollars(wishes: Wishes, offers: tuple[Offer, ...]) -> float:
+    """The cost of the most expensive offer in the allowed hours, plus 20 % for rising prices."""
     if wishes.dollars is not None:
         return wishes.dollars
-    prices = [one.spot for one in chosen if one.spot]
+    prices = [offer.spot for offer in offers if offer.spot]
     return float(max(1, math.ceil(max(prices) * wishes.hours * 1.2))) if prices and wishes.hours else 0.0
 
 
 def _nothing_suits(need: Need) -> str:
     if need.gpus:
-        least = f" with {need.gpu_memory:g} GiB or more each" if need.gpu_memory else ""
-        return f"no instance type that the image supports has exactly {need.gpus} GPU(s){least}"
+        memory = f" with {need.gpu_memory:g} GiB or more each" if need.gpu_memory else ""
+        return f"no instance type that the image supports has exactly {need.gpus} GPU(s){memory}"
     return f"no instance type has exactly {need.vcpus} vCPUs"
 
 
@@ -225,13 +227,14 @@ def _at_home(path: Path) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- offline
 def offline(wishes: Wishes, region: str) -> Choice:
-    """The same files with placeholders where only AWS knows; `fleetctl validate` names each."""
-    suit = [one for one in types.KNOWN if types.suits(one, wishes.need)]
+    """The same files, with a placeholder for each value that only AWS knows; `fleetctl validate` lists them."""
+    suit = [candidate for candidate in types.KNOWN if types.suits(candidate, wishes.need)]
     if wishes.types:
         suit = [InstanceType(name, 0, 0) for name in wishes.types]
     if not suit:
         raise ConfigError(_nothing_suits(wishes.need), next_step="name types with --type, or give credentials")
-    chosen = tuple(Chosen(one, (), ("<SUBNET_ID>",)) for one in suit[: max(types.TYPES_MIN, len(wishes.types))])
+    suit = suit[: max(types.TYPES_MIN, len(wishes.types))]
+    chosen = tuple(Offer(candidate, (), ("<SUBNET_ID>",)) for candidate in suit)
     arn = "arn:aws:iam::<ACCOUNT_NUMBER>:"
     families = images.DEEP_LEARNING_FAMILIES if wishes.need.gpus else images.CPU_FAMILIES
     key = network.public_key()
@@ -261,8 +264,9 @@ def guess_name(repository: str, folder: Path) -> str:
 
 def is_checkout(folder: Path) -> bool:
     try:
-        done = subprocess.run(["git", "rev-parse", "--is-inside-work-tree"], cwd=folder, capture_output=True, text=True,
-                              check=False)  # fmt: skip
+        process = subprocess.run(
+            ["git", "rev-parse", "--is-inside-work-tree"], cwd=folder, capture_output=True, text=True, check=False
+        )
     except OSError:
         return False
-    return done.stdout.strip() == "true"
+    return process.stdout.strip() == "true"

@@ -7,12 +7,12 @@ import textwrap
 from typing import Any
 
 from spotheal.agent.protocol.job_keys import FREE_TABLES, KEYS, REQUIRED, Key
-from spotheal.fleet.account.init import HOURS, KEY_NAME, Choice, Chosen
+from spotheal.fleet.account.init import HOURS, KEY_NAME, Choice, Offer
 from spotheal.fleet.account.network import SSH_GROUP
 from spotheal.fleet.run.table import table
 
 _WIDTH = 118
-# Shown with their default, commented out, beside what was chosen: what people look for first.
+# The keys that people look for first: shown with their default, commented out, next to the chosen values.
 _USEFUL = {
     "job": ("revision", "resume_command", "setup", "directory", "keep", "python"),
     "volume": ("snapshot",),
@@ -24,7 +24,7 @@ _USEFUL = {
 
 
 def fleet_document(choice: Choice) -> dict[str, Any]:
-    """A SpotFleetRequestConfig that the aws CLI takes unchanged once the named things exist."""
+    """A SpotFleetRequestConfig that the aws CLI accepts unchanged once the named resources exist."""
     document: dict[str, Any] = {
         "IamFleetRole": choice.fleet_role,
         "AllocationStrategy": "priceCapacityOptimized",
@@ -33,15 +33,15 @@ def fleet_document(choice: Choice) -> dict[str, Any]:
     }
     if choice.wishes.need.max_price:
         document["SpotPrice"] = f"{choice.wishes.need.max_price:g}"
-    document["LaunchSpecifications"] = [_specification(choice, one) for one in choice.types]
+    document["LaunchSpecifications"] = [_specification(choice, offer) for offer in choice.types]
     return document
 
 
-def _specification(choice: Choice, one: Chosen) -> dict[str, Any]:
+def _specification(choice: Choice, offer: Offer) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "ImageId": choice.image.id,
-        "InstanceType": one.type.name,
-        "SubnetId": ", ".join(one.subnets),
+        "InstanceType": offer.type.name,
+        "SubnetId": ", ".join(offer.subnets),
         "SecurityGroups": [{"GroupName": SSH_GROUP}],
         "IamInstanceProfile": {"Arn": choice.profile},
     }
@@ -54,7 +54,7 @@ def fleet_text(choice: Choice) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ job.toml
 def job_values(choice: Choice) -> dict[tuple[str, str], Any]:
-    """What job.toml sets, by table and key."""
+    """The values in job.toml, by table and key."""
     wishes = choice.wishes
     values: dict[tuple[str, str], Any] = {
         ("job", "name"): wishes.name,
@@ -79,14 +79,14 @@ def _plain(number: float) -> float | int:
 
 
 def reasons(choice: Choice) -> dict[tuple[str, str], str]:
-    """Why each value is what it is."""
+    """The reason of each value."""
     wishes = choice.wishes
-    here = 'the commit of this checkout travels with the run: no git host, no token; "https://…" clones instead'
-    prices = [one.spot for one in choice.types if one.spot]
+    checkout = 'the commit of this checkout travels with the run: no git host, no token; "https://…" clones instead'
+    prices = [offer.spot for offer in choice.types if offer.spot]
     proposed = f"proposed: {wishes.hours:g} h of the dearest type chosen, at today's price, and a fifth"
     return {
         ("job", "name"): "in tags, in the store and in every verb; two jobs never share one",
-        ("job", "repository"): here if wishes.repository == "." else "cloned on each instance",
+        ("job", "repository"): checkout if wishes.repository == "." else "cloned on each instance",
         ("job", "command"): "as given; a list, no shell reads it",
         ("job", "setup"): wishes.environment.reason,
         ("job", "region"): "so that tomorrow's shell finds the job",
@@ -102,13 +102,13 @@ def reasons(choice: Choice) -> dict[tuple[str, str], str]:
 
 
 def job_text(choice: Choice, date: str) -> str:
-    values, why = job_values(choice), reasons(choice)
+    values, comments = job_values(choice), reasons(choice)
     lines = [_comment(line) for line in header(choice, date)]
     for name in dict.fromkeys(key.table for key in KEYS):
-        shown = [line for key in KEYS if key.table == name for line in _key_lines(key, values, why)]
-        if shown:
-            given = any(not line.startswith("#") for line in shown)
-            lines += ["", f"[{name}]" if given or name == "job" else f"# [{name}]", *shown]
+        key_lines = [line for key in KEYS if key.table == name for line in _key_lines(key, values, comments)]
+        if key_lines:
+            has_values = any(not line.startswith("#") for line in key_lines)
+            lines += ["", f"[{name}]" if has_values or name == "job" else f"# [{name}]", *key_lines]
     lines += ["", f"# [environment]   # {FREE_TABLES['environment']}", '# OMP_NUM_THREADS = "4"']
     return "\n".join(lines) + "\n"
 
@@ -118,15 +118,15 @@ def _comment(line: str) -> str:
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """Commands stay whole where they fit in a line."""
+    """Lines of at most `width` characters; a command that fits in a line is not split."""
     return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
 
 
-def _key_lines(key: Key, values: dict[tuple[str, str], Any], why: dict[tuple[str, str], str]) -> list[str]:
+def _key_lines(key: Key, values: dict[tuple[str, str], Any], comments: dict[tuple[str, str], str]) -> list[str]:
     place = (key.table, key.name)
     if place in values:
         text = f"{key.name} = {toml(values[place])}"
-        reason = why.get(place, "")
+        reason = comments.get(place, "")
         return [*(_comment(part) for part in _wrap(reason, _WIDTH - 2)), text]
     if key.ready and key.name in _USEFUL.get(key.table, ()) and key.default is not REQUIRED:
         text = f"# {key.name} = {toml(key.default)}"
@@ -135,15 +135,15 @@ def _key_lines(key: Key, values: dict[tuple[str, str], Any], why: dict[tuple[str
 
 
 def toml(value: Any) -> str:
-    """A TOML value; a basic string is JSON's, but for DEL, which TOML wants escaped."""
+    """A TOML value; a basic string is like JSON's, except DEL, which TOML wants escaped."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
 def header(choice: Choice, date: str) -> list[str]:
-    """What was chosen for spot_fleet_config.json, and why, in lines without a mark."""
-    whose = f"account {choice.account}, {choice.region}" if choice.account else "no account (offline)"
+    """The values of spot_fleet_config.json and their reasons, in lines without the comment mark."""
+    account = f"account {choice.account}, {choice.region}" if choice.account else "no account (offline)"
     lines = [
-        f"Written by `fleetctl init` on {date} for {whose}. docs/job-toml.md lists every key;",
+        f"Written by `fleetctl init` on {date} for {account}. docs/job-toml.md lists every key;",
         "a line that is commented out shows a default.",
         "",
         "spot_fleet_config.json beside this, and why:",
@@ -180,9 +180,9 @@ def _opened(choice: Choice) -> str:
 
 def types_table(choice: Choice) -> str:
     rows = [
-        (one.type.name, one.type.says() if one.type.vcpus else "-", _dollars(one.spot), _dollars(one.on_demand),
-         ", ".join(zone.removeprefix(choice.region) for zone in one.zones) or "-")
-        for one in choice.types
+        (offer.type.name, offer.type.says() if offer.type.vcpus else "-", _dollars(offer.spot),
+         _dollars(offer.on_demand), ", ".join(zone.removeprefix(choice.region) for zone in offer.zones) or "-")
+        for offer in choice.types
     ]  # fmt: skip
     return table(("TYPE", "", "SPOT/H FROM", "ON-DEMAND/H", "ZONES"), rows)
 
@@ -200,9 +200,10 @@ def document(choice: Choice, files: list[str]) -> dict[str, Any]:
         "region": choice.region or None,
         "image": {"id": choice.image.id, "parameter": choice.image.parameter or None, "says": choice.image.says},
         "types": [
-            {"name": one.type.name, "vcpus": one.type.vcpus, "gpus": one.type.gpus, "gpu": one.type.gpu or None,
-             "spot": one.spot, "on_demand": one.on_demand, "zones": list(one.zones), "subnets": list(one.subnets)}
-            for one in choice.types
+            {"name": offer.type.name, "vcpus": offer.type.vcpus, "gpus": offer.type.gpus,
+             "gpu": offer.type.gpu or None, "spot": offer.spot, "on_demand": offer.on_demand,
+             "zones": list(offer.zones), "subnets": list(offer.subnets)}
+            for offer in choice.types
         ],
         "ssh_from": choice.ssh_from or None,
         "public_key": choice.key_file or None,

@@ -1,4 +1,4 @@
-"""Where instances are launched, and who may reach them: the VPC's subnets, this machine's address, the ssh key."""
+"""The network of the instances, and the way to them: the VPC's subnets, this machine's address, the ssh key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PUBLIC_KEYS = ("id_ed25519.pub", "id_rsa.pub")  # EC2 imports no other kind (AP
 
 @dataclass(frozen=True)
 class Network:
-    """`subnets` by zone, one each; `public`: instances there get a public address."""
+    """`subnets`: one per zone; `public`: instances there get a public address."""
 
     vpc: str
     subnets: dict[str, str]
@@ -32,50 +32,51 @@ class Network:
 
 
 def network(session: Session, vpc: str = "") -> Network:
-    """The default VPC's subnets, or those of `vpc`. NotFound where there is none."""
+    """The default VPC's subnets, or those of `vpc`. NotFound if there is none."""
     ec2 = session.client("ec2")
     if not vpc:
         with translated("look for the default VPC"):
-            found = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
-        if not found:
+            vpcs = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+        if not vpcs:
             raise NotFound(
                 f"region {session.region} of this account has no default VPC",
                 next_step="`aws ec2 create-default-vpc` makes one; or name another with --vpc vpc-…",
             )
-        vpc = str(found[0]["VpcId"])
+        vpc = str(vpcs[0]["VpcId"])
     subnets: dict[str, dict[str, Any]] = {}
     with translated(f"list the subnets of {vpc}"):
         pages = ec2.get_paginator("describe_subnets").paginate(Filters=[{"Name": "vpc-id", "Values": [vpc]}])
         for page in pages:
-            for one in page["Subnets"]:
-                best = subnets.get(one["AvailabilityZone"])
-                if best is None or _rank(one) > _rank(best):
-                    subnets[one["AvailabilityZone"]] = one
+            for subnet in page["Subnets"]:
+                best = subnets.get(subnet["AvailabilityZone"])
+                if best is None or _rank(subnet) > _rank(best):
+                    subnets[subnet["AvailabilityZone"]] = subnet
     if not subnets:
         raise NotFound(f"{vpc} has no subnet", next_step="`aws ec2 create-default-subnet --availability-zone ZONE`")
-    public = all(bool(one.get("MapPublicIpOnLaunch")) for one in subnets.values())
+    public = all(bool(subnet.get("MapPublicIpOnLaunch")) for subnet in subnets.values())
     return Network(vpc, {zone: str(subnets[zone]["SubnetId"]) for zone in sorted(subnets)}, public)
 
 
 def _rank(subnet: dict[str, Any]) -> tuple[bool, bool, int]:
-    """Of several in a zone: with a public address (the instances must reach AWS), the default one, the roomiest."""
+    """The best subnet of a zone gives public addresses (instances must reach AWS), is the default, has the most free
+    addresses."""
     room = int(subnet.get("AvailableIpAddressCount") or 0)
     return bool(subnet.get("MapPublicIpOnLaunch")), bool(subnet.get("DefaultForAz")), room
 
 
 def cidr(text: str) -> str:
-    """`203.0.113.7`, `203.0.113.0/24` or the like as EC2 takes it; ConfigError for what is none, or is everybody."""
+    """`203.0.113.7` or `203.0.113.0/24` in EC2's form; ConfigError if it is no network, or the whole internet."""
     try:
-        found = ipaddress.ip_network(text.strip(), strict=False)
+        block = ipaddress.ip_network(text.strip(), strict=False)
     except ValueError:
         raise ConfigError(f"--ssh-from {text!r} is no address and no network", next_step="write 203.0.113.7") from None
-    if found.prefixlen == 0:
+    if block.prefixlen == 0:
         raise ConfigError(f"--ssh-from {text} would open ssh to the whole internet", next_step="write 203.0.113.7")
-    return str(found)
+    return str(block)
 
 
 def own_address() -> str:
-    """The address that AWS sees this machine by, as a network of one; "" where it cannot be told."""
+    """This machine's address as AWS sees it, as a network of one address; "" if it is not known."""
     endpoint = urlsplit(os.environ.get("AWS_ENDPOINT_URL", "")).hostname or ""
     if endpoint in ("127.0.0.1", "localhost", "::1"):
         return "127.0.0.1/32"

@@ -1,6 +1,6 @@
-"""What a request needs in the account besides the run itself: found missing, and made. Idempotent, each by its name.
+"""What a request needs in the account: checks what is missing, and creates it. Idempotent, each resource by its name.
 
-A security group that is to be made has no id yet: until then its place in the request is held by `group_placeholder`.
+A new security group has no id before it is created: until then `group_placeholder` stands for it in the request.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from spotheal.iam import job_roles
 if TYPE_CHECKING:
     from spotheal.fleet.run.session import Session
 
-IAM_SECONDS = 10.0  # until a role that was just made is known everywhere (IAM is eventually consistent)
+IAM_SECONDS = 10.0  # until a new role is known everywhere (IAM is eventually consistent)
 
 
 @dataclass(frozen=True)
 class CreateSecurityGroup:
-    """`ssh_from` "" opens nothing."""
+    """If `ssh_from` is "", the group opens nothing."""
 
     name: str
     vpc: str
@@ -44,7 +44,7 @@ class CreateSecurityGroup:
 
 @dataclass(frozen=True)
 class OpenSsh:
-    """The group is there, and this address is new (another network than yesterday)."""
+    """The group exists, but does not know this address yet (the operator's network has changed)."""
 
     group: str
     name: str
@@ -78,7 +78,7 @@ STEPS = get_args(Step)
 
 @dataclass(frozen=True)
 class Found:
-    """`fleet` is the fleet's file with groups by id; `notes` say what could not be looked at."""
+    """`fleet` is the fleet's file with groups by id; `notes` say what could not be checked."""
 
     steps: tuple[Step, ...]
     fleet: FleetConfig
@@ -95,36 +95,39 @@ def look(session: Session, fleet: FleetConfig, job: JobConfig, store: StoreUrl, 
     if (key := job.volume.kms_key) and key.split(":")[3] != session.region:
         raise ConfigError(
             f"[volume] kms_key: {key} is a key of another region than {session.region}",
-            next_step="name a key of the run's region; EBS uses no other",
+            next_step="name a key of the run's region; EBS accepts no other",
         )
     notes: list[str] = []
     try:
-        told = job.notify.sns and not job.notify.sns.rpartition(":")[2].startswith("spotheal")
+        has_topic = job.notify.sns and not job.notify.sns.rpartition(":")[2].startswith("spotheal")
         elsewhere = isinstance(job.store.results_place, StoreUrl)
-        wanted = {"rescue": seconds(job.fleet.on_demand_after), "sweeps": sweep, "topic": told, "results": elsewhere,
-                  "key": job.volume.kms_key}  # fmt: skip
-        additions = [name for name, is_wanted in wanted.items() if is_wanted]
+        switches = {
+            "rescue": seconds(job.fleet.on_demand_after), "sweeps": sweep, "topic": has_topic, "results": elsewhere,
+            "key": job.volume.kms_key,
+        }  # fmt: skip
+        additions = [name for name, is_on in switches.items() if is_on]
         steps += _missing_roles(session, fleet, job, store, additions)
     except PermissionDenied as error:
         if not error.code:
             raise
         notes.append("whether the roles exist was not checked: these credentials may not read IAM")
     steps += _missing_keys(session, fleet, job)
-    groups, made = _groups(session, fleet, job)
+    groups, group_steps = _groups(session, fleet, job)
     notes += results_check.check(session, job, fleet)
-    return Found((*steps, *made), _with_groups(fleet, groups), tuple(notes))
+    return Found((*steps, *group_steps), _with_groups(fleet, groups), tuple(notes))
 
 
 def look_between(session: Session, fleet: FleetConfig, templates: Iterable[Mapping[str, Any]]) -> tuple[Step, ...]:
-    """What opens the way between a run's machines. `fleet` has its groups by id; `templates`: its templates' data."""
+    """The step that opens the network between a run's machines. `fleet` has its groups by id; `templates`: the data of
+    its launch templates."""
     specs = [spec for spec in fleet.specifications if isinstance(spec, dict)]
-    named = {group for one in specs for group in between.groups_of(one)}
+    named = {group for spec in specs for group in between.groups_of(spec)}
     ours = group_placeholder(network.SSH_GROUP)
     if ours not in named and named:
         filters = [{"Name": "group-name", "Values": [network.SSH_GROUP]}]
         with translated(f"look for security group {network.SSH_GROUP}"):
-            found = session.client("ec2").describe_security_groups(Filters=filters)["SecurityGroups"]
-        ours = next((str(one["GroupId"]) for one in found if one["GroupId"] in named), "")
+            groups = session.client("ec2").describe_security_groups(Filters=filters)["SecurityGroups"]
+        ours = next((str(group["GroupId"]) for group in groups if group["GroupId"] in named), "")
     step = between.look(session, [*specs, *templates], _vpc(session, fleet), ours)
     return () if step is None else (step,)
 
@@ -134,7 +137,7 @@ def _missing_roles(
 ) -> list[Step]:
     steps: list[Step] = []
     place = job.store.results_place
-    of: dict[str, dict[str, Any]] = {
+    arguments: dict[str, dict[str, Any]] = {
         "topic": {"topic": job.notify.sns}, "results": {"results": place if isinstance(place, StoreUrl) else None},
         "key": {"key": job.volume.kms_key},
     }  # fmt: skip
@@ -144,18 +147,18 @@ def _missing_roles(
     is_spot_fleet = job.fleet.engine == "spot-fleet"
     steps += service_roles.missing(session, service_roles.SPOT_FLEET if is_spot_fleet else service_roles.EC2_FLEET)
     profiles = [spec.get("IamInstanceProfile") or {} for spec in fleet.specifications]
-    names = [str(one.get("Name") or str(one.get("Arn", "")).rpartition("/")[2]) for one in profiles]
+    names = [str(profile.get("Name") or str(profile.get("Arn", "")).rpartition("/")[2]) for profile in profiles]
     for name in dict.fromkeys(filter(None, names)):
-        if (its_job := job_roles.job_of(name)) and its_job != job.job.name:
+        if (profile_job := job_roles.job_of(name)) and profile_job != job.job.name:
             raise ConfigError(
-                f"{fleet.source}: instance profile {name} is for job {its_job} alone, and this is {job.job.name}",
+                f"{fleet.source}: instance profile {name} is only for job {profile_job}, and this is {job.job.name}",
                 next_step=f"write {job_roles.job_role(job.job.name)}, which is made for you, or {roles.INSTANCE_ROLE}"
                 " for all jobs",
             )
         if instance_role := roles.missing_instance_role(session, name, store):
             steps.append(instance_role)
-        steps += [step for one in additions if (step := roles.missing_addition(
-            session, name, store, one, **of.get(one, {})))]  # fmt: skip
+        steps += [step for addition in additions if (step := roles.missing_addition(
+            session, name, store, addition, **arguments.get(addition, {})))]  # fmt: skip
     if job.cage.trainer_policy and (
         role_of_trainer := roles.missing_trainer_role(
             session, filter(None, dict.fromkeys(names)), job.job.name, job.cage.trainer_policy
@@ -172,10 +175,10 @@ def _missing_keys(session: Session, fleet: FleetConfig, job: JobConfig) -> list[
         return []
     with translated(f"look for key pairs {', '.join(names)}"):
         filters = [{"Name": "key-name", "Values": names}]
-        there = {one["KeyName"] for one in session.client("ec2").describe_key_pairs(Filters=filters)["KeyPairs"]}
+        existing = {pair["KeyName"] for pair in session.client("ec2").describe_key_pairs(Filters=filters)["KeyPairs"]}
     steps: list[Step] = []
     for name in names:
-        if name in there:
+        if name in existing:
             continue
         file = Path(job.fleet.public_key).expanduser() if job.fleet.public_key else None
         if file is None or not file.is_file():
@@ -189,7 +192,7 @@ def _missing_keys(session: Session, fleet: FleetConfig, job: JobConfig) -> list[
 
 
 def _groups(session: Session, fleet: FleetConfig, job: JobConfig) -> tuple[dict[str, str], list[Step]]:
-    """Ids by name, and what makes those that are not there."""
+    """Ids by name, and the steps that create the missing groups."""
     named = [group["GroupName"] for spec in fleet.specifications for group in spec.get("SecurityGroups") or []
              if group.get("GroupName") and not group.get("GroupId")]  # fmt: skip
     names = list(dict.fromkeys(named))
@@ -199,26 +202,27 @@ def _groups(session: Session, fleet: FleetConfig, job: JobConfig) -> tuple[dict[
     vpc = _vpc(session, fleet)
     with translated(f"look for security groups {', '.join(names)}"):
         filters = [{"Name": "group-name", "Values": names}, {"Name": "vpc-id", "Values": [vpc]}]
-        there = {one["GroupName"]: one for one in ec2.describe_security_groups(Filters=filters)["SecurityGroups"]}
-    found = {name: str(group["GroupId"]) for name, group in there.items()}
+        answer = ec2.describe_security_groups(Filters=filters)
+    existing = {group["GroupName"]: group for group in answer["SecurityGroups"]}
+    ids = {name: str(group["GroupId"]) for name, group in existing.items()}
     steps: list[Step] = []
-    wanted = network.cidr(job.fleet.ssh_from) if job.fleet.ssh_from else ""
+    ssh_from = network.cidr(job.fleet.ssh_from) if job.fleet.ssh_from else ""
     for name in names:
-        if name not in there and name != network.SSH_GROUP:
+        if name not in existing and name != network.SSH_GROUP:
             raise NotFound(
                 f"there is no security group {name!r} in {vpc}",
                 next_step=f"correct {fleet.source}, or write {network.SSH_GROUP}, which is made for you",
             )
-        if name not in there:
-            found[name] = group_placeholder(name)
-            steps.append(CreateSecurityGroup(name, vpc, wanted))
-        elif name == network.SSH_GROUP and wanted and not _is_open(there[name], wanted):
-            steps.append(OpenSsh(found[name], name, wanted))
-    return found, steps
+        if name not in existing:
+            ids[name] = group_placeholder(name)
+            steps.append(CreateSecurityGroup(name, vpc, ssh_from))
+        elif name == network.SSH_GROUP and ssh_from and not _is_open(existing[name], ssh_from):
+            steps.append(OpenSsh(ids[name], name, ssh_from))
+    return ids, steps
 
 
 def _vpc(session: Session, fleet: FleetConfig) -> str:
-    """Of the fleet's first subnet, else the default one."""
+    """The VPC of the fleet's first subnet, else the default VPC."""
     if fleet.subnets:
         with translated(f"describe {fleet.subnets[0]}"):
             answer = session.client("ec2").describe_subnets(SubnetIds=[fleet.subnets[0]])
@@ -226,10 +230,10 @@ def _vpc(session: Session, fleet: FleetConfig) -> str:
     return network.network(session).vpc
 
 
-def _is_open(group: Mapping[str, Any], wanted: str) -> bool:
+def _is_open(group: Mapping[str, Any], ssh_from: str) -> bool:
     return any(
         rule.get("FromPort") == 22
-        and wanted in [one.get("CidrIp") or one.get("CidrIpv6") for one in _ranges(rule)]
+        and ssh_from in [address.get("CidrIp") or address.get("CidrIpv6") for address in _ranges(rule)]
         for rule in group.get("IpPermissions", [])
     )  # fmt: skip
 
@@ -239,7 +243,7 @@ def _ranges(rule: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _with_groups(fleet: FleetConfig, groups: Mapping[str, str]) -> FleetConfig:
-    """Ids in place of names: beside a subnet EC2 takes no name of a group."""
+    """The fleet with ids in place of names: with a subnet EC2 accepts no name of a group."""
     document = json.loads(json.dumps(fleet.document))
     for spec in document.get("LaunchSpecifications") or []:
         for group in spec.get("SecurityGroups") or []:
@@ -250,7 +254,7 @@ def _with_groups(fleet: FleetConfig, groups: Mapping[str, str]) -> FleetConfig:
 
 # ---------------------------------------------------------------------------------------------------------------- make
 def make(session: Session, step: Step) -> dict[str, str]:
-    """Carry out a step; returns what its placeholders stand for."""
+    """Carry out a step; returns the values of its placeholders."""
     match step:
         case CreateInstanceRole():
             roles.create_instance_role(session, step)
@@ -271,13 +275,13 @@ def make(session: Session, step: Step) -> dict[str, str]:
     return {}
 
 
-def filled(value: Any, made: Mapping[str, str]) -> Any:
-    """`value` with the placeholders that are `made` replaced, however deep they are."""
+def filled(value: Any, values: Mapping[str, str]) -> Any:
+    """`value` with the placeholders in `values` replaced, at any depth."""
     if isinstance(value, str):
-        return made.get(value, value)
+        return values.get(value, value)
     if isinstance(value, dict):
-        return {name: filled(item, made) for name, item in value.items()}
-    return [filled(item, made) for item in value] if isinstance(value, list) else value
+        return {name: filled(item, values) for name, item in value.items()}
+    return [filled(item, values) for item in value] if isinstance(value, list) else value
 
 
 def _create_group(session: Session, step: CreateSecurityGroup) -> str:
@@ -285,11 +289,11 @@ def _create_group(session: Session, step: CreateSecurityGroup) -> str:
     tags = [{"ResourceType": "security-group", "Tags": [{"Key": TAG_NAME, "Value": step.name}]}]
     try:
         with translated(f"create security group {step.name}"):
-            made = ec2.create_security_group(
+            answer = ec2.create_security_group(
                 GroupName=step.name, VpcId=step.vpc, Description="ssh to spot instances (fleetctl)",
                 TagSpecifications=tags,
             )  # fmt: skip
-            group = str(made["GroupId"])
+            group = str(answer["GroupId"])
     except SpothealError as error:
         if error.code != "InvalidGroup.Duplicate":
             raise

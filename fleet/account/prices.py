@@ -1,4 +1,4 @@
-"""What instances cost now: the spot market's history and the price list. Nothing waits for either."""
+"""Current prices of instances: the spot market's history and the price list. A request goes on without either."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from spotheal.fleet.files import values
 from spotheal.fleet.run.session import Session
 
 _PRICE_LIST_SECONDS_MAX = 8.0
-_SENSELESS = 10  # times on demand, which spot never costs more than
+_SENSELESS = 10  # times the on-demand price; spot never costs more than on demand
 
 
 def spot_prices(session: Session, types: tuple[str, ...], zones: tuple[str, ...], clock: Clock) -> tuple[Price, ...]:
-    """Spot prices now by type and zone, with those on demand. They are shown and choose the volume's zone; a request
-    goes on without."""
-    found = spot_prices_only(session, types, zones, clock)
-    on_demand = on_demand_prices(session, sorted({name for name, _ in found}))
-    return tuple(Price(name, zone, spot, on_demand.get(name)) for (name, zone), spot in sorted(found.items()))
+    """Current spot prices by type and zone, with those on demand. They are shown, and choose the volume's zone; a
+    request goes on without them."""
+    prices = spot_prices_only(session, types, zones, clock)
+    on_demand = on_demand_prices(session, sorted({name for name, _ in prices}))
+    return tuple(Price(name, zone, spot, on_demand.get(name)) for (name, zone), spot in sorted(prices.items()))
 
 
 def spot_prices_only(
     session: Session, types: tuple[str, ...], zones: tuple[str, ...], clock: Clock
 ) -> dict[tuple[str, str], float]:
-    """Dollars an hour by type and zone; nothing where EC2 does not answer."""
+    """Dollars an hour by type and zone; {} if EC2 does not answer."""
     if not types:
         return {}
-    found: dict[tuple[str, str], float] = {}
+    prices: dict[tuple[str, str], float] = {}
     try:
         with translated("read spot prices"):
             pages = (
@@ -46,17 +46,17 @@ def spot_prices_only(
             )
             for page in pages:
                 for item in page.get("SpotPriceHistory", []):
-                    found.setdefault((item["InstanceType"], item["AvailabilityZone"]), float(item["SpotPrice"]))
+                    prices.setdefault((item["InstanceType"], item["AvailabilityZone"]), float(item["SpotPrice"]))
     except PermissionDenied:
         raise
     except SpothealError:
         return {}
-    return {place: price for place, price in found.items() if place[0] in types and place[1] in zones}
+    return {place: price for place, price in prices.items() if place[0] in types and place[1] in zones}
 
 
 def on_demand_prices(session: Session, types: list[str]) -> dict[str, float]:
-    """On-demand prices as far as the price list answers in time: they are only shown, so nobody waits for them."""
-    found: dict[str, float] = {}
+    """On-demand prices, as far as the price list answers in time: they are only shown, so they are not waited for."""
+    prices: dict[str, float] = {}
     client = session.client("pricing", "us-east-1")  # its API is in few regions
 
     def ask() -> None:
@@ -64,16 +64,16 @@ def on_demand_prices(session: Session, types: list[str]) -> dict[str, float]:
             price = _listed_price(client, name, session.region)
             if price is None:
                 return
-            found[name] = price
+            prices[name] = price
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(_PRICE_LIST_SECONDS_MAX)
-    return dict(found)
+    return dict(prices)
 
 
 def _listed_price(client: Any, instance_type: str, region: str) -> float | None:
-    wanted = {
+    attributes = {
         "instanceType": instance_type,
         "regionCode": region,
         "operatingSystem": "Linux",
@@ -81,7 +81,7 @@ def _listed_price(client: Any, instance_type: str, region: str) -> float | None:
         "preInstalledSw": "NA",
         "capacitystatus": "Used",
     }
-    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in attributes.items()]
     try:
         with translated("read on-demand prices"):
             answer = client.get_products(ServiceCode="AmazonEC2", MaxResults=1, Filters=filters)
@@ -93,22 +93,22 @@ def _listed_price(client: Any, instance_type: str, region: str) -> float | None:
 
 
 def price_notes(document: dict[str, Any], prices: tuple[Price, ...]) -> list[str]:
-    """What a SpotPrice of the fleet's file means at today's prices, where it is too low or senselessly high."""
+    """Notes on each SpotPrice of the fleet's file that is too low, or senselessly high, at today's prices."""
     notes = []
     lowest = min((price.spot for price in prices), default=None)
     listed = max((price.on_demand for price in prices if price.on_demand), default=None)
-    for where, text in values.prices(document):
+    for path, text in values.prices(document):
         limit = values.dollars(text)
         if limit is not None and lowest is not None and limit < lowest:
-            notes.append(f"{where} {text} is below what any of these costs now (${lowest:.4f}): the fleet will wait")
+            notes.append(f"{path} {text} is below the lowest price now (${lowest:.4f}): the fleet will wait")
         elif limit is not None and listed is not None and limit > _SENSELESS * listed:
-            notes.append(f"{where} {text} is more than {_SENSELESS} times the price on demand (${listed:.4f})")
+            notes.append(f"{path} {text} is more than {_SENSELESS} times the price on demand (${listed:.4f})")
     return notes
 
 
 @dataclass(frozen=True)
 class Price:
-    """Dollars an hour; None where AWS was not asked or did not say."""
+    """Dollars an hour; None if AWS was not asked or did not say."""
 
     instance_type: str
     zone: str

@@ -1,4 +1,4 @@
-"""Spot quotas, in vCPUs a family of instance types: read first, for a new account may run no GPU at all.
+"""Spot quotas, in vCPUs per family of instance types: read first, because a new account may run no GPU at all.
 
 Codes as in Service Quotas' list for EC2 ("… Spot Instance Requests"); each region has its own values.
 """
@@ -34,7 +34,7 @@ _FAMILIES: tuple[tuple[str, str, str], ...] = (  # pattern of the type's name, c
 
 @dataclass(frozen=True)
 class Quota:
-    """`vcpus` is None where it could not be read."""
+    """`vcpus` is None if it could not be read."""
 
     code: str
     name: str
@@ -42,13 +42,13 @@ class Quota:
 
 
 def quota_of(instance_type: str) -> tuple[str, str] | None:
-    """Code and name of the quota that a type counts towards; None for families that this list does not know."""
+    """Code and name of the quota of a type; None for a family that this list does not know."""
     return next(((code, name) for pattern, code, name in _FAMILIES if re.fullmatch(pattern, instance_type)), None)
 
 
 def read(session: Session, codes: Iterable[tuple[str, str]]) -> tuple[dict[str, Quota], list[str]]:
-    """Quotas by code, and notes where one could not be read: what is not known refuses nothing."""
-    found: dict[str, Quota] = {}
+    """Quotas by code, and a note for each that could not be read: an unknown quota refuses no type."""
+    quotas: dict[str, Quota] = {}
     notes: list[str] = []
     for code, name in dict.fromkeys(codes):
         value: float | None = None
@@ -62,14 +62,14 @@ def read(session: Session, codes: Iterable[tuple[str, str]]) -> tuple[dict[str, 
             notes.append(f'the quota "{name}" was not checked: servicequotas:GetServiceQuota is not allowed')
         except SpothealError as error:
             notes.append(f'the quota "{name}" was not checked: {error.message}')
-        found[code] = Quota(code, name, value)
-    return found, notes
+        quotas[code] = Quota(code, name, value)
+    return quotas, notes
 
 
-def allows(quotas: dict[str, Quota], one: InstanceType) -> bool:
-    known = quota_of(one.name)
-    quota = quotas.get(known[0]) if known else None
-    return quota is None or quota.vcpus is None or one.vcpus <= quota.vcpus
+def allows(quotas: dict[str, Quota], instance_type: InstanceType) -> bool:
+    code_and_name = quota_of(instance_type.name)
+    quota = quotas.get(code_and_name[0]) if code_and_name else None
+    return quota is None or quota.vcpus is None or instance_type.vcpus <= quota.vcpus
 
 
 def command(code: str, vcpus: int, region: str) -> str:

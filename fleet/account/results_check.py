@@ -1,4 +1,4 @@
-"""Whether results will reach the place that `[store] results` names: asked before anything is requested."""
+"""Whether the place that `[store] results` names can take results: checked before anything is requested."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MAKES = "`fleetctl results create-efs`"
 
 
 def check(session: Session, job: JobConfig, fleet: FleetConfig) -> tuple[str, ...]:
-    """Notes; NotFound, PermissionDenied or Conflict, each with its cure, where results could not be stored."""
+    """Notes; NotFound, PermissionDenied or Conflict, each with its cure, if results could not be stored."""
     return check_where(session, job, lambda: efs.look_at_network(session, fleet))
 
 
 def check_where(session: Session, job: JobConfig, network: Callable[[], efs.Network]) -> tuple[str, ...]:
-    """As `check`, for machines in a network that is told."""
+    """Like `check`, for machines in the given network."""
     match job.store.results_place:
         case StoreUrl() as place:
             _check_bucket(session, place)
@@ -34,7 +34,7 @@ def check_where(session: Session, job: JobConfig, network: Callable[[], efs.Netw
 
 
 def probe(session: Session, job: JobConfig, run: str) -> None:
-    """Write the folder of a run's results, as S3's console does; PermissionDenied where that is refused."""
+    """Create the folder of a run's results, as S3's console does; PermissionDenied if that is refused."""
     place = job.store.results_place
     if not isinstance(place, StoreUrl):
         return
@@ -57,7 +57,7 @@ def _check_bucket(session: Session, place: StoreUrl) -> None:
             next_step=f"`aws s3 mb s3://{place.bucket}`, or correct job.toml",
         ) from error
     except PermissionDenied as error:
-        error.next_step = "it is another account's, or closed to you: name a bucket of yours in [store] results"
+        error.next_step = "it is another account's, or closed to you: name your own bucket in [store] results"
         raise
 
 
@@ -79,13 +79,13 @@ def _check_efs(session: Session, place: EfsUrl, network: Callable[[], efs.Networ
     if not targets:
         raise Conflict(f"{name} has no mount target: no instance can mount it", next_step=f"{_MAKES} makes them")
     net = network()
-    if net.vpc not in {str(one.get("VpcId")) for one in targets}:
+    if net.vpc not in {str(target.get("VpcId")) for target in targets}:
         raise Conflict(
             f"{name} has its mount targets in another VPC than the fleet's, {net.vpc}",
             next_step="a fleet in that VPC, or a file system of its own: `fleetctl results create-efs --name OTHER`",
         )
     _check_rules(session, name, targets, net)
-    missing = sorted(set(net.subnets) - {str(one.get("AvailabilityZoneName")) for one in targets})
+    missing = sorted(set(net.subnets) - {str(target.get("AvailabilityZoneName")) for target in targets})
     if missing:
         return (f"{name} has no mount target in {', '.join(missing)}: from there it is used across zones, which costs"
                 f" and is slower; {_MAKES} makes it",)  # fmt: skip
@@ -94,24 +94,24 @@ def _check_efs(session: Session, place: EfsUrl, network: Callable[[], efs.Networ
 
 def _check_rules(session: Session, name: str, targets: list[dict[str, Any]], net: efs.Network) -> None:
     groups: set[str] = set()
-    for one in targets:
-        with translated(f"look at the security groups of {one['MountTargetId']}"):
-            answer = session.client("efs").describe_mount_target_security_groups(MountTargetId=one["MountTargetId"])
+    for target in targets:
+        with translated(f"look at the security groups of {target['MountTargetId']}"):
+            answer = session.client("efs").describe_mount_target_security_groups(MountTargetId=target["MountTargetId"])
         groups |= set(answer["SecurityGroups"])
     with translated(f"look at security groups {', '.join(sorted(groups))}"):
-        found = session.client("ec2").describe_security_groups(GroupIds=sorted(groups))["SecurityGroups"]
-    let_in = set().union(*(efs.let_in(one) for one in found))
-    if net.new_group or not (let_in & set(net.members) or any(_has_addresses(one) for one in found)):
-        who = net.new_group or ", ".join(net.members)
+        descriptions = session.client("ec2").describe_security_groups(GroupIds=sorted(groups))["SecurityGroups"]
+    let_in = set().union(*(efs.let_in(group) for group in descriptions))
+    if net.new_group or not (let_in & set(net.members) or any(_has_addresses(group) for group in descriptions)):
+        members = net.new_group or ", ".join(net.members)
         raise Conflict(
-            f"no rule lets the fleet's instances ({who}) reach {name} by TCP {efs.NFS}",
+            f"no rule lets the fleet's instances ({members}) reach {name} by TCP {efs.NFS}",
             next_step=f"{_MAKES} adds it to what it made; else `aws ec2 authorize-security-group-ingress --group-id "
             f"{min(groups)} --protocol tcp --port {efs.NFS} --source-group {next(iter(net.members), 'GROUP')}`",
         )
 
 
 def _has_addresses(group: Mapping[str, Any]) -> bool:
-    """A rule for addresses: whether the instances' are among them is not for us to say."""
+    """Whether a rule admits addresses: those of the instances may be among them, which cannot be known here."""
     return any(
         rule.get("IpRanges") or rule.get("Ipv6Ranges") or rule.get("PrefixListIds")
         for rule in group.get("IpPermissions", [])

@@ -1,8 +1,8 @@
-"""The roles of instances and of the fleet: what is missing, made so that it can be made again, and taken away.
+"""The roles of instances and of the fleet: checked, created (twice does no harm) and deleted.
 
-The instances' policies are inline: one a region, and a short one a store, so that jobs with other buckets do not take
-it from each other and fit IAM's limit (`check_room`). Roles that have other policies only are somebody else's work, and
-left as they are.
+The instances' policies are inline: one per region, and a short one per store, so that jobs with other buckets do not
+overwrite each other's and all fit IAM's limit (`check_room`). Roles with other policies are not ours, and stay as they
+are.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _EXISTS = "EntityAlreadyExists"
 
 @dataclass(frozen=True)
 class CreateInstanceRole:
-    """Role and profile of one name, and the inline policies to write: (name, document)."""
+    """A role and an instance profile with the same name, and the inline policies to write: (name, document)."""
 
     name: str
     documents: tuple[tuple[str, str], ...]
-    verb: str = "create"  # complete: the role is there, its policy or profile is not; update: an older policy is there
+    verb: str = "create"  # complete: the role exists, its policy or profile does not; update: the policy is older
 
     def says(self) -> str:
         job = job_of(self.name)
-        whose = f"job {job} and its part of the store" if job else "this account's runs and their store"
-        return f"{self.verb} role and instance profile {self.name}: {whose}, nothing else"
+        purpose = f"job {job} and its part of the store" if job else "this account's runs and their store"
+        return f"{self.verb} role and instance profile {self.name}: {purpose}, nothing else"
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class CreateFleetRole:
 
 @dataclass(frozen=True)
 class CreateTrainerRole:
-    """What the caged trainer of one job acts as. `takers` are ARNs of the roles that may take it."""
+    """The role of one job's caged trainer. `takers` are ARNs of the roles that may assume it."""
 
     role: str
     document: str
     takers: tuple[str, ...]
-    verb: str = "create"  # extend: the role is there, its policy or the instances' role is not; or update
+    verb: str = "create"  # extend: the role exists, but lacks its policy or a taker; or update
 
     @property
     def policy(self) -> str:
@@ -80,7 +80,7 @@ class CreateTrainerRole:
 
 
 def policy_name(region: str, store: StoreUrl | None = None) -> str:
-    """Of the region's policy, or of the one for that store."""
+    """The name of the region's policy, or of the policy for `store`."""
     place = (store.bucket, store.prefix.replace("/", ".")) if store else ()
     return "-".join(filter(None, ("spotheal", region, *place)))[:128]
 
@@ -106,32 +106,33 @@ def check_name(name: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- missing
 def missing_instance_role(session: Session, name: str, store: StoreUrl) -> CreateInstanceRole | None:
-    """The step that makes the profile usable for the jobs of this store, or for the one that it is named after; None
-    where it is, or is somebody else's."""
+    """The step that makes the profile usable for the jobs of this store, or for the job in its name; None if it is
+    usable, or not ours."""
     iam = session.client("iam")
-    where = _scope_of(session, name, store)
-    wanted = {policy_name(session.region): _compact(policies.instance_of_region(where)),
-              policy_name(session.region, where.store): _compact(policies.instance_of_store(where))}  # fmt: skip
-    profile = _found(f"look for instance profile {name}", lambda: iam.get_instance_profile(InstanceProfileName=name))
+    role_scope = _scope_of(session, name, store)
+    documents = {policy_name(session.region): _compact(policies.instance_of_region(role_scope)),
+                 policy_name(session.region, role_scope.store):
+                     _compact(policies.instance_of_store(role_scope))}  # fmt: skip
+    profile = _lookup(f"look for instance profile {name}", lambda: iam.get_instance_profile(InstanceProfileName=name))
     roles = profile["InstanceProfile"]["Roles"] if profile else []
     role = str(roles[0]["RoleName"]) if roles else name
-    described = _found(f"look for role {role}", lambda: iam.get_role(RoleName=role))
+    described = _lookup(f"look for role {role}", lambda: iam.get_role(RoleName=role))
     if described is None:
-        return CreateInstanceRole(name, tuple(wanted.items()))
+        return CreateInstanceRole(name, tuple(documents.items()))
     with translated(f"list the policies of role {role}"):
         inline = iam.list_role_policies(RoleName=role)["PolicyNames"]
         attached = iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"]
-    ours = not attached and all(one.startswith("spotheal-") for one in inline)
+    ours = not attached and all(policy.startswith("spotheal-") for policy in inline)
     if roles and not ours:
         return None
-    if not roles or not wanted.keys() <= set(inline):
-        return CreateInstanceRole(name, tuple(wanted.items()), "complete")
-    old = [one for one in wanted.items() if _inline(session, role, one[0]) != json.loads(one[1])]
-    return CreateInstanceRole(name, tuple(old), "update") if old else None
+    if not roles or not documents.keys() <= set(inline):
+        return CreateInstanceRole(name, tuple(documents.items()), "complete")
+    changed = [item for item in documents.items() if _inline(session, role, item[0]) != json.loads(item[1])]
+    return CreateInstanceRole(name, tuple(changed), "update") if changed else None
 
 
 def _compact(document: Any) -> str:
-    """As IAM counts it."""
+    """The document without white space, which IAM does not count."""
     return json.dumps(document, separators=(",", ":"))
 
 
@@ -144,28 +145,29 @@ def missing_addition(
     session: Session,
     name: str,
     store: StoreUrl,
-    which: str,
+    addition: str,
     topic: str = "",
     results: StoreUrl | None = None,
     key: str = "",
 ) -> CreateInstanceRole | None:
-    """The step that lets instances do what some jobs need beside the rest (`ADDITIONS`). It is only ever added: another
-    job's sweep may be at work with it. None where it is there, or the role is somebody else's."""
+    """The step that adds a permission which only some jobs need (`ADDITIONS`). It is only added, never removed: another
+    job's sweep may be using it. None if the role has it, or is not ours."""
     iam = session.client("iam")
-    of = topic or key or (str(results) if results else "")
-    mark = f"-{hashlib.sha256(of.encode()).hexdigest()[:8]}" if of else ""
-    where = replace(_scope_of(session, name, store), topic=topic, results=results, kms_key=key)
-    wanted = f"{policy_name(session.region)}+{which}{mark}"  # no bucket's name has a plus sign
-    if _found(f"look for role {name}", lambda: iam.get_role(RoleName=name)) is not None:
+    target = topic or key or (str(results) if results else "")
+    suffix = f"-{hashlib.sha256(target.encode()).hexdigest()[:8]}" if target else ""
+    role_scope = replace(_scope_of(session, name, store), topic=topic, results=results, kms_key=key)
+    addition_name = f"{policy_name(session.region)}+{addition}{suffix}"  # no bucket's name has a plus sign
+    if _lookup(f"look for role {name}", lambda: iam.get_role(RoleName=name)) is not None:
         with translated(f"list the policies of role {name}"):
             inline = iam.list_role_policies(RoleName=name)["PolicyNames"]
-        if wanted in inline or not all(one.startswith("spotheal-") for one in inline):
+        if addition_name in inline or not all(policy.startswith("spotheal-") for policy in inline):
             return None
-    return CreateInstanceRole(name, ((wanted, _compact(ADDITIONS[which](where))),), f"for {which}: extend")
+    document = _compact(ADDITIONS[addition](role_scope))
+    return CreateInstanceRole(name, ((addition_name, document),), f"for {addition}: extend")
 
 
 def check_room(session: Session, steps: Iterable[object]) -> None:
-    """CapacityError where a role's inline policies would be longer than IAM takes once the steps are carried out."""
+    """CapacityError if the steps would make a role's inline policies longer than IAM accepts."""
     new: dict[str, dict[str, str]] = {}
     for step in steps:
         if isinstance(step, CreateInstanceRole):
@@ -174,13 +176,13 @@ def check_room(session: Session, steps: Iterable[object]) -> None:
             new.setdefault(step.role, {})[step.policy] = step.document
     iam = session.client("iam")
     for role, documents in new.items():
-        listed = _found(f"list the policies of role {role}", lambda: iam.list_role_policies(RoleName=role))  # noqa: B023
+        listed = _lookup(f"list the policies of role {role}", lambda: iam.list_role_policies(RoleName=role))  # noqa: B023
         names = listed["PolicyNames"] if listed else []
-        kept = {name: _compact(_inline(session, role, name)) for name in names if name not in documents}
-        if (size := sum(map(len, (kept | documents).values()))) > INLINE_CHARACTERS_MAX:
+        stored = {name: _compact(_inline(session, role, name)) for name in names if name not in documents}
+        if (size := sum(map(len, (stored | documents).values()))) > INLINE_CHARACTERS_MAX:
             raise CapacityError(
-                f"role {role} has no room: its inline policies would have {size:,} characters, and IAM takes"
-                f" {INLINE_CHARACTERS_MAX:,} of all together",
+                f"role {role} has no room: its inline policies would have {size:,} characters, and IAM accepts"
+                f" {INLINE_CHARACTERS_MAX:,} for all together",
                 next_step=_more_room(role),
             )
 
@@ -195,7 +197,7 @@ def _more_room(role: str) -> str:
 
 def missing_fleet_role(session: Session, name: str) -> CreateFleetRole | None:
     iam = session.client("iam")
-    if _found(f"look for role {name}", lambda: iam.get_role(RoleName=name)) is None:
+    if _lookup(f"look for role {name}", lambda: iam.get_role(RoleName=name)) is None:
         return CreateFleetRole(name)
     with translated(f"list the policies of role {name}"):
         attached = iam.list_attached_role_policies(RoleName=name)["AttachedPolicies"]
@@ -206,49 +208,49 @@ def missing_fleet_role(session: Session, name: str) -> CreateFleetRole | None:
 def missing_trainer_role(
     session: Session, profiles: Iterable[str], job: str, document: str
 ) -> CreateTrainerRole | None:
-    """The step that lets the job's caged trainers have what `document`, its trainer_policy, allows. None where nothing
-    is missing, or the role is somebody else's.
+    """The step that gives the job's caged trainers the permissions in `document`, its trainer_policy. None if nothing
+    is missing, or the role is not ours.
 
-    A role of each job's own: in one for all jobs a policy of `"Action": "*"` would get what every job's allows.
+    Each job has its own role: in a role for all jobs a policy of `"Action": "*"` would get what every job's allows.
     """
     iam, role = session.client("iam"), f"{TRAINER_ROLE}{job}"
     ours = policies.default_takers(replace(scope(session, StoreUrl("any", "")), job=job))
     takers = {*ours, *(_role_of(session, profile) for profile in profiles)}
-    described = _found(f"look for role {role}", lambda: iam.get_role(RoleName=role))
+    described = _lookup(f"look for role {role}", lambda: iam.get_role(RoleName=role))
     if described is None:
         return CreateTrainerRole(role, document, tuple(sorted(takers)))
     with translated(f"list the policies of role {role}"):
         inline = iam.list_role_policies(RoleName=role)["PolicyNames"]
         attached = iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"]
-    if attached or not all(one.startswith("spotheal-") for one in inline):
+    if attached or not all(policy.startswith("spotheal-") for policy in inline):
         return None
-    there = _takers(described["Role"]["AssumeRolePolicyDocument"])
-    step = CreateTrainerRole(role, document, tuple(sorted(takers | there)), "extend")
-    if not takers <= there or step.policy not in inline:
+    trusted = _takers(described["Role"]["AssumeRolePolicyDocument"])
+    step = CreateTrainerRole(role, document, tuple(sorted(takers | trusted)), "extend")
+    if not takers <= trusted or step.policy not in inline:
         return step
-    now = _inline(session, role, step.policy)
-    return None if now == json.loads(document) else replace(step, verb="update")
+    current = _inline(session, role, step.policy)
+    return None if current == json.loads(document) else replace(step, verb="update")
 
 
 def _role_of(session: Session, profile: str) -> str:
-    """ARN of the role in that instance profile; one that is to be made has the profile's name."""
+    """The ARN of the role in that instance profile; a new role gets the profile's name."""
     iam = session.client("iam")
-    what = f"look for instance profile {profile}"
-    found = _found(what, lambda: iam.get_instance_profile(InstanceProfileName=profile))
-    roles = found["InstanceProfile"]["Roles"] if found else []
+    purpose = f"look for instance profile {profile}"
+    answer = _lookup(purpose, lambda: iam.get_instance_profile(InstanceProfileName=profile))
+    roles = answer["InstanceProfile"]["Roles"] if answer else []
     return str(roles[0]["Arn"]) if roles else scope(session, StoreUrl("any", "")).role(profile)
 
 
 def _takers(trust: Any) -> set[str]:
-    """The roles that a trust policy of ours names."""
+    """The roles that our trust policy names."""
     statements = trust.get("Statement", []) if isinstance(trust, dict) else []
-    named = [one.get("Condition", {}).get("ArnLike", {}).get("aws:PrincipalArn", []) for one in statements]
-    return {arn for some in named for arn in ([some] if isinstance(some, str) else some)}
+    named = [statement.get("Condition", {}).get("ArnLike", {}).get("aws:PrincipalArn", []) for statement in statements]
+    return {arn for arns in named for arn in ([arns] if isinstance(arns, str) else arns)}
 
 
-def _found(what: str, call: Callable[[], Any]) -> Any:
+def _lookup(purpose: str, call: Callable[[], Any]) -> Any:
     try:
-        with translated(what):
+        with translated(purpose):
             return call()
     except NotFound:
         return None
@@ -256,7 +258,7 @@ def _found(what: str, call: Callable[[], Any]) -> Any:
 
 # ---------------------------------------------------------------------------------------------------------------- make
 def create_instance_role(session: Session, step: CreateInstanceRole) -> None:
-    """The profile gets its role last: where it has one, all the rest is there."""
+    """The profile gets its role last: a profile with a role is complete."""
     iam, name = session.client("iam"), check_name(step.name)
     trust = json.dumps(policies.trust("ec2.amazonaws.com"))
     _once(f"create role {name}", lambda: iam.create_role(
@@ -266,7 +268,7 @@ def create_instance_role(session: Session, step: CreateInstanceRole) -> None:
             iam.put_role_policy(RoleName=name, PolicyName=policy, PolicyDocument=document)
     _once(f"create instance profile {name}", lambda: iam.create_instance_profile(InstanceProfileName=name))
     _once(f"add role {name} to its instance profile", lambda: iam.add_role_to_instance_profile(
-        InstanceProfileName=name, RoleName=name), also="LimitExceeded")  # fmt: skip
+        InstanceProfileName=name, RoleName=name), extra_code="LimitExceeded")  # fmt: skip
 
 
 def create_fleet_role(session: Session, step: CreateFleetRole) -> None:
@@ -284,64 +286,64 @@ def create_trainer_role(session: Session, step: CreateTrainerRole) -> None:
     trust = json.dumps(policies.trainer_trust(scope(session, StoreUrl("any", "")), step.takers))
     _once(f"create role {step.role}", lambda: iam.create_role(
         RoleName=step.role, AssumeRolePolicyDocument=trust, Description=_DESCRIPTION))  # fmt: skip
-    with translated(f"say who may take role {step.role}"):
+    with translated(f"write the trust policy of role {step.role}"):
         iam.update_assume_role_policy(RoleName=step.role, PolicyDocument=trust)
     with translated(f"write the policy of role {step.role}"):
         iam.put_role_policy(RoleName=step.role, PolicyName=step.policy, PolicyDocument=step.document)
 
 
-def _once(what: str, call: Callable[[], Any], also: str = "") -> None:
-    """There already is made."""
+def _once(purpose: str, call: Callable[[], Any], extra_code: str = "") -> None:
+    """Call; a resource that exists already is no error."""
     try:
-        with translated(what):
+        with translated(purpose):
             call()
     except SpothealError as error:
-        if error.code not in (_EXISTS, also):
+        if error.code not in (_EXISTS, extra_code):
             raise
 
 
 # ---------------------------------------------------------------------------------------------------------- take away
 def delete_role(session: Session, name: str, *, has_profile: bool = True) -> list[str]:
-    """Take away role and profile of that name; what was there, in words. Gone already is gone.
+    """Delete the role and the profile of that name; returns what existed, in words.
 
-    Without `has_profile` no profile is looked for: an administrator's policy names those of instances' roles alone.
+    Without `has_profile` no profile is looked for: an administrator's policy names only profiles of instances' roles.
     """
-    iam, gone = session.client("iam"), []
-    profile = has_profile and _found(
+    iam, parts = session.client("iam"), []
+    profile = has_profile and _lookup(
         f"look for instance profile {name}", lambda: iam.get_instance_profile(InstanceProfileName=name)
     )
     if profile:
         for role in profile["InstanceProfile"]["Roles"]:
-            with _gone():
+            with _ignore_missing():
                 iam.remove_role_from_instance_profile(InstanceProfileName=name, RoleName=role["RoleName"])
-        with _gone():
+        with _ignore_missing():
             iam.delete_instance_profile(InstanceProfileName=name)
-        gone.append(f"instance profile {name}")
-    if _found(f"look for role {name}", lambda: iam.get_role(RoleName=name)):
+        parts.append(f"instance profile {name}")
+    if _lookup(f"look for role {name}", lambda: iam.get_role(RoleName=name)):
         with translated(f"list the policies of role {name}"):
             inline = iam.list_role_policies(RoleName=name)["PolicyNames"]
             attached = iam.list_attached_role_policies(RoleName=name)["AttachedPolicies"]
         for policy in inline:
-            with _gone():
+            with _ignore_missing():
                 iam.delete_role_policy(RoleName=name, PolicyName=policy)
         for policy in attached:
-            with _gone():
+            with _ignore_missing():
                 iam.detach_role_policy(RoleName=name, PolicyArn=policy["PolicyArn"])
-        with _gone():
+        with _ignore_missing():
             iam.delete_role(RoleName=name)
-        gone.append(f"role {name}")
-    return gone
+        parts.append(f"role {name}")
+    return parts
 
 
 def is_made_by_us(session: Session, name: str) -> bool:
-    """Whether its description says so; False where there is none."""
+    """Whether the role's description says so; False if there is no such role."""
     iam = session.client("iam")
-    found = _found(f"look for role {name}", lambda: iam.get_role(RoleName=name))
-    return bool(found) and found["Role"].get("Description") == _DESCRIPTION
+    answer = _lookup(f"look for role {name}", lambda: iam.get_role(RoleName=name))
+    return bool(answer) and answer["Role"].get("Description") == _DESCRIPTION
 
 
 @contextmanager
-def _gone() -> Iterator[None]:
-    """Gone already is gone."""
-    with suppress(NotFound), translated("take the role away"):
+def _ignore_missing() -> Iterator[None]:
+    """A part that is gone already is no error."""
+    with suppress(NotFound), translated("delete the role"):
         yield

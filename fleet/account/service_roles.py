@@ -1,4 +1,4 @@
-"""AWS's own roles for what launches instances: made by the console at its first use, not by the API.
+"""AWS's own roles for the services that launch instances: the console creates them at its first use, the API does not.
 
 "If you use the AWS CLI or an API, you must ensure that these roles exist" (EC2 User Guide, "Spot Fleet permissions").
 """
@@ -27,16 +27,16 @@ _THERE = ("InvalidInput", "EntityAlreadyExists")  # "has been taken in this acco
 
 @dataclass(frozen=True)
 class CreateServiceRole:
-    """`service`: whose role it is, as IAM names services."""
+    """`service`: the service of the role, by IAM's name."""
 
     service: str
 
     def says(self) -> str:
-        return f"create AWS's own role {ROLES[self.service]} (once an account)"
+        return f"create AWS's own role {ROLES[self.service]} (once per account)"
 
 
 def missing(session: Session, services: Iterable[str]) -> list[CreateServiceRole]:
-    """Those that are not there. Where these credentials may not look, none: EC2 then says what it lacks."""
+    """The steps for missing roles; none if these credentials may not look: EC2 then says what it lacks."""
     iam, steps = session.client("iam"), []
     for service in services:
         try:
@@ -51,7 +51,7 @@ def missing(session: Session, services: Iterable[str]) -> list[CreateServiceRole
 
 
 def create(session: Session, step: CreateServiceRole) -> None:
-    """Another who made it meanwhile has done as well."""
+    """Create the role; a role that exists meanwhile is no error."""
     try:
         with translated(f"create role {ROLES[step.service]}"):
             session.client("iam").create_service_linked_role(AWSServiceName=step.service)

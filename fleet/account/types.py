@@ -1,4 +1,4 @@
-"""Which instance types suit a job: asked of EC2, chosen by price. `choose` is pure."""
+"""The instance types that suit a job: described by EC2, chosen by price. `choose` is pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spotheal.agent.protocol.job_values import SHOWN_OF_NOMINAL
 if TYPE_CHECKING:
     from spotheal.fleet.run.session import Session
 
-TYPES_MIN = 3  # fewer pools, longer waits for capacity
+TYPES_MIN = 3  # fewer pools mean longer waits for capacity
 TYPES_MAX = 6
 _DEARER_MAX = 2.5  # times the cheapest, once there are TYPES_MIN
 Prices = Mapping[tuple[str, str], float]
@@ -20,7 +20,7 @@ Prices = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True)
 class InstanceType:
-    """Memory in GiB; `gpu_memory` of one GPU."""
+    """Memory in GiB; `gpu_memory` is that of one GPU."""
 
     name: str
     vcpus: int
@@ -37,7 +37,7 @@ class InstanceType:
 
 @dataclass(frozen=True)
 class Need:
-    """What a job asks for. `max_price` in dollars an hour, 0 = any; `vcpus` is for jobs without a GPU."""
+    """The needs of a job. `max_price` in dollars an hour, 0 = any; `vcpus` is for jobs without a GPU."""
 
     gpus: int
     gpu_memory: float = 0.0
@@ -46,51 +46,52 @@ class Need:
 
 
 def describe(session: Session, families: Iterable[str], need: Need) -> list[InstanceType]:
-    """All types of the families that suit but for their price; EC2 filters by name, we by the rest."""
+    """All types of the families that suit, at any price; EC2 filters by name, this function by the rest."""
     filters = [
         {"Name": "instance-type", "Values": [f"{family}.*" for family in families]},
         {"Name": "processor-info.supported-architecture", "Values": ["x86_64"]},
         {"Name": "supported-usage-class", "Values": ["spot"]},
     ]
-    found = []
+    types = []
     with translated("list instance types"):
         for page in session.client("ec2").get_paginator("describe_instance_types").paginate(Filters=filters):
-            found += [_type(one) for one in page["InstanceTypes"] if not one.get("BareMetal") and _has_whole_gpus(one)]
-    return [one for one in found if suits(one, need)]
+            items = [item for item in page["InstanceTypes"] if not item.get("BareMetal") and _has_whole_gpus(item)]
+            types += [_type(item) for item in items]
+    return [instance_type for instance_type in types if suits(instance_type, need)]
 
 
-def suits(one: InstanceType, need: Need) -> bool:
+def suits(instance_type: InstanceType, need: Need) -> bool:
     if need.gpus:
-        return one.gpus == need.gpus and one.gpu_memory >= need.gpu_memory * SHOWN_OF_NOMINAL
-    return one.gpus == 0 and one.vcpus == need.vcpus
+        return instance_type.gpus == need.gpus and instance_type.gpu_memory >= need.gpu_memory * SHOWN_OF_NOMINAL
+    return instance_type.gpus == 0 and instance_type.vcpus == need.vcpus
 
 
 def offered_zones(session: Session, names: Iterable[str]) -> dict[str, list[str]]:
     """The zones in which each type is offered."""
     zones: dict[str, list[str]] = {}
-    wanted = sorted(names)
-    if not wanted:
+    type_names = sorted(names)
+    if not type_names:
         return zones
     with translated("list the zones of instance types"):
         pages = session.client("ec2").get_paginator("describe_instance_type_offerings")
-        filters = [{"Name": "instance-type", "Values": wanted}]
+        filters = [{"Name": "instance-type", "Values": type_names}]
         for page in pages.paginate(LocationType="availability-zone", Filters=filters):
-            for one in page["InstanceTypeOfferings"]:
-                zones.setdefault(one["InstanceType"], []).append(one["Location"])
-    return {name: sorted(found) for name, found in zones.items()}
+            for offering in page["InstanceTypeOfferings"]:
+                zones.setdefault(offering["InstanceType"], []).append(offering["Location"])
+    return {name: sorted(locations) for name, locations in zones.items()}
 
 
 def choose(
-    found: Iterable[InstanceType], zones: Mapping[str, list[str]], prices: Prices, need: Need
+    candidates: Iterable[InstanceType], zones: Mapping[str, list[str]], prices: Prices, need: Need
 ) -> tuple[list[InstanceType], list[str]]:
-    """The cheapest types that may be used, cheapest first, and notes on what was given up for it.
+    """The cheapest types that may be used, cheapest first, and notes on the compromises.
 
-    Current generations first: older ones fill up to TYPES_MIN. Types that no zone offers, whose price is not known
-    (nobody has capacity) or is above the limit, are left out.
+    Current generations first: older ones fill up to TYPES_MIN. Types that no zone offers, without a known price (no
+    zone has capacity), or with a price above the limit, are left out.
     """
-    cheapest = {one.name: lowest(prices, one.name, zones.get(one.name, [])) for one in found}
     limit = need.max_price or float("inf")
-    usable = [(price, one) for one in found if (price := cheapest[one.name]) is not None and price <= limit]
+    priced = [(lowest(prices, item.name, zones.get(item.name, [])), item) for item in candidates]
+    usable = [(price, candidate) for price, candidate in priced if price is not None and price <= limit]
     current = sorted((pair for pair in usable if pair[1].current), key=_by_price)
     older = sorted((pair for pair in usable if not pair[1].current), key=_by_price)
     chosen = [pair for pair in current[:TYPES_MAX] if pair[0] <= current[0][0] * _DEARER_MAX]
@@ -98,42 +99,43 @@ def choose(
     notes = []
     if len(chosen) < TYPES_MIN and older:
         added = older[: TYPES_MIN - len(chosen)]
-        notes.append(f"{', '.join(one.name for _, one in added)}: of an earlier generation, for more capacity")
+        names = ", ".join(candidate.name for _, candidate in added)
+        notes.append(f"{names}: of an earlier generation, for more capacity")
         chosen = sorted([*chosen, *added], key=_by_price)
     if 0 < len(chosen) < TYPES_MIN:
         notes.append(f"only {len(chosen)} type(s) suit: waits for capacity will be longer; a smaller need finds more")
-    return [one for _, one in chosen], notes
+    return [candidate for _, candidate in chosen], notes
 
 
 def lowest(prices: Prices, name: str, zones: Iterable[str]) -> float | None:
-    found = [prices[name, zone] for zone in zones if (name, zone) in prices]
-    return min(found) if found else None
+    amounts = [prices[name, zone] for zone in zones if (name, zone) in prices]
+    return min(amounts) if amounts else None
 
 
 def _by_price(pair: tuple[float, InstanceType]) -> tuple[float, str]:
     return pair[0], pair[1].name
 
 
-def _type(one: Mapping[str, Any]) -> InstanceType:
-    gpus = (one.get("GpuInfo") or {}).get("Gpus") or []
+def _type(description: Mapping[str, Any]) -> InstanceType:
+    gpus = (description.get("GpuInfo") or {}).get("Gpus") or []
     first = gpus[0] if gpus else {}
     return InstanceType(
-        name=one["InstanceType"],
-        vcpus=int(one["VCpuInfo"]["DefaultVCpus"]),
-        memory=one["MemoryInfo"]["SizeInMiB"] / 1024,
+        name=description["InstanceType"],
+        vcpus=int(description["VCpuInfo"]["DefaultVCpus"]),
+        memory=description["MemoryInfo"]["SizeInMiB"] / 1024,
         gpus=sum(int(gpu["Count"]) for gpu in gpus),
         gpu=str(first.get("Name", "")),
         gpu_memory=first.get("MemoryInfo", {}).get("SizeInMiB", 0) / 1024,
-        current=bool(one.get("CurrentGeneration")),
+        current=bool(description.get("CurrentGeneration")),
     )
 
 
-def _has_whole_gpus(one: Mapping[str, Any]) -> bool:
-    gpus = (one.get("GpuInfo") or {}).get("Gpus") or []
+def _has_whole_gpus(description: Mapping[str, Any]) -> bool:
+    gpus = (description.get("GpuInfo") or {}).get("Gpus") or []
     return all(float(gpu.get("GpuPartitionSize") or 1.0) >= 1.0 for gpu in gpus)
 
 
-# What is written where EC2 cannot be asked; prices of us-west-2 on demand order them.
+# The types for a file that is written without AWS, sorted by us-west-2's on-demand price.
 KNOWN = (
     InstanceType("g4dn.xlarge", 4, 16, 1, "T4", 15), InstanceType("g4dn.2xlarge", 8, 32, 1, "T4", 15),
     InstanceType("g6.xlarge", 4, 16, 1, "L4", 22), InstanceType("g6.2xlarge", 8, 32, 1, "L4", 22),

@@ -1,4 +1,4 @@
-"""Volumes as an operator sees them: those of jobs, and free ones that carry a job's volume name."""
+"""Volumes for the operator: those of jobs, and free volumes with a job's volume name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from spotheal.fleet.run.session import Session
 
 GONE = ("deleting", "deleted", "error")
-ARTICLE_NAME = "DL-datasets-checkpoints"  # what the AWS article's script looks for
+ARTICLE_NAME = "DL-datasets-checkpoints"  # the script in AWS's article looks for it
 SHOWN_SECONDS_MAX = 15.0
 _MADE_A_DAY_MAX = 20
 
@@ -54,12 +54,12 @@ class Row:
 
 
 def listed(session: Session, name: str) -> list[Row]:
-    """Every volume of a job, and those with this Name tag or the article's; three calls, however many there are."""
+    """Every volume of any job, and those with this Name tag or the article's; three calls for any number of volumes."""
     ec2 = session.ec2
-    found = {one.id: one for one in (*ec2.volumes_tagged(TAG_JOB, "*"), *ec2.volumes_named(name),
-                                     *ec2.volumes_named(ARTICLE_NAME))}  # fmt: skip
-    kept = [one for one in found.values() if one.state not in GONE]
-    return [Row(one, month(one.type, one.size_gib)) for one in sorted(kept, key=lambda one: (_owner(one), one.id))]
+    volumes = (*ec2.volumes_tagged(TAG_JOB, "*"), *ec2.volumes_named(name), *ec2.volumes_named(ARTICLE_NAME))
+    existing = {volume.id: volume for volume in volumes if volume.state not in GONE}
+    ordered = sorted(existing.values(), key=lambda volume: (_owner(volume), volume.id))
+    return [Row(volume, month(volume.type, volume.size_gib)) for volume in ordered]
 
 
 def month(kind: str, size_gib: int) -> float | None:
@@ -72,25 +72,27 @@ def _owner(volume: Volume) -> str:
     return volume.tags.get(TAG_JOB, "")
 
 
-def known(session: Session, volume: str) -> Volume:
-    if not volume.startswith("vol-") or not volume[4:].isalnum():
-        raise ConfigError(f"{volume!r} is no volume's id", next_step="`fleetctl volume ls` lists them")
-    found = session.ec2.volume(volume)
-    if found is None or found.state in GONE:
-        raise NotFound(f"there is no volume {volume} in {session.region}", next_step="`fleetctl volume ls` lists them")
-    return found
+def known(session: Session, volume_id: str) -> Volume:
+    if not volume_id.startswith("vol-") or not volume_id[4:].isalnum():
+        raise ConfigError(f"{volume_id!r} is no volume's id", next_step="`fleetctl volume ls` lists them")
+    volume = session.ec2.volume(volume_id)
+    if volume is None or volume.state in GONE:
+        raise NotFound(
+            f"there is no volume {volume_id} in {session.region}", next_step="`fleetctl volume ls` lists them"
+        )
+    return volume
 
 
 def free_of(session: Session, job: JobConfig) -> list[Volume]:
     """The free volumes that were made for this job; Conflict if there is none, but one with its name and no job."""
-    own, unclaimed = free_volumes(job.job.name, session.ec2.volumes_named(job.volume.name))
-    if unclaimed and not own:
+    own_volumes, unclaimed = free_volumes(job.job.name, session.ec2.volumes_named(job.volume.name))
+    if unclaimed and not own_volumes:
         raise not_claimed(unclaimed[0])
-    return own
+    return own_volumes
 
 
 def not_claimed(volume: Volume) -> Conflict:
-    """A Name tag is no proof: the volume may hold anybody's data. So taking it is a command of its own."""
+    """A Name tag is no proof: the volume may hold other data. So a job gets it only by its own command."""
     return Conflict(
         f'{volume.id} is named "{volume.tags.get(TAG_NAME, "")}", but no tag says that it is this job\'s',
         next_step=f"`fleetctl volume adopt {volume.id}` gives it to this job, with its files; or set another [volume]"
@@ -109,14 +111,14 @@ def refuse_other_job(volume: Volume, job: JobConfig) -> None:
 
 
 def article_notes(session: Session, job: JobConfig) -> list[str]:
-    """What a plan that makes a new volume says of volumes with the article's name, each job's default until 2026."""
+    """Notes, in a plan with a new volume, on volumes with the article's name, the default of jobs until 2026."""
     if job.volume.name == ARTICLE_NAME:
         return []
     _, unclaimed = free_volumes(job.job.name, session.ec2.volumes_named(ARTICLE_NAME))
     return [
-        f'{one.id} in {one.zone} is named "{ARTICLE_NAME}" and belongs to no job: if its files are this job\'s, '
-        f"`fleetctl volume adopt {one.id}` before this request"
-        for one in unclaimed
+        f'{volume.id} in {volume.zone} is named "{ARTICLE_NAME}" and belongs to no job: if its files are this job\'s, '
+        f"`fleetctl volume adopt {volume.id}` before this request"
+        for volume in unclaimed
     ]
 
 
@@ -133,13 +135,13 @@ def refuse_in_use(session: Session, volume: Volume, root: StoreUrl) -> None:
 
 
 def delete(session: Session, volume: Volume, root: StoreUrl, clock: Clock) -> None:
-    """With a note in the ledger of its run, where this store has that run: the run's cost stands still by it."""
+    """Delete the volume. If this store has its run, the ledger gets an event, which ends the run's cost."""
     session.ec2.delete_volume(volume.id)
     job, run = volume.tags.get(TAG_JOB, ""), volume.tags.get(TAG_RUN, "")
     with suppress(SpothealError):  # it is deleted, whatever the store says
-        found = runs.run_of(session.client("s3"), root, job, run)
-        if job and run and found.store.read_status() is not None:
-            found.note(clock, "deleted", volumes=[volume.id])
+        owner = runs.run_of(session.client("s3"), root, job, run)
+        if job and run and owner.store.read_status() is not None:
+            owner.note(clock, "deleted", volumes=[volume.id])
 
 
 def blank(job: JobConfig, zone: str, size_gib: int, kind: str) -> VolumeSpec:
@@ -150,22 +152,22 @@ def blank(job: JobConfig, zone: str, size_gib: int, kind: str) -> VolumeSpec:
 
 
 def make(session: Session, spec: VolumeSpec, day: str, clock: Clock) -> Volume:
-    """The volume that `spec` describes. The same command on the same day makes one, however often its answer is lost.
+    """The volume that `spec` describes. The same command on the same day makes only one, even if answers are lost.
 
-    CreateVolume answers a known token with the volume that it made, whoever has it by now: one that a run has, that is
-    in use or that was deleted is not ours to fill, and the next token is tried.
+    CreateVolume answers a known token with the volume that it made before. If a run has that volume by now, if it is
+    in use, or deleted, it must not be filled, and the next token is tried.
     """
     job = spec.tags[TAG_JOB]
-    what = f"{job}/{spec.tags[TAG_NAME]}/{spec.size_gib}/{spec.type}/{day}"
+    identity = f"{job}/{spec.tags[TAG_NAME]}/{spec.size_gib}/{spec.type}/{day}"
     for attempt in range(1, _MADE_A_DAY_MAX + 1):
         try:
-            made = session.ec2.create_volume(replace(spec, token=volume_token(what, 0, spec.zone, "", attempt)))
+            answer = session.ec2.create_volume(replace(spec, token=volume_token(identity, 0, spec.zone, "", attempt)))
         except TokenUsed:
             continue
-        await_encrypted(session, made.id, spec.kms_key, clock)
-        seen = _shown(session, made.id, clock)  # the answer's state and tags are those of the first call
-        if seen is not None and free_volumes(job, [seen])[0] and not seen.attachments:
-            return seen
+        await_encrypted(session, answer.id, spec.kms_key, clock)
+        volume = _shown(session, answer.id, clock)  # the answer's state and tags are those of the first call
+        if volume is not None and free_volumes(job, [volume])[0] and not volume.attachments:
+            return volume
     raise Conflict(
         f"{_MADE_A_DAY_MAX} volumes like this were made for job {job!r} today, and all are in use",
         next_step="`fleetctl volume ls` lists them",
@@ -173,27 +175,27 @@ def make(session: Session, spec: VolumeSpec, day: str, clock: Clock) -> Volume:
 
 
 def await_encrypted(session: Session, volume: str, key: str | None, clock: Clock) -> None:
-    """PermissionDenied if EC2 takes back a volume that it said it made: it asks KMS for a customer key only then."""
-    until, seen = clock.monotonic() + SHOWN_SECONDS_MAX, None
+    """PermissionDenied if EC2 deletes the volume after its answer: only then it asks KMS for the customer's key."""
+    until, description = clock.monotonic() + SHOWN_SECONDS_MAX, None
     while key and clock.monotonic() < until:
-        seen = session.ec2.volume(volume)
-        if seen is not None and seen.state not in ("creating", *GONE):
+        description = session.ec2.volume(volume)
+        if description is not None and description.state not in ("creating", *GONE):
             return
         clock.sleep(1.0)
-    if key and (seen is None or seen.state in GONE):
+    if key and (description is None or description.state in GONE):
         raise PermissionDenied(
             f"{volume} was made and taken back by EC2: KMS key {key} is not enabled, or you may not use it",
-            next_step=f"`aws kms describe-key --key-id {key}`; what is needed is printed by"
-            f" `fleetctl iam show operator-store --kms-key {key}`; then the same with --new-run",
+            next_step=f"`aws kms describe-key --key-id {key}`; `fleetctl iam show"
+            f" operator-store --kms-key {key}` prints the permissions; then the same with --new-run",
         )
 
 
 def _shown(session: Session, volume: str, clock: Clock) -> Volume | None:
-    """None for one that was deleted. A new one may be missing from the describes for seconds."""
+    """None for a deleted volume. A new volume may be missing from EC2's answers for seconds."""
     until = clock.monotonic() + SHOWN_SECONDS_MAX
-    while (seen := session.ec2.volume(volume)) is None and clock.monotonic() < until:
+    while (description := session.ec2.volume(volume)) is None and clock.monotonic() < until:
         clock.sleep(1.0)
-    return seen
+    return description
 
 
 def as_key(name: str) -> str:
@@ -202,10 +204,10 @@ def as_key(name: str) -> str:
 
 
 def free_volumes(job: str, named: Iterable[Volume]) -> tuple[list[Volume], list[Volume]]:
-    """Of volumes with the job's volume name those that no run has: made for this job, and without any job's tag."""
+    """The volumes that no run has: those made for this job, and those without any job's tag."""
     free = [volume for volume in named if TAG_RUN not in volume.tags and _exists(volume)]
-    own = [volume for volume in free if volume.tags.get(TAG_JOB) == job]
-    return own, [volume for volume in free if TAG_JOB not in volume.tags]
+    own_volumes = [volume for volume in free if volume.tags.get(TAG_JOB) == job]
+    return own_volumes, [volume for volume in free if TAG_JOB not in volume.tags]
 
 
 def _exists(volume: Volume) -> bool:
