@@ -3,7 +3,7 @@
     python -m spotheal.userdata.start MANIFEST_SHA256        once: on standard output one line, what happened; exit code
                                                              1 and why, if the agent cannot run here
     python -m spotheal.userdata.start keep MANIFEST_SHA256   run the agent, again whenever it ends with anything but 0
-    python -m spotheal.userdata.start ended                  systemd has ended the agent: count it if it had hung
+    python -m spotheal.userdata.start ended                  systemd has ended the agent: count it if it never got ready
 
 It comes with the wheels and not in the user data, which has no room for what is needed only after they are unpacked.
 """
@@ -40,9 +40,11 @@ RUNNING_SECONDS = 30.0  # how long systemd is asked whether the agent runs, to s
 # after which an agent that does get to work parks the run itself (agent/life/finish.py).
 STARTS_MAX, STARTS_SECONDS = 15, 300.0
 CANNOT_STAY_UP = f"the agent ended {STARTS_MAX} times within {STARTS_SECONDS:.0f} s"
-# An agent that hangs this often before it is ready (TimeoutStartSec each) is such a failure too.
+# So is one that ends this often in a row before it is ready, or hangs there (TimeoutStartSec each), however long that
+# takes: on a busy machine a start took more than 20 s, and the limit above was never reached.
 HANGS_MAX = 2
 HUNG = f"the agent hung {HANGS_MAX} times before it was ready"
+NEVER_READY = f"the agent ended {STARTS_MAX} times before it was ready"
 RUN_FOLDER = ROOT + "/run/spotheal"
 # Counts that boot and switches the machine off. Where it cannot be counted, the agent is started again. Nothing is
 # counted if a person stopped the agent and it ended with an error: that starts the OnFailure unit, too.
@@ -184,20 +186,22 @@ def start(config: dict[str, Any], manifest_sha256: str) -> str:
 
 
 def ended() -> int:
-    """After each end of the agent (ExecStopPost): one that hung before it was ready is counted.
+    """After each end of the agent (ExecStopPost): one that hung or failed before it was ready is counted.
 
     systemd names a stop that took too long "timeout", too: then the agent had been ready.
     """
-    if os.environ.get("SERVICE_RESULT") != "timeout" or not os.path.exists(RUN_FOLDER + "/starting"):
+    result = os.environ.get("SERVICE_RESULT")
+    if result == "success" or not os.path.exists(RUN_FOLDER + "/starting"):
         return 0
-    hangs = 1
-    if os.path.exists(RUN_FOLDER + "/hangs"):
-        hangs += os.path.getsize(RUN_FOLDER + "/hangs")
-    if hangs < HANGS_MAX:
-        _write(RUN_FOLDER + "/hangs", "x" * hangs)
+    name, times_max, reason = ("hangs", HANGS_MAX, HUNG) if result == "timeout" else ("ends", STARTS_MAX, NEVER_READY)
+    count = f"{RUN_FOLDER}/{name}"
+    times = 1 + (os.path.getsize(count) if os.path.exists(count) else 0)
+    if times < times_max:
+        _write(count, "x" * times)
         return 0
-    _write(RUN_FOLDER + "/hung", HUNG)
-    os.remove(RUN_FOLDER + "/hangs")
+    _write(RUN_FOLDER + "/hung", reason)
+    if os.path.exists(count):
+        os.remove(count)
     systemctl("start", "--no-block", "spotheal-failed.service")
     return 0
 

@@ -872,24 +872,28 @@ def test_only_an_agent_that_cannot_stay_up_is_counted_and_none_that_a_person_sto
     assert FailedUnit(tmp_path, result).reason() == counted
 
 
-def test_an_agent_that_hangs_before_it_is_ready_is_counted(
-    systemd: Systemd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("result", "times_max", "reason"),
+    [("timeout", start.HANGS_MAX, start.HUNG), ("exit-code", start.STARTS_MAX, start.NEVER_READY)],
+)
+def test_an_agent_that_is_never_ready_is_counted(
+    systemd: Systemd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: str, times_max: int, reason: str
 ) -> None:
-    """systemd started it again each 15 minutes, for ever."""
+    """systemd started one that hangs again each 15 minutes, and one that fails each 20 s, for ever."""
     start.start(MOUNTED, "a" * 64)
     (tmp_path / "run").mkdir()
-    monkeypatch.setenv("SERVICE_RESULT", "timeout")
+    monkeypatch.setenv("SERVICE_RESULT", result)
     begun, asked = tmp_path / "run/starting", ["start", "--no-block", "spotheal-failed.service"]
     assert start.ended() == 0 and systemd.argvs.count(asked) == 0, "a stop that took too long: it was ready"
     begun.touch()
-    monkeypatch.setenv("SERVICE_RESULT", "exit-code")
-    assert start.ended() == 0 and not (tmp_path / "run/hangs").exists(), "the start limit counts those"
-    monkeypatch.setenv("SERVICE_RESULT", "timeout")
-    for _ in range(start.HANGS_MAX):
+    monkeypatch.setenv("SERVICE_RESULT", "success")
+    assert start.ended() == 0 and not list((tmp_path / "run").glob("*s")), "an orderly stop"
+    monkeypatch.setenv("SERVICE_RESULT", result)
+    for _ in range(times_max):
         assert systemd.argvs.count(asked) == 0
         start.ended()
     assert systemd.argvs.count(asked) == 1
-    assert FailedUnit(tmp_path, "timeout").reason() == f"{start.HUNG}; it last said: last words"
+    assert FailedUnit(tmp_path, result).reason() == f"{reason}; it last said: last words"
 
 
 def test_an_agent_that_handed_over_has_not_failed() -> None:
