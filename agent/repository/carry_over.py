@@ -46,8 +46,9 @@ def main() -> None:
             said = link_kept(order["copy"], order["keep"])
         for path, what in said:
             print(json.dumps({"path": path, "what": what}), flush=True)
-    except Refused as refused:
-        print(json.dumps({"refused": str(refused)}), flush=True)
+    except (Refused, RecursionError) as refused:
+        why = str(refused) if isinstance(refused, Refused) else "folders in the working copy lie too deep to be moved"
+        print(json.dumps({"refused": why}), flush=True)
         sys.exit(EXIT_REFUSED)
 
 

@@ -325,7 +325,7 @@ def _run_program(
     )
     found = _lines(lines)
     if ended.exit_code == carry_over.EXIT_REFUSED and found:
-        raise SetupFailed(found[-1].get("refused", ""), next_step="correct `keep` in job.toml")
+        raise SetupFailed(found[-1].get("refused", ""), next_step="correct `keep` in job.toml, or what it names")
     if not ended.ok:
         raise Retryable(f"`{order}` in the working copy failed: {ended.tail(5)}")
     return found
