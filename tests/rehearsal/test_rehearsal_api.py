@@ -31,6 +31,7 @@ from spotheal.fleet.rehearsal.ec2.rulebook import Faults, Latencies, Rulebook
 from spotheal.fleet.rehearsal.scenarios.api import Endpoint
 from spotheal.fleet.rehearsal.services.authorization import OWNER
 from spotheal.fleet.rehearsal.services.client import InMemoryEc2
+from spotheal.fleet.rehearsal.services.elsewhere import Sink
 from spotheal.fleet.rehearsal.services.imds import Imds
 
 LATENCIES = Latencies(
@@ -480,3 +481,26 @@ def test_boto3_takes_the_credentials_of_its_instance(
     maker: Any = boto3.session.Session(region_name="us-west-2")
     maker.client("ec2", endpoint_url=cloud.endpoint.url).describe_volumes()
     assert instance == cloud.rules.calls[-1].caller
+
+
+def test_the_webhook_of_a_rehearsal_takes_messages_at_its_own_address_alone() -> None:
+    """Whoever may open a port of this machine could have told it of ends that never were."""
+    sink = Sink()
+    try:
+        _, _, place, key = sink.url.split("/")
+        address = f"http://{place}/"
+
+        def post(url: str, body: bytes) -> int:
+            try:
+                with urllib.request.urlopen(urllib.request.Request(url, body), timeout=10) as answer:
+                    return int(answer.status)
+            except urllib.error.HTTPError as error:
+                return error.code
+
+        told = b'{"event": "done"}'
+        assert [post(url, told) for url in (address, address + "x" * len(key))] == [404] * 2
+        assert [post(sink.url, body) for body in (b"[" * 100_000, b"\xff", b"[]", b"{}")] == [400] * 4
+        assert len(key) > 20 and sink.events == []
+        assert post(sink.url, told) == 200 and sink.events == ["done"]
+    finally:
+        sink.close()

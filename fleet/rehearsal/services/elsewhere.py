@@ -7,12 +7,13 @@ the user's.
 from __future__ import annotations
 
 import http.server
-import json
+import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from spotheal.agent.protocol.bounded_json import parse
 from spotheal.agent.protocol.clock import SystemClock
 from spotheal.agent.protocol.job import JobConfig
 from spotheal.agent.protocol.names import EfsUrl, StoreUrl
@@ -25,24 +26,33 @@ _BODY_MAX = 2**20
 
 
 class Sink:
-    """A webhook on this machine. `events`: what was told it, in order (`interruption`, `done`, …)."""
+    """A webhook on this machine, at an address that only the rehearsed job knows. `events`: what was told it, in order
+    (`interruption`, `done`, …)."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
-        sink = self
+        sink, path = self, f"/{secrets.token_urlsafe(24)}"
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                body = self.rfile.read(min(int(self.headers["Content-Length"]), _BODY_MAX))
-                sink.events.append(str(json.loads(body)["event"]))
-                self.send_response(200)
+                self.send_response(self._take())
                 self.end_headers()
+
+            def _take(self) -> int:
+                if not secrets.compare_digest(self.path.encode(), path.encode()):
+                    return 404
+                try:
+                    size = min(int(self.headers["Content-Length"] or 0), _BODY_MAX)
+                    sink.events.append(str(parse(self.rfile.read(max(0, size)))["event"]))
+                except (ValueError, TypeError, LookupError):
+                    return 400
+                return 200
 
             def log_message(self, *_: object) -> None:
                 pass
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+        self.url = f"http://127.0.0.1:{self._server.server_port}{path}"
         threading.Thread(target=self._server.serve_forever, name="webhook of the rehearsal", daemon=True).start()
 
     def close(self) -> None:
