@@ -9,8 +9,10 @@ so.
 from __future__ import annotations
 
 import base64
+import glob
 import hashlib
 import os
+import shutil
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +26,7 @@ from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, Retryable, SpothealError
 from spotheal.agent.protocol.names import LAYOUT, StoreUrl
 from spotheal.fleet.run import runs
+from spotheal.fleet.run.table import size_of
 
 PARALLEL = 4
 _CHUNK = 1 << 20
@@ -108,6 +111,7 @@ def fetch(
     except OSError as error:
         raise ConfigError(f"{folder} cannot be made: {error.strerror or error}", next_step="--to DIR") from None
     results = tuple(results)
+    _check_room(results, folder)
     total, bytes_done, lock = sum(item.size for item in results), [0], threading.Lock()
 
     def progress(count: int) -> None:
@@ -125,6 +129,30 @@ def fetch(
 
     with ThreadPoolExecutor(parallel) as pool:
         yield from pool.map(fetch_result, results)
+
+
+def _check_room(results: Iterable[Result], folder: Path) -> None:
+    """ConfigError if the disk of `folder` cannot take what is not here yet."""
+    missing = sum(max(0, result.size - _bytes_here(folder, result)) for result in results)
+    if missing > (free := free_bytes(folder)):
+        raise ConfigError(
+            f"{size_of(missing)} are to be fetched, and the disk of {folder} has {size_of(free)} free",
+            next_step="--to DIR on a larger disk, or --only PATTERN",
+        )
+
+
+def free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
+
+
+def _bytes_here(folder: Path, result: Result) -> int:
+    """Of the file, or of the part of it that an earlier download has left."""
+    try:
+        target = place(folder, result.name)
+        parts = target.parent.glob(f".{glob.escape(target.name)}.*.partial")
+        return max((path.stat().st_size for path in (target, *parts) if path.is_file()), default=0)
+    except (Refused, OSError):
+        return 0
 
 
 def partial_of(target: Path, version: str) -> Path:

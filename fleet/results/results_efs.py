@@ -195,6 +195,8 @@ def _copy(
             while chunk := read():
                 file.write(chunk)
                 progress(len(chunk))
+                if file.tell() > result.size:  # it grows, or is none of the sizes that were told
+                    break
         file.flush()
         os.fsync(file.fileno())
     size = partial.stat().st_size

@@ -138,6 +138,7 @@ def _fetch(run: Run, source: Source, listed: tuple[Result, ...], folder: Path, a
     fetched: list[results.Fetched] = []
     failed: list[tuple[str, SpothealError]] = []
     parallel = 1 if isinstance(source, results_efs.OverSsh) else results.PARALLEL
+    say(f"{len(listed)} results, {size_of(sum(result.size for result in listed))}, into {folder}")
     with bar("fetching", quiet=as_json) as step:
         for result, outcome in results.fetch(source, listed, folder, step, parallel):
             if isinstance(outcome, SpothealError):

@@ -280,6 +280,7 @@ def upload(
         raise ConfigError(f"--to {to!r} leaves the datasets folder", next_step="write a path below it")
     session, described, root = _opened(job, region, profile)
     ready = _ready(session, described, volume, zone, instance_type, image, root, job)
+    uploading.check_room(scanned, ready.filling.volume.size_gib)
     store = Store(session.client("s3"), root.below("uploads", ready.name, uploading.name_of(target)))
     filling = replace(ready.filling, to=target, spot=spot)
     keys: list[str] = []

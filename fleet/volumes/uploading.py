@@ -20,6 +20,7 @@ from typing import Any
 
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.errors import ConfigError
+from spotheal.fleet.run.table import size_of
 
 PART_BYTES = 64 * 2**20
 _END = object()
@@ -47,6 +48,15 @@ def scan(root: Path) -> Folder:
     if not paths:
         raise ConfigError(f"{root} holds no file", next_step="name the folder with the datasets")
     return Folder(root, tuple(paths), sum(path.lstat().st_size for path in paths))
+
+
+def check_room(folder: Folder, size_gib: int) -> None:
+    """ConfigError if the volume cannot hold the files. The holes of sparse ones count: they are sent as zeros."""
+    if folder.size > size_gib << 30:
+        raise ConfigError(
+            f"{size_of(folder.size)} are to be uploaded, and the volume has {size_gib} GiB",
+            next_step="a larger volume: `fleetctl volume create --size GIB`; or a folder with less in it",
+        )
 
 
 def upload(store: Store, folder: Folder, progress: Progress, part_bytes: int = PART_BYTES) -> tuple[list[str], int]:

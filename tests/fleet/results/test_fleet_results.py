@@ -18,6 +18,7 @@ from spotheal.agent.protocol.errors import ConfigError, NotFound, Retryable, Spo
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.results import results
 from spotheal.fleet.results.results import Fetched, Refused
+from spotheal.fleet.results.results_efs import _copy
 from spotheal.fleet.run.runs import Run
 
 
@@ -201,6 +202,34 @@ def test_a_folder_that_cannot_be_made_is_the_users_to_change(run: Run, tmp_path:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be made"):
         fetched(run, tmp_path / "file")
+
+
+def test_results_that_the_disk_cannot_hold_are_refused_before_a_byte_is_written(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "free_bytes", lambda folder: 1500)
+    for name in ("a", "b"):
+        put(run, name, b"x" * 1000)
+    with pytest.raises(ConfigError, match=r"2\.0 kB are to be fetched, and the disk of .* has 1\.5 kB free"):
+        fetched(run, tmp_path)
+    assert [] == list(tmp_path.iterdir())
+    (tmp_path / ".a.00000000.partial").write_bytes(b"x" * 600)
+    assert all(isinstance(one, Fetched) for one in fetched(run, tmp_path).values()), "what is here already counts"
+
+
+def test_a_file_that_has_no_end_is_read_no_further_than_its_size(tmp_path: Path) -> None:
+    """The machine's files are the trainer's; one can grow for as long as it is read."""
+    reads: list[int] = []
+
+    def read() -> bytes:
+        reads.append(1)
+        assert len(reads) < 100
+        return b"x" * 10
+
+    endless = results.Result("a", 25, None, "0" * 64)
+    with pytest.raises(Retryable, match="came damaged"):
+        _copy(endless, tmp_path / "a", read, lambda offset: None, lambda count: None)
+    assert len(reads) == 3
 
 
 def test_only_what_a_pattern_names_is_chosen(run: Run) -> None:

@@ -77,6 +77,16 @@ def test_an_upload_stays_below_datasets(cloud_desk: CloudDesk, folder: Path, to:
     assert result.exit_code == ExitCode.USAGE and "leaves the datasets folder" in result.stderr
 
 
+def test_a_folder_larger_than_the_volume_is_refused_before_it_is_read(folder: Path) -> None:
+    """A sparse file is read as zeros: a TiB that takes nothing on the disk would be sent for a day."""
+    with (folder / "sparse").open("wb") as file:
+        file.truncate(3 << 40)
+    with pytest.raises(ConfigError, match=r"3\.3 TB are to be uploaded, and the volume has 10 GiB"):
+        uploading.check_room(uploading.scan(folder), 10)
+    (folder / "sparse").unlink()
+    uploading.check_room(uploading.scan(folder), 10)
+
+
 def test_progress_says_rate_and_time_left() -> None:
     assert line("uploading", 25_000_000, 100_000_000, 5.0) == "uploading 25.0 of 100.0 MB, 25 %, 5.0 MB/s, 15 s left"
     assert line("uploading", 2_000, 4_000, 2.0) == "uploading 2.0 of 4.0 kB, 50 %, 1.0 kB/s, 2 s left"
