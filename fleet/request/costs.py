@@ -1,4 +1,4 @@
-"""What a plan will cost, as far as it can be said before: by the hour, in the hours allowed, and what stays. Pure."""
+"""The expected costs of a plan: per hour, within the limits, and of the volumes that stay. Pure."""
 
 from __future__ import annotations
 
@@ -11,52 +11,53 @@ _MONTH_HOURS = 730.0
 
 
 def costs(plan: Plan) -> dict[str, Any]:
-    """Dollars; None where a price is not known. `limit_…` 0 = none."""
+    """Dollars; None if a price is not known. `limit_…` 0 = no limit."""
     spot = [price.spot for price in plan.prices]
     listed = [price.on_demand for price in plan.prices if price.on_demand]
     hours = plan.limit_hours
-    least, machines = plan.machines
+    machines_min, machines = plan.machines
     dearest = max(spot) * machines * hours if spot and hours else 0.0
-    most = [amount for amount in (dearest, plan.limit_dollars * (_runs(plan) or 1)) if amount]
+    limits = [amount for amount in (dearest, plan.limit_dollars * (_runs(plan) or 1)) if amount]
     return {
-        "hour_min": _times(min(spot, default=None), least),
+        "hour_min": _times(min(spot, default=None), machines_min),
         "hour_max": _times(max(spot, default=None), machines),
-        "on_demand_hour_min": _times(min(listed, default=None), least),
+        "on_demand_hour_min": _times(min(listed, default=None), machines_min),
         "on_demand_hour_max": _times(max(listed, default=None), machines),
         "address_hour": float(ADDRESS_HOUR) * machines,
         "machines": machines,
         "limit_hours": hours,
         "limit_dollars": plan.limit_dollars,
-        "instances_max": round(min(most), 2) if most else None,
+        "instances_max": round(min(limits), 2) if limits else None,
         "volume_month": _volume_month(plan),
         "move": _move(plan),
     }
 
 
 def _runs(plan: Plan) -> int:
-    """Of a sweep, whose `limits.dollars` is for each of them alone; 0: a single job."""
+    """The runs of a sweep, each with its own `limits.dollars`; 0: a single job."""
     return sum(len(step.entries) for step in plan.steps if isinstance(step, WriteSweep))
 
 
 def cost_rows(plan: Plan) -> list[tuple[str, str]]:
-    """For people, beside the plan's other rows."""
-    found = costs(plan)
+    """The rows of the plan that show the costs."""
+    amounts = costs(plan)
     rows = []
     if plan.prices:
-        listed = _range(found["on_demand_hour_min"], found["on_demand_hour_max"])
-        many = f" for {_machines(plan)}" if found["machines"] > 1 else ""
-        public = "a public address" if found["machines"] == 1 else "public addresses"
-        rows.append(("costs", f"{_range(found['hour_min'], found['hour_max'])} an hour on spot{many}"
+        listed = _range(amounts["on_demand_hour_min"], amounts["on_demand_hour_max"])
+        machines = f" for {_machines(plan)}" if amounts["machines"] > 1 else ""
+        public = "a public address" if amounts["machines"] == 1 else "public addresses"
+        rows.append(("costs", f"{_range(amounts['hour_min'], amounts['hour_max'])} an hour on spot{machines}"
                      + (f", {listed} on demand" if listed else "")
-                     + f", and ${found['address_hour']:.3f} for {public}"))  # fmt: skip
+                     + f", and ${amounts['address_hour']:.3f} for {public}"))  # fmt: skip
     limits = [f"{plan.limit_hours:g} hours" if plan.limit_hours else "",
               f"${plan.limit_dollars:g}{' for each run' if _runs(plan) else ''}" if plan.limit_dollars else ""]
-    said = " and ".join(filter(None, limits)) or "none: until the training ends; AWS ends the fleet after 30 days"
-    most = f"; at most ${found['instances_max']:.2f} for instances at today's prices" if found["instances_max"] else ""
-    rows.append(("limits", said + most))
-    if found["volume_month"] is not None:
-        each = f", and at most ${found['move']:.2f} for each move to another zone" if found["move"] else ""
-        rows.append(("volume", f"${found['volume_month']:.2f} a month until it is deleted{each}"
+    text = " and ".join(filter(None, limits)) or "none: until the training ends; AWS ends the fleet after 30 days"
+    if amounts["instances_max"]:
+        text += f"; at most ${amounts['instances_max']:.2f} for instances at today's prices"
+    rows.append(("limits", text))
+    if amounts["volume_month"] is not None:
+        move = f", and at most ${amounts['move']:.2f} for each move to another zone" if amounts["move"] else ""
+        rows.append(("volume", f"${amounts['volume_month']:.2f} a month until it is deleted{move}"
                      f" (list price {PRICES_AS_OF})"))  # fmt: skip
     for step in plan.steps:
         if isinstance(step, WriteSweep):
@@ -67,8 +68,8 @@ def cost_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _machines(plan: Plan) -> str:
-    least, most = plan.machines
-    return f"{least} to {most} machines" if least != most else f"{most} machines"
+    count_min, count_max = plan.machines
+    return f"{count_min} to {count_max} machines" if count_min != count_max else f"{count_max} machines"
 
 
 def _times(price: float | None, count: int) -> float | None:
@@ -76,14 +77,14 @@ def _times(price: float | None, count: int) -> float | None:
 
 
 def _range(low: float | None, high: float | None) -> str:
-    """ "" where AWS told no price."""
+    """ "" if AWS named no price."""
     if low is None or high is None:
         return ""
     return f"${low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"${low:.2f} to ${high:.2f}"
 
 
 def _move(plan: Plan) -> float | None:
-    """Dollars that AWS takes for filling a copy of the volume, if all of it is used."""
+    """The dollars for filling a copy of the volume, if all of it is used."""
     for step in plan.steps:
         if isinstance(step, CreateVolume):
             return float(FILLING_GIB) * plan.initialization_rate * step.spec.size_gib

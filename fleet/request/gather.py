@@ -1,4 +1,4 @@
-"""What a request needs to know, read from files, git and AWS; nothing is changed here. Ends in a `plan.Plan`."""
+"""Makes a `plan.Plan` of a request from files, git and AWS; nothing is changed here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PUBLIC_BLOCKS = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "Re
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the operator asked for."""
+    """The operator's files and options."""
 
     fleet: FleetConfig
     job: JobConfig
@@ -37,15 +37,15 @@ class Wanted:
     fleet_file: Path
     resume: bool = False
     new_run: bool = False
-    beside: tuple[Path, ...] = ()  # more files of the operator, which need not be committed
+    beside: tuple[Path, ...] = ()  # more files of the operator, which need no commit
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A plan and what carrying it out needs beside it. `fresh`: no fleet of its generation can have been sent.
+    """A plan and its inputs, which `submit` needs. `fresh`: no fleet of its generation can have been sent.
 
-    `turn` names what this request follows, so that of two at the same moment one goes on; "" where both would send the
-    same anyway.
+    `turn` names the state that this request follows, so that of two requests at the same moment only one goes on; "" if
+    both would send the same fleet.
     """
 
     plan: plan.Plan
@@ -57,13 +57,13 @@ class Ready:
     turn: str = ""
 
 
-def settle_region(session: Session, wanted: Wanted) -> str:
-    """The region of the request; ConfigError where the fleet's zones are in another."""
-    region = session.settle_region(wanted.job.job.region, wanted.fleet.region)
-    strange = [zone for zone in wanted.fleet.zones if region_of(zone) != region]
+def settle_region(session: Session, inputs: Wanted) -> str:
+    """The region of the request; ConfigError if the fleet has a zone in another region."""
+    region = session.settle_region(inputs.job.job.region, inputs.fleet.region)
+    strange = [zone for zone in inputs.fleet.zones if region_of(zone) != region]
     if strange:
         raise ConfigError(
-            f"{wanted.fleet.source} names {', '.join(strange)}, but the region is {region}",
+            f"{inputs.fleet.source} names {', '.join(strange)}, but the region is {region}",
             next_step=f"--region {region_of(strange[0])}, or correct the zones",
         )
     return region
@@ -71,7 +71,7 @@ def settle_region(session: Session, wanted: Wanted) -> str:
 
 @sensible
 def existing_run(session: Session, root: StoreUrl, job: str) -> plan.Existing | None:
-    """The newest run of the job as the store and AWS show it."""
+    """The newest run of the job, from the store and AWS."""
     run = runs.newest(session.client("s3"), root, job)
     if run is None:
         return None
@@ -98,23 +98,23 @@ def existing_run(session: Session, root: StoreUrl, job: str) -> plan.Existing | 
 
 
 def _is_open(session: Session, run: runs.Run) -> bool:
-    """Whether a job of AWS Batch may still be at work; True where that cannot be known."""
+    """Whether a job of AWS Batch may still run; True if that is not known."""
     from spotheal.fleet.run import batch_jobs
 
     try:
         if batch_jobs.unrecorded_job(session, run):
             return True
-        there = batch_jobs.describe(session, [str(batch_jobs.document_of(run)["job_id"])])
+        jobs = batch_jobs.describe(session, [str(batch_jobs.document_of(run)["job_id"])])
     except NotFound:  # never submitted
         return False
     except SpothealError:
         return True
-    return any(job["status"] not in batch_jobs.ENDS for job in there.values())
+    return any(job["status"] not in batch_jobs.ENDS for job in jobs.values())
 
 
 def make_plan(
     session: Session,
-    wanted: Wanted,
+    inputs: Wanted,
     way: plan.Begin | plan.Continue | plan.Resume,
     root: StoreUrl,
     wheels: Wheelhouse,
@@ -124,38 +124,38 @@ def make_plan(
     offline: bool = False,
     sweep: plan.WriteSweep | None = None,
 ) -> Ready:
-    """The plan of a request. `offline`: no call is made, and what only AWS knows is left out and noted."""
-    job = wanted.job
+    """The plan of a request. `offline`: no call is made; values that only AWS knows are missing, and a note says so."""
+    job = inputs.job
     run, generation, requested_at, previous = _identity(session, way, root, job.job.name, clock)
     source = repository.resolve(
         job,
-        wanted.job_file.resolve().parent,
-        ours=(wanted.job_file, wanted.fleet_file, *wanted.beside),
+        inputs.job_file.resolve().parent,
+        ours=(inputs.job_file, inputs.fleet_file, *inputs.beside),
         allow_paths=allow_paths,
     )
     store = root.below(job.job.name, run)
     entries = len(sweep.entries) if sweep else 0
-    shared = _shared(job, wanted, sweep)
-    instance = InstanceConfig(_as_told(job), run, session.region, store, source.commit, requested_at, entries)
+    shared = _shared(job, inputs, sweep)
+    instance = InstanceConfig(_for_instances(job), run, session.region, store, source.commit, requested_at, entries)
     data = userdata.render(instance, wheels.sha256)
-    notes = [*wanted.fleet.warnings, *source.warnings]
+    notes = [*inputs.fleet.warnings, *source.warnings]
     if known_hosts.host_of(job.job.repository) and not instance.job.job.known_hosts:
         notes.append("no key of the repository's host is in known_hosts here: instances take the first they see")
-    described = () if offline else _described_templates(session, wanted.fleet)
-    found = Found((), wanted.fleet)
+    described = () if offline else _described_templates(session, inputs.fleet)
+    account = Found((), inputs.fleet)
     if not offline:
-        notes += existing.check(session, wanted.fleet, described)
-        found = look(session, wanted.fleet, job, root, sweep=sweep is not None)
+        notes += existing.check(session, inputs.fleet, described)
+        account = look(session, inputs.fleet, job, root, sweep=sweep is not None)
         if shared is not None:
-            found = replace(found, steps=(*found.steps, *look_between(session, found.fleet, described)))
-    notes += found.notes
-    several = sweep.parallel if sweep else job.machines[1]
+            account = replace(account, steps=(*account.steps, *look_between(session, account.fleet, described)))
+    notes += account.notes
+    instances = sweep.parallel if sweep else job.machines[1]
     order = request.Order(
-        found.fleet, job, run, requested_at, userdata.encoded(data), generation, several, tuple(described),
+        account.fleet, job, run, requested_at, userdata.encoded(data), generation, instances, tuple(described),
         store=str(root),
     )  # fmt: skip
     built = request.build(order)
-    zones: tuple[str, ...] = wanted.fleet.zones
+    zones: tuple[str, ...] = inputs.fleet.zones
     prices: tuple[Price, ...] = ()
     steps: list[plan.Step]
     if isinstance(way, plan.Continue) and way.existing.pending:
@@ -166,14 +166,14 @@ def make_plan(
                 "job.toml, the fleet's file or the revision changed since, not applied: for that, cancel and --new-run"
             )
     elif offline:
-        notes += _offline_notes(wanted.fleet)
+        notes += _offline_notes(inputs.fleet)
         first = (*zones, f"{session.region}a")[0]
         volume: plan.Step = sweep or shared or plan.decide_volume(job, run, first, (), (), resumed=False)
         steps = _steps(store, wheels, source, volume, built, job, bucket_missing=True)
     else:
-        zones = zones_of(session, wanted.fleet)
-        prices = spot_prices(session, wanted.fleet.instance_types, zones, clock)
-        notes += price_notes(wanted.fleet.document, prices)
+        zones = zones_of(session, inputs.fleet)
+        prices = spot_prices(session, inputs.fleet.instance_types, zones, clock)
+        notes += price_notes(inputs.fleet.document, prices)
         cheapest = plan.cheapest_zone(zones, prices)
         volume = sweep or shared or _volume_step(session, job, run, cheapest, isinstance(way, plan.Resume))
         if isinstance(volume, plan.AdoptVolume) and volume.volume.size_gib != job.volume.size_gib:
@@ -184,11 +184,11 @@ def make_plan(
             notes += volumes.article_notes(session, job)
         missing = not bucket_exists(session, store.bucket)
         notes += [] if missing else bucket_notes(session, store.bucket)
-        steps = [*found.steps, *_steps(store, wheels, source, volume, built, job, bucket_missing=missing)]
+        steps = [*account.steps, *_steps(store, wheels, source, volume, built, job, bucket_missing=missing)]
     whole = plan.Plan(
         job=job.job.name, run=run, generation=generation, requested_at=requested_at,
         account=PLACEHOLDER_ACCOUNT if offline else session.account, region=session.region, store=store,
-        repository=source.repository, commit=source.commit, types=wanted.fleet.instance_types, zones=tuple(zones),
+        repository=source.repository, commit=source.commit, types=inputs.fleet.instance_types, zones=tuple(zones),
         prices=tuple(prices), steps=tuple(steps), user_data_bytes=len(data.encode()), notes=tuple(notes),
         limit_hours=job.limits.hours, limit_dollars=job.limits.dollars,
         machines=(1, sweep.parallel) if sweep else job.machines,
@@ -198,20 +198,20 @@ def make_plan(
     return Ready(whole, instance, wheels, source, previous, fresh, _turn(way))
 
 
-def _shared(job: JobConfig, wanted: Wanted, sweep: plan.WriteSweep | None) -> plan.ShareFolder | None:
+def _shared(job: JobConfig, inputs: Wanted, sweep: plan.WriteSweep | None) -> plan.ShareFolder | None:
     if not job.on_machines:
         return None
     if sweep is not None:
         raise ConfigError(
             "[job] nodes: each run of a sweep trains on one machine",
-            next_step=f"take `nodes` out of {wanted.job_file} for a sweep; --parallel says how many machines it has",
+            next_step=f"take `nodes` out of {inputs.job_file} for a sweep; --parallel says how many machines it has",
         )
     return plan.ShareFolder(str(job.store.results_place), *job.machines)
 
 
-def _as_told(job: JobConfig) -> JobConfig:
-    """The job as its instances are told: who may ssh to them, and with what key, is none of theirs. What keys the
-    repository's host has is known here, and not there."""
+def _for_instances(job: JobConfig) -> JobConfig:
+    """The job without the addresses and the key for ssh, which instances do not need, and with the keys of the
+    repository's host, which they do not know."""
     keys = job.job.known_hosts or known_hosts.known(job.job.repository)
     return replace(job, job=replace(job.job, known_hosts=keys), fleet=replace(job.fleet, ssh_from="", public_key=""))
 
@@ -239,7 +239,7 @@ def _steps(
     steps: list[plan.Step] = [plan.CreateBucket(store.bucket)] if bucket_missing else []
     steps += [plan.RecordRun(str(store)), plan.UploadWheels(wheels.versions, wheels.size)]
     steps += [plan.UploadBundle(source.commit)] if source.bundle else []
-    templates = [plan.CreateTemplate(one) for one in built.templates]
+    templates = [plan.CreateTemplate(arguments) for arguments in built.templates]
     return [*steps, volume, *templates, *_rescue(job), plan.SendFleet(built.fleet)]
 
 
@@ -250,13 +250,13 @@ def _rescue(job: JobConfig) -> list[plan.Step]:
 def _pending_steps(
     session: Session, existing: plan.Existing, job: JobConfig, instead: plan.WriteSweep | plan.ShareFolder | None
 ) -> list[plan.Step]:
-    """Everything up to the request was done; its fleet may be at work, so nothing it uses may be touched."""
+    """The steps after an interrupted request: its fleet may exist, so nothing that it uses may be changed."""
     if instead is not None and existing.request is not None:
         return [plan.SendFleet(existing.request)]
     volume = session.ec2.volume(existing.volume)
     if volume is None or existing.request is None:
         raise Conflict(
-            f"the volume of run {existing.run}, {existing.volume}, is not to be seen",
+            f"EC2 does not show the volume of run {existing.run}, {existing.volume}",
             next_step="wait a minute and try again",
         )
     return [plan.KeepVolume(volume), *_rescue(job), plan.SendFleet(existing.request)]
@@ -291,14 +291,14 @@ def _offline_notes(fleet: FleetConfig) -> list[str]:
 def _identity(
     session: Session, way: plan.Begin | plan.Continue | plan.Resume, root: StoreUrl, job: str, clock: Clock
 ) -> tuple[str, int, str, tuple[str, ...]]:
-    now = rfc3339(clock.now())
+    moment = rfc3339(clock.now())
     if isinstance(way, plan.Begin):
-        return new_run_id(clock.now()), 1, now, ()
+        return new_run_id(clock.now()), 1, moment, ()
     document = runs.open_run(session.client("s3"), root, job, way.existing.run).fleet_document()
     previous = tuple(str(fleet) for fleet in document.get("previous", []))
     if isinstance(way, plan.Continue):
-        return way.existing.run, way.existing.generation, way.existing.requested_at or now, previous
-    return way.existing.run, way.existing.generation + 1, now, (*previous, way.existing.fleet)
+        return way.existing.run, way.existing.generation, way.existing.requested_at or moment, previous
+    return way.existing.run, way.existing.generation + 1, moment, (*previous, way.existing.fleet)
 
 
 def zones_of(session: Session, fleet: FleetConfig) -> tuple[str, ...]:
@@ -322,7 +322,7 @@ def bucket_exists(session: Session, bucket: str) -> bool:
         return False
     except PermissionDenied as error:
         raise PermissionDenied(
-            f"bucket {bucket} cannot be used: it belongs to somebody else, or these credentials may not see it",
+            f"bucket {bucket} cannot be used: it belongs to another account, or these credentials may not see it",
             next_step="name another in [store] url of job.toml",
             code=error.code,
             request_id=error.request_id,
@@ -337,7 +337,7 @@ def bucket_exists(session: Session, bucket: str) -> bool:
 
 
 def bucket_notes(session: Session, bucket: str) -> list[str]:
-    """A bucket that is there is the user's: what it lacks, that one made by `request` has, is said and not changed."""
+    """Notes on an existing bucket. It is the user's: what it lacks of a bucket made by `request` is not changed."""
     try:
         with translated(f"read the public access block of bucket {bucket}"):
             answer = session.client("s3").get_public_access_block(Bucket=bucket)
@@ -350,13 +350,13 @@ def bucket_notes(session: Session, bucket: str) -> list[str]:
         blocks = {}
     if all(blocks.get(name) for name in PUBLIC_BLOCKS):
         return []
-    every = ",".join(f"{name}=true" for name in PUBLIC_BLOCKS)
+    settings = ",".join(f"{name}=true" for name in PUBLIC_BLOCKS)
     return [f"bucket {bucket} does not block public access: `aws s3api put-public-access-block --bucket {bucket} "
-            f"--public-access-block-configuration {every}` does"]  # fmt: skip
+            f"--public-access-block-configuration {settings}` does"]  # fmt: skip
 
 
 def _described_templates(session: Session, fleet: FleetConfig) -> list[dict[str, Any]]:
-    found = []
+    templates = []
     for entry in fleet.template_configs:
         named = dict(entry["LaunchTemplateSpecification"])
         version = named.pop("Version", "$Default")
@@ -384,5 +384,5 @@ def _described_templates(session: Session, fleet: FleetConfig) -> list[dict[str,
                 f"launch template {label} names no IamInstanceProfile: the agent could not touch the volume",
                 next_step="add one to the template",
             )
-        found.append(data)
-    return found
+        templates.append(data)
+    return templates

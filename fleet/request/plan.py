@@ -1,6 +1,6 @@
-"""What a request will do, decided before anything is done. Pure: what was seen in, steps out.
+"""The steps of a request, decided before the first one is carried out. Pure: observations in, steps out.
 
-The same list is shown, asked about, printed by `--dry-run` and carried out by `fleet.submit`.
+The same list is shown with the question, printed by `--dry-run` and carried out by `submit`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from spotheal.fleet.request.request import call_of
 # -------------------------------------------------------------------------------------------------------- which run
 @dataclass(frozen=True)
 class Existing:
-    """The newest run of the job. `fleet` is "" where none was recorded; `live` as AWS says; `pending` where a request
-    was about to be sent and its answer is not known."""
+    """The newest run of the job. `fleet` is "" if none was recorded; `live`: by AWS; `pending`: a request was about to
+    be sent, and its answer is not known."""
 
     run: str
     phase: str
@@ -43,26 +43,26 @@ class Existing:
     requested_at: str
     volume: str = ""
     request: dict[str, Any] | None = None  # the pending one
-    on_batch: bool = False  # `live`: not over there
+    on_batch: bool = False  # then `live` says that AWS Batch still has an open job
 
 
 @dataclass(frozen=True)
 class Show:
-    """A fleet works on it already."""
+    """A fleet works on the run already."""
 
     existing: Existing
 
 
 @dataclass(frozen=True)
 class Begin:
-    """A run of its own. `after`: the job's newest run so far, "" where there is none."""
+    """A new run. `after`: the job's newest run so far, "" if there is none."""
 
     after: str = ""
 
 
 @dataclass(frozen=True)
 class Continue:
-    """A request that was interrupted: the same run and tokens, so that nothing is made twice."""
+    """An interrupted request continues: the same run and tokens, so that nothing is created twice."""
 
     existing: Existing
 
@@ -78,7 +78,7 @@ Way = Show | Begin | Continue | Resume
 
 
 def decide_run(job: str, existing: Existing | None, *, resume: bool, new_run: bool) -> Way:
-    """Which run the request is about; Conflict where only the operator can tell."""
+    """The run that the request is for; Conflict if only the operator can decide."""
     if existing is None:
         if resume:
             raise Conflict(
@@ -124,7 +124,7 @@ def decide_run(job: str, existing: Existing | None, *, resume: bool, new_run: bo
 
 
 def _on_batch(job: str, existing: Existing) -> Conflict:
-    """What is said where the newest run is AWS Batch's, and the way on."""
+    """The message if the newest run is on AWS Batch, with the next command."""
     if existing.live:
         return Conflict(
             f"job {job!r} is at work on AWS Batch: run {existing.run}",
@@ -147,7 +147,7 @@ class CreateBucket:
 
 @dataclass(frozen=True)
 class RecordRun:
-    """Write the run's documents to the store, so that whatever follows can be found and continued."""
+    """Write the run's documents to the store, so that all later steps can be found and continued."""
 
     store: str
 
@@ -218,7 +218,7 @@ class CreateTemplate:
 
 @dataclass(frozen=True)
 class WriteSweep:
-    """The list of a sweep into the store. Its runs' volumes are made by the instances that take them."""
+    """Write the list of a sweep to the store. The instances create the volumes of the runs that they take."""
 
     entries: tuple[dict[str, Any], ...]
     source: str
@@ -236,20 +236,22 @@ class WriteSweep:
 
 @dataclass(frozen=True)
 class ShareFolder:
-    """In the place of a volume, for a run on several machines."""
+    """In place of a volume, for a run on several machines."""
 
     place: str
-    least: int
-    most: int
+    machines_min: int
+    machines_max: int
 
     def says(self) -> str:
-        many = f"{self.least} to {self.most}" if self.least != self.most else str(self.most)
-        return f"no volume: {many} machines train together, their checkpoints and results are in {self.place}"
+        count = str(self.machines_max)
+        if self.machines_min != self.machines_max:
+            count = f"{self.machines_min} to {count}"
+        return f"no volume: {count} machines train together, their checkpoints and results are in {self.place}"
 
 
 @dataclass(frozen=True)
 class ArmRescue:
-    """`[fleet] on_demand_after`; the schedule itself names the fleet, and is made when that has been requested."""
+    """`[fleet] on_demand_after`; the schedule names the fleet, so it is created after the fleet."""
 
     after: str
     dollars: float
@@ -296,19 +298,19 @@ Step = (
 def decide_volume(
     job: JobConfig, run: str, zone: str, of_run: tuple[Volume, ...], named: tuple[Volume, ...], *, resumed: bool
 ) -> CreateVolume | AdoptVolume | KeepVolume:
-    """The volume the run will write to. `of_run` carry the run's tag, `named` only the Name that job.toml gives.
+    """The volume to which the run will write. `of_run` have the run's tag, `named` only the Name in job.toml.
 
-    Conflict where there are two, or where the only one is in use: a wrong guess would cost somebody's data.
+    Conflict if there are two, or if the only one is in use: a wrong guess would destroy data.
     """
-    held = [
+    run_volumes = [
         volume for volume in of_run if volume.tags.get(TAG_STATE) != VolumeState.SUPERSEDED.value and _exists(volume)
     ]
-    if held:
-        return KeepVolume(max(held, key=_rank))
+    if run_volumes:
+        return KeepVolume(max(run_volumes, key=_rank))
     if resumed:
         raise Conflict(f"run {run} has no volume any more", next_step="--new-run begins another run with a new volume")
-    own, unclaimed = free_volumes(job.job.name, named)
-    free = own or unclaimed
+    own_volumes, unclaimed = free_volumes(job.job.name, named)
+    free = own_volumes or unclaimed
     if len(free) > 1:
         ids = ", ".join(f"{volume.id} ({volume.zone})" for volume in free)
         raise Conflict(
@@ -326,10 +328,10 @@ def decide_volume(
                 next_step=f"`aws ec2 detach-volume --volume-id {volume.id}` after unmounting it there, "
                 "or set another [volume] name in job.toml for a new one",
             )
-        # Blank ones, of `fleetctl volume create`, stay new: nothing else is ever formatted.
+        # A blank volume of `fleetctl volume create` stays new: nothing else is ever formatted.
         is_new = volume.tags.get(TAG_STATE) == VolumeState.NEW.value and not volume.snapshot
         state = VolumeState.NEW if is_new else VolumeState.CURRENT
-        return AdoptVolume(volume, {**tags, TAG_STATE: state.value}, is_own=bool(own))
+        return AdoptVolume(volume, {**tags, TAG_STATE: state.value}, is_own=bool(own_volumes))
     return CreateVolume(first_volume(job, run, zone))
 
 
@@ -343,7 +345,7 @@ def _rank(volume: Volume) -> tuple[bool, int]:
 
 @dataclass(frozen=True)
 class Plan:
-    """All of a request. `steps` in the order in which they are carried out, each idempotent."""
+    """A whole request. `steps` are in the order in which they are carried out, each idempotent."""
 
     job: str
     run: str
@@ -362,7 +364,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     limit_hours: float = 0.0
     limit_dollars: float = 0.0
-    machines: tuple[int, int] = (1, 1)  # at least and at most so many train together
+    machines: tuple[int, int] = (1, 1)  # the minimum and maximum that train together
     initialization_rate: int = 0  # MiB/s at which a copy of the volume is filled
 
     @property
@@ -379,7 +381,7 @@ class Plan:
 
 
 def cheapest_zone(zones: tuple[str, ...], prices: tuple[Price, ...]) -> str:
-    """Where the volume is made: the fleet will most likely launch there first, and then nothing has to move."""
+    """The zone for a new volume: the fleet will most likely launch there first, and then nothing has to move."""
     best = min(
         (price for price in prices if price.zone in zones), key=lambda price: (price.spot, price.zone), default=None
     )

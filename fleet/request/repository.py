@@ -1,6 +1,6 @@
-"""Which commit a run trains: resolved now, so that every instance clones the same one.
+"""The commit that a run trains: resolved now, so that every instance clones the same commit.
 
-Work that the instances could not get (uncommitted, unpushed) is refused before anything is made. git is run with
+Work that the instances could not get (uncommitted, unpushed) is refused before anything is created. git is run with
 argument lists, never asks for a password, and may not use transports that run commands.
 """
 
@@ -66,7 +66,7 @@ _MISSING = (
 
 @dataclass(frozen=True)
 class Source:
-    """The commit to train. `bundle` is the checkout to carry it from, None where instances clone `repository`."""
+    """The commit to train. `bundle` is the checkout that it is bundled from; None if instances clone `repository`."""
 
     repository: str
     commit: str
@@ -78,8 +78,8 @@ class Source:
 def resolve(config: JobConfig, folder: Path, *, ours: tuple[Path, ...] = (), allow_paths: bool = False) -> Source:
     """The commit that `[job] repository` and `revision` mean now.
 
-    `folder` is where job.toml lies; `ours` are files that need not be committed (the two of the request). Local paths
-    are for rehearsals: no instance could clone them.
+    `folder` is the folder of job.toml; `ours` are files that need no commit (the two of the request). Local paths are
+    for rehearsals: no instance could clone them.
     """
     repository, revision = config.job.repository, config.job.revision
     if repository == HERE:
@@ -102,7 +102,7 @@ def resolve(config: JobConfig, folder: Path, *, ours: tuple[Path, ...] = (), all
 
 
 def check_script(config: JobConfig, folder: Path) -> list[str]:
-    """As `resolve` looks for the script, in what can be read without the network; [] if nothing can be."""
+    """The check of the script in `resolve`, as far as it works without the network; [] without a local clone."""
     clone = _clone_of(config, folder)
     if clone is None or (commit := _commit(clone, config.job.revision or "HEAD")) is None:
         return []
@@ -110,7 +110,7 @@ def check_script(config: JobConfig, folder: Path) -> list[str]:
 
 
 def write_bundle(source: Source, target: Path) -> Path:
-    """A git bundle with `source.commit` as its HEAD, from the checkout; clones without the network."""
+    """A git bundle with `source.commit` as its HEAD, from the checkout; it can be cloned without the network."""
     assert source.bundle is not None
     with tempfile.TemporaryDirectory(prefix="spotheal-bundle-") as scratch:
         # A bundle holds refs, not commits; the ref is made in a bare copy that borrows the objects.
@@ -123,7 +123,7 @@ def write_bundle(source: Source, target: Path) -> Path:
 
 
 def check_address(repository: str) -> list[str]:
-    """ConfigError for an address that no verb takes; a note for a path, which only a rehearsal takes."""
+    """ConfigError for an address that no verb accepts; a note for a path, which only a rehearsal accepts."""
     if repository == HERE:
         return []
     _refuse_address(repository, allow_paths=True)
@@ -136,7 +136,7 @@ def check_address(repository: str) -> list[str]:
 
 def _refuse_address(repository: str, allow_paths: bool) -> None:
     next_step = "correct [job] repository in job.toml"
-    if re.match(r"https?://[^/]*@", repository):  # an access token stands where a user name would
+    if re.match(r"https?://[^/]*@", repository):  # an access token may be in the place of a user name
         raise ConfigError(
             "[job] repository holds a user name, password or token, which user data would show to anyone on the"
             " instance",
@@ -183,27 +183,25 @@ def _script_notes(config: JobConfig, clone: Path, commit: str) -> list[str]:
 
 # --------------------------------------------------------------------------------------------------------------- remote
 def _remote(repository: str, revision: str, allow_paths: bool) -> tuple[str, str]:
-    """The commit and the full name of what was asked for."""
+    """The commit and the full name of `revision`."""
     if _COMMIT.fullmatch(revision):
-        _list_remote(
-            repository, ["HEAD"], allow_paths
-        )  # the address is good; whether it has the commit shows at the clone
+        _list_remote(repository, ["HEAD"], allow_paths)  # checks the address; the clone shows if the commit is there
         return revision, revision
     patterns = (
         ["HEAD"]
         if not revision
         else [f"refs/heads/{revision}", f"refs/tags/{revision}", f"refs/tags/{revision}^{{}}", revision]
     )
-    found = _list_remote(repository, patterns, allow_paths)
+    refs = _list_remote(repository, patterns, allow_paths)
     if not revision:
-        if "HEAD" not in found:
+        if "HEAD" not in refs:
             raise NotFound(
                 f"{repository} has no default branch (is it empty?)",
                 next_step="push a commit, or name a branch in [job] revision",
             )
-        return found["HEAD"], "HEAD"
-    tag = found.get(f"refs/tags/{revision}^{{}}") or found.get(f"refs/tags/{revision}")
-    branch = found.get(f"refs/heads/{revision}")
+        return refs["HEAD"], "HEAD"
+    tag = refs.get(f"refs/tags/{revision}^{{}}") or refs.get(f"refs/tags/{revision}")
+    branch = refs.get(f"refs/heads/{revision}")
     if tag and branch and tag != branch:
         raise ConfigError(
             f"{repository} has a branch and a tag {revision!r}, at different commits",
@@ -212,7 +210,7 @@ def _remote(repository: str, revision: str, allow_paths: bool) -> tuple[str, str
     for name, commit in (
         (f"refs/heads/{revision}", branch),
         (f"refs/tags/{revision}", tag),
-        (revision, found.get(revision)),
+        (revision, refs.get(revision)),
     ):
         if commit:
             return commit, name
@@ -260,20 +258,20 @@ def _checkout(folder: Path, revision: str, ours: tuple[Path, ...]) -> Source:
 def _compare_with_checkout(
     repository: str, revision: str, commit: str, ref: str, folder: Path, ours: tuple[Path, ...]
 ) -> tuple[str, ...]:
-    """Refuse work in this checkout that the address does not have; what merely differs is a warning."""
+    """Refuse work in this checkout that the address does not have; any other difference is a warning."""
     top = _top_of(folder)
     remote = _remote_named(top, repository) if top else None
     if top is None or remote is None:
         return ()
     branch = _git(["branch", "--show-current"], top).strip()
     if revision and revision not in (branch, f"refs/heads/{branch}"):
-        return ()  # pinned elsewhere on purpose
+        return ()  # the revision is pinned on purpose
     notes = _refuse_uncommitted(top, ours, 'commit and push it, or write `repository = "."` and commit')
     head = _commit(top, "HEAD")
     if head is None or head == commit:
         return notes
-    known = [commit] if _commit(top, commit) else []
-    unpushed = _git(["rev-list", "--count", "HEAD", "--not", f"--remotes={remote}", *known], top)
+    fetched = [commit] if _commit(top, commit) else []
+    unpushed = _git(["rev-list", "--count", "HEAD", "--not", f"--remotes={remote}", *fetched], top)
     if int(unpushed.strip() or 0):
         raise Conflict(
             f"this checkout has {unpushed.strip()} commit(s) that {repository} does not have",
@@ -287,24 +285,26 @@ def _compare_with_checkout(
 
 
 def _refuse_uncommitted(top: Path, ours: tuple[Path, ...], cure: str) -> tuple[str, ...]:
-    """Changed files are refused, and new ones that look like code (a forgotten `git add`); others are a note."""
-    own = {path.resolve() for path in ours}
+    """Refuse changed files, and new files that look like code (a forgotten `git add`); other new files are a note."""
+    request_files = {path.resolve() for path in ours}
     output = _git(["status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all"], top)
     entries = [(entry[:2], entry[3:]) for entry in output.split("\0") if entry]
     entries = [
-        (state, name) for state, name in entries if (top / name).resolve() not in own and not is_job_file(top / name)
+        (state, name)
+        for state, name in entries
+        if (top / name).resolve() not in request_files and not is_job_file(top / name)
     ]
     changed = [name for state, name in entries if state != "??"]
     new = [name for state, name in entries if state == "??" and Path(name).suffix in _CODE]
     if changed or new:
         named = [f"changed: {_few(changed)}"] if changed else []
         named += [f"not added to git: {_few(new)}"] if new else []
-        add = f"`git add {new[0]}` adds a new file; one that the job does not need goes to .gitignore" if new else ""
+        add = f"`git add {new[0]}` adds a new file; a file that the job does not need goes to .gitignore" if new else ""
         raise Conflict(
             f"this checkout has uncommitted work: {'; '.join(named)}", next_step="; ".join(filter(None, [cure, add]))
         )
-    left = [name for _, name in entries]
-    return (f"not part of the commit, so not there on the instances: {_few(left)}",) if left else ()
+    untracked = [name for _, name in entries]
+    return (f"not part of the commit, so not there on the instances: {_few(untracked)}",) if untracked else ()
 
 
 def _few(names: list[str]) -> str:
@@ -336,9 +336,9 @@ def _remote_named(top: Path, repository: str) -> str | None:
     return None
 
 
-def same_repository(one: str, other: str) -> bool:
+def same_repository(address: str, other_address: str) -> bool:
     """`git@host:a/b.git`, `ssh://git@host/a/b` and `https://host/a/b` are the same repository."""
-    return _plain_address(one) == _plain_address(other)
+    return _plain_address(address) == _plain_address(other_address)
 
 
 def _plain_address(address: str) -> str:
@@ -353,7 +353,7 @@ def _plain_address(address: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------------ git
 def _git(arguments: list[str], folder: Path | None, *, allow_paths: bool = False, remote: str = "") -> str:
-    """Run git; ConfigError with what it said where it fails, our other errors where a remote's answer is understood."""
+    """Run git; ConfigError with its message if it fails, a more exact error if the remote's answer is known."""
     argv = [
         "git",
         "-c",
@@ -373,7 +373,7 @@ def _git(arguments: list[str], folder: Path | None, *, allow_paths: bool = False
     }
     environment.setdefault("GIT_SSH_COMMAND", "ssh -o BatchMode=yes -o ConnectTimeout=15")
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             argv,
             cwd=folder,
             env=environment,
@@ -391,17 +391,18 @@ def _git(arguments: list[str], folder: Path | None, *, allow_paths: bool = False
             f"git {arguments[0]} {remote} gave no answer for {GIT_SECONDS_MAX:.0f} s",
             next_step="check the network and the address, then try again",
         ) from None
-    if done.returncode == 0:
-        return done.stdout
-    said = " ".join(done.stderr.split()) or f"exit {done.returncode}"
+    if process.returncode == 0:
+        return process.stdout
+    message = " ".join(process.stderr.split()) or f"exit {process.returncode}"
     if not remote:
-        raise ConfigError(f"git {arguments[0]} failed: {said}")
-    if any(sign in said for sign in _PERMISSION):
+        raise ConfigError(f"git {arguments[0]} failed: {message}")
+    if any(sign in message for sign in _PERMISSION):
         raise PermissionDenied(
-            f"{remote} cannot be read: {said}",
+            f"{remote} cannot be read: {message}",
             next_step="try `git ls-remote` with it here, where it is pinned; the instance clones with [job]"
             ' repository_secret; `repository = "."` carries the commit of a private repository',
         )
-    if any(sign in said for sign in _MISSING):
-        raise NotFound(f"{remote} cannot be read: {said}", next_step="correct [job] repository in job.toml")
-    raise Retryable(f"{remote} cannot be read: {said}", next_step="check the network and the address, then try again")
+    if any(sign in message for sign in _MISSING):
+        raise NotFound(f"{remote} cannot be read: {message}", next_step="correct [job] repository in job.toml")
+    next_step = "check the network and the address, then try again"
+    raise Retryable(f"{remote} cannot be read: {message}", next_step=next_step)

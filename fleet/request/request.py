@@ -1,7 +1,7 @@
-"""The exact calls that a request makes. Pure: an order in, the arguments of boto3's calls out.
+"""The exact calls of a request. Pure: an order in, the arguments of boto3's calls out.
 
-`fleet.plan` gathers the order, `fleet.submit` sends what is built here; `--dry-run` prints it, `--render` writes it as
-files for the aws CLI. So all three are the same request.
+`gather` makes the order, `submit` sends the result; `--dry-run` prints it, `--render` writes it as files for the aws
+CLI. So all three are the same request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TEMPLATE_NAME_LENGTH_MAX = 128
 
 @dataclass(frozen=True)
 class Order:
-    """All that a fleet's request is made of. `generation` counts the fleets of the run, from 1."""
+    """The inputs of a fleet's request. `generation` counts the fleets of the run, from 1."""
 
     fleet: FleetConfig
     job: JobConfig
@@ -39,10 +39,8 @@ class Order:
     requested_at: str  # RFC 3339; ValidUntil counts from here, so that the same order gives the same request tomorrow
     user_data: str  # base64
     generation: int = 1
-    instances: int = 1  # more than one for a sweep, whose runs have volumes of their own
-    described_templates: tuple[dict[str, Any], ...] = field(
-        default=()
-    )  # the data of the user's own templates, in order
+    instances: int = 1  # more than one for a sweep, whose runs have their own volumes
+    described_templates: tuple[dict[str, Any], ...] = field(default=())  # the data of the user's templates, in order
     store: str = ""  # the prefix above all jobs
 
 
@@ -59,13 +57,13 @@ class Request:
 
 
 def _refuse_weights(fleet: FleetConfig) -> None:
-    """Of a fleet of four, with weights of four, AWS launches one machine."""
-    overrides = (one for config in fleet.template_configs for one in config.get("Overrides") or [])
+    """ConfigError for weights: for a fleet of four, with weights of four, AWS launches one machine."""
+    overrides = (override for config in fleet.template_configs for override in config.get("Overrides") or [])
     places = [*fleet.specifications, *overrides]
     if any(place.get("WeightedCapacity") not in (None, 1) for place in places):
         raise ConfigError(
             f"{fleet.source}: WeightedCapacity counts units, and the machines of a sweep, or of `nodes`, are counted",
-            next_step="take it out (SpotPrice is then the most for a machine)",
+            next_step="take it out (SpotPrice is then the limit for one machine)",
         )
 
 
@@ -84,17 +82,17 @@ def build(order: Order) -> Request:
     config.setdefault("AllocationStrategy", DEFAULT_STRATEGY)
     config.setdefault("ValidUntil", valid_until(order))
     config.setdefault("TerminateInstancesWithExpiration", True)
-    # A whole machine that hangs fails EC2's status check, and nobody else would replace a fleet's only one.
+    # A machine that hangs fails EC2's status check, and nothing else would replace the fleet's only machine.
     config.setdefault("ReplaceUnhealthyInstances", True)
     config.pop("ClientToken", None)
-    own = run_tags(order)
+    tags = run_tags(order)
     theirs = config.get("TagSpecifications", [])
     fleet_tags = [
         tag for entry in theirs if entry.get("ResourceType") == "spot-fleet-request" for tag in entry.get("Tags", [])
     ]
     config["TagSpecifications"] = [
         *(entry for entry in theirs if entry.get("ResourceType") != "spot-fleet-request"),
-        {"ResourceType": "spot-fleet-request", "Tags": template.merged([*fleet_tags, *own])},
+        {"ResourceType": "spot-fleet-request", "Tags": template.merged([*fleet_tags, *tags])},
     ]
     templates: list[dict[str, Any]] = []
     if order.fleet.template_configs:
@@ -116,7 +114,7 @@ def build(order: Order) -> Request:
 
 
 def valid_until(order: Order) -> str:
-    """When AWS ends the fleet by itself: the stop that works without an agent."""
+    """The time at which AWS ends the fleet by itself: this stop needs no agent."""
     hours = order.job.limits.hours
     length = timedelta(hours=hours + VALID_MARGIN_HOURS) if hours else timedelta(days=VALID_DAYS)
     return rfc3339(parse_rfc3339(order.requested_at) + length)
@@ -128,9 +126,9 @@ def run_tags(order: Order) -> list[dict[str, str]]:
 
 
 def token(order: Order, purpose: str, content: dict[str, Any]) -> str:
-    """ClientToken, at most 64 characters: the same for the same run, generation and content, however often it is asked.
+    """ClientToken, at most 64 characters: always the same for the same run, generation and content.
 
-    With the content in it a request that AWS refused can be corrected and sent again under the same run.
+    The content is part of it, so that a refused request can be corrected and sent again for the same run.
     """
     parts = (order.run, str(order.generation), purpose, json.dumps(content, sort_keys=True))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:60]
@@ -146,9 +144,10 @@ def _instance_tags(order: Order) -> list[dict[str, str]]:
 
 def _specification(order: Order, spec: dict[str, Any]) -> dict[str, Any]:
     spec["UserData"] = order.user_data
-    kept = [entry for entry in spec.get("TagSpecifications", []) if entry.get("ResourceType", "instance") != "instance"]
+    specifications = spec.get("TagSpecifications", [])
+    other_tags = [entry for entry in specifications if entry.get("ResourceType", "instance") != "instance"]
     tags = template.with_ours(template.own_instance_tags(spec), _instance_tags(order))
-    spec["TagSpecifications"] = [*kept, {"ResourceType": "instance", "Tags": tags}]
+    spec["TagSpecifications"] = [*other_tags, {"ResourceType": "instance", "Tags": tags}]
     return spec
 
 
@@ -179,8 +178,8 @@ def _copied(order: Order, index: int, entry: dict[str, Any], templates: list[dic
 def render(request: Request, fleet_file: str) -> dict[str, str]:
     """Files for the aws CLI by name suffix: "" the fleet, ".template-N.json" each template, ".commands" for a shell.
 
-    `aws ec2 request-spot-fleet --spot-fleet-request-config file://FILE` takes the first unchanged; that of an EC2
-    fleet is for `aws ec2 create-fleet --cli-input-json`.
+    `aws ec2 request-spot-fleet --spot-fleet-request-config file://FILE` accepts a spot fleet's file unchanged,
+    `aws ec2 create-fleet --cli-input-json file://FILE` an EC2 fleet's.
     """
     spot_fleet = request.fleet.get("SpotFleetRequestConfig")
     files = {"": json.dumps(spot_fleet or request.fleet, indent=2) + "\n"}

@@ -1,4 +1,4 @@
-"""Which file of the repository a command runs. Pure."""
+"""The file of the repository that a command runs. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from collections.abc import Sequence
 
 _RUNNERS = re.compile(r"python[0-9.]*|torchrun|accelerate|deepspeed|bash|sh")
-_NOT_A_FILE = {"-m", "--module", "-c"}  # what follows is a module or a program's text
+_NOT_A_FILE = {"-m", "--module", "-c"}  # the next word is a module or a program's text
 
 
 def script_of(command: Sequence[str]) -> str:
-    """The script's path in the folder that the command runs in; "" if it cannot be told for sure."""
+    """The script's path in the folder in which the command runs; "" if it is not certain."""
     if not command:
         return ""
     if command[0].startswith("./"):

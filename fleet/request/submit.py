@@ -1,7 +1,7 @@
-"""A plan carried out: step by step, each of which may be made again. Interrupted anywhere and run again, it goes on.
+"""Carries out a plan, step by step. Each step may run twice, so an interrupted request can continue anywhere.
 
-The run's documents are stored before anything is created, with the exact request before it is sent: whatever happens
-to this process, the next `fleetctl request` finds the run and sends the same request with the same tokens.
+The run's documents are stored before anything is created, and the exact request before it is sent: if this process
+dies, the next `fleetctl request` finds the run and sends the same request with the same tokens.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _BUCKET_TRY_SECONDS = 2.0
 
 def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[str, Any]:
     """Carry out every step; returns `{"fleet_id", "volume_id"}`."""
-    done: dict[str, Any] = {}
-    made: dict[str, str] = {}  # what the placeholders in later steps stand for
+    ids: dict[str, Any] = {}
+    values: dict[str, str] = {}  # of the placeholders in later steps
     usable_at = 0.0
     store = Store(session.client("s3"), ready.plan.store)
     for step in ready.plan.steps:
@@ -59,9 +59,9 @@ def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[st
                 prerequisites.make(session, step)
                 usable_at = clock.monotonic() + prerequisites.IAM_SECONDS
             case CreateSecurityGroup() | OpenSsh() | ImportKey():
-                made |= prerequisites.make(session, step)
+                values |= prerequisites.make(session, step)
             case OpenBetween(group):
-                prerequisites.make(session, replace(step, group=made.get(group, group)))
+                prerequisites.make(session, replace(step, group=values.get(group, group)))
             case plan.ShareFolder():
                 pass  # the first machine makes the folders
             case plan.CreateBucket(bucket):
@@ -75,25 +75,25 @@ def carry_out(session: Session, ready: Ready, clock: Clock, say: Say) -> dict[st
             case plan.UploadBundle():
                 _upload_bundle(store, ready)
             case plan.CreateVolume(spec):
-                done["volume_id"] = _create_volume(session, spec)
-                volumes.await_encrypted(session, done["volume_id"], spec.kms_key, clock)
+                ids["volume_id"] = _create_volume(session, spec)
+                volumes.await_encrypted(session, ids["volume_id"], spec.kms_key, clock)
             case plan.AdoptVolume(volume, tags):
                 session.ec2.tag([volume.id], tags)
-                done["volume_id"] = volume.id
+                ids["volume_id"] = volume.id
             case plan.KeepVolume(volume):
-                done["volume_id"] = volume.id
+                ids["volume_id"] = volume.id
             case plan.CreateTemplate(arguments):
-                _create_template(session, filled(arguments, made))
+                _create_template(session, filled(arguments, values))
             case plan.WriteSweep(entries, source):
                 store.put_json(LAYOUT.sweep, {"schema_version": 1, "source": source, "entries": list(entries)})
             case plan.ArmRescue():
                 rescue.ensure_role(session.client("iam"), _rescue_scope(session, ready))
             case plan.SendFleet(arguments):
                 _await_roles(usable_at - clock.monotonic(), clock, say)
-                volume = done.get("volume_id", "")  # none of a sweep
+                volume = ids.get("volume_id", "")  # a sweep has none
                 until = max(usable_at + _ROLE_SECONDS if usable_at else 0.0, clock.monotonic() + _TEMPLATE_SECONDS)
-                done["fleet_id"] = _send(session, store, ready, filled(arguments, made), volume, clock, until)
-    return done
+                ids["fleet_id"] = _send(session, store, ready, filled(arguments, values), volume, clock, until)
+    return ids
 
 
 def _rescue_scope(session: Session, ready: Ready) -> Scope:
@@ -113,12 +113,12 @@ def ensure_bucket(session: Session, bucket: str) -> None:
 
 def _create_bucket(session: Session, bucket: str, clock: Clock) -> None:
     s3 = session.client("s3")
-    where: dict[str, Any] = {}
-    if session.region != "us-east-1":  # the one region that refuses its own name here
-        where = {"CreateBucketConfiguration": {"LocationConstraint": session.region}}
+    location: dict[str, Any] = {}
+    if session.region != "us-east-1":  # the only region that refuses its own name here
+        location = {"CreateBucketConfiguration": {"LocationConstraint": session.region}}
     try:
         with translated(f"create bucket {bucket}"):
-            s3.create_bucket(Bucket=bucket, **where)
+            s3.create_bucket(Bucket=bucket, **location)
     except SpothealError as error:
         if error.code != "BucketAlreadyOwnedByYou":
             raise
@@ -132,43 +132,43 @@ def _create_bucket(session: Session, bucket: str, clock: Clock) -> None:
 
     until_it_works(
         close, clock, tries_max=_BUCKET_TRIES, pause=lambda tries: _BUCKET_TRY_SECONDS * tries,
-        # Of a bucket made a moment ago (terraform-provider-aws issues 7628 and 11795).
+        # AWS answers so for a new bucket (terraform-provider-aws issues 7628 and 11795).
         passes=lambda error: error.code in ("NoSuchBucket", "OperationAborted"),
     )  # fmt: skip
 
 
 def _take_turn(store: Store, ready: Ready, clock: Clock) -> None:
-    """Of two requests for one job at the same moment one goes on: two would be two fleets, and two bills.
+    """Of two requests for one job at the same moment only one goes on: two would be two fleets, and two bills.
 
-    Raises Conflict for the other. A turn whose request ended before it wrote anything is free again: at once where it
+    Raises Conflict for the other. If a request ended before it wrote anything, its turn is free again: at once if it
     ran on this machine, else after `_TURN_SECONDS`.
     """
     if not ready.turn:
         return
     of_job = Store(store.client, StoreUrl(store.url.bucket, store.url.prefix.rpartition("/")[0]))
-    now = clock.now()
+    moment = clock.now()
 
-    def is_stale(other: Mapping[str, Any]) -> bool:
-        run, generation = str(other["run"]), int(other["generation"])
+    def is_stale(claim: Mapping[str, Any]) -> bool:
+        run, generation = str(claim["run"]), int(claim["generation"])
         written = Store(store.client, of_job.url.below(run)).get_json(LAYOUT.fleet_document) or {}
         if int(written.get("generation") or 0) >= generation:
             return False
-        if other.get("host") == ours["host"] and not _is_another_alive(int(other["pid"])):
+        if claim.get("host") == ours["host"] and not _is_another_alive(int(claim["pid"])):
             return True
-        return (now - parse_rfc3339(str(other["time"]))).total_seconds() > _TURN_SECONDS
+        return (moment - parse_rfc3339(str(claim["time"]))).total_seconds() > _TURN_SECONDS
 
     ours = {
         "run": ready.plan.run,
         "generation": ready.plan.generation,
-        "time": rfc3339(now),
+        "time": rfc3339(moment),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "request": secrets.token_hex(8),
     }
-    taken = of_job.claim(f"requests/{ready.turn}.json", ours, is_stale)
-    if taken != ours:
+    winner = of_job.claim(f"requests/{ready.turn}.json", ours, is_stale)
+    if winner != ours:
         raise Conflict(
-            f"another request for job {ready.plan.job!r} was made at the same time: it began run {taken['run']}",
+            f"another request for job {ready.plan.job!r} was made at the same time: it began run {winner['run']}",
             next_step=f"`fleetctl status {ready.plan.job}` shows it",
         )
 
@@ -184,22 +184,22 @@ def _is_another_alive(pid: int) -> bool:
 
 
 def _record(store: Store, ready: Ready, clock: Clock) -> None:
-    """The run's documents. The status is reset where no fleet can have been sent yet, so that an end of an earlier
-    fleet is not read as this one's, nor a running one's progress overwritten."""
+    """Write the run's documents. The status is reset only if no fleet can have been sent yet: so an earlier fleet's end
+    is not read as this fleet's, and a running fleet's progress is not overwritten."""
     store.put_json(LAYOUT.job_document, json.loads(ready.instance.to_json()))
     _write_fleet(store, ready, fleet="", request=None, volume="")
     if ready.fresh or store.read_status() is None:
         _write_status(store, ready, clock)
     if ready.fresh and ready.plan.generation > 1:
-        # Launches without a checkpoint are counted towards parking; those of the earlier fleets are forgiven.
+        # Launches without a checkpoint count towards parking; those of the earlier fleets no longer do.
         marker = {"time": rfc3339(clock.now()), "acknowledged": True, "outcome": "resumed"}
         store.count_launch(f"resume-{ready.plan.generation}", marker)
 
 
 def _write_fleet(store: Store, ready: Ready, *, fleet: str, request: dict[str, Any] | None, volume: str) -> None:
-    """With the prices of the day: instances cannot ask for list prices, and the receipt compares with them."""
+    """Write the fleet's document, with today's prices: instances cannot read list prices, which the receipt needs."""
     prices = [vars(price) for price in ready.plan.prices]
-    if not prices:  # a request that goes on asks for none
+    if not prices:  # a continued request reads no prices
         prices = (store.get_json(LAYOUT.fleet_document) or {}).get("prices", [])
     store.put_json(LAYOUT.fleet_document, {
         "prices": prices,
@@ -210,7 +210,7 @@ def _write_fleet(store: Store, ready: Ready, *, fleet: str, request: dict[str, A
 
 
 def _upload_wheels(store: Store, ready: Ready) -> None:
-    """Wheels first, the manifest last: a manifest in the store means that all its wheels are there."""
+    """Upload the wheels first, the manifest last: a manifest in the store means that all its wheels are there."""
     present = dict(store.sizes(LAYOUT.wheels))
     for wheel in ready.wheelhouse.wheels:
         key = f"{LAYOUT.wheels}{wheel.name}"
@@ -237,9 +237,9 @@ def _create_volume(session: Session, spec: Any) -> str:
 
 
 def _create_template(session: Session, arguments: dict[str, Any]) -> None:
-    """Its name holds run and generation, so one that is there already is ours, of an interrupted attempt.
+    """Create the template. Its name has run and generation, so an existing one is ours, of an interrupted attempt.
 
-    Its contents may be older than job.toml; AWS has no call to replace a version, so it is made anew.
+    Its contents may be older than job.toml; AWS has no call to replace a version, so it is deleted and created again.
     """
     ec2 = session.client("ec2")
     name = arguments["LaunchTemplateName"]
@@ -263,19 +263,19 @@ def _send(
     try:
         fleet = _request_fleet(session, arguments, clock, until)
     except SpothealError as error:
-        if not isinstance(error, Retryable):  # AWS said no: nothing is on its way, and a corrected one may follow
+        if not isinstance(error, Retryable):  # AWS refused: no fleet will follow, and a corrected request may be sent
             _write_fleet(store, ready, fleet="", request=None, volume=volume)
         raise
     job = ready.instance.job
     if seconds(job.fleet.on_demand_after):  # before the fleet is recorded: interrupted here, the same request arms it
-        wanted = rescue.schedule(job, ready.plan.run, fleet, _rescue_scope(session, ready), clock)
-        rescue.arm(session.client("scheduler"), wanted, clock)
+        schedule = rescue.schedule(job, ready.plan.run, fleet, _rescue_scope(session, ready), clock)
+        rescue.arm(session.client("scheduler"), schedule, clock)
     _write_fleet(store, ready, fleet=fleet, request=arguments, volume=volume)
     return fleet
 
 
 def _request_fleet(session: Session, arguments: dict[str, Any], clock: Clock, until: float) -> str:
-    """A template or a role made a moment ago may not be known everywhere yet: asked again until `until` (monotonic)."""
+    """A new template or role may not be known everywhere yet: the call is repeated until `until` (monotonic)."""
 
 
     def is_young(error: SpothealError) -> bool:

@@ -1,8 +1,8 @@
 """Launch specifications as launch templates. Pure.
 
 A spot fleet's launch specification has no MetadataOptions: only a launch template can require IMDSv2 and keep the hop
-limit at 1, and only a template can carry user data beside overrides. So each specification becomes a template of the
-run's own and one override for each zone or subnet; a template of the user's is copied, never changed.
+limit at 1, and only a template can have both user data and overrides. So each specification becomes a new template for
+the run, with one override for each zone or subnet; the user's own template is copied, never changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ METADATA_OPTIONS = {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "Htt
 
 
 def template_data(spec: dict[str, Any], user_data: str, tags: list[dict[str, str]], *, harden: bool) -> dict[str, Any]:
-    """LaunchTemplateData of a launch specification; what varies by place goes to `overrides`."""
+    """LaunchTemplateData from a launch specification; the zones and subnets are in `overrides`."""
     data: dict[str, Any] = {name: copy.deepcopy(spec[name]) for name in _SAME if name in spec}
     if "RamdiskId" in spec:
         data["RamDiskId"] = spec["RamdiskId"]
@@ -53,21 +53,21 @@ def template_data(spec: dict[str, Any], user_data: str, tags: list[dict[str, str
 
 
 def completed(data: dict[str, Any], user_data: str, tags: list[dict[str, str]], *, harden: bool) -> dict[str, Any]:
-    """Template data with what the agent needs: user data, tags on instances and their disks, IMDSv2."""
+    """Template data with the agent's needs: user data, tags on instances and their disks, IMDSv2."""
     whole = copy.deepcopy(data)
     whole["UserData"] = user_data
-    # EC2 ends a spot machine that switches itself off, but only stops an on-demand one, whose disk then costs for ever.
+    # EC2 terminates a spot instance that shuts down, but only stops an on-demand one, whose disk then costs for ever.
     whole["InstanceInitiatedShutdownBehavior"] = "terminate"
     if harden:
         whole["MetadataOptions"] = {**whole.get("MetadataOptions", {}), **METADATA_OPTIONS}
-    kept = [entry for entry in whole.get("TagSpecifications", []) if entry.get("ResourceType") != "instance"]
+    other_tags = [entry for entry in whole.get("TagSpecifications", []) if entry.get("ResourceType") != "instance"]
     instance = {"ResourceType": "instance", "Tags": with_ours(own_instance_tags(whole), tags)}
-    whole["TagSpecifications"] = [*kept, instance]
+    whole["TagSpecifications"] = [*other_tags, instance]
     return whole
 
 
 def overrides(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    """One override for each subnet, else each zone: a list in one text is for launch specifications only."""
+    """One override for each subnet, else each zone: only launch specifications accept a list in one text."""
     base: dict[str, Any] = {
         name: spec[name]
         for name in ("InstanceType", "InstanceRequirements", "SpotPrice", "WeightedCapacity")
@@ -80,9 +80,9 @@ def overrides(spec: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def from_described(described: dict[str, Any]) -> dict[str, Any]:
-    """LaunchTemplateData for a new template, of what DescribeLaunchTemplateVersions answered for another.
+    """LaunchTemplateData for a new template, from DescribeLaunchTemplateVersions' answer for another.
 
-    AWS's answer holds keys that its request does not take; those are left out, by botocore's model of the request.
+    The answer has keys that the request does not accept; botocore's model of the request says which to leave out.
     """
     result = _pruned(described, input_shape("CreateLaunchTemplate").members["LaunchTemplateData"])
     assert isinstance(result, dict)
@@ -97,7 +97,7 @@ def merged(tags: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def with_ours(theirs: list[dict[str, str]], ours: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Their `Name` stays; what the agent finds its run by (`spotheal:…`) is ours."""
+    """The user's `Name` stays; the tags by which the agent finds its run (`spotheal:…`) are ours."""
     return merged([*ours, *theirs, *(tag for tag in ours if tag["Key"].startswith("spotheal:"))])
 
 
@@ -112,8 +112,8 @@ def own_instance_tags(holder: dict[str, Any]) -> list[dict[str, str]]:
 
 def _pruned(value: Any, shape: Any) -> Any:
     if shape.type_name == "structure":
-        kept = {name: _pruned(item, shape.members[name]) for name, item in value.items() if name in shape.members}
-        return {name: item for name, item in kept.items() if item not in ({}, [])}
+        members = {name: _pruned(item, shape.members[name]) for name, item in value.items() if name in shape.members}
+        return {name: item for name, item in members.items() if item not in ({}, [])}
     if shape.type_name == "list":
         return [_pruned(item, shape.member) for item in value]
     return value

@@ -1,4 +1,4 @@
-"""The user data of a run, within EC2's limit. The stub and what may stand in it are `spotheal.userdata`'s."""
+"""The user data of a run, within EC2's limit. `spotheal.userdata` has the stub and its rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECRET_NAME = re.compile(r"(?i)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_
 
 
 def render(config: InstanceConfig, manifest_sha256: str) -> str:
-    """The user data as text; ConfigError that names what is too large where it is more than EC2 takes."""
+    """The user data as text; ConfigError, which names the largest part, if it is more than EC2 accepts."""
     refuse_secrets(config.job)
     document = config.to_json()
     text = userdata.render(document, manifest_sha256)
@@ -34,45 +34,45 @@ def render(config: InstanceConfig, manifest_sha256: str) -> str:
 
 
 def refuse_secrets(job: JobConfig) -> None:
-    """ConfigError that names each field of job.toml that holds what looks like a secret, and never repeats it.
+    """ConfigError that names each field of job.toml with a value like a secret, and never repeats the value.
 
-    User data is readable for every process of the instance that may ask the metadata service, and for everyone who may
-    describe instances.
+    Every process of the instance that may ask the metadata service, and everyone who may describe instances, can read
+    user data.
     """
-    found = [where for where, text in _strings(job.to_document()) if looks_secret(text)]
-    found += [f"[environment] {name}" for name, value in job.environment.items() if _is_named_secret(name, value)]
-    if found:
+    paths = [path for path, text in _strings(job.to_document()) if looks_secret(text)]
+    paths += [f"[environment] {name}" for name, value in job.environment.items() if _is_named_secret(name, value)]
+    if paths:
         raise ConfigError(
-            "\n".join(f"{where} holds what looks like a token, a key or a password" for where in dict.fromkeys(found)),
+            "\n".join(f"{path} holds what looks like a token, a key or a password" for path in dict.fromkeys(paths)),
             next_step="user data is no place for it: `fleetctl secret put NAME` puts it where only the trainer gets it,"
             " and [secrets] in job.toml names it",
         )
 
 
-def _strings(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Each string of the document and its place, `[table] key`; of the secrets the names alone stand there."""
+def _strings(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Each string of the document and its path, `[table] key`; of secrets the document has only the names."""
     if isinstance(value, str):
-        yield where, value
+        yield path, value
     elif isinstance(value, dict):
         for name, item in value.items():
-            yield from _strings(item, f"{where} {name}" if where else f"[{name}]")
+            yield from _strings(item, f"{path} {name}" if path else f"[{name}]")
     elif isinstance(value, list):
         for item in value:
-            yield from _strings(item, where)
+            yield from _strings(item, path)
 
 
 def _is_named_secret(name: str, value: str) -> bool:
-    """WANDB_API_KEY and its like have values that look like any hash; their names tell."""
+    """The value of a variable such as WANDB_API_KEY looks like any hash; its name shows that it is a secret."""
     random = len(value) >= 16 and re.fullmatch(r"[A-Za-z0-9_+/=.-]+", value) and re.search(r"\d", value)
     return bool(random and re.search(r"[A-Za-z]", value) and _SECRET_NAME.search(name) and "/" not in value[:1])
 
 
 def check_size(job: JobConfig) -> None:
-    """ConfigError where the user data of any run of `job` would be too large; what a run adds is of fixed length."""
+    """ConfigError if the user data of a run of `job` would be too large; what a run adds has a fixed length."""
     run, store = "0" * 26, StoreUrl("b" * 40, f"{job.job.name}/{'0' * 26}")
     render(InstanceConfig(job, run, "us-west-2", store, "0" * 40, "2026-01-01T00:00:00Z"), "0" * 64)
 
 
 def encoded(text: str) -> str:
-    """As the API takes it."""
+    """The user data in the API's form, base64."""
     return base64.b64encode(text.encode()).decode()

@@ -1,9 +1,9 @@
-"""The wheels an instance installs the agent from, made of what is installed here: offline, and the same every time.
+"""The wheels from which an instance installs the agent, made offline from the packages here, always the same bytes.
 
-The distributions the agent needs are zipped again from their installed files as pure wheels, so that an instance with
-another Python installs exactly the versions that were tested here, without a package index. Compiled speed-ups are
-dropped where the same module is there in Python; a distribution that needs compiled code is refused. Of botocore's
-service models only those in use are kept (28 MB of 30 are others).
+The distributions that the agent needs are zipped from their installed files as pure wheels, so that an instance with
+another Python installs exactly the versions that were tested here, without a package index. A compiled module is
+dropped if the same module exists in Python; a distribution that needs compiled code is refused. Of botocore's service
+models only those in use are kept (28 MB of 30 are others).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ FLOORS = {
     "boto3": "1.35", "certifi": "2024.7.4", "idna": "3.15", "requests": "2.33", "structlog": "23.1",
     "tenacity": "8.2", "typing-extensions": "4.6", "urllib3": "2.8",
 }  # fmt: skip
-# structlog needs it on Python 3.10, which an instance may have though this machine has a newer one.
+# structlog needs it on Python 3.10, which an instance may have even if this machine has a newer Python.
 EXTRA = ("typing-extensions",)
 OWN_PACKAGES = ("agent", "training", "userdata")
 MANIFEST_NAME = "manifest.json"
 _KEPT = 4
-_FORMAT = 1  # part of the cache's key: another way of zipping is another wheelhouse
-_EPOCH = (2020, 1, 1, 0, 0, 0)  # zip entries carry a time; a fixed one keeps the wheels the same
+_FORMAT = 1  # part of the cache's key: a change of the zip format makes a new wheelhouse
+_EPOCH = (2020, 1, 1, 0, 0, 0)  # zip entries have a time; a fixed time keeps the wheels the same
 _BOTOCORE_DATA = re.compile(r"(botocore|boto3)/data/([^/]+)/")
 _COMPILED = (".so", ".pyd", ".dylib")
 
@@ -52,7 +52,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Wheelhouse:
-    """A folder of wheels and its manifest. `sha256` is the manifest's, which the user data carries."""
+    """A folder of wheels and its manifest. `sha256` is the manifest's, and part of the user data."""
 
     folder: Path
     wheels: tuple[Wheel, ...]
@@ -77,32 +77,32 @@ class Wheelhouse:
 
 
 def build(cache: Path | None = None) -> Wheelhouse:
-    """The wheelhouse of what is installed here; made once for each set of versions and kept in the user's cache.
+    """The wheelhouse of the packages here; made once for each set of versions and kept in the user's cache.
 
     ConfigError if a version is below its floor: the wheels run as root on every instance.
     """
     parts = {dist.metadata["Name"]: dist for dist in needed()}
     _check_floors(parts.values())
-    own = _own_files()
-    digest = _digest(parts.values(), own)
+    own_files = _own_files()
+    digest = _digest(parts.values(), own_files)
     folder = (cache or cache_folder()) / f"wheelhouse-{digest[:20]}"
     if not (folder / MANIFEST_NAME).exists():
-        _build_into(folder, parts.values(), own)
+        _build_into(folder, parts.values(), own_files)
         _forget_old(folder.parent)
     listed = json.loads((folder / MANIFEST_NAME).read_bytes())["files"]
     return Wheelhouse(folder, tuple(Wheel(item["name"], item["sha256"], item["size"]) for item in listed))
 
 
 def needed(roots: Iterable[str] = (*ROOTS, *EXTRA)) -> list[metadata.Distribution]:
-    """The distributions of `roots` and what they require, by name. ConfigError where one is missing here."""
-    found: dict[str, metadata.Distribution] = {}
+    """The distributions of `roots` and their requirements, by name. ConfigError if one is not installed here."""
+    distributions: dict[str, metadata.Distribution] = {}
     waiting = list(roots)
     while waiting:
         name = _normal(waiting.pop())
-        if name in found:
+        if name in distributions:
             continue
         try:
-            found[name] = metadata.distribution(name)
+            distributions[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             if name in map(_normal, EXTRA):
                 continue
@@ -110,18 +110,18 @@ def needed(roots: Iterable[str] = (*ROOTS, *EXTRA)) -> list[metadata.Distributio
                 f"{name}, which the agent needs, is not installed here",
                 next_step="install fleetctl again: pip install --force-reinstall spotheal",
             ) from None
-        waiting += _requires(found[name])
-    return [found[name] for name in sorted(found)]
+        waiting += _requires(distributions[name])
+    return [distributions[name] for name in sorted(distributions)]
 
 
 def is_below(version: str, floor: str) -> bool:
-    """Whether `version` is older than the release `floor`; a release candidate of the floor is."""
+    """Whether `version` is older than the release `floor`; a release candidate of the floor is older."""
     numbers = [int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", version)[0])]
-    wanted = [int(part) for part in floor.split(".")]
-    length = max(len(numbers), len(wanted))
+    floor_numbers = [int(part) for part in floor.split(".")]
+    length = max(len(numbers), len(floor_numbers))
     release = numbers + [0] * (length - len(numbers))
-    least = wanted + [0] * (length - len(wanted))
-    return release < least or (release == least and re.search(r"\d(a|b|rc|\.?dev)\d", version) is not None)
+    oldest = floor_numbers + [0] * (length - len(floor_numbers))
+    return release < oldest or (release == oldest and re.search(r"\d(a|b|rc|\.?dev)\d", version) is not None)
 
 
 def _check_floors(parts: Iterable[metadata.Distribution]) -> None:
@@ -129,10 +129,10 @@ def _check_floors(parts: Iterable[metadata.Distribution]) -> None:
     old = [name for name, version in names.items() if name in FLOORS and is_below(version, FLOORS[name])]
     if old:
         versions = ", ".join(f"{name} {names[name]}" for name in old)
-        wanted = " ".join(f"'{name}>={FLOORS[name]}'" for name in old)
+        requirements = " ".join(f"'{name}>={FLOORS[name]}'" for name in old)
         raise ConfigError(
             f"{versions} {'has' if len(old) == 1 else 'have'} known security holes, and instances get what is here",
-            next_step=f"pip install --upgrade {wanted}",
+            next_step=f"pip install --upgrade {requirements}",
         )
 
 
@@ -146,7 +146,7 @@ def _requires(dist: metadata.Distribution) -> Iterator[str]:
         if "extra" in marker or "win32" in marker or "platform_system" in marker:
             continue
         name = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
-        # A marker on the Python version is for the instance's Python, which is not known here: taken where installed.
+        # A marker may name the Python version of the instance, which is not known here: include what is installed.
         if name and (not marker or _is_installed(name.group())):
             yield name.group()
 
@@ -165,7 +165,7 @@ def _normal(name: str) -> str:
 
 # --------------------------------------------------------------------------------------------------------- the contents
 def _files_of(dist: metadata.Distribution) -> dict[str, Path]:
-    """The files of an installed distribution by their path in a wheel, without what only suits this machine."""
+    """The files of an installed distribution by their path in a wheel, without those only for this machine."""
     name = dist.metadata["Name"]
     listed = dist.files
     if not listed:
@@ -173,7 +173,7 @@ def _files_of(dist: metadata.Distribution) -> dict[str, Path]:
             f"{name} is installed without a list of its files (RECORD), so its wheel cannot be made",
             next_step=f"pip install --force-reinstall {name}",
         )
-    kept: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     compiled: list[str] = []
     for entry in listed:
         path = entry.as_posix()
@@ -186,20 +186,20 @@ def _files_of(dist: metadata.Distribution) -> dict[str, Path]:
             continue
         if (data := _BOTOCORE_DATA.match(path)) and data.group(2) not in SERVICES:
             continue
-        kept[path] = Path(str(dist.locate_file(entry)))
+        files[path] = Path(str(dist.locate_file(entry)))
     for path in compiled:
         module = path.split(".", 1)[0]
-        if f"{module}.py" not in kept and not PurePosixPath(module).name.endswith("__mypyc"):
+        if f"{module}.py" not in files and not PurePosixPath(module).name.endswith("__mypyc"):
             raise ConfigError(
                 f"{name} needs compiled code ({path}), which suits this machine only",
                 next_step=f"install another version of {name}, or run fleetctl on the platform of the instances",
             )
-    return kept
+    return files
 
 
 def _own_files() -> dict[str, Path]:
-    """Our packages as they are imported here, an editable install included."""
-    found: dict[str, Path] = {}
+    """The files of our packages as they are imported here, also from an editable install."""
+    files: dict[str, Path] = {}
     for package in OWN_PACKAGES:
         module = import_module(f"spotheal.{package}")
         assert module.__file__ is not None
@@ -207,23 +207,23 @@ def _own_files() -> dict[str, Path]:
         for path in sorted(root.rglob("*")):
             inside = path.relative_to(root)
             if path.is_file() and "__pycache__" not in inside.parts and not inside.name.endswith((".pyc", ".swp", "~")):
-                found[f"spotheal/{package}/{inside.as_posix()}"] = path
-    return found
+                files[f"spotheal/{package}/{inside.as_posix()}"] = path
+    return files
 
 
-def _digest(parts: Iterable[metadata.Distribution], own: dict[str, Path]) -> str:
+def _digest(parts: Iterable[metadata.Distribution], own_files: dict[str, Path]) -> str:
     versions = sorted(f"{part.metadata['Name']}=={part.version}" for part in parts)
-    contents = [f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for name, path in sorted(own.items())]
+    contents = [f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for name, path in sorted(own_files.items())]
     return hashlib.sha256("\n".join([str(_FORMAT), *SERVICES, *versions, *contents]).encode()).hexdigest()
 
 
 # ----------------------------------------------------------------------------------------------------------- the wheels
-def _build_into(folder: Path, parts: Iterable[metadata.Distribution], own: dict[str, Path]) -> None:
+def _build_into(folder: Path, parts: Iterable[metadata.Distribution], own_files: dict[str, Path]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".wheelhouse-", dir=folder.parent))
     try:
         wheels = [_wheel(scratch, part.metadata["Name"], part.version, _files_of(part)) for part in parts]
-        wheels.append(_own_wheel(scratch, own))
+        wheels.append(_own_wheel(scratch, own_files))
         house = Wheelhouse(scratch, tuple(sorted(wheels, key=lambda wheel: wheel.name)))
         (scratch / MANIFEST_NAME).write_bytes(house.manifest)
         try:
@@ -237,25 +237,22 @@ def _build_into(folder: Path, parts: Iterable[metadata.Distribution], own: dict[
 
 
 def _forget_old(cache: Path) -> None:
-    """Keep the newest few: each change of a version, or of our own code, makes another."""
+    """Keep only the newest: each change of a version, or of our own code, makes another."""
     houses = sorted(cache.glob("wheelhouse-*"), key=lambda house: house.stat().st_mtime)
     for house in houses[:-_KEPT]:
         shutil.rmtree(house, ignore_errors=True)
 
 
-def _own_wheel(folder: Path, own: dict[str, Path]) -> Wheel:
+def _own_wheel(folder: Path, own_files: dict[str, Path]) -> Wheel:
     version = metadata.version("spotheal") if _is_installed("spotheal") else "0"
     dist_info = f"spotheal-{version}.dist-info"
     texts = {
         f"{dist_info}/METADATA": f"Metadata-Version: 2.1\nName: spotheal\nVersion: {version}\n",
         f"{dist_info}/entry_points.txt": "[console_scripts]\nspotheal-agent = spotheal.agent.__main__:main\n",
     }
-    return _zip(
-        folder,
-        "spotheal",
-        version,
-        {name: path.read_bytes() for name, path in own.items()} | {name: text.encode() for name, text in texts.items()},
-    )
+    contents = {name: path.read_bytes() for name, path in own_files.items()}
+    contents |= {name: text.encode() for name, text in texts.items()}
+    return _zip(folder, "spotheal", version, contents)
 
 
 def _wheel(folder: Path, name: str, version: str, files: dict[str, Path]) -> Wheel:
