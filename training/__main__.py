@@ -104,9 +104,9 @@ def run(options: argparse.Namespace) -> int:
 
 def of_this_run(options: argparse.Namespace) -> tuple[argparse.Namespace, int | None]:
     """The options of this run, those of its entry of a sweep over the command's own, and which entry that is."""
-    asked = options.index if options.params or options.index is not None else None
-    position = index() if asked is None else asked
-    entry = params(asked, source=options.params)
+    entry_index = options.index if options.params or options.index is not None else None
+    position = index() if entry_index is None else entry_index
+    entry = params(entry_index, source=options.params)
     if entry:
         print(f"entry {position}: {json.dumps(entry)}", flush=True)
     return of_entry(options, entry, position), position
@@ -184,10 +184,10 @@ def read_finished(folders: Folders, options: argparse.Namespace) -> dict[str, An
     """metrics.json of a run with these very options, where its weights are there too; else None."""
     try:
         body = json.loads((folders.results / "metrics.json").read_text(encoding="utf-8"))
-        same = body["finished"] is True and body["config"] == config_of(options)
+        is_same = body["finished"] is True and body["config"] == config_of(options)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return body if same and (folders.model / "model.safetensors").is_file() else None
+    return body if is_same and (folders.model / "model.safetensors").is_file() else None
 
 
 if __name__ == "__main__":

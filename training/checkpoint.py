@@ -224,16 +224,16 @@ class Store:
         best: bool = False,
         milestone: bool = False,
     ) -> Future[Outcome]:
-        began = time.monotonic()
+        start = time.monotonic()
         names, sources, text = self._apart(tree)
         info_json = to_json(info)
         planned = self._plan if self._skeleton is not None and self._skeleton is self._planned else None
         plan = planned or self._plan_for(names, sources)
-        anew = partial(self._plan_anew, names) if planned is not None else None
+        replan = partial(self._plan_again, names) if planned is not None else None
         try:
-            copy = Copy(plan, self._image_for(plan.layout.data_bytes), sources, later, anew)
+            copy = Copy(plan, self._image_for(plan.layout.data_bytes), sources, later, replan)
         except SaveFailed as fault:
-            return self._failed(Outcome(step, time.monotonic() - began, plan.layout.data_bytes, None, fault))
+            return self._failed(Outcome(step, time.monotonic() - start, plan.layout.data_bytes, None, fault))
         except RuntimeError:
             pack(tree)  # says of a sparse tensor, which has no pointer, where it is
             raise
@@ -241,16 +241,16 @@ class Store:
         pending: Future[Outcome] = Future()
         try:
             self._copy, self._pending = copy, pending
-            self._pool().submit(self._end_with, pending, copy, step, text, info_json, series, began)
+            self._pool().submit(self._end_with, pending, copy, step, text, info_json, series, start)
         except BaseException as fault:  # no thread to be had, a signal: begun it goes on, else it never will
             if pending.cancel():
                 copy.give_up(fault if isinstance(fault, Exception) else RuntimeError("interrupted"))
                 self._copy = self._pending = None
             failure = no_thread(fault) if isinstance(fault, RuntimeError) else fault
             if isinstance(failure, SaveFailed):
-                return self._failed(Outcome(step, time.monotonic() - began, plan.layout.data_bytes, None, failure))
+                return self._failed(Outcome(step, time.monotonic() - start, plan.layout.data_bytes, None, failure))
             raise
-        self._held_seconds = time.monotonic() - began
+        self._held_seconds = time.monotonic() - start
         return pending
 
     def _pool(self) -> ThreadPoolExecutor:
@@ -289,9 +289,9 @@ class Store:
         self._settle_after_fork()
         copy = self._copy
         if copy is not None:
-            began = time.monotonic()
+            start = time.monotonic()
             copy.wait()
-            self._held_seconds += time.monotonic() - began
+            self._held_seconds += time.monotonic() - start
             if self._copy is copy:  # no newer one, begun in another thread
                 self._copy = None
 
@@ -342,7 +342,7 @@ class Store:
             self._workers.end()
 
     def _write(
-        self, copy: Copy, step: int, text: Callable[[], str], info_json: str, series: Sequence[Series], began: float
+        self, copy: Copy, step: int, text: Callable[[], str], info_json: str, series: Sequence[Series], start: float
     ) -> Outcome:
         worked, pool = self._workers.processor_seconds(), self._workers.pool
         paths: list[Path] = []
@@ -357,10 +357,10 @@ class Store:
             payload = Payload(copy.image, copy.plan.layout, copy.plan.chunk_bytes, step, text, info_json)
             with alone_in(self.folder):
                 self._refuse_older(step)
-                for one in series:
+                for target in series:
                     if self._before_commit is not None and not paths:
                         self._before_commit()
-                    paths.append(one.write(self._files, payload, copy.checksum, pool))
+                    paths.append(target.write(self._files, payload, copy.checksum, pool))
                     self._highest = max(self._highest, step)
         except (OSError, MemoryError) as error:
             fault = (
@@ -379,7 +379,7 @@ class Store:
                 copying.exception()
         self._worked_seconds = max(0.0, self._workers.processor_seconds() - worked)
         size = copy.plan.layout.data_bytes
-        outcome = Outcome(step, time.monotonic() - began, size, paths[0] if paths else None, fault)
+        outcome = Outcome(step, time.monotonic() - start, size, paths[0] if paths else None, fault)
         if self._on_end is not None:
             self._on_end(outcome)
         return outcome
@@ -420,7 +420,7 @@ class Store:
         self._planned = self._skeleton
         return self._plan
 
-    def _plan_anew(self, names: Sequence[str], sources: Sequence[torch.Tensor]) -> tuple[Plan, Image]:
+    def _plan_again(self, names: Sequence[str], sources: Sequence[torch.Tensor]) -> tuple[Plan, Image]:
         """For a state of the same skeleton whose tensors have other shapes or types. UnsavableState, SaveFailed."""
         plan = self._plan_for(names, sources)
         return plan, self._image_for(plan.layout.data_bytes)
@@ -455,36 +455,36 @@ class Store:
         passed: set[Path] = set()
         for _ in range(SCANS_MAX):
             try:
-                found = series.found()
+                checkpoints = series.found()
             except OSError as fault:
                 raise not_readable(self.folder, fault) from fault
-            for step, path in found:
+            for step, path in checkpoints:
                 if path in passed:
                     continue
                 before = _identity(path)
                 try:
                     return self._read(step, path)
                 except BrokenCheckpoint as fault:
-                    what = fault.message
+                    flaw = fault.message
                 except (OSError, MemoryError) as fault:
                     if not isinstance(fault, OSError) or fault.errno not in _OF_THE_FILE:
                         raise not_readable(path, fault) from fault  # says nothing about what is in it
-                    what = f"it cannot be read: {fault.strerror or fault}"
+                    flaw = f"it cannot be read: {fault.strerror or fault}"
                 if before is None or _identity(path) != before:
                     break
                 passed.add(path)
-                put_aside(path, what)
+                put_aside(path, flaw)
             else:
                 return None
         raise never_still(self.folder)
 
     def _read(self, step: int, path: Path) -> Loaded:
-        began = time.monotonic()
+        start = time.monotonic()
         header, image = read(path, _to_fill, self._reading())
         if header.step != step:
             raise BrokenCheckpoint(f"its name says step {step}, its content step {header.step}")
         tree = _tree(header, image)
-        return Loaded(step, path, tree, header.info, time.monotonic() - began, header.layout.data_bytes)
+        return Loaded(step, path, tree, header.info, time.monotonic() - start, header.layout.data_bytes)
 
     def _reading(self) -> ThreadPoolExecutor | None:
         """Threads to read with; None where the system gives none, which is only slower."""
@@ -509,16 +509,16 @@ class Store:
                     return header.info
         return None
 
-    def _put_aside(self, path: Path, what: str) -> None:
+    def _put_aside(self, path: Path, flaw: str) -> None:
         try:
             aside = set_aside(path, self._files)
         except OSError as fault:  # a volume that is mounted to be read only
-            self.set_aside.append((path, what))
+            self.set_aside.append((path, flaw))
             log.warning("checkpoint %s is broken: %s; it cannot be set aside (%s), the one before it is next", path,
-                        what, fault.strerror or fault)  # fmt: skip
+                        flaw, fault.strerror or fault)  # fmt: skip
             return
-        self.set_aside.append((aside, what))
-        log.warning("checkpoint %s is broken: %s; set aside as %s, the one before it is next", path, what, aside.name)
+        self.set_aside.append((aside, flaw))
+        log.warning("checkpoint %s is broken: %s; set aside as %s, the one before it is next", path, flaw, aside.name)
 
 
 def _tree(header: Header, image: Image) -> Any:
@@ -529,17 +529,17 @@ def _tree(header: Header, image: Image) -> Any:
         raise BrokenCheckpoint(f"its state cannot be put together: {type(fault).__name__}: {fault}") from fault
 
 
-def _pass_over(path: Path, what: str) -> None:
-    log.warning("checkpoint %s is broken: %s; passed over", path, what)
+def _pass_over(path: Path, flaw: str) -> None:
+    log.warning("checkpoint %s is broken: %s; passed over", path, flaw)
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:
     """Of what lies there now; another one once a trainer has moved or replaced it."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _to_fill(size: int) -> Image:

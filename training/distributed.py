@@ -54,11 +54,11 @@ class World:
     def describe(self, gpus: bool) -> str:
         """`world 8 = 2 machines x 4 GPUs`."""
         machines = self.machines or max(1, self.size // max(1, self.local_size))
-        each = "GPU" if gpus else "process"
+        unit = "GPU" if gpus else "process"
         plural = "s" if gpus else "es"
-        many = f"{self.local_size} {each}{plural if self.local_size != 1 else ''}"
+        processes = f"{self.local_size} {unit}{plural if self.local_size != 1 else ''}"
         of = f"world {self.size} = {machines} machine{'s' if machines != 1 else ''}"
-        return f"{of} x {many}" if machines * self.local_size == self.size else f"{of}, {many} on this one"
+        return f"{of} x {processes}" if machines * self.local_size == self.size else f"{of}, {processes} on this one"
 
 
 def world(environment: Mapping[str, str] | None = None) -> World:
@@ -109,9 +109,9 @@ class Ranks:
         import torch
         import torch.distributed as dist
 
-        both = torch.tensor(flags, dtype=torch.uint8)
-        self.met(lambda: dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self.group))
-        return tuple(bool(flag) for flag in both.tolist())
+        tensor = torch.tensor(flags, dtype=torch.uint8)
+        self.met(lambda: dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group))
+        return tuple(bool(flag) for flag in tensor.tolist())
 
     def first(self, value: T) -> T:
         """Rank 0's value (what rank 0 did is done when this returns). RankLost."""
@@ -183,17 +183,17 @@ class Ranks:
 
 def sample(parameters: Sequence[Any], count: int = 8, values: int = 64) -> list[Any]:
     """Some values of some of the parameters, from all over them, as float32 on the CPU."""
-    chosen = [one.detach().reshape(-1) for one in parameters[:: max(1, len(parameters) // count)][:count]]
+    chosen = [parameter.detach().reshape(-1) for parameter in parameters[:: max(1, len(parameters) // count)][:count]]
     return [flat[:: max(1, len(flat) // values)][:values].float().cpu() for flat in chosen]
 
 
 def apart(samples: Sequence[Sequence[Any]]) -> int | None:
     """The first rank whose `sample` of the model is not that of rank 0: it has a model of its own. None: all agree."""
     for rank, theirs in enumerate(samples):
-        if [len(other) for other in theirs] != [len(first) for first in samples[0]]:
+        if [len(tensor) for tensor in theirs] != [len(first) for first in samples[0]]:
             return rank
-        for first, other in zip(samples[0], theirs, strict=True):
-            if len(first) and bool((first - other).abs().max() > APART_MAX * first.abs().max()):
+        for first, counterpart in zip(samples[0], theirs, strict=True):
+            if len(first) and bool((first - counterpart).abs().max() > APART_MAX * first.abs().max()):
                 return rank
     return None
 
@@ -218,13 +218,13 @@ def start(world: World, device: str = "auto") -> None:
 
     cuda = on_gpus(device)
     if cuda:
-        if world.local_rank >= (there := torch.cuda.device_count()):
+        if world.local_rank >= (gpu_count := torch.cuda.device_count()):
             raise ConfigError(
-                f"{world.local_size} processes were started on this machine, and torch sees {there} GPUs",
+                f"{world.local_size} processes were started on this machine, and torch sees {gpu_count} GPUs",
                 next_step="start one process a GPU (`nproc_per_node` in job.toml, --nproc-per-node of torchrun)",
             )
-        if world.local_rank == 0 and world.local_size < there:
-            log.warning("%d of %d GPUs stay idle", there - world.local_size, there)
+        if world.local_rank == 0 and world.local_size < gpu_count:
+            log.warning("%d of %d GPUs stay idle", gpu_count - world.local_size, gpu_count)
         torch.cuda.set_device(world.local_rank)
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=SECONDS_MAX))

@@ -75,11 +75,11 @@ class Rendezvous(DynamicRendezvousHandler):
             raise RendezvousGracefulExitError("this machine goes away")
         before, failed, ours = self._round, self.failed, self.ours
         self.failed, self.ours = None, False
-        found = super().next_rendezvous()
+        info = super().next_rendezvous()
         self._round = frozenset(self._state_holder.state.participants)
         if failed is not None and not ours and self._round == before:
             raise ProgramFailed(_how(*failed), failed[1])
-        return found
+        return info
 
     def num_nodes_waiting(self) -> int:
         """Machines that want to join, or that are lost: for either the ranks are started again."""
@@ -88,8 +88,8 @@ class Rendezvous(DynamicRendezvousHandler):
 
     def lost(self) -> frozenset[Any]:
         """The machines of this round that send no heartbeats any more, or have left."""
-        there = self._state_holder.state.participants
-        return self._round - frozenset(there) if self._this_node in there else frozenset()
+        participants = self._state_holder.state.participants
+        return self._round - frozenset(participants) if self._this_node in participants else frozenset()
 
     def leave(self) -> None:
         """Take this machine out, so that the others need not miss its heartbeats first. Never closes the rendezvous."""
@@ -122,12 +122,12 @@ class NodeAgent(LocalElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Told by SIGTERM, they save at a step that all agree on; a rank that waits for a lost one cannot."""
-        here = self._rendezvous_here
-        if worker_group.state == WorkerState.HEALTHY and here.failed is None:
-            here.ours = True
-            lost = here.lost()
-            what = f"{len(lost)} machine(s) of this world are gone" if lost else "another machine joins"
-            _say(f"{what}: the ranks save where they can, and start again")
+        rendezvous = self._rendezvous_here
+        if worker_group.state == WorkerState.HEALTHY and rendezvous.failed is None:
+            rendezvous.ours = True
+            lost = rendezvous.lost()
+            cause = f"{len(lost)} machine(s) of this world are gone" if lost else "another machine joins"
+            _say(f"{cause}: the ranks save where they can, and start again")
             if self._pcontext is not None:
                 self._pcontext.close(signal.SIGTERM, LOST_SECONDS_MAX if lost else JOINED_SECONDS_MAX)
         super()._stop_workers(worker_group)
@@ -149,12 +149,12 @@ def main(arguments: Sequence[str]) -> int:
     # A world's first rank gets a new address each round: torch 2.13 keeps that of a machine that is gone.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-    asked = RendezvousParameters(
+    parameters = RendezvousParameters(
         backend=config.rdzv_backend, endpoint=config.rdzv_endpoint, run_id=config.run_id, min_nodes=config.min_nodes,
         max_nodes=config.max_nodes, local_addr=config.local_addr, **config.rdzv_configs,
     )  # fmt: skip
     try:
-        rendezvous = _rendezvous(asked)
+        rendezvous = _rendezvous(parameters)
     except RendezvousError as fault:
         return _lost(f"the rendezvous at {config.rdzv_endpoint} cannot be reached: {_cause(fault)}")
     spec = WorkerSpec(
@@ -172,12 +172,12 @@ def main(arguments: Sequence[str]) -> int:
         exit_barrier_timeout=EXIT_BARRIER_SECONDS,
     )  # fmt: skip
     try:
-        return _run(agent, rendezvous, asked)
+        return _run(agent, rendezvous, parameters)
     finally:
         rendezvous.leave()
 
 
-def _run(agent: NodeAgent, rendezvous: Rendezvous, asked: RendezvousParameters) -> int:
+def _run(agent: NodeAgent, rendezvous: Rendezvous, parameters: RendezvousParameters) -> int:
     try:
         result = agent.run()
     except ProgramFailed as fault:
@@ -188,33 +188,40 @@ def _run(agent: NodeAgent, rendezvous: Rendezvous, asked: RendezvousParameters) 
     except SignalException:
         return contract.EXIT_SAVED_AND_STOPPED if _notice() else 1
     except RendezvousTimeoutError:
-        return _lost(f"fewer than {asked.min_nodes} machines met in time")
+        return _lost(f"fewer than {parameters.min_nodes} machines met in time")
     except RendezvousClosedError:
         return _lost("the other machines have ended this rendezvous")
     except (RendezvousError, RuntimeError, TimeoutError, ConnectionError) as fault:  # torch's DistError is the second
-        return _lost(f"the rendezvous at {asked.endpoint} is gone: {_cause(fault)}")
+        return _lost(f"the rendezvous at {parameters.endpoint} is gone: {_cause(fault)}")
     if result is None:
         return contract.EXIT_SAVED_AND_STOPPED
-    if asked.get_as_bool("is_host"):
+    if parameters.get_as_bool("is_host"):
         time.sleep(1.0)  # the others read the end of the barrier from our store
     return contract.EXIT_DONE
 
 
-def _rendezvous(asked: RendezvousParameters) -> Rendezvous:
-    backend, store = create_backend(asked)
-    limits = RendezvousTimeout(*(_configured(asked, name) for name in ("join", "last_call", "close", "heartbeat")))
+def _rendezvous(parameters: RendezvousParameters) -> Rendezvous:
+    backend, store = create_backend(parameters)
+    limits = RendezvousTimeout(*(_configured(parameters, name) for name in ("join", "last_call", "close", "heartbeat")))
     names = inspect.signature(Rendezvous.from_backend).parameters  # torch before 2.6 has no say in its heartbeats
-    alive = {name: asked.get_as_int(name) for name in ("keep_alive_interval", "keep_alive_max_attempt")}
+    alive = {name: parameters.get_as_int(name) for name in ("keep_alive_interval", "keep_alive_max_attempt")}
     options: dict[str, Any] = {name: value for name, value in alive.items() if value and name in names}
-    found: Rendezvous = Rendezvous.from_backend(
-        asked.run_id, store, backend, asked.min_nodes, asked.max_nodes, asked.local_addr, limits, **options
+    rendezvous: Rendezvous = Rendezvous.from_backend(
+        parameters.run_id,
+        store,
+        backend,
+        parameters.min_nodes,
+        parameters.max_nodes,
+        parameters.local_addr,
+        limits,
+        **options,
     )
-    return found
+    return rendezvous
 
 
-def _configured(asked: RendezvousParameters, name: str) -> timedelta | None:
-    said = asked.get_as_int(f"{name}_timeout")
-    return None if said is None else timedelta(seconds=said)
+def _configured(parameters: RendezvousParameters, name: str) -> timedelta | None:
+    seconds = parameters.get_as_int(f"{name}_timeout")
+    return None if seconds is None else timedelta(seconds=seconds)
 
 
 def _notice() -> bool:
@@ -239,8 +246,8 @@ def _cause(fault: BaseException) -> str:
     return lines[0][:200] if lines else type(inner).__name__
 
 
-def _lost(why: str) -> int:
-    _say(f"{why}; the agent looks for the other machines")
+def _lost(cause: str) -> int:
+    _say(f"{cause}; the agent looks for the other machines")
     return contract.EXIT_RANKS_LOST
 
 

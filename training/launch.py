@@ -23,20 +23,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     On several machines as elastic.main.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun sets the same, and prints six lines about it
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if "--standalone" not in given:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "--standalone" not in words:
         mine = os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR") == "ERROR"
         from spotheal.training.elastic import main as over_machines
 
         if mine:  # a store that is gone is told in one line of ours, not in stacks of C++; ranks say what they like
             del os.environ["TORCH_CPP_LOG_LEVEL"]
-        return over_machines(given)
+        return over_machines(words)
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
-        run.main(given)
+        run.main(words)
     except SignalException as told:
         print(f"ranks: told to end by {told.sigval.name}, and so were all of them", file=sys.stderr, flush=True)
         notice = os.environ.get(NOTICE_FILE)
@@ -46,8 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rank, first = ended.get_first_failure()
         if first.exitcode == EXIT_SAVED_AND_STOPPED:
             return EXIT_SAVED_AND_STOPPED
-        how = f"signal {-first.exitcode}" if first.exitcode < 0 else f"exit code {first.exitcode}"
-        print(f"error: rank {rank} ended with {how}; the other ranks were ended with it", file=sys.stderr, flush=True)
+        ending = f"signal {-first.exitcode}" if first.exitcode < 0 else f"exit code {first.exitcode}"
+        text = f"error: rank {rank} ended with {ending}; the other ranks were ended with it"
+        print(text, file=sys.stderr, flush=True)
         return 1
     return 0
 

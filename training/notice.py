@@ -88,8 +88,8 @@ class Watcher:
 
     def take_save_request(self) -> bool:
         """Whether a save was asked for (SIGUSR1, a rebalance recommendation) since the last call."""
-        asked, self._asked = self._asked, False
-        return asked
+        request, self._asked = self._asked, False
+        return request
 
     # ------------------------------------------------------------------------------------------------------- listening
     def __enter__(self) -> Watcher:

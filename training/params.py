@@ -57,9 +57,9 @@ def params(
     take the entry from, else that of SPOTHEAL_PARAMS. Outside of a sweep the defaults alone. BadParams says what is
     wrong with list, entry or index.
     """
-    asked, entry = _entry(None if index is None else checked_index(index), None if source is None else str(source))
+    position, entry = _entry(None if index is None else checked_index(index), None if source is None else str(source))
     if known is not None and (strange := sorted(set(entry) - set(known))):
-        raise BadParams(f"entry {asked} has {', '.join(strange)}; the trainer knows {', '.join(sorted(known))}",
+        raise BadParams(f"entry {position} has {', '.join(strange)}; the trainer knows {', '.join(sorted(known))}",
                         next_step="correct the list")  # fmt: skip
     return dict(default or {}) | entry
 
@@ -73,32 +73,32 @@ def entry_of(document: Any, index: int, source: str) -> dict[str, Any]:
     if not 0 <= index < len(document):
         raise BadParams(f"there is no entry {index} in {source}: it has {len(document)}, 0 to {len(document) - 1}",
                         next_step="start as many runs as the list has entries")  # fmt: skip
-    found = document[index]
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+    entry = document[index]
+    if not isinstance(entry, dict) or not all(isinstance(name, str) for name in entry):
         raise BadParams(f"entry {index} of {source} must be a mapping of names to values")
-    return found
+    return entry
 
 
-def _entry(asked: int | None, source: str | None) -> tuple[int | None, dict[str, Any]]:
-    own, file = index(), os.environ.get(PARAMS_FILE, "")
+def _entry(chosen: int | None, source: str | None) -> tuple[int | None, dict[str, Any]]:
+    run_index, file = index(), os.environ.get(PARAMS_FILE, "")
     listed = source or ("" if file else os.environ.get(LIST, ""))
     if listed:
-        position = own if asked is None else asked
+        position = run_index if chosen is None else chosen
         if position is None:
             raise BadParams(f"which entry of {listed}?", next_step=f"--index 0, params(0), or {INDEX}=0")
         return position, entry_of(_read(listed), position, listed)
     if not file:
-        if asked is not None:
-            raise BadParams(f"there is no list to take entry {asked} from",
+        if chosen is not None:
+            raise BadParams(f"there is no list to take entry {chosen} from",
                             next_step=f"`fleetctl sweep run LIST`, or {LIST}=LIST in the environment")  # fmt: skip
-        return own, {}
-    if asked is not None and own is not None and asked != own:
-        raise BadParams(f"this is run {own} of the sweep, and entry {asked} is another run's",
+        return run_index, {}
+    if chosen is not None and run_index is not None and chosen != run_index:
+        raise BadParams(f"this is run {run_index} of the sweep, and entry {chosen} is another run's",
                         next_step="params() without an index is this run's own")  # fmt: skip
-    found = _parsed(_from_disk(file), file)
-    if not isinstance(found, dict):
+    entry = _parsed(_from_disk(file), file)
+    if not isinstance(entry, dict):
         raise BadParams(f"{file} must hold one mapping of names to values")
-    return own if asked is None else asked, found
+    return run_index if chosen is None else chosen, entry
 
 
 def _read(source: str) -> Any:

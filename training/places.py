@@ -25,19 +25,19 @@ log = logging.getLogger("spotheal.training")
 
 def places(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `parts` that hold the place in the data, an ExactSampler left out. ConfigError if one cannot do so."""
-    found = {
+    by_name = {
         name: part
         for name, part in parts.items()
         if hasattr(part, "__iter__") and not isinstance(part, (torch.nn.Module, ExactSampler))
     }
-    for name, part in found.items():
+    for name, part in by_name.items():
         _refuse_hidden_sampler(name, part, parts.get("sampler"))
         _refuse_arguments(name, part)
         _mend_hugging_face(getattr(part, "dataset", part))
-    return found
+    return by_name
 
 
-def _refuse_hidden_sampler(name: str, part: Any, given: Any) -> None:
+def _refuse_hidden_sampler(name: str, part: Any, part_sampler: Any) -> None:
     """A loader counts what its workers have fetched ahead as used, and an ExactSampler what the training has used.
 
     Seen with a StatefulDataLoader: with workers, or if `resume` does not know the sampler, the epoch began again.
@@ -45,7 +45,7 @@ def _refuse_hidden_sampler(name: str, part: Any, given: Any) -> None:
     samplers = (getattr(part, "sampler", None), getattr(getattr(part, "batch_sampler", None), "sampler", None))
     for sampler in samplers:
         has_its_place = isinstance(part, ExactLoader) or not getattr(part, "num_workers", 0)
-        if isinstance(sampler, ExactSampler) and not (sampler is given and has_its_place):
+        if isinstance(sampler, ExactSampler) and not (sampler is part_sampler and has_its_place):
             raise ConfigError(
                 f"{name} is a {type(part).__name__} over an ExactSampler: the two count differently, and the resumed"
                 " run would begin at another sample",

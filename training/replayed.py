@@ -89,16 +89,16 @@ class ReplayedLoader:
 
     def _replay(self, make: Callable[[], Any]) -> Any:
         self._tell_epoch()
-        now = state.rng_state()
+        current = state.rng_state()
         self._restore(self._begin["all"], self._begin["own"])
         try:
             with self._indices.skipping(self.used) as order:
                 if self._begin["kept"]:
                     order.skip()
-                made = make()
+                iterator = make()
                 order.skip()
         finally:
-            self._restore(now, self._loaded["now"])
+            self._restore(current, self._loaded["now"])
         if order.mark(self.used) != self._loaded["mark"]:
             log.warning("the order of the data is not that of the interrupted epoch, so the resume is not exact: the"
                         " data set or the options of the loader changed, or its %s draws while it is read; use"
@@ -107,7 +107,7 @@ class ReplayedLoader:
             log.warning("the resume is exact if the data set draws no random numbers: workers begin theirs again, and"
                         " random transforms are others in the rest of this epoch; put SeededSamples(dataset) into the"
                         " loader")  # fmt: skip
-        return made
+        return iterator
 
     def _tell_epoch(self) -> None:
         if isinstance(self.dataset, SeededSamples):
@@ -120,16 +120,18 @@ class ReplayedLoader:
     def _own_states(self) -> list[torch.Tensor]:
         return [generator.get_state() for generator in self._own]
 
-    def _restore(self, everyone: Any, own: list[torch.Tensor]) -> None:
+    def _restore(self, everyone: Any, own_states: list[torch.Tensor]) -> None:
         state.set_rng_state(everyone)
-        for generator, saved in zip(self._own, own, strict=False):
+        for generator, saved in zip(self._own, own_states, strict=False):
             generator.set_state(saved)
 
 
 def _generators(*holders: Any) -> list[torch.Generator]:
     """Those of a loader and of its samplers, each once; they are not among the process's."""
-    found = {id(one): one for holder in holders if (one := getattr(holder, "generator", None)) is not None}
-    return [one for one in found.values() if isinstance(one, torch.Generator)]
+    generators = {
+        id(generator): generator for holder in holders if (generator := getattr(holder, "generator", None)) is not None
+    }
+    return [generator for generator in generators.values() if isinstance(generator, torch.Generator)]
 
 
 class _Counted:
@@ -202,9 +204,9 @@ class _Order:
 
     def skip(self) -> None:
         """A sampler draws its order when it is first read: behind the loader's draw of a seed for workers."""
-        left, self._skip = self._skip, 0
+        count, self._skip = self._skip, 0
         with contextlib.suppress(StopIteration):  # then the mark says that it is another order
-            for _ in range(left):
+            for _ in range(count):
                 self._draw()
 
     def _draw(self) -> Any:

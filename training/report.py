@@ -37,16 +37,16 @@ class Metrics:
             return 0
         self._path.parent.mkdir(parents=True, exist_ok=True)
         lines = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
-        kept = [line for line in lines if _belongs(line, step, epoch)]
-        if len(kept) != len(lines):
-            beside = self._path.with_name(f".{self._path.name}.tmp")
-            with open(beside, "wb") as file:
-                file.writelines(kept)
+        kept_lines = [line for line in lines if _belongs(line, step, epoch)]
+        if len(kept_lines) != len(lines):
+            temporary = self._path.with_name(f".{self._path.name}.tmp")
+            with open(temporary, "wb") as file:
+                file.writelines(kept_lines)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(beside, self._path)
+            os.replace(temporary, self._path)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        return len(lines) - len(kept)
+        return len(lines) - len(kept_lines)
 
     def add(self, **values: float | int) -> None:
         """One line in one write, so that no reader sees half of it. NaN and infinity become null."""
@@ -85,8 +85,8 @@ class Reporter:
     def progress(self, now: bool = False, **fields: object) -> None:
         """The newest figures (the names of `Progress`); written when the last time is long enough ago, or `now`."""
         with self._lock:
-            told = {**vars(self._progress), **fields, "saved": self._saved}
-            self._progress = Progress(**{**told, "extra": {**told["extra"], **self._checkpoint}})
+            figures = {**vars(self._progress), **fields, "saved": self._saved}
+            self._progress = Progress(**{**figures, "extra": {**figures["extra"], **self._checkpoint}})
             if now or self.monotonic() - self._written >= PROGRESS_SECONDS:
                 self._write()
 
@@ -127,11 +127,11 @@ class Reporter:
 
 
 @contextlib.contextmanager
-def _survived(what: str) -> Iterator[None]:
+def _survived(target: str) -> Iterator[None]:
     try:
         yield
     except OSError as fault:
-        log.warning("%s cannot be written: %s", what, fault)
+        log.warning("%s cannot be written: %s", target, fault)
 
 
 def _belongs(line: bytes, step: int, epoch: int) -> bool:

@@ -206,13 +206,13 @@ class ExactLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         # An epoch that was over before this process looked at it is a resume right behind its last batch. One that was
         # iterated here already, and has nothing left, was not closed: the loop's next epoch would train nothing.
-        this = self.sampler.epoch, self.sampler.loaded
-        if not len(self.sampler) and self._iterated == this:
+        place = self.sampler.epoch, self.sampler.loaded
+        if not len(self.sampler) and self._iterated == place:
             log.warning(
                 "nothing is left of epoch %d, and nothing is trained now: call sampler.next_epoch() behind each epoch",
                 self.sampler.epoch,
             )
-        self._iterated = this
+        self._iterated = place
         if isinstance(self.dataset, SeededSamples):
             self.dataset.set_epoch(self.sampler.epoch)
         return super().__iter__()
@@ -245,16 +245,16 @@ def exact_loader(
     """
     if options.get("persistent_workers") and isinstance(dataset, SeededSamples):
         raise ValueError("persistent_workers: workers that stay do not learn of SeededSamples' next epoch")
-    made = {"num_workers": workers, "drop_last": False, "pin_memory": torch.cuda.is_available()} | options
+    settings = {"num_workers": workers, "drop_last": False, "pin_memory": torch.cuda.is_available()} | options
     begin = options.get("worker_init_fn")
-    if type(dataset) is TensorDataset and batch_size and made.setdefault("collate_fn", collate) is collate:
+    if type(dataset) is TensorDataset and batch_size and settings.setdefault("collate_fn", collate) is collate:
         dataset = WholeBatches(*dataset.tensors)
     return ExactLoader(
         dataset,
         batch_size=batch_size,
         sampler=sampler,
         generator=torch.Generator().manual_seed(sampler.seed),
-        **made | {"worker_init_fn": functools.partial(_begin_worker, begin)},
+        **settings | {"worker_init_fn": functools.partial(_begin_worker, begin)},
     )
 
 

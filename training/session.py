@@ -79,7 +79,7 @@ class Session:
     ) -> None:
         environment = os.environ if environment is None else environment
         try:
-            every = Every.parse(save_every)
+            interval = Every.parse(save_every)
         except ValueError as fault:
             raise ConfigError(f"save_every: {fault}", next_step='Session(save_every="100"), "30s" or "auto"') from fault
         self.ranks = ranks or Ranks(environment=environment)
@@ -93,7 +93,7 @@ class Session:
         self.next_ids: Callable[[], list[int]] = list  # ids of the next samples, for the digest
         self.replicated: list[torch.Tensor] = []  # parameters that are to be the same on every rank
         self.changed_in_forward: list[torch.Tensor] = []  # parameters that are to be copied at once: see state.py
-        self._pace = Pace(every, interruption_seconds(environment, interruption_hours))
+        self._pace = Pace(interval, interruption_seconds(environment, interruption_hours))
         self._rng: Mapping[str, Any] | None = None
         self._mark: str | None = None
         self._wanted, self._failed, self._listening = False, 0, False
@@ -213,7 +213,9 @@ class Session:
             self.report.progress(step=step, **{name: plain(value) for name, value in figures.items()})
         self._wanted = self._wanted or (self.ranks.rank == 0 and self._pace.due(step))
         begin = self._wanted and self.store is not None and not self.store.busy
-        leave, asked, begin = self.ranks.any(self.watcher.notice is not None, self.watcher.take_save_request(), begin)
+        leave, save_request, begin = self.ranks.any(
+            self.watcher.notice is not None, self.watcher.take_save_request(), begin
+        )
         if leave:
             self.save(step, gather)
             if self.ranks.rank == 0:
@@ -224,7 +226,7 @@ class Session:
         if begin:
             self._wanted = False
             self._begin(step, gather, optimizer)
-        self._wanted = self._wanted or asked
+        self._wanted = self._wanted or save_request
 
     def save(self, step: int, gather: Callable[[], Any]) -> None:
         """The state of `step` is durable when this returns, on whatever rank. SaveFailed on all where it is not."""
@@ -256,7 +258,7 @@ class Session:
             self.watcher.__exit__(None, None, None)
 
     def _begin(self, step: int, gather: Callable[[], Any], optimizer: torch.optim.Optimizer | None) -> None:
-        began = time.monotonic()
+        start = time.monotonic()
         tree = {"state": gather(), "rngs": self._of_all_ranks(is_last=optimizer is None)}
         if self.store is None:
             return
@@ -265,7 +267,7 @@ class Session:
         self.store.save(step, tree, info={"digest": mark, "save_seconds": self._save_seconds}, later=later)
         log.info("saving step %d, digest %s", step, mark)
         self._pace.begun()
-        self._begin_seconds = time.monotonic() - began
+        self._begin_seconds = time.monotonic() - start
 
     def _later(self, optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
         """What may be copied behind the training, whose optimizer waits for that from now on."""
@@ -282,16 +284,16 @@ class Session:
 
         With `is_last` that is only said: at a notice and at the end something is better than nothing.
         """
-        told = self.ranks.all((state.rng_state(), sample(self.replicated) if self.ranks.size > 1 else []))
-        if (other := apart([weights for _, weights in told])) is not None:
+        states = self.ranks.all((state.rng_state(), sample(self.replicated) if self.ranks.size > 1 else []))
+        if (rank := apart([weights for _, weights in states])) is not None:
             fault = ConfigError(
-                f"rank {other}'s weights are not those of rank 0: the ranks do not train together",
+                f"rank {rank}'s weights are not those of rank 0: the ranks do not train together",
                 next_step="wrap the model in torch.nn.parallel.DistributedDataParallel, and call that in training",
             )
             if not is_last:
                 raise fault
             log.warning("%s", fault)
-        return [generators for generators, _ in told]
+        return [generators for generators, _ in states]
 
     def _learn(self, outcome: Outcome) -> None:
         if self.store is not None:
@@ -347,16 +349,16 @@ class Loop:
         self._epochs_done: int | None = None  # None without `epochs`
         session.changed_in_forward = state.changed_in_forward(self.parts)
         if isinstance(model := self.parts.get("model"), torch.nn.Module):
-            session.replicated = [one for one in model.parameters() if one.requires_grad]
+            session.replicated = [parameter for parameter in model.parameters() if parameter.requires_grad]
         tree = session.load(self._gather)
         if tree is not None:
-            own = self._own_places(tree.get("places", ()))
-            saved = tree["parts"] | {name: place["state"] for name, place in own.items()}
+            own_places = self._own_places(tree.get("places", ()))
+            saved = tree["parts"] | {name: place["state"] for name, place in own_places.items()}
             state.load_parts(self.parts, saved)
             self.step, self._epochs_done = int(tree["step"]), tree.get("epochs_done")
             session.restore_generators()
             for name, part in self._places.items():
-                begin_without_draws(part, own.get(name, {}).get("generator"))
+                begin_without_draws(part, own_places.get(name, {}).get("generator"))
                 self._still.look(name, part, saved[name], self.step)
             self._say_where()
         session.listen()
@@ -414,11 +416,11 @@ class Loop:
         self.session.after_step(self.step, self._gather, optimizer=self._optimizer, **figures)
 
     def _refuse_other_samples(self, samples: int) -> None:
-        left = len(self.sampler) if isinstance(self.sampler, ExactSampler) else samples
-        if samples <= 0 or samples > left:
-            told = f"{samples} samples of a step, where {left} are left of the epoch"
+        remaining = len(self.sampler) if isinstance(self.sampler, ExactSampler) else samples
+        if samples <= 0 or samples > remaining:
+            claim = f"{samples} samples of a step, where {remaining} are left of the epoch"
             raise ConfigError(
-                f"after_step was told of {told}",
+                f"after_step was told of {claim}",
                 next_step="after_step(samples=len(batch)) once a step, sampler.next_epoch() behind each epoch",
             )
 
@@ -434,10 +436,10 @@ class Loop:
             "epochs_done": self._epochs_done,
         }
         if self._places:  # each rank's loader has a place of its own
-            own = {name: place_of(part) for name, part in self._places.items()}
+            places = {name: place_of(part) for name, part in self._places.items()}
             for name, part in self._places.items():
-                self._still.look(name, part, own[name]["state"], self.step)
-            tree["places"] = self.session.ranks.all(own)
+                self._still.look(name, part, places[name]["state"], self.step)
+            tree["places"] = self.session.ranks.all(places)
         return tree
 
 

@@ -121,7 +121,7 @@ class ShardedStore:
             raise ValueError(f"step {step}: a step is from 0 to {STEP_MAX}")
         if self._save is not None:
             return False
-        began = time.monotonic()
+        start = time.monotonic()
         (tensors, values), (alone, own_values) = pack(tree), pack(own)
         to_json(info)
         tensors |= {_own(self.ranks.rank) + name: tensor for name, tensor in alone.items()}
@@ -129,7 +129,7 @@ class ShardedStore:
         try:
             self._collective(state_dict_saver.save, tensors, storage_writer=writer, planner=save_planner())
         except CheckpointException as fault:
-            self._end(Outcome(step, time.monotonic() - began, 0, None, self._failed(step, _reasons(fault))))
+            self._end(Outcome(step, time.monotonic() - start, 0, None, self._failed(step, _reasons(fault))))
             return True
         names, sources = list(writer.parts), list(writer.parts.values())
         if self._plan is None or not self._plan.fits(names, sources):
@@ -139,8 +139,8 @@ class ShardedStore:
         payload = Payload(image, self._plan.layout, self._chunk_bytes, step, own_values, "null")
         manifest = Manifest(step, (), writer.tensors, values, info) if self.ranks.rank == 0 else None
         folder = self.folder / writer.folder
-        self._save = _Save(step, began, folder, self._threads.submit(self._write, folder, payload, copy), manifest)
-        self._held_seconds = time.monotonic() - began
+        self._save = _Save(step, start, folder, self._threads.submit(self._write, folder, payload, copy), manifest)
+        self._held_seconds = time.monotonic() - start
         return True
 
     @property
@@ -151,9 +151,9 @@ class ShardedStore:
     def wait_copied(self) -> None:
         """Return when the tensors given to the last `save` may be changed again. No collective."""
         if self._copy is not None:
-            began = time.monotonic()
+            start = time.monotonic()
             self._copy.wait()
-            self._held_seconds += time.monotonic() - began
+            self._held_seconds += time.monotonic() - start
             self._copy = None
 
     def advance(self) -> Outcome | None:
@@ -163,11 +163,11 @@ class ShardedStore:
             return None
         if not save.committing:
             written: list[ShardFile | str] = self.ranks.all(save.work.result())
-            faults = {rank: told for rank, told in enumerate(written) if isinstance(told, str)}
+            faults = {rank: result for rank, result in enumerate(written) if isinstance(result, str)}
             if faults:
                 seconds = time.monotonic() - save.began
                 return self._end(Outcome(save.step, seconds, 0, None, self._failed(save.step, faults)))
-            files = tuple(told for told in written if isinstance(told, ShardFile))
+            files = tuple(result for result in written if isinstance(result, ShardFile))
             work: Future[Any] = Future()
             if save.manifest is not None:
                 manifest = replace(save.manifest, files=files)
@@ -177,7 +177,7 @@ class ShardedStore:
             self._save = replace(save, work=work, committing=True)
             return None
         outcome: Outcome = self.ranks.first(save.work.result())
-        return self._end(outcome, told=outcome.fault is None)
+        return self._end(outcome, is_told=outcome.fault is None)
 
     def flush(self) -> Outcome | None:
         """Wait for the pending save on all ranks; the outcome of the last one, None where there was none."""
@@ -201,7 +201,7 @@ class ShardedStore:
 
     def _write(self, folder: Path, payload: Payload, copy: Copy) -> ShardFile | str:
         """This rank's file: what was written, or why it was not."""
-        began, copying = time.thread_time(), self._threads.submit(_timed, copy.run)
+        start, copying = time.thread_time(), self._threads.submit(_timed, copy.run)
         path = folder / Sets.file(self.ranks.rank)
         try:
             write_file(self.sets.files, path, payload, copy.checksum)
@@ -210,31 +210,31 @@ class ShardedStore:
         except (OSError, BrokenCheckpoint) as fault:
             copying.exception()
             return (fault.strerror if isinstance(fault, OSError) else None) or str(fault)
-        self._worked_seconds = copying.result() + time.thread_time() - began
+        self._worked_seconds = copying.result() + time.thread_time() - start
         return ShardFile(header.file_bytes, digest_of(header))
 
-    def _commit(self, folder: Path, manifest: Manifest, began: float) -> Outcome:
+    def _commit(self, folder: Path, manifest: Manifest, start: float) -> Outcome:
         size = sum(file.file_bytes for file in manifest.files)
         try:
             path = self.sets.commit(folder, manifest)
         except OSError as fault:
-            what = self._failed(manifest.step, {0: fault.strerror or str(fault)})
-            return Outcome(manifest.step, time.monotonic() - began, size, None, what)
-        outcome = Outcome(manifest.step, time.monotonic() - began, size, path)
+            failure = self._failed(manifest.step, {0: fault.strerror or str(fault)})
+            return Outcome(manifest.step, time.monotonic() - start, size, None, failure)
+        outcome = Outcome(manifest.step, time.monotonic() - start, size, path)
         if self._on_end is not None:
             self._on_end(outcome)  # at once: it is durable, whatever becomes of the other ranks
         return outcome
 
-    def _end(self, outcome: Outcome, told: bool = False) -> Outcome:
+    def _end(self, outcome: Outcome, is_told: bool = False) -> Outcome:
         self._save, self.last = None, outcome
-        if not told and self._on_end is not None and self.ranks.rank == 0:
+        if not is_told and self._on_end is not None and self.ranks.rank == 0:
             self._on_end(outcome)
         return outcome
 
     def _failed(self, step: int, faults: Mapping[int, str]) -> SaveFailed:
-        who = "; ".join(f"rank {rank}: {what}" for rank, what in faults.items())
+        ranks = "; ".join(f"rank {rank}: {reason}" for rank, reason in faults.items())
         return SaveFailed(
-            f"step {step} could not be saved in {self.folder}: {who}",
+            f"step {step} could not be saved in {self.folder}: {ranks}",
             next_step="the sets before it are intact; see `df -h` and `dmesg` on these ranks' machines",
         )
 
@@ -255,11 +255,11 @@ class ShardedStore:
         self.flush()
         tensors: Mapping[str, torch.Tensor] | None = None
         while True:
-            began = time.monotonic()
-            found = self._newest()
-            if found is None:
+            start = time.monotonic()
+            newest = self._newest()
+            if newest is None:
                 return None
-            path, manifest = found
+            path, manifest = newest
             tensors = pack(like())[0] if tensors is None else tensors
             targets = _targets(manifest, tensors, self.ranks.rank)
             reader = ShardReader(path, manifest, self.ranks.rank)
@@ -268,30 +268,30 @@ class ShardedStore:
                 tree = unpack(manifest.state, targets)
                 prefix = _own(self.ranks.rank)
                 alone = {name[len(prefix) :]: item for name, item in targets.items() if name.startswith(prefix)}
-                own = unpack(reader.own, alone)
+                own_state = unpack(reader.own, alone)
             except (CheckpointException, KeyError, ValueError, TypeError, RecursionError) as fault:
-                broken = [what for what in self.ranks.all(reader.broken) if what]
+                broken = [flaw for flaw in self.ranks.all(reader.broken) if flaw]
                 if isinstance(fault, CheckpointException) and not broken:
                     raise SpothealError(f"{path.name} cannot be loaded: {_reasons(fault)}") from fault
                 self._put_aside(path, broken[0] if broken else f"its state cannot be put together: {fault}")
                 continue
             size = sum(file.file_bytes for file in manifest.files)
-            seconds = time.monotonic() - began
-            return LoadedSet(manifest.step, path, tree, manifest.info, seconds, size, own, len(manifest.files))
+            seconds = time.monotonic() - start
+            return LoadedSet(manifest.step, path, tree, manifest.info, seconds, size, own_state, len(manifest.files))
 
     def _newest(self) -> tuple[Path, Manifest] | None:
         """The newest set whose commit mark is whole, as rank 0 sees it."""
-        found: Any = None
+        newest: Any = None
         fault = ""
         if self.ranks.rank == 0:
             try:
-                found = self._look()
+                newest = self._look()
             except OSError as error:
                 fault = f"{self.folder} cannot be read: {error.strerror or error}"
-        found, fault = self.ranks.first((found, fault))
+        newest, fault = self.ranks.first((newest, fault))
         if fault:
             raise SpothealError(fault, next_step="see the folder's permissions on rank 0's machine")
-        return None if found is None else (self.folder / found[0], found[1])
+        return None if newest is None else (self.folder / newest[0], newest[1])
 
     def _look(self) -> tuple[str, Manifest] | None:
         for _, path in self.sets.found():
@@ -305,19 +305,19 @@ class ShardedStore:
                 self._put_aside(path, f"its commit mark cannot be read: {fault.strerror or fault}")
         return None
 
-    def _put_aside(self, path: Path, what: str) -> None:
+    def _put_aside(self, path: Path, flaw: str) -> None:
         """On rank 0; the others wait for it at the next collective."""
         if self.ranks.rank != 0:
             return
         aside = self.sets.set_aside(path)
-        self.set_aside.append((aside, what))
-        log.warning("the set %s is broken: %s; set aside as %s, the one before it is used", path, what, aside.name)
+        self.set_aside.append((aside, flaw))
+        log.warning("the set %s is broken: %s; set aside as %s, the one before it is used", path, flaw, aside.name)
 
-    def _collective(self, what: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def _collective(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         options |= {"process_group": self.ranks.group, "no_dist": self.ranks.size == 1}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            return self.ranks.met(lambda: what(*arguments, **options))
+            return self.ranks.met(lambda: call(*arguments, **options))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -327,9 +327,9 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _timed(work: Callable[[], object]) -> float:
     """Processor seconds of this thread."""
-    began = time.thread_time()
+    start = time.thread_time()
     work()
-    return time.thread_time() - began
+    return time.thread_time() - start
 
 
 def _own(rank: int) -> str:
@@ -340,23 +340,25 @@ def _own(rank: int) -> str:
 def _targets(manifest: Manifest, tensors: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
     """What is loaded into: the DTensors of this run, and new tensors for all that every rank has whole."""
     targets = {}
-    others = tuple(_own(other) for other in range(len(manifest.files)) if other != rank)
+    foreign = tuple(_own(number) for number in range(len(manifest.files)) if number != rank)
     for name, stored in manifest.tensors.items():
-        if name.startswith(others):
+        if name.startswith(foreign):
             continue
-        own = tensors.get(name)
-        if own is not None and is_sharded(own):
-            if tuple(own.shape) != stored.shape:
+        tensor = tensors.get(name)
+        if tensor is not None and is_sharded(tensor):
+            if tuple(tensor.shape) != stored.shape:
                 raise SpothealError(
-                    f"the checkpoint does not fit: its {name} is {list(stored.shape)}, this run's {list(own.shape)}",
+                    f"the checkpoint does not fit: its {name} is {list(stored.shape)}, this run's {list(tensor.shape)}",
                     next_step="start with the model of the run that wrote it, or with an empty checkpoint folder",
                 )
-            targets[name] = own
+            targets[name] = tensor
         else:
             targets[name] = torch.empty(stored.shape, dtype=TORCH_DTYPE[stored.dtype])
     return targets
 
 
 def _reasons(fault: CheckpointException) -> dict[int, str]:
-    said = {rank: error for rank, (error, _) in fault.failures.items()}
-    return {rank: getattr(one, "strerror", None) or f"{type(one).__name__}: {one}" for rank, one in said.items()}
+    errors = {rank: error for rank, (error, _) in fault.failures.items()}
+    return {
+        rank: getattr(cause, "strerror", None) or f"{type(cause).__name__}: {cause}" for rank, cause in errors.items()
+    }

@@ -43,11 +43,11 @@ class ShardedSession(Session):
         if self.ranks.rank == 0:
             self.report.saved(loaded.step, loaded.path)
             log.info("resuming at step %d from %s, digest %s", loaded.step, loaded.path, loaded.info["digest"])
-        same = self._is_world_of(loaded.world)
-        if same and self._model is not None:
+        is_same_world = self._is_world_of(loaded.world)
+        if is_same_world and self._model is not None:
             loaded.tree["parts"]["model"].update(loaded.own["buffers"])
         self._rng = loaded.own["rng"] if loaded.own is not None else None
-        self._mark = loaded.info["digest"] if same else None
+        self._mark = loaded.info["digest"] if is_same_world else None
         return loaded.tree
 
     def adapt(self, parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class ShardedSession(Session):
             self.report.progress(step=step, **{name: plain(value) for name, value in figures.items()})
         self._wanted = self._wanted or (self.ranks.rank == 0 and self._pace.due(step))
         begin = self._wanted and not self.store.busy
-        leave, asked, begin, working = self.ranks.any(
+        leave, save_request, begin, working = self.ranks.any(
             self.watcher.notice is not None, self.watcher.take_save_request(), begin, self.store.working
         )
         if leave:
@@ -90,7 +90,7 @@ class ShardedSession(Session):
         if begin:
             self._wanted = False
             self._begin(step, gather, optimizer)
-        self._wanted = self._wanted or asked
+        self._wanted = self._wanted or save_request
 
     def save(self, step: int, gather: Callable[[], Any]) -> None:
         self.store.wait_copied()
@@ -101,18 +101,18 @@ class ShardedSession(Session):
             raise outcome.fault
 
     def _begin(self, step: int, gather: Callable[[], Any], optimizer: torch.optim.Optimizer | None) -> None:
-        began = time.monotonic()
-        own = {"rng": state.rng_state(), "buffers": {}}
+        start = time.monotonic()
+        own_state = {"rng": state.rng_state(), "buffers": {}}
         if self._model is not None:  # BatchNorm's statistics are those of the rank's own samples
             named = self._model.state_dict().items()
-            own["buffers"] = {name: tensor for name, tensor in named if not is_sharded(tensor)}
-        mark = state.digest(own["rng"], self.next_ids())
+            own_state["buffers"] = {name: tensor for name, tensor in named if not is_sharded(tensor)}
+        mark = state.digest(own_state["rng"], self.next_ids())
         later = self._later(optimizer)
-        self.store.save(step, gather(), own=own, info={"digest": mark}, later=later)
+        self.store.save(step, gather(), own=own_state, info={"digest": mark}, later=later)
         if self.ranks.rank == 0:
             log.info("saving step %d, digest %s", step, mark)
         self._pace.begun()
-        self._begin_seconds = time.monotonic() - began
+        self._begin_seconds = time.monotonic() - start
 
 
 class ShardedOptimizer:

@@ -110,13 +110,13 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     groups, start = [], 0
     for group in optimizer.param_groups:
         ids = list(map(id, group["params"]))
-        numbers |= {one: number for number, one in enumerate(ids, start) if one not in numbers}
+        numbers |= {ident: number for number, ident in enumerate(ids, start) if ident not in numbers}
         start += len(ids)
         packed = {name: value for name, value in group.items() if name != "params"}
-        groups.append(packed | {"params": [numbers[one] for one in ids]})
+        groups.append(packed | {"params": [numbers[ident] for ident in ids]})
     tensor = torch.Tensor
-    own = {numbers[id(key)] if isinstance(key, tensor) else key: value for key, value in optimizer.state.items()}
-    return {"state": own, "param_groups": groups}
+    entries = {numbers[id(key)] if isinstance(key, tensor) else key: value for key, value in optimizer.state.items()}
+    return {"state": entries, "param_groups": groups}
 
 
 _PLAIN: dict[type, bool] = {torch.nn.Module: True}  # classes that leave state_dict alone
@@ -133,21 +133,26 @@ def _collect(module: torch.nn.Module, prefix: str, tensors: dict[str, Any]) -> b
     plain = _PLAIN.get(kind)
     if plain is None:
         plain = _PLAIN[kind] = all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in _METHODS)
-    own = module.__dict__
-    if not plain or "_parameters" not in own or own["_state_dict_hooks"] or own["_state_dict_pre_hooks"]:
+    attributes = module.__dict__
+    if (
+        not plain
+        or "_parameters" not in attributes
+        or attributes["_state_dict_hooks"]
+        or attributes["_state_dict_pre_hooks"]
+    ):
         return False  # a traced module has no such dictionaries
-    if "state_dict" in own or "_save_to_state_dict" in own or "get_extra_state" in own:
+    if "state_dict" in attributes or "_save_to_state_dict" in attributes or "get_extra_state" in attributes:
         return False
-    if parameters := own["_parameters"]:
+    if parameters := attributes["_parameters"]:
         for name, parameter in parameters.items():
             if parameter is not None:
                 tensors[prefix + name] = parameter
-    if buffers := own["_buffers"]:
-        passing = own["_non_persistent_buffers_set"]
+    if buffers := attributes["_buffers"]:
+        passing = attributes["_non_persistent_buffers_set"]
         for name, buffer in buffers.items():
             if buffer is not None and name not in passing:
                 tensors[prefix + name] = buffer
-    if children := own["_modules"]:
+    if children := attributes["_modules"]:
         for name, child in children.items():
             if child is not None and not _collect(child, f"{prefix}{name}.", tensors):
                 return False
@@ -204,11 +209,11 @@ def changed_by_step(optimizer: torch.optim.Optimizer, but: Iterable[torch.Tensor
     Those of `but` left out: see `changed_in_forward`.
     """
     tensors = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
-    own = chain.from_iterable(value.values() for value in optimizer.state.values() if isinstance(value, dict))
+    values = chain.from_iterable(value.values() for value in optimizer.state.values() if isinstance(value, dict))
     if but:
         left_out = set(map(id, but))
         tensors = [tensor for tensor in tensors if id(tensor) not in left_out]
-    return tensors + [value for value in own if isinstance(value, torch.Tensor)]
+    return tensors + [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def changed_in_forward(parts: Mapping[str, Any]) -> list[torch.Tensor]:

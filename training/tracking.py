@@ -31,8 +31,8 @@ def mlflow_run(**options: Any) -> Any:
     of_agent = os.environ.get(contract.RUN)
     if not of_agent or os.environ.get("MLFLOW_RUN_ID") or options.get("run_id"):
         return mlflow.start_run(**options)
-    own = f"tags.`{MLFLOW_TAG}` = '{of_agent}'"
-    earlier = mlflow.search_runs(filter_string=own, max_results=1, output_format="list")
+    query = f"tags.`{MLFLOW_TAG}` = '{of_agent}'"
+    earlier = mlflow.search_runs(filter_string=query, max_results=1, output_format="list")
     if earlier:
         return mlflow.start_run(**options | {"run_id": earlier[0].info.run_id})
     return mlflow.start_run(**options | {"tags": {**(options.get("tags") or {}), MLFLOW_TAG: of_agent}})
@@ -75,7 +75,7 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 def _records(log: bytes) -> Iterator[bytes]:
     """The whole records of a LevelDB log, up to one that a kill has cut off. A header is a checksum of 4 bytes, the
     length in 2, and the kind; none begins in the last 6 bytes of a block (LevelDB, doc/log_format.md)."""
-    place, begun = _FILE_HEADER, b""
+    place, record = _FILE_HEADER, b""
     while place + _HEADER <= len(log):
         if _BLOCK - place % _BLOCK < _HEADER:
             place += _BLOCK - place % _BLOCK
@@ -85,6 +85,6 @@ def _records(log: bytes) -> Iterator[bytes]:
         if len(part) < length or not _FULL <= kind <= _LAST:
             return
         place += _HEADER + length
-        begun = part if kind in (_FULL, _FIRST) else begun + part
+        record = part if kind in (_FULL, _FIRST) else record + part
         if kind in (_FULL, _LAST):
-            yield begun
+            yield record

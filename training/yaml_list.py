@@ -25,6 +25,6 @@ def _loader() -> Any:
     import yaml
 
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    made: Any = type("ListLoader", (base,), {})
-    made.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
-    return made
+    loader: Any = type("ListLoader", (base,), {})
+    loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+    return loader

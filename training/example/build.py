@@ -118,20 +118,20 @@ def scaled_rate(options: argparse.Namespace, ranks: int) -> float:
 
 def optimizer_of(options: argparse.Namespace, model: nn.Module, ranks: int = 1) -> torch.optim.Optimizer:
     """The one that `options` name; RMSprop, Adam and their like with Keras's constants where torch's are others."""
-    made = torch.optim
+    optim = torch.optim
     figures: dict[str, Any] = {"lr": scaled_rate(options, ranks), "weight_decay": options.weight_decay}
     kinds: dict[str, tuple[Any, dict[str, Any]]] = {
-        "sgd": (made.SGD, {"momentum": 0.9, "nesterov": True}),
-        "rmsprop": (made.RMSprop, {"alpha": 0.9, "eps": 1e-7}),
-        "adam": (made.Adam, {"eps": 1e-7}),
-        "adamw": (made.AdamW, {}),
-        "adagrad": (made.Adagrad, {"eps": 1e-7}),
-        "adadelta": (made.Adadelta, {"rho": 0.95, "eps": 1e-7}),
-        "adamax": (made.Adamax, {"eps": 1e-7}),
-        "nadam": (made.NAdam, {"eps": 1e-7}),
+        "sgd": (optim.SGD, {"momentum": 0.9, "nesterov": True}),
+        "rmsprop": (optim.RMSprop, {"alpha": 0.9, "eps": 1e-7}),
+        "adam": (optim.Adam, {"eps": 1e-7}),
+        "adamw": (optim.AdamW, {}),
+        "adagrad": (optim.Adagrad, {"eps": 1e-7}),
+        "adadelta": (optim.Adadelta, {"rho": 0.95, "eps": 1e-7}),
+        "adamax": (optim.Adamax, {"eps": 1e-7}),
+        "nadam": (optim.NAdam, {"eps": 1e-7}),
     }
-    kind, more = kinds[options.optimizer]
-    optimizer: torch.optim.Optimizer = kind(model.parameters(), **figures, **more)
+    kind, extras = kinds[options.optimizer]
+    optimizer: torch.optim.Optimizer = kind(model.parameters(), **figures, **extras)
     return optimizer
 
 

@@ -85,7 +85,7 @@ def mnist(folder: Path) -> Data:
             next_step=f"put its four .gz files into {folder / 'MNIST' / 'raw'}, or use --dataset digits, which needs no"
             " network",
         ) from fault
-    pairs = [TensorDataset(one.data.unsqueeze(1).float().div(255), one.targets) for one in (train, valid)]
+    pairs = [TensorDataset(dataset.data.unsqueeze(1).float().div(255), dataset.targets) for dataset in (train, valid)]
     return Data(pairs[0], pairs[1], 1, 28, 10)
 
 

@@ -69,12 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with session.ranks.together():  # a rank that is lost is RankLost, whatever gloo or NCCL say about it
         for epoch in range(sampler.epoch, options.epochs):
             for inputs, targets in loader:
-                began = time.monotonic()
+                step_start = time.monotonic()
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-                time.sleep(max(0.0, options.step_seconds - (time.monotonic() - began)))
+                time.sleep(max(0.0, options.step_seconds - (time.monotonic() - step_start)))
                 loop.after_step(samples=len(inputs), loss=loss.detach(), steps_total=total)                        # 3
                 if rank == 0 and loop.step % 50 == 0:
                     print(f"epoch {epoch + 1}  step {loop.step} of {total}  loss {loss.item():.4f}", flush=True)

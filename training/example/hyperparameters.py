@@ -52,13 +52,13 @@ def _whole(low: int, high: int) -> Rule:
     return Rule(f"a whole number from {low} to {high}", lambda value: is_whole(value) and low <= value <= high)
 
 
-def _number(what: str, holds: Callable[[float], bool]) -> Rule:
-    return Rule(f"a number {what}", lambda value: is_number(value) and holds(value))
+def _number(limits: str, holds: Callable[[float], bool]) -> Rule:
+    return Rule(f"a number {limits}", lambda value: is_number(value) and holds(value))
 
 
 def _are_nodes(value: Any) -> bool:
     nodes = isinstance(value, list) and len(value) <= LAYERS_MAX
-    return nodes and all(is_whole(one) and 0 < one <= NODES_MAX for one in value)
+    return nodes and all(is_whole(width) and 0 < width <= NODES_MAX for width in value)
 
 
 RULES: Mapping[str, Rule] = {
@@ -85,18 +85,18 @@ def faults(entry: Mapping[str, Any], model: str = "") -> list[str]:
 
     `model`: the command's own --model, which decides whether the article's names mean anything.
     """
-    found = []
+    messages = []
     for name, value in entry.items():
         rule = RULES.get(name)
         if rule is None:
-            found.append(f"{name}: is not known; the trainer knows {', '.join(RULES)}")
+            messages.append(f"{name}: is not known; the trainer knows {', '.join(RULES)}")
         elif not rule.holds(value):
-            found.append(f"{name}: must be {rule.what}, and is {_shown(value)}")
+            messages.append(f"{name}: must be {rule.what}, and is {_shown(value)}")
     named = str(entry.get("model") or model or "dense").lower()
-    beside = [name for name in NETWORK if name in entry]
-    if beside and named != "dense":
-        found.append(f"{', '.join(beside)}: only the model dense has it, and the model is {named}")
-    return found
+    network_keys = [name for name in NETWORK if name in entry]
+    if network_keys and named != "dense":
+        messages.append(f"{', '.join(network_keys)}: only the model dense has it, and the model is {named}")
+    return messages
 
 
 def normal(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,8 +104,8 @@ class Run:
     def steps_total(self) -> int:
         """The last step of the run: other ranks may have done the first ones, and done fewer or more an epoch."""
         later = max(0, self.epochs - self.sampler.epoch - 1) * self._steps(self.sampler.share)
-        now = self._steps(len(self.sampler)) if self.sampler.epoch < self.epochs else 0
-        return self.counters.step + now + later
+        this_epoch = self._steps(len(self.sampler)) if self.sampler.epoch < self.epochs else 0
+        return self.counters.step + this_epoch + later
 
     def _steps(self, samples: int) -> int:
         return -(-samples // int(self.train_loader.batch_size or 1))
@@ -120,7 +120,7 @@ def train(run: Run, store: Store | NoStore, pace: Pace, watcher: Watcher, report
     run.optimizer.register_step_pre_hook(lambda *_: store.wait_copied())
     report.progress(now=True, step=run.counters.step, epoch=run.epoch_now, steps_total=run.steps_total)
     while run.sampler.epoch < run.epochs:
-        began, samples_before = time.monotonic(), run.counters.epoch_samples
+        start, samples_before = time.monotonic(), run.counters.epoch_samples
         for inputs, targets in batches(run):
             step_began = time.monotonic()
             with run.ranks.together():
@@ -129,14 +129,15 @@ def train(run: Run, store: Store | NoStore, pace: Pace, watcher: Watcher, report
                 time.sleep(max(0.0, run.step_seconds_min - (time.monotonic() - step_began)))
             record = run.counters.step % run.log_every == 0
             if record or report.due:
-                rate = (run.counters.epoch_samples - samples_before) / (time.monotonic() - began)
+                rate = (run.counters.epoch_samples - samples_before) / (time.monotonic() - start)
                 tell(run, report, float(loss), rate, record)
-            leave, asked = must_leave(run, watcher, saver, time.monotonic() - step_began), watcher.take_save_request()
-            leave, asked, begin = run.ranks.any(leave, asked, saver.ready(asked))
+            leave = must_leave(run, watcher, saver, time.monotonic() - step_began)
+            save_request = watcher.take_save_request()
+            leave, save_request, begin = run.ranks.any(leave, save_request, saver.ready(save_request))
             if leave:
                 return saver.hand_over()
-            saver.after_step(asked, begin)
-        seconds = time.monotonic() - began
+            saver.after_step(save_request, begin)
+        seconds = time.monotonic() - start
         figures = validate(run, watcher)
         if figures is None:
             return saver.hand_over()
@@ -305,19 +306,19 @@ class Saver:
         self._wanted = False
         self._failed = 0
 
-    def ready(self, asked: bool) -> bool:
+    def ready(self, save_request: bool) -> bool:
         """Whether to save now: due or asked for. While one save is pending the next waits, the training does not."""
         outcome = self.store.ended()
         if outcome is not None:
             self._learn(outcome)
-        self._wanted = self._wanted or asked or self.pace.due(self.run.counters.step)
+        self._wanted = self._wanted or save_request or self.pace.due(self.run.counters.step)
         return self._wanted and not self.store.busy and self.run.ranks.rank == 0
 
-    def after_step(self, asked: bool, begin: bool) -> None:
+    def after_step(self, save_request: bool, begin: bool) -> None:
         """`begin`: rank 0 is ready. `asked`: on any rank."""
         if begin:
             self._begin()
-        self._wanted = not begin and (self._wanted or asked)
+        self._wanted = not begin and (self._wanted or save_request)
 
     def keep(self, best: bool, milestone: bool) -> None:
         """Save this very state for good: a pending save is waited for, which happens once an epoch at most."""
@@ -344,9 +345,9 @@ class Saver:
 
     def _begin(self, best: bool = False, milestone: bool = False) -> None:
         run = self.run
-        began = time.monotonic()
-        others = run.ranks.all(state.rng_state())[1:] if run.ranks.size > 1 else []
-        tree = state.gather(run.parts(), others, config=run.config)
+        start = time.monotonic()
+        other_ranks = run.ranks.all(state.rng_state())[1:] if run.ranks.size > 1 else []
+        tree = state.gather(run.parts(), other_ranks, config=run.config)
         mark = state.digest(tree["rng"], run.sampler.next_ids(DIGEST_SAMPLES))
         info = {
             "epoch": run.sampler.epoch,
@@ -359,7 +360,7 @@ class Saver:
         self.store.save(run.counters.step, tree, info=info, later=later, best=best, milestone=milestone)
         self._saved_epoch = run.sampler.epoch
         self.pace.begun()
-        self._begin_seconds = time.monotonic() - began
+        self._begin_seconds = time.monotonic() - start
 
     _saved_epoch = -1
     _begin_seconds = 0.0  # the call, with gathering the state
@@ -389,8 +390,8 @@ class Saver:
 def resume(run: Run, store: Store | NoStore, report: Reporter) -> Loaded | None:
     """Load the newest valid checkpoint into `run`, or prepare for the first save; the generators are restored last."""
     loaded = from_first(run.ranks, store.load())
-    for path, what in store.set_aside:
-        report.warn(f"a broken checkpoint was set aside as {path}: {what}")
+    for path, flaw in store.set_aside:
+        report.warn(f"a broken checkpoint was set aside as {path}: {flaw}")
     if loaded is None:
         report.metrics.begin(0, 0)
         store.prepare(state.gather(run.parts(), config=run.config))
@@ -456,10 +457,10 @@ def from_first(ranks: Ranks, loaded: Loaded | None) -> Loaded | None:
     return None if body is None else Loaded(**{**body, "path": Path(body["path"])})
 
 
-def refuse_another_run(now: dict[str, Any], before: dict[str, Any]) -> str:
+def refuse_another_run(current: dict[str, Any], before: dict[str, Any]) -> str:
     """SpothealError where the checkpoint is of another model or data; which figures differ, where only those do."""
-    different: Sequence[str] = [name for name in now if now[name] != before.get(name)]
-    listed = ", ".join(f"{name} {before.get(name)!r} -> {now[name]!r}" for name in different)
+    different: Sequence[str] = [name for name in current if current[name] != before.get(name)]
+    listed = ", ".join(f"{name} {before.get(name)!r} -> {current[name]!r}" for name in different)
     if {"dataset", "model", "optimizer", "hidden_nodes", "activate_fn"} & set(different):
         raise SpothealError(
             f"the checkpoint is of another run: {listed}",

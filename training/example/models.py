@@ -67,12 +67,12 @@ def dense(features: int, classes: int, network: Network) -> nn.Module:
 
 def activation(name: str) -> nn.Module:
     """One of hyperparameters.ACTIVATIONS, by Keras's name."""
-    known: Mapping[str, Callable[[], nn.Module]] = {
+    layers: Mapping[str, Callable[[], nn.Module]] = {
         "relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "elu": nn.ELU, "selu": nn.SELU, "gelu": nn.GELU,
         "silu": nn.SiLU, "swish": nn.SiLU, "softplus": nn.Softplus, "softsign": nn.Softsign,
         "leaky_relu": lambda: nn.LeakyReLU(0.3), "linear": nn.Identity,
     }  # fmt: skip
-    return known[name]()
+    return layers[name]()
 
 
 def convnet(channels: int, size: int, classes: int, width: int = 32) -> nn.Module:

@@ -37,18 +37,18 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    known = _Parser(
+    options_parser = _Parser(
         prog="python -m spotheal.training",
         description="Train, save, resume exactly: the example trainer of spotheal.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # --epoch would mean --epochs until there is another option that begins so
     )
-    _add_training(known.add_argument_group("what is trained").add_argument)
-    _add_network(known.add_argument_group("the network of --model dense").add_argument)
-    _add_saving(known.add_argument_group("checkpoints").add_argument)
-    _add_machine(known.add_argument_group("machine").add_argument)
-    return known
+    _add_training(options_parser.add_argument_group("what is trained").add_argument)
+    _add_network(options_parser.add_argument_group("the network of --model dense").add_argument)
+    _add_saving(options_parser.add_argument_group("checkpoints").add_argument)
+    _add_machine(options_parser.add_argument_group("machine").add_argument)
+    return options_parser
 
 
 def _add_training(add: Callable[..., object]) -> None:
@@ -132,18 +132,20 @@ def _add_machine(add: Callable[..., object]) -> None:
 def of_entry(options: argparse.Namespace, entry: dict[str, Any], index: int | None) -> argparse.Namespace:
     """`options` with an entry of a sweep over them. ConfigError that names entry, key and what is allowed."""
     name = "the entry" if index is None else f"entry {index}"
-    if found := hyperparameters.faults(entry, options.model or ""):
-        raise ConfigError("\n".join(f"{name}: {one}" for one in found), next_step="correct the list of the sweep")
+    if messages := hyperparameters.faults(entry, options.model or ""):
+        raise ConfigError(
+            "\n".join(f"{name}: {message}" for message in messages), next_step="correct the list of the sweep"
+        )
     values = hyperparameters.normal(entry)
     if not options.model and any(key in values for key in NETWORK):
         values = {"model": "dense"} | values
     merged = argparse.Namespace(**{**vars(options), **values})
-    given = [f"--{key.replace('_', '-')}" for key in NETWORK if getattr(options, key) is not None]
+    flags = [f"--{key.replace('_', '-')}" for key in NETWORK if getattr(options, key) is not None]
     # Where a sweep's entries name the models, the command's figures may be meant for some of them alone.
-    if given and "model" not in values and (model := model_of(merged)) != "dense":
+    if flags and "model" not in values and (model := model_of(merged)) != "dense":
         raise ConfigError(
-            f"{', '.join(given)}: only --model dense has it, and the model is {model}",
-            next_step=f"add --model dense, or leave out {', '.join(given)}",
+            f"{', '.join(flags)}: only --model dense has it, and the model is {model}",
+            next_step=f"add --model dense, or leave out {', '.join(flags)}",
         )
     return merged
 
@@ -168,9 +170,9 @@ def config_of(options: argparse.Namespace) -> dict[str, Any]:
     names = ("dataset", "optimizer", "epochs", "batch_size", "lr", "weight_decay", "warmup", "ema", "seed", "amp")
     # Older checkpoints have none of these.
     later = {"scale_lr": "no", "schedule": "cosine"}
-    more = {name: getattr(options, name) for name, usual in later.items() if getattr(options, name) != usual}
+    extras = {name: getattr(options, name) for name, usual in later.items() if getattr(options, name) != usual}
     network = {name: getattr(options, name) for name in NETWORK} if model_of(options) == "dense" else {}
-    return {"model": model_of(options), **{name: getattr(options, name) for name in names}, **more, **network}
+    return {"model": model_of(options), **{name: getattr(options, name) for name in names}, **extras, **network}
 
 
 def model_of(options: argparse.Namespace) -> str:
@@ -193,15 +195,15 @@ def not_negative(kind: Callable[[str], Any]) -> Callable[[str], Any]:
     return checked(kind, "0 or more", lambda value: 0 <= value < math.inf)
 
 
-def up_to(most: int, kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    return checked(kind, f"from 0 to {most}", lambda value: 0 <= value <= most)
+def up_to(limit: int, kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    return checked(kind, f"from 0 to {limit}", lambda value: 0 <= value <= limit)
 
 
-def checked(kind: Callable[[str], Any], what: str, holds: Callable[[Any], bool]) -> Callable[[str], Any]:
+def checked(kind: Callable[[str], Any], rule: str, holds: Callable[[Any], bool]) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         value = kind(text)
         if not holds(value):
-            raise argparse.ArgumentTypeError(f"must be {what}, and is {text}")
+            raise argparse.ArgumentTypeError(f"must be {rule}, and is {text}")
         return value
 
     parse.__name__ = kind.__name__
@@ -210,12 +212,12 @@ def checked(kind: Callable[[str], Any], what: str, holds: Callable[[Any], bool])
 
 def nodes(text: str) -> list[int]:
     try:
-        found = [int(one) for one in text.split(",") if one.strip()]
+        widths = [int(width) for width in text.split(",") if width.strip()]
     except ValueError:
-        found = [0]
-    if not hyperparameters.RULES["hidden_nodes"].holds(found):
+        widths = [0]
+    if not hyperparameters.RULES["hidden_nodes"].holds(widths):
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form 10,20,30")
-    return found
+    return widths
 
 
 def at_least_two(text: str) -> int:

@@ -70,14 +70,14 @@ def resume(
 
 def _say_left_out(accelerator: Accelerator, parts: dict[str, Any]) -> None:
     """A scheduler that was forgotten begins anew at each resume, and nothing fails."""
-    given = {id(part) for part in parts.values()}
+    part_ids = {id(part) for part in parts.values()}
     for part in parts.values():
         if isinstance(part, torch.nn.Module):  # one that holds what was prepared: compiled since, or the whole of it
-            given |= {id(module) for module in part.modules()}
+            part_ids |= {id(module) for module in part.modules()}
     # Accelerate has no public name for what it prepared; an Accelerator without these lists is not looked through.
     for prepared in ("_models", "_optimizers", "_schedulers"):
-        for one in getattr(accelerator, prepared, ()):
-            if id(part := inner(accelerator, one)) not in given and accelerator.is_main_process:
+        for member in getattr(accelerator, prepared, ()):
+            if id(part := inner(accelerator, member)) not in part_ids and accelerator.is_main_process:
                 log.warning("%s was prepared and is no part given to resume: it is neither saved nor resumed",
                             type(part).__name__)  # fmt: skip
 

@@ -59,8 +59,8 @@ class SpotCheckpoints(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _variables(self) -> list[Any]:
         """Weights, BatchNorm's statistics, seeds of random layers and the optimizer's state, each once."""
-        found = [*self.model.variables, *self.model.optimizer.variables]
-        return list({id(variable): variable for variable in found}.values())
+        variables = [*self.model.variables, *self.model.optimizer.variables]
+        return list({id(variable): variable for variable in variables}.values())
 
     def _gather(self) -> Any:
         values = [variable.value.detach() for variable in self._variables()]

@@ -116,7 +116,7 @@ class SpotCheckpoints(Callback):
 def given(value: Any) -> Any:
     """What is savable of hyper-parameters (a Path, a class are not): the resumed program gives them anew, to itself."""
     if isinstance(value, Mapping):
-        return {name: kept for name, one in value.items() if (kept := given(one)) is not None}
+        return {name: inner for name, member in value.items() if (inner := given(member)) is not None}
     try:
         pack(value)
     except UnsavableState:

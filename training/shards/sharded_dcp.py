@@ -88,9 +88,9 @@ class ShardWriter(StorageWriter):
             data: Any = planner.resolve_data(item)
             self.parts[part.name] = data.detach()
             results.append(WriteResult(item.index, 0, part))
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
-        return done
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)
+        return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         boxes: dict[str, list[Box]] = {name: [] for name in metadata.state_dict_metadata}
@@ -149,13 +149,13 @@ class ShardReader(StorageReader):
         self._places: dict[MetadataIndex, Part] = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        needed = {self._places[item.storage_index].box.rank for item in plan.items}
-        for rank in sorted(needed | ({self._rank} if self._rank < len(self._manifest.files) else set())):
+        ranks = {self._places[item.storage_index].box.rank for item in plan.items}
+        for rank in sorted(ranks | ({self._rank} if self._rank < len(self._manifest.files) else set())):
             try:
                 self._files[rank] = self._verified(rank)
             except (BrokenCheckpoint, OSError) as fault:
-                what = fault.message if isinstance(fault, BrokenCheckpoint) else fault.strerror or fault
-                self.broken = f"{Sets.file(rank)}: {what}"
+                flaw = fault.message if isinstance(fault, BrokenCheckpoint) else fault.strerror or fault
+                self.broken = f"{Sets.file(rank)}: {flaw}"
                 raise RuntimeError(self.broken) from None  # travels to the other ranks
         return plan
 
@@ -174,9 +174,9 @@ class ShardReader(StorageReader):
             target.copy_(source)
             planner.commit_tensor(item, target)
         self._files = {}
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
@@ -184,9 +184,9 @@ class ShardReader(StorageReader):
 
     def _verified(self, rank: int) -> Mapping[str, torch.Tensor]:
         """The tensors of that rank's file, every byte of it verified, and seen to be the one that was committed."""
-        told = self._manifest.files[rank]
+        record = self._manifest.files[rank]
         header, image = read(self._folder / Sets.file(rank))
-        if (header.file_bytes, digest_of(header)) != (told.file_bytes, told.digest):
+        if (header.file_bytes, digest_of(header)) != (record.file_bytes, record.digest):
             raise BrokenCheckpoint("it is not the file that was committed with this set")
         if rank == self._rank:
             self.own = header.state

@@ -102,8 +102,8 @@ def name_in_file(name: str, tensor: Sharded, box: Box) -> str:
 
 def digest_of(header: Header) -> str:
     """8 hex digits: the same for two files exactly where step, layout and all checksums of their data are."""
-    said = json.dumps([header.step, header.chunk_bytes, header.checksums]).encode()
-    return f"{zlib.crc32(header.layout.json, zlib.crc32(said)):08x}"
+    text = json.dumps([header.step, header.chunk_bytes, header.checksums]).encode()
+    return f"{zlib.crc32(header.layout.json, zlib.crc32(text)):08x}"
 
 
 def _sharded(fields: Any, world: int) -> Sharded:

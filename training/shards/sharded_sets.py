@@ -63,9 +63,9 @@ class Sets:
             raise OSError(errno.EEXIST, f"step {newest} lies there, and a load takes the highest")
         for path in [path for path in self.folder.iterdir() if _TEMPORARY.fullmatch(path.name)]:
             _remove(path, self.files)
-        temporary, found = self.folder / f".step-{secrets.token_hex(8)}.tmp", self.found()
-        if len(found) >= max(self.kept, 2):
-            self.files.rename(found[-1][1], temporary)
+        temporary, sets = self.folder / f".step-{secrets.token_hex(8)}.tmp", self.found()
+        if len(sets) >= max(self.kept, 2):
+            self.files.rename(sets[-1][1], temporary)
         else:
             temporary.mkdir()
         self.files.sync_folder(self.folder)
@@ -78,10 +78,10 @@ class Sets:
 
     def commit(self, temporary: Path, manifest: Manifest) -> Path:
         """Acknowledge what the ranks have written there. OSError where it cannot be: nothing is acknowledged then."""
-        for rank, told in enumerate(manifest.files):
+        for rank, record in enumerate(manifest.files):
             path = temporary / self.file(rank)
-            if (size := _size(path)) != told.file_bytes:
-                raise OSError(0, f"{path} has {size} bytes here, rank {rank} wrote {told.file_bytes}")
+            if (size := _size(path)) != record.file_bytes:
+                raise OSError(0, f"{path} has {size} bytes here, rank {rank} wrote {record.file_bytes}")
         mark = temporary / MARK
         fd = self.files.create(mark)
         try:
@@ -98,7 +98,7 @@ class Sets:
     def set_aside(self, path: Path) -> Path:
         """Rename a broken set so that no scan finds it again; its content stays for whoever wants to look."""
         names = (f"{BROKEN}{path.name}{extra}" for extra in ("", *(f".{number}" for number in range(1, 1000))))
-        aside = next(found for name in names if not (found := self.folder / name).exists())
+        aside = next(target for name in names if not (target := self.folder / name).exists())
         self.files.rename(path, aside)
         self.files.sync_folder(self.folder)
         return aside
@@ -106,8 +106,8 @@ class Sets:
     def _free_name(self, step: int) -> Path:
         """One that no set has or, broken, had."""
         names = (path.name.removeprefix(BROKEN).partition(".")[0] for path in self.folder.iterdir())
-        same = [int(match[2] or 0) for name in names if (match := _SET.fullmatch(name)) and int(match[1]) == step]
-        return self.folder / (f"step-{step:09d}" + (f"-{max(same) + 1}" if same else ""))
+        suffixes = [int(match[2] or 0) for name in names if (match := _SET.fullmatch(name)) and int(match[1]) == step]
+        return self.folder / (f"step-{step:09d}" + (f"-{max(suffixes) + 1}" if suffixes else ""))
 
     def manifest(self, path: Path) -> Manifest:
         """The commit mark of the set at `path`. BrokenCheckpoint or OSError."""

@@ -80,12 +80,14 @@ class Plan:
     def parts(self, are_later: list[bool]) -> Parts:
         """`are_later` says of every tensor whether it is copied later; the same from save to save."""
         if are_later != self._are_later:
-            now = [(number, entry, entry.end - entry.begin) for number, entry in self.places if not are_later[number]]
+            immediate = [
+                (number, entry, entry.end - entry.begin) for number, entry in self.places if not are_later[number]
+            ]
             later = [place for place in self.places if are_later[place[0]]]
             numbers: tuple[list[int], list[int]] = ([], [])
             for number, is_later in enumerate(are_later):
                 numbers[is_later].append(number)
-            self._are_later, self._parts = are_later, Parts(*numbers, now, later, self._pieces(later))
+            self._are_later, self._parts = are_later, Parts(*numbers, immediate, later, self._pieces(later))
         return self._parts
 
     def _pieces(self, places: Sequence[tuple[int, Entry]]) -> list[list[Piece]]:
@@ -131,7 +133,7 @@ class Parts:
 class Copy:
     """One copy of a state into `image`, from its first byte on. Made in the training's thread, run in others.
 
-    Every look at a tensor costs the training what its memory is away: some 500 of them, a millisecond. So with `anew`
+    Every look at a tensor costs the training what its memory is away: some 500 of them, a millisecond. So with `replan`
     those that are copied later are looked at later as well (`settle`), in the writer's thread.
     """
 
@@ -141,29 +143,29 @@ class Copy:
         image: Image,
         sources: Sequence[torch.Tensor],
         later: Iterable[torch.Tensor] = (),
-        anew: Callable[[Sequence[torch.Tensor]], tuple[Plan, Image]] | None = None,
+        replan: Callable[[Sequence[torch.Tensor]], tuple[Plan, Image]] | None = None,
     ) -> None:
         """`later` are tensors that only the optimizer step changes; all else is copied now. UnsavableState.
 
-        Without `anew` the sources are known to fit the plan. With it they are as many: `anew` gives a plan and an image
-        for them where one has another dtype or shape. Then `settle` is to be called before `run` and `checksum`.
+        Without `replan` the sources are known to fit the plan. With it only their number is known: `replan` gives a
+        plan and an image for them if one has another dtype or shape. Then call `settle` before `run` and `checksum`.
         """
         self.copied = threading.Event()  # the sources are free again
         self.hurry = False  # somebody waits for `copied`: leave the checksums for after it
         self._fault: Exception | None = None
-        self._anew = anew
+        self._replan = replan
         self._are_later = _are_later(sources, later)
         self._sources = list(sources)
         self._found_at = list(map(torch.Tensor.data_ptr, compress(sources, self._are_later)))
-        self._from: list[int] | None = self._pointers(plan) if anew is None else None
+        self._from: list[int] | None = self._pointers(plan) if replan is None else None
         self._lay_out(plan, image)
 
     def _lay_out(self, plan: Plan, image: Image) -> None:
         """Take the plan (or another one, where what is copied now does not fit it), and copy what is copied now."""
         self._parts = plan.parts(self._are_later)
-        if self._anew is not None and not plan.takes(self._sources, self._parts.now_numbers):
-            plan, image = self._anew(self._sources)
-            self._parts, self._anew = plan.parts(self._are_later), None
+        if self._replan is not None and not plan.takes(self._sources, self._parts.now_numbers):
+            plan, image = self._replan(self._sources)
+            self._parts, self._replan = plan.parts(self._are_later), None
         self.plan, self.image = plan, image
         self._sums: list[int | None] = [None] * plan.chunks
         self._complete: list[bool] = [False] * plan.chunks
@@ -186,9 +188,9 @@ class Copy:
         self._streams = {device: _side_stream(device) for device in devices}
 
     def settle(self) -> None:
-        """Look at what is copied later, and lay all out anew where it has other shapes than it had. In any thread.
+        """Look at the tensors that are copied later, and make the plan again if their shapes changed. In any thread.
 
-        UnsavableState, OSError, or what `anew` raises; whoever waits for the copy does not wait on then.
+        UnsavableState, OSError, or the errors of `replan`; a thread that waits for the copy goes on then.
         """
         try:
             if self._from is None:
@@ -204,7 +206,7 @@ class Copy:
             raise
 
     def _settle(self) -> None:
-        if self._anew is not None and not self.plan.takes(self._sources, self._parts.later_numbers):
+        if self._replan is not None and not self.plan.takes(self._sources, self._parts.later_numbers):
             for stream in self._streams.values():
                 stream.synchronize()
             for number in self._parts.now_numbers:  # as they were then: the training has gone on since
@@ -212,8 +214,8 @@ class Copy:
                 self._sources[number] = torch.empty(size, dtype=dtype)
             for number, entry, _ in self._parts.now:
                 self._sources[number].copy_(self.image.tensor(entry, 0))
-            plan, image = self._anew(self._sources)
-            self._anew = None
+            plan, image = self._replan(self._sources)
+            self._replan = None
             self._lay_out(plan, image)
             for device in self._streams:  # one may be on a device where none was, and this thread knows no stream of it
                 torch.cuda.synchronize(device)
@@ -257,11 +259,11 @@ class Copy:
         odd = self._copy_odd()
         if not self.plan.chunks:
             self._end()
-        other = beside(threads, self._copy_chunks, odd) if self.plan.chunks > 1 else None
+        helper = beside(threads, self._copy_chunks, odd) if self.plan.chunks > 1 else None
         try:
             self._copy_chunks(odd)
         finally:
-            fault = other.exception() if other is not None and not other.cancel() else None
+            fault = helper.exception() if helper is not None and not helper.cancel() else None
         if fault is not None:
             raise fault
 
@@ -352,18 +354,18 @@ def _are_later(sources: Sequence[torch.Tensor], later: Iterable[torch.Tensor]) -
 
     One that is taken for none of them is copied at once, which is only slower.
     """
-    wanted = list(later)
-    known = set(map(id, wanted))
-    found = list(map(known.__contains__, map(id, sources)))
-    if sum(found) < len(known):  # `state_dict` gives parameters that are detached, tensors of their own
+    tensors = list(later)
+    ids = set(map(id, tensors))
+    flags = list(map(ids.__contains__, map(id, sources)))
+    if sum(flags) < len(ids):  # `state_dict` gives parameters that are detached, tensors of their own
         memory = set()
-        for one in wanted:
+        for tensor in tensors:
             try:
-                memory.add(_memory(one))
+                memory.add(_memory(tensor))
             except (RuntimeError, ValueError):  # sparse, nested, lazy: it is none of what can be saved
                 continue
-        found = [_memory(one) in memory for one in sources]
-    return found
+        flags = [_memory(tensor) in memory for tensor in sources]
+    return flags
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -26,11 +26,11 @@ class Files:
         """All of `data`; a short write is continued."""
         rest = memoryview(data)
         while rest:
-            done = os.pwrite(fd, rest, offset)
-            if done <= 0:
+            count = os.pwrite(fd, rest, offset)
+            if count <= 0:
                 raise OSError(errno.EIO, "nothing was written")
-            offset += done
-            rest = rest[done:]
+            offset += count
+            rest = rest[count:]
 
     def truncate(self, fd: int, size: int) -> None:
         """`size` bytes from now on; what is added reads as zeros."""
@@ -72,35 +72,38 @@ class Files:
             raise
 
 
-def refuse_unwritable(folder: Path, what: str, variable: str = "") -> None:
-    """Make `folder`; ConfigError (`what` in it) where it cannot be written to: before a step is trained, not after.
+def refuse_unwritable(folder: Path, purpose: str, variable: str = "") -> None:
+    """Make `folder`; ConfigError (`purpose` in it) where it cannot be written to: before a step is trained, not after.
 
     `variable`: the one of the environment that can name another folder.
     """
-    refuse_no_folder(folder, what, variable)
+    refuse_no_folder(folder, purpose, variable)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        why = "" if os.access(folder, os.W_OK) else "it is read-only, or another user's"
+        reason = "" if os.access(folder, os.W_OK) else "it is read-only, or another user's"
     except OSError as fault:
-        why = fault.strerror or str(fault)
-    if why:
+        reason = fault.strerror or str(fault)
+    if reason:
         raise ConfigError(
-            f"{what} in {folder}: {why}",
+            f"{purpose} in {folder}: {reason}",
             next_step=f"{_give(variable)} that this user may write to, or see `mount` and `ls -ld`",
         )
 
 
-def refuse_no_folder(folder: Path, what: str, variable: str = "") -> None:
-    """ConfigError (`what` in it) where something else than a folder has its name, or one above it. Makes nothing."""
-    place = next((one for one in (folder, *folder.parents) if os.path.lexists(one)), None)
+def refuse_no_folder(folder: Path, purpose: str, variable: str = "") -> None:
+    """ConfigError (`purpose` in it) where something else than a folder has its name, or one above it. Makes nothing."""
+    place = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), None)
     if place is None or os.path.isdir(place):
         return
-    it = "it" if place == folder else str(place)
+    name = "it" if place == folder else str(place)
     if os.path.exists(place):
-        why, step = f"{it} is a file, not a folder", f"move {place} away"
+        reason, step = f"{name} is a file, not a folder", f"move {place} away"
     else:
-        why, step = f"{it} is a link to nothing", f"make the folder that `readlink {place}` names, or remove the link"
-    raise ConfigError(f"{what} in {folder}: {why}", next_step=f"{step}, or {_give(variable)}")
+        reason, step = (
+            f"{name} is a link to nothing",
+            f"make the folder that `readlink {place}` names, or remove the link",
+        )
+    raise ConfigError(f"{purpose} in {folder}: {reason}", next_step=f"{step}, or {_give(variable)}")
 
 
 def _give(variable: str) -> str:
@@ -124,12 +127,12 @@ def open_regular(path: Path, direct: bool = False) -> int:
 
 def read_into(fd: int, view: memoryview, offset: int) -> int:
     """Read until `view` is full or the file ends; returns the bytes read."""
-    done = 0
-    while done < len(view):
-        count = os.preadv(fd, [view[done:]], offset + done)
+    position = 0
+    while position < len(view):
+        count = os.preadv(fd, [view[position:]], offset + position)
         if count == 0:
             break
-        done += count
-        if done % ALIGNMENT and done < len(view):
+        position += count
+        if position % ALIGNMENT and position < len(view):
             break  # the end of the file: O_DIRECT refuses to ask from an odd place
-    return done
+    return position

@@ -203,10 +203,10 @@ def nested_beyond(values: Any, levels: int) -> bool:
     """Whether lists and dicts lie in one another in more than `levels` levels. It takes no stack to find out."""
     inside = [values]
     for _ in range(levels + 1):
-        inside = [one for one in inside if isinstance(one, (dict, list, tuple))]
+        inside = [value for value in inside if isinstance(value, (dict, list, tuple))]
         if not inside:
             return False
-        inside = [item for one in inside for item in (one.values() if isinstance(one, dict) else one)]
+        inside = [item for value in inside for item in (value.values() if isinstance(value, dict) else value)]
     return True
 
 

@@ -68,8 +68,8 @@ class Image:
         return {entry.name: self.tensor(entry, data_at) for entry in layout.entries}
 
     def tensor(self, entry: Entry, data_at: int) -> torch.Tensor:
-        raw, wanted = self.bytes[data_at + entry.begin : data_at + entry.end], TORCH_DTYPE[entry.dtype]
-        return (raw if wanted is torch.uint8 else raw.view(wanted)).view(entry.shape)
+        raw, dtype = self.bytes[data_at + entry.begin : data_at + entry.end], TORCH_DTYPE[entry.dtype]
+        return (raw if dtype is torch.uint8 else raw.view(dtype)).view(entry.shape)
 
 
 def _advise(memory: mmap.mmap, advice: int | None) -> None:

@@ -29,15 +29,17 @@ class Outcome:
     fault: SaveFailed | None = None
 
 
-def not_written(step: int, folder: Path, error: OSError | MemoryError, left: str, data_bytes: int) -> SaveFailed:
-    """Of the disk, the filesystem, or another process that saves there. `left`: what the folder still holds."""
+def not_written(step: int, folder: Path, error: OSError | MemoryError, remainder: str, data_bytes: int) -> SaveFailed:
+    """Of the disk, the filesystem, or another process that saves there. `remainder`: what the folder still holds."""
     code = _errno(error)
     if code == errno.EBUSY:
         next_step = "end the other process, or give one of them another folder: see `fuser -v` of it"
     elif code in (errno.EMFILE, errno.ENFILE):
-        next_step = f"{left}; see `ulimit -n`: this process has too many files open"
+        next_step = f"{remainder}; see `ulimit -n`: this process has too many files open"
     else:
-        next_step = f"{left}; a save takes {data_bytes / 1e6:.0f} MB: see `df -h`, `dmesg` and the folder's permissions"
+        next_step = (
+            f"{remainder}; a save takes {data_bytes / 1e6:.0f} MB: see `df -h`, `dmesg` and the folder's permissions"
+        )
     return SaveFailed(f"step {step} could not be saved in {folder}: {_why(error)}", next_step=next_step)
 
 
@@ -57,7 +59,7 @@ def not_the_newest(step: int, path: Path, newest: int) -> SaveFailed:
     )
 
 
-def not_readable(what: Path, error: OSError | MemoryError) -> LoadFailed:
+def not_readable(path: Path, error: OSError | MemoryError) -> LoadFailed:
     """Of this process's limits and permissions, or of the filesystem as a whole."""
     code = _errno(error)
     if isinstance(error, MemoryError) or code == errno.ENOMEM:
@@ -66,7 +68,7 @@ def not_readable(what: Path, error: OSError | MemoryError) -> LoadFailed:
         next_step = "see `ulimit -n`: this process has too many files open"
     else:
         next_step = "see `ls -ld`, `mount` and `dmesg`; nothing was changed"
-    fault = LoadFailed(f"{what} cannot be read: {_why(error)}", next_step=next_step)
+    fault = LoadFailed(f"{path} cannot be read: {_why(error)}", next_step=next_step)
     fault.errno = code or errno.ENOMEM
     return fault
 
@@ -97,11 +99,11 @@ def not_as_it_was(step: int, error: SpothealError) -> SaveFailed:
     return SaveFailed(f"step {step} could not be saved: {error.message}", next_step=error.next_step)
 
 
-def not_json(step: int, error: ValueError | RecursionError, left: str) -> SaveFailed:
+def not_json(step: int, error: ValueError | RecursionError, remainder: str) -> SaveFailed:
     """Of what the state holds beside tensors."""
     return SaveFailed(
         f"step {step} could not be saved: its state cannot be written as JSON: {error}",
-        next_step=f"{left}; no int of thousands of digits, no nesting of hundreds",
+        next_step=f"{remainder}; no int of thousands of digits, no nesting of hundreds",
     )
 
 

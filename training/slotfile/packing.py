@@ -126,8 +126,8 @@ def _place_beyond(values: Any, levels: int) -> str:
     for _ in range(levels):
         inside = [
             (f"{place}/{key}", item)
-            for place, one in inside
-            for key, item in (one.items() if isinstance(one, dict) else enumerate(one))
+            for place, value in inside
+            for key, item in (value.items() if isinstance(value, dict) else enumerate(value))
             if isinstance(item, (dict, list, tuple))
         ]
     return inside[0][0][1:]
@@ -217,25 +217,25 @@ def _pack(value: Any, place: str, tensors: dict[str, torch.Tensor], depth: int) 
 
 def refuse_unsavable(tensor: torch.Tensor, place: str) -> None:
     """UnsavableState for one that has no content, or that no safetensors file holds: not so, or not under this name."""
-    what = next_step = ""
+    flaw = next_step = ""
     if torch.nn.parameter.is_lazy(tensor):  # first: it has neither a size nor a number of dimensions
-        what = "a parameter of a lazy module that has not seen an input, so it has no shape yet"
+        flaw = "a parameter of a lazy module that has not seen an input, so it has no shape yet"
         next_step = "call the model once before the first save"
     elif tensor.is_nested:
-        what, next_step = "a nested tensor", "save its parts, `tensor.unbind()`, as a list"
+        flaw, next_step = "a nested tensor", "save its parts, `tensor.unbind()`, as a list"
     elif tensor.dtype not in FORMAT_DTYPE or tensor.layout is not _STRIDED:
-        what = f"a tensor of {tensor.dtype}, {tensor.layout}: not savable"
+        flaw = f"a tensor of {tensor.dtype}, {tensor.layout}: not savable"
         next_step = "save a dense tensor of another type, or its parts: `indices()` and `values()`, `real` and `imag`"
     elif tensor.is_meta:
-        what = "a tensor on the meta device, which has no content"
+        flaw = "a tensor on the meta device, which has no content"
         next_step = "give the model memory (`to_empty`) and its values before it is saved"
     elif tensor.dim() > DIMENSIONS_MAX:
-        what = f"a tensor of {tensor.dim()} dimensions: not savable"
+        flaw = f"a tensor of {tensor.dim()} dimensions: not savable"
         next_step = f"reshape it to at most {DIMENSIONS_MAX}"
     elif place in RESERVED_NAMES:
-        what, next_step = "a name of the file format's own: no tensor can have it", "give that tensor another key"
-    if what:
-        raise UnsavableState(f"{_said(place)} is {what}", next_step=next_step)
+        flaw, next_step = "a name of the file format's own: no tensor can have it", "give that tensor another key"
+    if flaw:
+        raise UnsavableState(f"{_said(place)} is {flaw}", next_step=next_step)
 
 
 def _kind(value: Any) -> str:

@@ -108,9 +108,9 @@ class Series:
         if self.temporary.exists():
             return
         # A file of the very step that is written stays until the new one replaces it: it may be the only good one.
-        found = [path for _, path in self.found() if path != final]
-        if self.kept and len(found) >= max(self.kept, 2):
-            files.rename(found[-1], self.temporary)
+        paths = [path for _, path in self.found() if path != final]
+        if self.kept and len(paths) >= max(self.kept, 2):
+            files.rename(paths[-1], self.temporary)
             files.sync_folder(self.folder)
 
 
@@ -178,11 +178,11 @@ def _write_chunks(
             failed.set()
             raise
 
-    other = beside(threads, write_in_turn) if payload.layout.data_bytes > payload.chunk_bytes else None
+    helper = beside(threads, write_in_turn) if payload.layout.data_bytes > payload.chunk_bytes else None
     try:
         write_in_turn()
     finally:
-        fault = other.exception() if other is not None and not other.cancel() else None
+        fault = helper.exception() if helper is not None and not helper.cancel() else None
     if fault is not None:
         raise fault
     return sums
@@ -282,8 +282,8 @@ def read(
             futures.append(future)
         sums: list[Callable[[], int]] = [future.result for future in futures]
         sums += [partial(chunk_sum, begin) for begin in begins[len(futures) :]]
-        for index, found in enumerate(sums):
-            if found() != header.checksums[index]:
+        for index, pending in enumerate(sums):
+            if pending() != header.checksums[index]:
                 raise BrokenCheckpoint(f"the checksum of chunk {index} of {len(sums)} does not match")
         image.keep_on_fork()  # the tensors in it are given away
         return header, image
