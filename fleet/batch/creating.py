@@ -1,6 +1,6 @@
-"""`fleetctl batch create`: what is missing at Batch for a job (looked at, pure steps), and its making. Idempotent.
+"""`fleetctl batch create`: finds the missing parts of a job at Batch (pure steps), and makes them. Idempotent.
 
-Everything has a name made of the job's, so an attempt that was cut short goes on where it was.
+Everything has a name made of the job's, so an attempt that was cut short goes on.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Plan:
 
 # ------------------------------------------------------------------------------------------------------------- looking
 def make_plan(session: Session, job: JobConfig, root: StoreUrl, clock: Clock, vpc: str = "") -> Plan:
-    """What is missing. Faults of job.toml first; then what only the account knows."""
+    """The missing parts. Faults of job.toml first; then faults that only the account shows."""
     documents.check(job)
     names = Names(job.job.name)
     vpc_network = network.network(session, vpc)
@@ -161,7 +161,7 @@ def make_plan(session: Session, job: JobConfig, root: StoreUrl, clock: Clock, vp
 
 
 def _group(session: Session, vpc: str) -> tuple[str, list[Step]]:
-    """The group that instances of fleets have too, so that what lets those in (EFS) lets these in."""
+    """The group that instances of fleets have too: an EFS that admits them admits containers as well."""
     with translated(f"look for security group {network.SSH_GROUP}"):
         filters = [{"Name": "group-name", "Values": [network.SSH_GROUP]}, {"Name": "vpc-id", "Values": [vpc]}]
         groups = session.client("ec2").describe_security_groups(Filters=filters)["SecurityGroups"]
@@ -259,7 +259,7 @@ def is_ours(resource: dict[str, Any], names: Names) -> bool:
 
 
 def update_of(document: Document) -> Document:
-    """UpdateComputeEnvironment: of what can be changed, all that job.toml decides."""
+    """UpdateComputeEnvironment: all keys of job.toml that can be changed."""
     resources = document["computeResources"]
     changed = ("maxvCpus", "instanceTypes", "subnets", "securityGroupIds", "ec2Configuration", "instanceRole")
     return {"computeEnvironment": document["computeEnvironmentName"], "state": "ENABLED",
@@ -345,7 +345,7 @@ def _make_queue(batch: Any, document: Document, update: bool) -> None:
 
 
 def await_environments(session: Session, names: Names, clock: Clock, say: Say) -> None:
-    """Until all of the job's are VALID. Fatal with AWS's reason where one is INVALID."""
+    """Until all of the job's are VALID. Fatal with AWS's reason if one is INVALID."""
     start, is_told = clock.monotonic(), False
     while True:
         existing = environments(session, names)

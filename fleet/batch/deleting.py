@@ -1,6 +1,6 @@
 """`fleetctl batch delete`: all that `create` has made, in the only order that AWS takes: queue, environments, the rest.
 
-Each step is made where it is still to be made, so that a deletion that was cut short goes on. Nothing is touched that
+Each step is skipped if it is done already, so that a deletion that was cut short goes on. Nothing is touched that
 does not carry the job's tag. The store with checkpoints and results stays, and so do images.
 """
 
@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Inventory:
-    """What is to go. `open_jobs` are those that are not over."""
+    """Everything to delete. `open_jobs`: jobs that have not ended."""
 
     queue: bool
     environments: tuple[str, ...]
@@ -96,7 +96,7 @@ def _queue(session: Session, names: Names) -> dict[str, Any] | None:
 
 
 def _delete_queue(session: Session, batch: Any, names: Names, clock: Clock, until: float) -> None:
-    """DISABLED, then deleted, then gone; AWS refuses each while the one before is under way."""
+    """DISABLED, then deleted, then gone; AWS refuses each step while the previous one is under way."""
     while (queue := _queue(session, names)) is not None:
         if queue["status"] not in ("UPDATING", "CREATING", "DELETING"):
             with translated(f"delete job queue {names.queue}"):

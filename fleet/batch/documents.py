@@ -1,4 +1,4 @@
-"""What Batch is asked for, made from job.toml: environments, queue, job definition. Pure.
+"""The documents for Batch, made from job.toml: environments, queue, job definition. Pure.
 
 Facts: AWS Batch User Guide, "Allocation strategies", "Automated job retries", "Compute resource memory management";
 API reference, Ec2Configuration (Amazon Linux 2 images are refused for new environments since July 2026).
@@ -21,7 +21,7 @@ from spotheal.fleet.batch.names import EFS_PLACE, ROOT, Names
 Document = dict[str, Any]
 GPU_FAMILIES = ("g4dn", "g5", "g6")
 _TOO_OLD = re.compile(r"(p2|p3|p3dn|g2|g3|g3s)(\..+)?")  # their drivers are not in the AL2023 image
-_TIMEOUT_MARGIN_SECONDS = 900  # beside limits.hours: the container saves and ends by itself before
+_TIMEOUT_MARGIN_SECONDS = 900  # more than limits.hours: the container saves and ends by itself before
 COMMAND = ["spotheal-agent", "batch"]
 
 
@@ -47,7 +47,7 @@ def gpus_of(job: JobConfig) -> int:
 
 
 def check(job: JobConfig) -> None:
-    """ConfigError for what job.toml asks and a container on Batch cannot have."""
+    """ConfigError for keys of job.toml that a container on Batch cannot have."""
     faults = []
     if job.limits.dollars:
         faults.append("[limits] dollars: AWS Batch tells no container what its host costs;"
@@ -97,7 +97,7 @@ def queue(names: Names, environments: list[str]) -> Document:
 
 
 def retry(attempts: int) -> Document:
-    """Ends of hosts are tried again, ends of the job are not; what no rule fits would be, so the last one fits all.
+    """Ends of hosts are tried again, ends of the job are not. Batch retries if no rule fits, so the last rule fits all.
 
     A container that has saved because its host goes away exits with 75. Actions are in lower case, as AWS describes
     them: written otherwise, every `batch create` would find a difference and register the definition again.
@@ -112,13 +112,13 @@ def retry(attempts: int) -> Document:
 
 
 def resources(vcpus: float, memory_gib: float, gpus: int) -> list[Document]:
-    """Memory in MiB. GPU is left out where there is none: Batch refuses a 0."""
+    """Memory in MiB. GPU is left out if there is none: Batch refuses a 0."""
     requirements = [{"type": "VCPU", "value": f"{vcpus:g}"}, {"type": "MEMORY", "value": str(int(memory_gib * 1024))}]
     return [*requirements, {"type": "GPU", "value": str(gpus)}] if gpus else requirements
 
 
 def definition(job: JobConfig, names: Names, site: Site) -> Document:
-    """RegisterJobDefinition. What differs from run to run is in the submission."""
+    """RegisterJobDefinition. All that differs from run to run is in the submission."""
     batch = job.batch
     variables = {"AWS_REGION": site.region, "SPOTHEAL_ROOT": ROOT, "PYTHONUNBUFFERED": "1"}
     container: Document = {
@@ -154,7 +154,7 @@ def definition(job: JobConfig, names: Names, site: Site) -> Document:
 
 
 def differs(desired: Any, actual: Any) -> bool:
-    """Whether `there`, as AWS describes it, lacks anything of `wanted`; what AWS adds by itself is no difference.
+    """Whether `actual`, as AWS describes it, lacks anything of `desired`; additions by AWS are no difference.
 
     Lists of named things are compared whatever their order.
     """

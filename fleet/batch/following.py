@@ -15,16 +15,16 @@ from spotheal.fleet.run.session import Session
 
 POLL_SECONDS = 3.0
 LAST_WORDS = 15
-_SHOWN = 5  # failed children whose last words are told
+_SHOWN = 5  # failed children whose last lines are shown
 _THROTTLED_MAX = 30  # rounds in a row, a second each
 _UNKNOWN_SECONDS = 60.0  # a job that was just submitted may not be described yet
 _UNLISTED_LOOKS = 10  # at an array that has ended, for children that are counted and not listed yet
-_WAITS_SECONDS = 120.0  # RUNNABLE for so long: why is said
+_WAITS_SECONDS = 120.0  # RUNNABLE for so long: the reason is shown
 
 
 @dataclass
 class Followed:
-    """`say` tells a person, `line` is one line of a container."""
+    """`say` shows a message, `line` shows one line of a container."""
 
     session: Session
     names: Names
@@ -43,7 +43,7 @@ class Followed:
         self._told_waiting = False
 
     def to_the_end(self, seconds_max: float | None = None) -> dict[str, Any]:
-        """The job as it ended, its last lines given. JobFailed with what failed; WaitTimedOut after `seconds_max`."""
+        """The ended job, after its last lines. JobFailed with the failed children; WaitTimedOut after `seconds_max`."""
         start, timeout = self.clock.monotonic(), Timeout(self.clock, seconds_max)
         job: dict[str, Any] | None = None
         while True:
@@ -71,7 +71,7 @@ class Followed:
         return job
 
     def once(self) -> None:
-        """All lines that there are now. Retryable where CloudWatch does not let itself be read."""
+        """All lines so far. Retryable if CloudWatch cannot be read."""
         self.look()
         fruitless = 0
         while (has_lines := self._give()) or self._tail.is_behind:
@@ -88,7 +88,7 @@ class Followed:
 
     # --------------------------------------------------------------------------------------------------------- one look
     def look(self) -> dict[str, Any]:
-        """The job now; which streams there are is noted. NotFound where Batch has forgotten it."""
+        """The job now; its streams are noted. NotFound if Batch has forgotten it."""
         job = batch_jobs.describe(self.session, [self.job_id]).get(self.job_id)
         if job is None:
             raise NotFound(
@@ -108,8 +108,8 @@ class Followed:
         return job
 
     def _see_children(self, counts: dict[str, int]) -> None:
-        """Those that run and those that ran at the last look, each time, for an attempt has a stream of its own; others
-        that have ended, once. An array of thousands is not listed at each look: ListJobs is throttled."""
+        """Note children that run, or ran at the last look, each time (an attempt has its own stream); children that
+        have ended, once. An array of thousands is not listed at each look: ListJobs is throttled."""
         states = ("STARTING", "RUNNING")
         running = (child for state in states for child in batch_jobs.children(self.session, self.job_id, state))
         self._note(
@@ -157,7 +157,7 @@ class Followed:
                 " zones help, and [batch] max_vcpus must have room for one container"))  # fmt: skip
 
     def _failure(self, job: dict[str, Any]) -> str:
-        """What failed, with its last words."""
+        """The failed children, with their last lines."""
         if not batch_jobs.size_of(job):
             return self._last_words(job, "the job failed")
         ids = batch_jobs.children(self.session, self.job_id, "FAILED")

@@ -1,4 +1,4 @@
-"""The image of the containers: its name, its Dockerfile, building and pushing it to ECR; and what its hosts cost."""
+"""The image of the containers: its name, its Dockerfile, the build, the push to ECR; and the prices of its hosts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CMD ["spotheal-agent", "batch"]
 
 @dataclass(frozen=True)
 class Image:
-    """What is built and where it goes."""
+    """The image to build, and its repository."""
 
     name: str
     repository: str
@@ -73,7 +73,7 @@ def default_name(session: Session) -> str:
 
 
 def described(session: Session, base: str) -> Image:
-    """ConfigError where `base` is no image's name."""
+    """ConfigError if `base` is no image's name."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9./:@_-]{0,254}", base):
         raise ConfigError(f"--base {base!r} is no name of an image", next_step=f"write one such as {BASE}")
     name = default_name(session)
@@ -109,7 +109,7 @@ def notes(session: Session, name: str) -> list[str]:
 
 
 def check(session: Session, name: str) -> None:
-    """NotFound where the image cannot be there: every container of an array would fail to start."""
+    """NotFound if the image cannot be there: every container of an array would fail to start."""
     if exists(session, name) is False:
         raise NotFound(f"the image {name} is not there", next_step="`fleetctl batch image push`, or name another in "
                        "[batch] image of job.toml and `fleetctl batch create`")  # fmt: skip
@@ -117,7 +117,7 @@ def check(session: Session, name: str) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- pushing
 def push(session: Session, image: Image, say: Callable[[str], None]) -> None:
-    """Build it here and push it. Fatal where Docker is not at hand, or says no."""
+    """Build it here and push it. Fatal if Docker is missing, or fails."""
     docker = shutil.which("docker") or shutil.which("podman")
     if docker is None:
         raise Fatal(
@@ -137,7 +137,7 @@ def push(session: Session, image: Image, say: Callable[[str], None]) -> None:
 
 
 def write_context(image: Image, folder: Path) -> Path:
-    """The Dockerfile and the wheels beside it."""
+    """The Dockerfile, with the wheels in the same folder."""
     house = wheelhouse.build()
     (folder / "wheels").mkdir()
     for wheel in house.wheels:
@@ -159,7 +159,7 @@ def _ensure_repository(session: Session, image: Image, say: Callable[[str], None
 
 
 def _check_running(docker: str) -> None:
-    """Fatal where the program is there and its daemon is not: before anything is made in the account."""
+    """Fatal if the program exists and its daemon does not run: before anything is made in the account."""
     name = Path(docker).name
     try:
         process = subprocess.run([docker, "info"], capture_output=True, text=True, timeout=60, check=False)
@@ -192,12 +192,12 @@ def _run(argv: list[str], work: str, stdin_text: str | None = None) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- prices
 def prices(session: Session, job: JobConfig, zones: tuple[str, ...], clock: Clock) -> tuple[Price, ...]:
-    """Of the types that a container of this job most likely runs on; nothing where EC2 does not say."""
+    """Of the types that a container of this job most likely runs on; nothing if EC2 does not tell."""
     return spot_prices(session, tuple(likely_types(session, job)), zones, clock)
 
 
 def likely_types(session: Session, job: JobConfig) -> list[str]:
-    """Types that are named; of families those that fit; of AWS's choice nothing is known before."""
+    """Named types, and the types of named families that fit; AWS's own choice is not known before."""
     named_types = [name for name in job.batch.instance_types if "." in name]
     families = [name for name in job.batch.instance_types if "." not in name]
     gpus = gpus_of(job)

@@ -1,4 +1,4 @@
-"""What a job's things at AWS Batch are called. Each carries the job's tag, and is deleted only where it does."""
+"""Names of a job's resources at AWS Batch. Each has the job's tag, and is deleted only if it has it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spotheal.agent.protocol.names import TAG_JOB
 
 MADE_BY = "spotheal:made-by"
 IMAGES = "spotheal"  # repository of ECR
-EFS_PLACE = "/spotheal-efs"  # where containers have the file system
+EFS_PLACE = "/spotheal-efs"  # the mount point in containers
 ROOT = "/spotheal"  # SPOTHEAL_ROOT of a container
 
 
@@ -45,7 +45,7 @@ class Names:
 
     @property
     def job_role(self) -> str:
-        """Of what runs in the containers."""
+        """The role of the programs in the containers."""
         return f"spotheal-batch-job-{self.job}"
 
     @property

@@ -40,7 +40,7 @@ class MakeRole:
 def wanted(
     session: Session, names: Names, root: StoreUrl, secrets: tuple[str, ...], topic: str, results: StoreUrl | None
 ) -> list[MakeRole]:
-    """`results`: of `[store] results`, where that is S3."""
+    """`results`: the URL of `[store] results`, if it is S3."""
     scope = policies.Scope(session.account, session.region, root.below(names.job), job=names.job, secrets=secrets,
                            topic=topic, results=results.below(names.job) if results else None)  # fmt: skip
     document = json.dumps(policies.batch_job(scope), separators=(",", ":"))
@@ -54,7 +54,7 @@ def wanted(
 
 
 def missing(session: Session, step: MakeRole) -> MakeRole | None:
-    """The step, where the role, its policy or its profile is not there as it should be."""
+    """The step, if the role, its policy or its profile is missing or differs."""
     iam = session.client("iam")
     if _found(f"look for role {step.name}", lambda: iam.get_role(RoleName=step.name)) is None:
         return step
@@ -92,13 +92,13 @@ def make(session: Session, step: MakeRole) -> None:
             iam.put_role_policy(RoleName=name, PolicyName=INLINE + session.region, PolicyDocument=step.inline)
     if step.profile:
         _once(f"create instance profile {name}", lambda: iam.create_instance_profile(InstanceProfileName=name))
-        # A profile has one role: that it is full says that ours is in it. Of a role it says that there are too many.
+        # LimitExceeded of a profile: it has its one role, ours. Of a role: the account has too many.
         _once(f"add role {name} to its instance profile", lambda: iam.add_role_to_instance_profile(
             InstanceProfileName=name, RoleName=name), "LimitExceeded")  # fmt: skip
 
 
 def delete(session: Session, names: Names) -> list[str]:
-    """Those of the three that are ours; what was there, in words. If the job is in another region too they stay, and
+    """Delete the roles that are ours; returns a line for each. If the job is in another region too they stay, and
     only this region's policy goes."""
     deleted: list[str] = []
     iam, mine = session.client("iam"), INLINE + session.region
@@ -125,7 +125,7 @@ def _found(purpose: str, call: Callable[[], Any]) -> Any:
 
 
 def _once(purpose: str, call: Callable[[], Any], code: str = "EntityAlreadyExists") -> None:
-    """There already is made."""
+    """A role or profile that exists already counts as made."""
     try:
         with translated(purpose):
             call()

@@ -1,4 +1,4 @@
-"""Where a job at Batch is: its states from AWS, and why children failed. Read (IO), then shown (pure)."""
+"""The state of a job at Batch: its states from AWS, and why children failed. Read (IO), then shown (pure)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from spotheal.fleet.run.table import cut, lines_of, table
 SCHEMA_VERSION = 1
 ROWS_SHOWN = 40
 _ENDS = frozenset(one.value for one in Phase if one.is_end)
-_DESCRIBED_MAX = 1000  # failed children that are looked at one by one
+_DESCRIBED_MAX = 1000  # failed children that are described one by one
 
 
 def gather(session: Session, run: Run) -> dict[str, Any]:
-    """The document of `--output json`. What Batch has forgotten is told from the store alone."""
+    """The document of `--output json`. For a job that Batch has forgotten, from the store alone."""
     submission = batch_jobs.document_of(run)
     job = batch_jobs.describe(session, [str(submission["job_id"])]).get(str(submission["job_id"]))
     stored = run.store.read_status() or {}
@@ -48,7 +48,7 @@ def gather(session: Session, run: Run) -> dict[str, Any]:
 
 
 def _ask(run: Run, failed: list[dict[str, Any]]) -> None:
-    """What a child itself has said tells more than AWS."""
+    """Use the reason from the child's own status if it has one: it tells more than AWS."""
     for row in failed:
         status = run.store.get_json(f"{LAYOUT.entry(row['index'])}/{LAYOUT.status}") or {}
         if str(status.get("phase")) in _ENDS and status.get("reason"):

@@ -44,13 +44,13 @@ class Overrides:
     command: tuple[str, ...] = ()
 
     def applied(self, job: JobConfig) -> JobConfig:
-        """What the trainer is told by job.toml, with what is overridden."""
+        """job.toml, with the overrides applied."""
         environment = dict(job.environment) | dict(self.environment)
         table = replace(job.job, command=self.command, resume_command=()) if self.command else job.job
         return replace(job, job=table, environment=environment)
 
     def requirements(self, job: JobConfig) -> list[dict[str, str]]:
-        """Of the containers, where one of them is overridden."""
+        """The resources of the containers, if one of them is overridden."""
         if not (self.vcpus or self.memory_gib or self.gpus):
             return []
         gpus = self.gpus or documents.gpus_of(job)
@@ -119,7 +119,7 @@ def prepare(
     resume: bool = False,
     allow_paths: bool = False,
 ) -> Order:
-    """Everything is looked at before anything is written. NotFound where `batch create` was not, or the image is not
+    """Everything is looked at before anything is written. NotFound if `batch create` was not run, or the image is not
     there."""
     documents.check(job)
     if entries is not None and not 1 <= len(entries) <= ENTRIES_MAX:
@@ -153,7 +153,7 @@ def prepare(
 
 
 def _refuse_fleet(session: Session, root: StoreUrl, job: str) -> None:
-    """Conflict where a spot fleet works on the job: every verb would show the newer run alone, and both would cost."""
+    """Conflict if a spot fleet works on the job: all verbs would show only the newer run, and both would cost."""
     newest = runs.newest(session.client("s3"), root, job)
     fleet = "" if newest is None else str(newest.fleet_document().get("fleet_id") or "")
     if fleet and runs.fleet_state(session.client("ec2"), fleet) in runs.LIVE_FLEET_STATES:
@@ -175,7 +175,7 @@ def _check_made(session: Session, names: Names) -> dict[str, Any]:
 
 
 def _check_mounted(definition: dict[str, Any], job: JobConfig) -> None:
-    """Conflict where containers would look for a file system that the definition does not mount."""
+    """Conflict if containers would look for a file system that the definition does not mount."""
     volumes = definition["containerProperties"].get("volumes") or []
     mounted = {(volume.get("efsVolumeConfiguration") or {}).get("fileSystemId") for volume in volumes}
     place = job.store.results_place
@@ -188,7 +188,7 @@ def _check_mounted(definition: dict[str, Any], job: JobConfig) -> None:
 def _resumed(
     session: Session, run: runs.Run, entries: list[dict[str, Any]] | None
 ) -> tuple[int, list[dict[str, Any]] | None]:
-    """The next generation, and the list that the run began with. Conflict where it is at work, or all is done."""
+    """The next generation, and the run's list. Conflict if it is at work, or if all entries are done."""
     document = batch_jobs.document_of(run)
     job_id = batch_jobs.unrecorded_job(session, run) or str(document["job_id"])
     job = batch_jobs.describe(session, [job_id]).get(job_id)
@@ -211,7 +211,7 @@ def _resumed(
 
 def dependencies(session: Session, root: StoreUrl, text: str) -> list[dict[str, str]]:
     """Of `JOB`, `JOB:N_TO_N`, `SEQUENTIAL` or `JOB:SEQUENTIAL`; JOB is an id of Batch's, or the name of a job whose
-    newest run is meant. NotFound where there is no such job, Conflict where it has failed."""
+    newest run is meant. NotFound if there is no such job, Conflict if it has failed."""
     name, _, kind = text.partition(":")
     kind = kind.upper()
     if not kind and name.upper() == "SEQUENTIAL":
@@ -235,7 +235,7 @@ def dependencies(session: Session, root: StoreUrl, text: str) -> list[dict[str, 
 
 
 def _check_arrays(session: Session, depends_on: Iterable[Mapping[str, str]], size: int) -> None:
-    """ConfigError where a dependency is between children, and not both are arrays of one size."""
+    """ConfigError if a dependency is between children, and the two are not arrays of one size."""
     own_array = f"an array of {size}" if size > 1 else "no array"
     for dependency in depends_on:
         if dependency.get("type") == "SEQUENTIAL" and size < 2:
@@ -256,7 +256,7 @@ def _check_arrays(session: Session, depends_on: Iterable[Mapping[str, str]], siz
 
 # -------------------------------------------------------------------------------------------------------------- sending
 def send(session: Session, order: Order, clock: Clock, say: Say) -> str:
-    """The job's id at Batch. Interrupted before it, a new run is begun by the next one, and nothing runs of this."""
+    """The job's id at Batch. If interrupted earlier, nothing of this run starts, and the next one is a new run."""
     ensure_bucket(session, order.instance.store.bucket)
     store = Store(session.client("s3"), order.instance.store)
     _record(store, order, clock)
@@ -293,7 +293,7 @@ def _submit(session: Session, order: Order, request: dict[str, Any]) -> str:
 
 
 def _record(store: Store, order: Order, clock: Clock) -> None:
-    """All that a container reads is there before it can start. What failed in an earlier submission may run again."""
+    """Write all that a container reads before it can start. Entries that failed earlier may run again."""
     store.put_json(LAYOUT.job_document, json.loads(order.instance.to_json()))
     if order.entries is not None:
         store.put_json(LAYOUT.sweep, {"schema_version": 1, "source": order.listed_in, "entries": list(order.entries)})
@@ -314,7 +314,7 @@ def _status(order: Order, clock: Clock, stored: dict[str, Any]) -> dict[str, Any
 
 
 def _forgive(store: Store, order: Order, clock: Clock) -> None:
-    """Entries that failed begin again from their checkpoints; those that are done stay so."""
+    """Entries that failed begin again from their checkpoints; done entries stay done."""
     for key in store.keys(LAYOUT.queue):
         if key.endswith(".failed"):
             index = int(key.removeprefix(LAYOUT.queue).partition(".")[0])

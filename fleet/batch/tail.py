@@ -20,7 +20,7 @@ from spotheal.fleet.run.batch_jobs import Stream
 from spotheal.fleet.run.session import Session
 
 CALLS_A_ROUND = 40  # GetLogEvents may be called 25 times a second in an account; other people read logs, too
-PAGES_A_VISIT = 20  # of one stream, before the others have their turn
+PAGES_A_VISIT = 20  # of one stream, before the next stream has its turn
 QUIET_ROUNDS = 3  # after the end of an attempt, so often without a new line
 
 
@@ -39,7 +39,7 @@ class _Reading:
         return self.ended and self.quiet >= QUIET_ROUNDS
 
     def place(self) -> dict[str, Any]:
-        """Where the next page begins."""
+        """The token of the next page."""
         if self.token:
             return {"nextToken": self.token}
         return {"startTime": self.moment} if self.moment else {}
@@ -64,7 +64,7 @@ class Line:
 
 
 class Tail:
-    """All streams of a job in one log group. `see` tells which there are; `read` gives what is new in all of them."""
+    """All streams of a job in one log group. `see` notes them; `read` gives the new lines of all."""
 
     def __init__(self, session: Session, group: str) -> None:
         self._session, self._group = session, group
@@ -80,7 +80,7 @@ class Tail:
                 reading.ended, reading.quiet = True, 0  # it may have been silent for hours before its last words
 
     def see_attempts(self, streams: list[Stream], ended: bool) -> None:
-        """Of one job, in order: only its last attempt may write still."""
+        """Streams of one job, in order: only its last attempt may still write."""
         self.see(streams[:-1], ended=True)
         self.see(streams[-1:], ended=ended)
 
@@ -95,7 +95,7 @@ class Tail:
         return self._quiet_visits < sum(not reading.is_over for reading in self._all.values())
 
     def last_lines(self, stream: Stream, count: int) -> list[str]:
-        """The end of one stream; nothing where it cannot be read."""
+        """The end of one stream; empty if it cannot be read."""
         try:
             answer = self._get(stream.name, limit=count)
         except SpothealError:
@@ -103,8 +103,8 @@ class Tail:
         return [str(event["message"]) for event in answer["events"]][-count:]
 
     def read(self) -> Iterator[Line]:
-        """A round: new lines of streams, those of one together. What is throttled, or too much for a round, comes in
-        the next one."""
+        """A round: new lines, grouped by stream. Lines that are throttled, or too many for a round, come in the next
+        round."""
         self.is_throttled, calls = False, 0
         for reading in [stream for stream in self._all.values() if not stream.is_over]:
             pages, is_end = 0, False

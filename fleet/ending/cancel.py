@@ -25,7 +25,7 @@ _GONE = ("terminated", "shutting-down")
 
 @dataclass(frozen=True)
 class CancelPlan:
-    """`fleet` is "" where none is live. `instances` end with it, or alone; `kept` is what stays and costs."""
+    """`fleet` is "" if none is live. `instances` end with it, or alone; `kept`: volumes that stay and cost."""
 
     job: str
     run: str
@@ -36,7 +36,7 @@ class CancelPlan:
 
 
 def make_plan(session: Session, run: runs.Run) -> CancelPlan:
-    """What a cancel would do. Conflict where the fleet recorded for the run carries another run's tags."""
+    """The plan of a cancel. Conflict if the fleet recorded for the run carries another run's tags."""
     document = run.fleet_document()
     fleet = str(document.get("fleet_id") or "")
     live = ""
@@ -91,19 +91,19 @@ def _saved_step(status: Mapping[str, Any]) -> int | None:
 
 @dataclass(frozen=True)
 class Strays:
-    """What of a job is live though the store has no run of it (its bucket was deleted): it goes on costing."""
+    """Fleets and instances of a job without a run in the store (its bucket was deleted): they still cost."""
 
     fleets: tuple[str, ...]
     instances: tuple[str, ...]
-    stores: tuple[str, ...] = ()  # those of the other things; "" for what carries no store's tag
+    stores: tuple[str, ...] = ()  # other stores of the same job name; "" for things without a store's tag
 
 
 def find_strays(session: Session, job: str, root: str, *, all_stores: bool = False) -> Strays:
-    """Of the job that was requested with this store: another's of the same name is somebody else's run. With
-    `all_stores` of every one."""
+    """Fleets and instances of the job in this store: a job of the same name in another store is another's. With
+    `all_stores` those of all stores."""
     fleets = engine.live_of_job(session.client("ec2"), job)
     tagged = session.ec2.instances_tagged(TAG_JOB, job)
-    # One that fills a volume ends by itself, and belongs to no run.
+    # An instance that fills a volume ends by itself, and belongs to no run.
     instances = [
         instance for instance in tagged if instance.state not in _GONE and instance.tags.get(TAG_PURPOSE) != FILLING
     ]

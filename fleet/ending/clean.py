@@ -1,4 +1,4 @@
-"""What finished jobs have left that costs or clutters: decided on what was seen (pure).
+"""The leftovers of finished jobs that cost or clutter: decided on gathered facts (pure).
 
 Three rules, in this order. What is at work, or whose run this store does not know, is never touched. What holds the
 only copy of anything stays: a run's volume goes when its results are in the store, or when the operator gives the run
@@ -23,7 +23,7 @@ _BEFORE_RUN = timedelta(seconds=60)
 
 @dataclass(frozen=True)
 class Thing:
-    """`kind`: volume, snapshot, launch template, store. `created` where AWS says it; `disk` of a volume."""
+    """`kind`: volume, snapshot, launch template, store. `created` if AWS tells it; `disk` of a volume."""
 
     kind: str
     id: str
@@ -40,7 +40,7 @@ class Thing:
 
     @property
     def month(self) -> Decimal:
-        """Dollars; of a snapshot at most, for it holds what changed alone."""
+        """Dollars; for a snapshot the most it can be, because it holds only changed blocks."""
         if self.kind == "volume" and self.disk is not None:
             return disk_month(self.disk)
         if self.kind == "snapshot":
@@ -50,7 +50,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class RunSeen:
-    """`phase` "" and `known` False where the store has no such run. `at_work` says why it is."""
+    """`phase` "" and `known` False if the store has no such run. `at_work`: the reason if it is at work, else ""."""
 
     job: str
     run: str
@@ -66,7 +66,7 @@ class RunSeen:
 
     @property
     def results_stored(self) -> bool:
-        """The agent says so in the reason where not all of them are."""
+        """If not all results are stored, the agent says so in the reason."""
         return self.phase == Phase.DONE.value and self.results > 0 and "results not stored" not in self.reason
 
 
@@ -149,7 +149,7 @@ def _why_kept(run: RunSeen) -> str:
 
 
 def _is_replaced(thing: Thing, siblings: list[Thing]) -> bool:
-    """Whether the run's current volume is there and later; of snapshots the newest are kept beside it."""
+    """Whether the run has a later current volume; of its snapshots the newest are kept as well."""
     volumes = [copy for copy in siblings if copy.kind == "volume" and copy.state in ("available", "in-use")]
     current = [volume for volume in volumes if volume.tags.get(TAG_STATE) == VolumeState.CURRENT.value]
     if not current:

@@ -1,4 +1,4 @@
-"""`fleetctl clean`: what finished jobs have left, read from AWS and the store, and deleted one by one.
+"""`fleetctl clean`: the leftovers of finished jobs, read from AWS and the store, and deleted one by one.
 
 Whatever time has passed since it was shown, each run is looked at again before anything of it is deleted, and each
 volume too; what AWS has deleted meanwhile is success.
@@ -59,7 +59,7 @@ def make_plan(session: Session, request: CleanRequest) -> CleanPlan:
 
 
 def check_known(session: Session, root: StoreUrl, job: str) -> None:
-    """NotFound where neither AWS nor the store has anything of the job: most likely its name is mistyped."""
+    """NotFound if neither AWS nor the store has anything of the job: most likely its name is mistyped."""
     if runs.run_ids(session.client("s3"), root, job) or _alive(session, job) or _things(session, job):
         return
     try:
@@ -73,7 +73,7 @@ def check_known(session: Session, root: StoreUrl, job: str) -> None:
 
 @sensible
 def look(session: Session, root: StoreUrl, job: str, run: str, *, alive: Iterable[str] | None = None) -> RunSeen:
-    """How the run stands; `alive` names runs with instances, None asks AWS. One of a sweep has the sweep's fleet."""
+    """The state of a run; `alive` names runs with instances, None asks AWS. A run of a sweep has the sweep's fleet."""
     if not JOB_NAME.fullmatch(job) or not run.isalnum():
         return RunSeen(job, run, known=False)
     store = runs.run_of(session.client("s3"), root, job, run).store
@@ -104,7 +104,7 @@ def look(session: Session, root: StoreUrl, job: str, run: str, *, alive: Iterabl
 
 
 def _is_result(key: str) -> bool:
-    """The metrics are there from the beginning, and are no copy of what was trained."""
+    """The metrics exist from the beginning, and are no copy of the trained model."""
     return not key.endswith("/") and key.rpartition("/")[2] != LAYOUT.live_metrics
 
 
@@ -124,7 +124,7 @@ def _at_work(session: Session, job: str, run: str, document: dict[str, Any], ali
 
 # ---------------------------------------------------------------------------------------------------------------- reads
 def _filters(job: str) -> list[dict[str, Any]]:
-    """Whatever has a run or a job: a volume that was filled for a job costs before the job's first request, too."""
+    """Everything with the tag of a run or a job: a volume filled for a job costs before its first request, too."""
     named = [{"Name": f"tag:{TAG_JOB}", "Values": [job]}] if job else []
     return [{"Name": "tag-key", "Values": [TAG_RUN, TAG_JOB]}, *named]
 
@@ -171,7 +171,7 @@ def _tags(item: dict[str, Any]) -> dict[str, str]:
 def carry_out(
     session: Session, request: CleanRequest, plan: CleanPlan, clock: Clock, say: Say
 ) -> tuple[list[Thing], list[tuple[Thing, SpothealError]]]:
-    """What was deleted, and what could not be. Volumes before their snapshots, the store last.
+    """The deleted things, and the failures. Volumes before their snapshots, the store last.
 
     The ledgers say what was deleted, for the cost of a run stands still by them.
     """
@@ -212,7 +212,7 @@ def _delete(session: Session, request: CleanRequest, thing: Thing) -> None:
 
 
 def _delete_prefix(session: Session, url: StoreUrl) -> None:
-    """Status and fleet last: what is cut off half-way is still known as a run."""
+    """Status and fleet last: a deletion that is cut short leaves a run that is still known."""
     store = Store(session.client("s3"), url)
     last = (LAYOUT.status, LAYOUT.fleet_document)
     for key, _ in store.sizes():

@@ -1,4 +1,4 @@
-"""What fleetctl makes once an account and not for a job: deleted only by `clean --all`, and only while nothing uses it.
+"""Things that fleetctl makes once an account: deleted only by `clean --all`, and only while nothing uses them.
 
 Roles are `fleetctl iam`'s, the bucket holds results and is left to its owner.
 """
@@ -24,7 +24,7 @@ class SecurityGroup:
 
 
 def find(session: Session) -> tuple[SecurityGroup, ...]:
-    """The groups of fleetctl's own name; EC2 itself refuses to delete one that is in use."""
+    """The groups of fleetctl's own name; EC2 itself refuses to delete a group that is in use."""
     filters = [{"Name": "group-name", "Values": [SSH_GROUP]}]
     with translated("look for fleetctl's security group"):
         groups = session.client("ec2").describe_security_groups(Filters=filters).get("SecurityGroups", [])

@@ -1,5 +1,5 @@
 """The end of a run with a last checkpoint: the agent is asked through the store, and itself saves, stores the results
-and cancels its fleet, last. So nothing is lost where this process dies half-way: whoever was asked still ends the run.
+and cancels its fleet, last. So nothing is lost if this process dies half-way: the agent still ends the run.
 
 A trainer that is not at work has nothing to save: then the fleet is cancelled at once.
 """
@@ -29,7 +29,7 @@ ENDS = frozenset(phase.value for phase in Phase if phase.is_end)
 
 @dataclass(frozen=True)
 class Ended:
-    """`saved_step`: None where no trainer was at work, or it reports no steps."""
+    """`saved_step`: None if no trainer was at work, or if it reports no steps."""
 
     phase: str
     reason: str
@@ -40,7 +40,7 @@ class Ended:
 def save_and_end(
     session: Session, run: runs.Run, reason: str, clock: Clock, say: Say, seconds_max: float = SAVE_SECONDS
 ) -> Ended:
-    """Let the run save and end, and see its fleet cancelled. WaitTimedOut where that takes longer: it goes on.
+    """Let the run save and end, and see its fleet cancelled. WaitTimedOut if that takes longer; it then still ends.
 
     `why` becomes the run's reason. A run that ends by itself meanwhile (done, failed) is left its own end.
     """
@@ -100,7 +100,7 @@ def await_gone(session: Session, run: runs.Run, clock: Clock, say: Say, seconds_
 
 
 def _status(run: runs.Run) -> dict[str, Any] | None:
-    """None where the store did not answer: then nothing is concluded."""
+    """None if the store did not answer."""
     try:
         return run.store.read_status() or {}
     except CredentialsEnded:
@@ -110,7 +110,7 @@ def _status(run: runs.Run) -> dict[str, Any] | None:
 
 
 def _writer(session: Session, status: dict[str, Any]) -> str:
-    """The instance whose trainer is at work, "" for none. One under a notice counts: it saves by itself."""
+    """The instance whose trainer is at work, "" for none. An instance with a notice counts: it saves by itself."""
     instance = str(status.get("instance") or "")
     if status.get("phase") != Phase.TRAINING.value or not instance:
         return ""
@@ -124,7 +124,7 @@ def _ask(run: runs.Run, term: int, reason: str, clock: Clock, seconds_max: float
 
 
 def _see_cancelled(session: Session, run: runs.Run, clock: Clock, by_agent: bool) -> None:
-    """The agent cancels its fleet as its last act; where it does not, or there is none, it is done from here."""
+    """The agent cancels its fleet as its last act; if it does not, or there is none, that is done here."""
     fleet = str(run.fleet_document().get("fleet_id") or "")
     until = clock.monotonic() + (CANCEL_SECONDS if by_agent else 0.0)
     while fleet and clock.monotonic() < until:

@@ -184,7 +184,7 @@ class Bar:
 
 
 def timeline(bars: Sequence[Bar], start: datetime, end: datetime, width: int) -> str:
-    """Zones as rows, instances as bars; a dashed line leads from one that was taken to the one that went on."""
+    """Zones as rows, instances as bars; a dashed line leads from an interrupted instance to its successor."""
     left, right, lane, head = 8, 8, 28, 34
     seconds = max(1.0, (end - start).total_seconds())
 
@@ -272,7 +272,7 @@ def cost_bars(rows: Sequence[tuple[str, float, str, str]], width: int) -> str:
 
 
 def stems(points: Sequence[tuple[float, float, str]], start: datetime, end: datetime, width: int, summary: str) -> str:
-    """Short lines up from a time axis: (seconds since `start`, value, what it says)."""
+    """Short lines up from a time axis: (seconds since `start`, value, label)."""
     left, right, top, height = 52, 12, 12, 170
     foot = height - 30
     axis = replace(axis_of([value for _, value, _ in points] + [0.0]), low=0.0)

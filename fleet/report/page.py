@@ -152,7 +152,7 @@ def _timeline(report: Report) -> str:
 
 
 def _progress(report: Report) -> str:
-    """Steps over the clock: what was done, and what was safe."""
+    """Steps over time: steps done, and steps saved."""
     if len(report.samples) < 2:
         return ""
     start = report.start
@@ -205,7 +205,7 @@ def _curves(report: Report) -> str:
 
 
 def _others(curves: Sequence[Series], marks: Sequence[Mark], *, is_open: bool) -> str:
-    """A chart each, two in a row; folded away where loss or accuracy say more."""
+    """A chart each, two in a row; folded away if there is a chart of loss or accuracy."""
     drawn = []
     for place, curve in enumerate(curves):
         note = f"{curve.name} over the steps of the run."
@@ -233,7 +233,7 @@ def _step_marks(report: Report) -> list[Mark]:
 
 
 def _figures(name: str, curves: Sequence[Series]) -> str:
-    """The same as a table, for those who do not see the chart."""
+    """The same figures as a table, for readers who cannot see the chart."""
     rows = []
     for curve in curves:
         stride = max(1, -(-len(curve.points) // _TABLE_ROWS))
@@ -251,7 +251,7 @@ def _figures(name: str, curves: Sequence[Series]) -> str:
 def _checkpoints(report: Report) -> str:
     saves: dict[int, tuple[float, float, float | None]] = {}
     for sample in report.samples:
-        if sample.saved is not None and sample.save_seconds is not None:  # what a save took is told after it is known
+        if sample.saved is not None and sample.save_seconds is not None:  # reported after its end
             offset = saves[sample.saved][0] if sample.saved in saves else (sample.time - report.start).total_seconds()
             saves[sample.saved] = (offset, sample.save_seconds, sample.stall_seconds)
     if not saves:
@@ -303,7 +303,7 @@ def _cost(report: Report) -> str:
 
 
 def _why(report: Report) -> str:
-    """Where the difference to on-demand comes from."""
+    """The reasons for the difference to on-demand."""
     stays = report.receipt.bill.stays
     spot = [stay for stay in stays if stay.lifecycle == "spot" and stay.dollars is not None and not stay.free]
     rows = []

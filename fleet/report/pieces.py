@@ -39,7 +39,7 @@ def document(title: str, body: str) -> str:
 
 
 def write(body: bytes, path: Path) -> None:
-    """Replace `path` by a page, whole or not at all. ConfigError where a file that is no page of ours is there, or none
+    """Replace `path` by a page, whole or not at all. ConfigError if another file has its name, or none
     can be written."""
     try:
         if path.exists() and _MARK.encode() not in path.read_bytes()[:_MARK_WITHIN]:

@@ -1,4 +1,4 @@
-"""What a report tells: a run's store and AWS, read (IO), and put together (pure). `report_page` draws it."""
+"""The content of a report: read from the store and AWS (IO), put together (pure). `page` draws it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Resume:
 
 @dataclass(frozen=True)
 class Taken:
-    """A notice. `step`: the last the trainer completed before it, where it says so."""
+    """A notice. `step`: the last that the trainer completed before it, if known."""
 
     time: datetime
     instance: str
@@ -146,7 +146,7 @@ def gather(session: Session, run: runs.Run) -> Material:
 
 @sensible
 def make(material: Material, now: datetime, banner: str = "") -> Report:
-    """`banner` stands at the top. NotFound where nothing has run yet: a report of nothing helps nobody."""
+    """`banner` stands at the top. NotFound if nothing has run yet."""
     facts = material.facts
     history = history_of(facts, now)
     run_receipt = receipt(history, facts.status)
@@ -226,7 +226,7 @@ def _within(event: Event, stay: Stay) -> bool:
 
 
 def _resumes(events: Sequence[Event], samples: Sequence[Sample]) -> list[Resume]:
-    """Where the ledger does not say at which step the trainer went on (it was slow to tell), its first sample does."""
+    """If the ledger does not have the step at which the trainer went on (it reported late), its first sample has it."""
     resumes: list[Resume] = []
     furthest, position, started = 0, 0, False
     for event in events:
@@ -251,13 +251,13 @@ def _resumes(events: Sequence[Event], samples: Sequence[Sample]) -> list[Resume]
 
 
 def _first(samples: Sequence[Sample], instance: str, since: datetime) -> Sample | None:
-    """Of an attempt whose start was told late: its samples may be a little older than that."""
+    """Of an attempt whose start was reported late: its samples may be a little older than the start."""
     early = since - timedelta(seconds=60)
     return next((sample for sample in samples if sample.instance == instance and sample.time >= early), None)
 
 
 def _taken(events: Sequence[Event]) -> list[Taken]:
-    """Notices, less those that were withdrawn."""
+    """Notices, without the withdrawn ones."""
     interruptions: list[Taken] = []
     for event in events:
         name, moment = str(event.get("instance", "")), moment_of(event.get("time"))

@@ -19,7 +19,7 @@ from spotheal.agent.protocol.bounded_json import parse_object
 
 POINTS_MAX = 500  # of a drawn line
 SERIES_MAX = 5  # lines in one chart
-OTHERS_MAX = 8  # charts beside those of loss and accuracy
+OTHERS_MAX = 8  # charts of other figures than loss and accuracy
 _NAME_MAX = 40
 _BESIDE = {"step", "epoch", "closes", "time", "saved"}
 _LOSS = re.compile(r"loss|perplexity|(^|_)(nll|mse|mae|rmse|bce|ce|kl|ppl)($|_)", re.IGNORECASE)
@@ -28,7 +28,7 @@ _SCORE = re.compile(r"acc|f1|auc|precision|recall|iou|bleu|rouge|dice|(^|_)m?ap(
 
 @dataclass(frozen=True)
 class Series:
-    """`points`: (x, value), by x. `gaps`: each x at which the line begins anew."""
+    """`points`: (x, value), by x. `gaps`: each x at which the line begins again."""
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -77,13 +77,13 @@ def scores(curves: Mapping[str, Series]) -> list[Series]:
 
 
 def others(curves: Mapping[str, Series]) -> list[Series]:
-    """Those that are neither loss nor score, by name: each has a scale of its own."""
+    """Series that are neither loss nor score, by name: each has its own scale."""
     names = [name for name in sorted(curves) if not _LOSS.search(name) and not _SCORE.search(name)]
     return [curves[name] for name in names[:OTHERS_MAX]]
 
 
 def _chosen(curves: Mapping[str, Series], pattern: re.Pattern[str]) -> list[Series]:
-    """Those that the pattern names, validation first, the finest last (it is drawn below the others)."""
+    """Series that match the pattern: validation first, the one with most points last (drawn below the others)."""
     named = [curve for name, curve in curves.items() if pattern.search(name)]
     return sorted(named, key=lambda one: ("val" not in one.name, len(one.points), one.name))[:SERIES_MAX]
 
@@ -142,7 +142,7 @@ def is_whole(value: Any) -> TypeGuard[int]:
 # ---------------------------------------------------------------------------------------------------------------- axes
 @dataclass(frozen=True)
 class Axis:
-    """From `low` to `high`; `log` in powers of ten. What lies beyond is drawn at the edge."""
+    """From `low` to `high`; `log` in powers of ten. Values beyond are drawn at the edge."""
 
     low: float
     high: float

@@ -1,8 +1,8 @@
 """A run followed as it goes on, for `status --watch` and `request --wait`: a screen that is redrawn on a terminal, a
-plain line where something changes, and every half minute, elsewhere.
+plain line elsewhere, whenever something changes and every half minute.
 
-The status document is read every 5 s (one call); all the rest (AWS, the ledger) every half minute, and at once where
-phase or instance change.
+The status document is read every 5 s (one call); all the rest (AWS, the ledger) every half minute, and at once if
+the phase or the instance changes.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ GATHER_SECONDS = 30.0
 
 
 class View(Protocol):
-    """Where the course of a run is shown."""
+    """Shows the course of a run."""
 
     def show(self, document: dict[str, Any], now: datetime) -> None: ...
 
 
 class Look:
-    """The run's document, gathered in full now and then, and with what its heartbeat says in between."""
+    """The run's document: gathered in full now and then, with the newest heartbeat in between."""
 
     def __init__(self, session: Session, run: runs.Run, clock: Clock) -> None:
         self._session, self._run, self._clock = session, run, clock
@@ -67,7 +67,7 @@ class Look:
 
 @dataclass
 class Lines:
-    """A line where the phase, the instance or the cause of a lack of capacity changes, and every half minute."""
+    """A line whenever the phase, the instance or the cause of a lack of capacity changes, and every half minute."""
 
     say: Callable[[str], None]
     clock: Clock
@@ -117,7 +117,7 @@ def _place(document: dict[str, Any]) -> str:
 
 
 def _awaited(launches: list[dict[str, Any]]) -> str:
-    """What is there before an instance has told anything: its boot takes minutes."""
+    """The state before an instance has reported anything: its boot takes minutes."""
     coming = [launch for launch in launches if launch["alive"]]
     if not coming:
         return "no instance yet"

@@ -1,4 +1,4 @@
-"""All jobs of a store: those with instances first, with where they are. For `status --all`.
+"""All jobs of a store: those with instances first, and their state. For `status --all`.
 
 The number of calls does not grow with the account: the jobs' names come a thousand a call, the living instances by one
 describe, and only so many jobs are looked into as fit a screen.

@@ -1,4 +1,4 @@
-"""What a run cost and what it got for it: the ledger as a receipt. Pure, an estimate, exact to the cent of one.
+"""The cost of a run and its work: the ledger as a receipt. Pure. An estimate, whose lines add up to the cent.
 
 `cost_so_far` is the short form that `status` and `request --wait` show.
 """
@@ -23,19 +23,19 @@ from spotheal.fleet.run.store_documents import sensible
 if TYPE_CHECKING:
     from spotheal.fleet.status.status import RunFacts
 
-_YOUNG_SECONDS = 180.0  # a describe may not show what was launched or heard so lately
+_YOUNG_SECONDS = 180.0  # DescribeInstances may not show a younger instance yet
 
 
 @dataclass(frozen=True)
 class CostSoFar:
-    """`on_demand`: what the same instance hours cost on demand, beside `instances`; None where no price is listed."""
+    """`on_demand`: the on-demand price of the same hours, to compare with `instances`; None if none is listed."""
 
     dollars: Decimal
     instances: Decimal
     per_hour: Decimal
     on_demand: Decimal | None
     saved_percent: float | None
-    unpriced: int  # instances whose price nobody knows, which are not in it
+    unpriced: int  # instances without a known price, not included
 
     def says(self) -> str:
         """`about $3.21 so far, $0.42 an hour; 61 % below on-demand`."""
@@ -90,7 +90,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Receipt:
-    """`on_demand` and `saved` compare instances alone: the same hours at list prices. None where none is known."""
+    """`on_demand` and `saved` compare instances alone: the same hours at list prices. None if none is known."""
 
     bill: Bill
     lines: tuple[Line, ...]
@@ -98,18 +98,18 @@ class Receipt:
     on_demand: Decimal | None
     saved: Decimal | None
     saved_percent: float | None
-    kept_month: Decimal  # dollars a month of what is still there
+    kept_month: Decimal  # dollars a month of the disks that still exist
     steps: Steps
     interruptions: int
     moves: int
     free_seconds: int
     notes: tuple[str, ...]
     lost: tuple[str, ...] = ()  # work that was lost without a word, a line each
-    written: tuple[FilesWritten, ...] = ()  # what interrupted attempts had written
+    written: tuple[FilesWritten, ...] = ()  # files that interrupted attempts had written
 
     @property
     def instances(self) -> Decimal:
-        """What all instances cost, to the cent."""
+        """The cost of all instances, to the cent."""
         lines = self.bill.lines
         return lines["spot"] + lines["on_demand"]
 
@@ -240,14 +240,14 @@ def _instance(stay: Stay) -> dict[str, Any]:
 
 
 def _on_demand(run_bill: Bill) -> Decimal | None:
-    """Of the same hours; None where the list price of any of them is not known: half a sum compares with nothing."""
+    """Of the same hours; None if one list price is not known: half a sum compares with nothing."""
     if not run_bill.stays or any(stay.on_demand is None for stay in run_bill.stays):
         return None
     return cents(sum((stay.on_demand for stay in run_bill.stays if stay.on_demand is not None), Decimal(0)))
 
 
 def _saved_percent(run_bill: Bill) -> float | None:
-    """Of the exact sums: cents would make 100 % of the first minutes. None where nothing is compared."""
+    """Of the exact sums: cents would make 100 % of the first minutes. None if nothing is compared."""
     if not _on_demand(run_bill):
         return None
     listed = sum((stay.on_demand for stay in run_bill.stays if stay.on_demand is not None), Decimal(0))
@@ -276,7 +276,7 @@ def step_now(status: Mapping[str, Any]) -> int | None:
 
 
 def interruptions(events: Sequence[Event]) -> int:
-    """Notices of AWS's, less those that were withdrawn; a shutdown from elsewhere is none."""
+    """Notices from AWS, without the withdrawn ones; a shutdown by others does not count."""
     noticed: list[str] = []
     for event in events:
         name = str(event.get("instance"))
@@ -294,7 +294,7 @@ def _whole(value: Any) -> int | None:
 # --------------------------------------------------------------------------------------------------------- what is seen
 @sensible
 def history_of(facts: RunFacts, now: datetime) -> History:
-    """The history of a run as its store and AWS show it; what AWS no longer knows, the ledger does."""
+    """The history of a run as its store and AWS show it; the ledger knows the parts that AWS has forgotten."""
     listed = Listed.of(facts.fleet)
     heard = {}
     instance, heartbeat = str(facts.status.get("instance") or ""), moment_of(facts.status.get("heartbeat"))

@@ -1,4 +1,4 @@
-"""The status document as a screen for people: as wide as the terminal, coloured where there is one. Pure.
+"""The status document as a screen for people: as wide as the terminal, in colour if there is one. Pure.
 
 Everything that comes from a run (reasons, names, zones) is shown as plain text: nothing in it is markup or steers the
 terminal.
@@ -127,7 +127,7 @@ def _fleet(document: dict[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _space(space: dict[str, Any]) -> str:
-    """What to look at before the volume is full."""
+    """Advice before the volume is full."""
     folders = [(row.get("folder") or "its top", row["bytes"] / (1 << 30)) for row in space["grown"]]
     grown = ", ".join(f"{folder} {gib:.1f} GiB" for folder, gib in folders)
     return f"{space['percent']} % full" + (f"; this machine wrote: {grown}" if grown else "")
@@ -204,7 +204,7 @@ def _launches(launches: list[dict[str, Any]], wide: bool) -> Table:
 
 
 def _volumes(document: dict[str, Any]) -> Table:
-    """Those that are there, and in the last column where each came from; then the one before each that is gone."""
+    """Volumes that exist, with their source in the last column; then their deleted predecessors."""
     origin = {volume["id"]: volume for volume in document["lineage"]}
     table = _table(["VOLUME", "ZONE", "GIB", "STATE", "ROLE", "TERM", "FROM"])
     for volume in _by_term(document["volumes"]):

@@ -36,7 +36,7 @@ class Shortage:
     since: datetime
     zones: tuple[str, ...]
     types: tuple[str, ...]
-    said: str  # AWS's words, without what every refusal has
+    said: str  # AWS's words, without the start that all refusals share
     next_step: str
 
     def says(self, now: datetime) -> str:
@@ -72,7 +72,7 @@ class Shortage:
 def shortage(
     events: Sequence[FleetEvent], *, types: Iterable[str] = (), zones: Iterable[str] = ()
 ) -> Shortage | None:
-    """Why the fleet launches nothing; None where its history names no refusal after the last launch.
+    """Why the fleet launches nothing; None if its history names no refusal after the last launch.
 
     `types` and `zones` are the request's, for refusals that name none.
     """

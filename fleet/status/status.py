@@ -1,4 +1,4 @@
-"""Where a run is: gathered from its store and from AWS (IO), summarised (pure). `screen` shows it.
+"""The state of a run: gathered from its store and from AWS (IO), summarised (pure). `screen` shows it.
 
 The store alone is enough: what AWS does not answer, or has forgotten, is left out and noted.
 """
@@ -27,13 +27,13 @@ from spotheal.fleet.status.unheard import Consoles, Unheard
 SCHEMA_VERSION = 1
 STALE_SECONDS = 3 * HEARTBEAT_SECONDS
 _CLOCKS_APART = timedelta(minutes=10)  # AWS's and the operator's
-_YOUNG_SECONDS = 180.0  # a describe may not show what was launched or heard so lately
+_YOUNG_SECONDS = 180.0  # DescribeInstances may not show a younger instance yet
 _RATE_SECONDS_MIN = 5.0
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What was read; None where nobody answered."""
+    """Everything that was read; None if there was no answer."""
 
     job: str
     run: str
@@ -46,14 +46,14 @@ class RunFacts:
     volumes: tuple[Volume, ...] | None
     instances: tuple[Instance, ...] | None
     notes: tuple[str, ...] = ()
-    fleet_events: tuple[engine.FleetEvent, ...] = ()  # read only where no instance is alive
+    fleet_events: tuple[engine.FleetEvent, ...] = ()  # read only if no instance is alive
     nodes: tuple[dict[str, Any], ...] = ()  # of a run on several machines at once
-    unheard: Unheard | None = None  # a machine whose agent never said who it is
+    unheard: Unheard | None = None  # a machine whose agent has not started
 
 
 @sensible
 def gather(session: Session, run: runs.Run, consoles: Consoles | None = None) -> RunFacts:
-    """All of a run in a fixed number of calls beside one a launch; asked side by side, so that it stays quick.
+    """All of a run: one call a launch and a fixed number of others, in parallel, so that it stays quick.
 
     With `consoles` the cause is looked for if an agent does not start.
     """
@@ -108,7 +108,7 @@ def gather(session: Session, run: runs.Run, consoles: Consoles | None = None) ->
 
 @sensible
 def summarise(facts: RunFacts, now: datetime) -> dict[str, Any]:
-    """The document of `--output json`; figures nobody knows are null."""
+    """The document of `--output json`; unknown figures are null."""
     status = facts.status
     phase = str(status.get("phase") or Phase.REQUESTED.value)
     heartbeat = _moment(status.get("heartbeat"))
@@ -225,7 +225,7 @@ def _launch(launch: dict[str, Any], facts: RunFacts, now: datetime) -> dict[str,
 
 
 def _is_alive(instance: str, facts: RunFacts, start: datetime | None, now: datetime) -> bool | None:
-    """None where AWS did not answer. What it shows not (any more) is gone, unless it is too young to be shown."""
+    """None if AWS did not answer. An instance that AWS does not list is gone, unless it is too young to be listed."""
     if facts.instances is None:
         return None
     state = next((machine.state for machine in facts.instances if machine.id == instance), "")
@@ -237,9 +237,9 @@ def _is_alive(instance: str, facts: RunFacts, start: datetime | None, now: datet
 
 
 def _progress(facts: RunFacts, now: datetime, ended: bool) -> dict[str, Any] | None:
-    """What the trainer told, with steps a second since this start of it, and the time that is left at that rate.
+    """The trainer's report, with steps a second since its last start and the time left at that rate.
 
-    Until a new machine's trainer has told anything: the step that the last one saved."""
+    Until the trainer of a new machine has reported: the step that the last trainer saved."""
     report = facts.status.get("progress")
     if not isinstance(report, Mapping):
         saved = _last_saved(facts)
@@ -279,7 +279,7 @@ def _steps_per_second(facts: RunFacts, step: Any) -> float | None:
 
 
 def _checkpoint(status: Mapping[str, Any], now: datetime) -> dict[str, Any] | None:
-    """The last one that the trainer acknowledged; `age_seconds` as of now."""
+    """The last checkpoint that the trainer acknowledged; `age_seconds` as of now."""
     progress = status.get("progress")
     saved = progress.get("saved") if isinstance(progress, Mapping) else None
     if not isinstance(saved, Mapping):
@@ -295,7 +295,7 @@ def _shortage(facts: RunFacts) -> Shortage | None:
 
 
 def _lineage(facts: RunFacts) -> list[dict[str, Any]]:
-    """The run's volumes, newest term first: which was copied from which. Those that are gone are the ledger's."""
+    """The run's volumes, newest term first, each with its source. Deleted volumes are known from the ledger."""
     volumes = {volume.id: volume for volume in facts.volumes or ()}
     records: dict[str, dict[str, Any]] = {}
     for event in facts.events:

@@ -1,4 +1,4 @@
-"""A machine that runs and never said who it is: what its console says of the cause."""
+"""A machine that runs without its agent: the cause, as its console tells it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ERROR = re.compile(r"\b\w*(?:Error|Exception)\b: .+")
 
 @dataclass(frozen=True)
 class Unheard:
-    """`says`: the cause in one line, as far as the console tells; "" where it shows nothing yet."""
+    """`says`: the cause in one line, as far as the console shows it; "" if it shows nothing yet."""
 
     instance: str
     seconds: float
@@ -55,7 +55,7 @@ class Consoles:
     def find(
         self, session: Session, launches: Iterable[Mapping[str, Any]], instances: Iterable[Instance]
     ) -> Unheard | None:
-        """The oldest machine that never said who it is, with what its console says."""
+        """The oldest machine whose agent has not started, with the cause from its console."""
         now = self._clock.now()
         silent = silent_machine(launches, instances, now)
         if silent is None:
@@ -63,7 +63,7 @@ class Consoles:
         return Unheard(silent.id, (now - silent.launched).total_seconds(), cause(self._text(session, silent.id)))
 
     def _text(self, session: Session, instance: str) -> str:
-        """What `instance` wrote there, the latest 64 KB. Nitro machines show it at once, others after minutes.
+        """The console of `instance`, its latest 64 KB. Nitro machines show it at once, others after minutes.
 
         https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_GetConsoleOutput.html
         """
@@ -92,7 +92,7 @@ def _console(session: Session, instance: str) -> str:
             with translated(f"read the console of {instance}"):
                 answer = session.client("ec2").get_console_output(InstanceId=instance, **latest)
             return str(answer.get("Output") or "")  # botocore has decoded it
-        except SpothealError:  # `Latest` is refused for machines that are not of Nitro
+        except SpothealError:  # `Latest` is refused for machines without Nitro
             continue
     return ""
 

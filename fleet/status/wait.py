@@ -45,7 +45,7 @@ def wait(
 
 
 def _check_fleet(session: Session, run: runs.Run) -> None:
-    """JobFailed where the fleet is gone though the run has not ended by itself."""
+    """JobFailed if the fleet is gone although the run has not ended by itself."""
     try:
         document = run.store.get_json(LAYOUT.fleet_document)
         if document is None:

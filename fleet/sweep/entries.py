@@ -32,7 +32,7 @@ def read(source: str, session: Session) -> list[Entry]:
 
 
 def parse(text: str, source: str) -> list[Entry]:
-    """The entries that `text` lists. Values are what JSON can hold: that is how a trainer gets them."""
+    """The entries that `text` lists. Values are values of JSON: a trainer gets them as JSON."""
     import yaml
 
     try:
@@ -63,8 +63,8 @@ def parse(text: str, source: str) -> list[Entry]:
 
 
 def refuse_unfit(entries: Sequence[Entry], command: Sequence[str], source: str) -> None:
-    """ConfigError that names entry, key and what is allowed, where `command` is the example trainer and would refuse
-    it; what another trainer takes is not known here."""
+    """ConfigError with entry, key and legal values, if `command` is the example trainer and would refuse an entry.
+    The keys of other trainers are not known here."""
     model = hyperparameters.command_model(command)
     if model is None:
         return
@@ -110,7 +110,7 @@ def _fault(entry: Any) -> str:
 
 
 def _from_json(text: str) -> Any:
-    """None where it is none. YAML's reader does not know the pairs of escapes in which JSON writes an emoji."""
+    """None if it is none. YAML's reader does not know the pairs of escapes in which JSON writes an emoji."""
     if not text.lstrip().startswith("["):
         return None
     try:

@@ -21,9 +21,9 @@ _STEPS_SHOWN = 4
 def follow(
     session: Session, sweep: Run, clock: Clock, say: Callable[[str], None], seconds_max: float | None
 ) -> str:
-    """The reason that a sweep which is done gives. A line where the counts change, and every minute.
+    """The reason of a sweep that is done. A line whenever the counts change, and every minute.
 
-    JobFailed where a run failed or the fleet is gone, WaitTimedOut after `seconds_max`.
+    JobFailed if a run failed or the fleet is gone, WaitTimedOut after `seconds_max`.
     """
     timeout, last_line, said_at = Timeout(clock, seconds_max), "", float("-inf")
     while True:
@@ -66,7 +66,7 @@ def _line(document: dict[str, Any]) -> str:
 
 
 def _steps(document: dict[str, Any]) -> str:
-    """How far the first of those that run are; else why no instance comes."""
+    """The steps of the first runs that are running; else why no instance comes."""
     if missing := document["no_capacity"]:
         return f"; {missing['says']}; try: {missing['next_step']}"
     running = [row for row in document["entries"] if row["state"] == "running" and row["step"] is not None]

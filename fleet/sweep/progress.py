@@ -1,4 +1,4 @@
-"""Where a sweep is: gathered from the store (IO), summarised and shown (pure)."""
+"""The state of a sweep: gathered from the store (IO), summarised and shown (pure)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SweepFacts:
 
 @sensible
 def gather(session: Session, run: runs.Run) -> SweepFacts:
-    """One list call and one read for each entry that was taken, side by side."""
+    """One list call and one read for each entry that was taken, in parallel."""
     store = run.store
     document = store.get_json(LAYOUT.sweep)
     if document is None:
@@ -70,7 +70,7 @@ def gather(session: Session, run: runs.Run) -> SweepFacts:
 
 
 def _missing(session: Session, fleet: dict[str, Any]) -> dict[str, Any] | None:
-    """Why the fleet launches no more instances, by its own history; None where it does, or nobody may know."""
+    """Why the fleet launches no more instances, by its own history; None if it does, or if it cannot be read."""
     now, text = datetime.now(timezone.utc), str(fleet.get("request") or "")
     with suppress(SpothealError, ValueError):
         since = parse_rfc3339(str(fleet.get("requested_at"))) - _CLOCKS_APART
@@ -95,7 +95,7 @@ def marks_of(keys: list[str]) -> dict[int, tuple[int, str]]:
 
 @sensible
 def summarise(facts: SweepFacts) -> dict[str, Any]:
-    """The document of `--output json`; figures nobody knows are null."""
+    """The document of `--output json`; unknown figures are null."""
     rows = [_row(facts, index) for index in range(len(facts.entries))]
     count = {state: sum(row["state"] == state for row in rows) for state in ("done", "failed", "running", "waiting")}
     return {
@@ -135,7 +135,7 @@ def _row(facts: SweepFacts, index: int) -> dict[str, Any]:
 
 
 def by_metric(rows: list[dict[str, Any]], metric: str, *, smallest: bool) -> list[dict[str, Any]]:
-    """Rows by `metric`, the best first and those without it last; ConfigError where none has it."""
+    """Rows by `metric`, the best first, rows without it last; ConfigError if no row has it."""
     metrics = {name for row in rows for name in row["metrics"]}
     metrics |= {"loss"} if any(_has(row, "loss") for row in rows) else set()
     if metric not in metrics:
@@ -157,7 +157,7 @@ def _has(row: dict[str, Any], metric: str) -> bool:
 # ---------------------------------------------------------------------------------------------------------------- shown
 @sensible
 def render(document: dict[str, Any], metric: str = "", width: int = 200) -> str:
-    """One screen: what is done, and the runs that say most (failed and running first, then the rest). `width` in
+    """One screen: the counts, and the most interesting runs (failed and running first, then the rest). `width` in
     columns: a row is cut there, at its parameters."""
     count = document["runs"]
     rows = [
@@ -215,7 +215,7 @@ def _same(rows: list[dict[str, Any]]) -> set[str]:
 
 
 def step_of(row: dict[str, Any]) -> str | None:
-    """`40/100`, or `40` where nobody knows the end."""
+    """`40/100`, or `40` if the total is not known."""
     if row["step"] is None:
         return None
     return f"{row['step']}/{row['steps_total']}" if row["steps_total"] else str(row["step"])
@@ -223,7 +223,7 @@ def step_of(row: dict[str, Any]) -> str | None:
 
 def _cells(row: dict[str, Any], metric: str, constant: Collection[str]) -> tuple[Any, ...]:
     value = value_of(row, metric or "loss")
-    # What differs comes first: a row is cut at its end.
+    # Parameters that differ come first: a row is cut at its end.
     pairs = sorted(row["parameters"].items(), key=lambda pair: pair[0] in constant)
     parameters = ", ".join(f"{name}={in_words(value)}" for name, value in pairs)
     metric_text = None if value is None else f"{value:.4g}"

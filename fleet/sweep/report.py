@@ -1,4 +1,4 @@
-"""What a sweep's page tells: each run's metric, curve and parameters, read (IO) and put together (pure).
+"""The content of a sweep's page: each run's metric, curve and parameters, read (IO) and put together (pure).
 
 `report_page` draws it.
 """
@@ -29,7 +29,7 @@ _SCORE = re.compile(r"acc|f1|auc|precision|recall|iou|bleu|rouge|dice|(^|_)m?ap(
 
 @dataclass(frozen=True)
 class Parameter:
-    """One that differs between runs. `values`: run -> its value, of those that have it; numbers where `numeric`."""
+    """A parameter that differs between runs. `values`: run -> value, if the run has it; numbers if `numeric`."""
 
     name: str
     numeric: bool
@@ -46,7 +46,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class SweepReport:
-    """`rows`: the summary's, the best first. `values`: run -> the metric. `curve`: what `curves` show of each run."""
+    """`rows`: the summary's, the best first. `values`: run -> the metric. `curve`: the metric of all `curves`."""
 
     job: str
     run: str
@@ -93,7 +93,7 @@ def gather(run: Run, entries: Sequence[int]) -> dict[int, dict[str, Series]]:
 
 # ---------------------------------------------------------------------------------------------------------------- pure
 def fill_in(rows: Sequence[dict[str, Any]], curves: Mapping[int, Mapping[str, Series]]) -> None:
-    """Rows whose progress tells no figures get the last ones of their curves: a trainer may write metrics alone."""
+    """Rows whose progress tells no figures get the last values of their curves: a trainer may write metrics alone."""
     for row in rows:
         if row["metrics"] or row["loss"] is not None:
             continue
@@ -102,7 +102,7 @@ def fill_in(rows: Sequence[dict[str, Any]], curves: Mapping[int, Mapping[str, Se
 
 
 def metrics_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Every metric that a run has written; what says most comes first: the best score, then scores, then losses."""
+    """Every metric that a run has written, the most useful first: the best score, then scores, then losses."""
     metrics = {name for row in rows for name in row["metrics"]}
     metrics |= {"loss"} if any(finite(row["loss"]) is not None for row in rows) else set()
 
@@ -120,7 +120,7 @@ def is_lower_better(metric: str) -> bool:
 
 
 def curve_of(metric: str, by_run: Mapping[int, Mapping[str, Series]]) -> str:
-    """Which curve shows `metric` as it came about; "" where no run has one."""
+    """The curve that shows how `metric` developed; "" if no run has one."""
     names = {name for curves in by_run.values() for name in curves}
     plain = metric.removeprefix("best_")
     candidates = [metric, plain, *(("val_loss", "train_loss", "loss") if is_lower_better(metric) else ())]
@@ -128,7 +128,7 @@ def curve_of(metric: str, by_run: Mapping[int, Mapping[str, Series]]) -> str:
 
 
 def parameters_of(entries: Sequence[Mapping[str, Any]]) -> tuple[list[Parameter], dict[str, Any]]:
-    """Those that differ, and those that are the same in every entry."""
+    """Parameters that differ, and parameters that are the same in every entry."""
     parameters: list[Parameter] = []
     constant: dict[str, Any] = {}
     for name in dict.fromkeys(name for entry in entries for name in entry):
@@ -147,7 +147,7 @@ def parameters_of(entries: Sequence[Mapping[str, Any]]) -> tuple[list[Parameter]
 def make(
     document: Mapping[str, Any], by_run: Mapping[int, Mapping[str, Series]], metric: str, smallest: bool, now: datetime
 ) -> SweepReport:
-    """`document` as `progress.summarise` gives it; ConfigError where no run has written `metric`."""
+    """`document` as `progress.summarise` gives it; ConfigError if no run has written `metric`."""
     rows = progress.by_metric(list(document["entries"]), metric, smallest=smallest)
     curve = curve_of(metric, by_run)
     differing, constant = parameters_of([row["parameters"] for row in document["entries"]])

@@ -1,6 +1,6 @@
 """The charts of a sweep's page as SVG, for one width in pixels. Pure. The best runs have colours, the others are grey.
 
-Every mark leads to its run's row in the table and says its values where the pointer rests.
+Every mark leads to its run's row in the table and shows its values under the pointer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHARE = re.compile(r"acc|f1|auc|precision|recall|iou|dice|(^|_)m?ap($|_)", re.I
 
 @dataclass(frozen=True)
 class Look:
-    """How a run is drawn: `cls` of its colour, and what it says."""
+    """How a run is drawn: `cls` of its colour, and its tooltip."""
 
     index: int
     cls: str
@@ -193,7 +193,7 @@ def _wide(axis: Axis) -> Axis:
 
 
 def _tight(values: Sequence[float]) -> Axis:
-    """From the least to the greatest of them, whose figures stand at its ends; a single wild one is left out."""
+    """From the least value to the greatest, with their figures at its ends; a single outlier is left out."""
     axis = axis_of(values)
     if axis.log or max(values) <= min(values):
         return axis

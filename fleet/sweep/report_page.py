@@ -1,4 +1,4 @@
-"""A sweep as one static page: its best run, the curves of all, the metric beside each parameter, a row a run. Pure."""
+"""A sweep as one static page: its best run, the curves of all, the metric over each parameter, a row a run. Pure."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from spotheal.fleet.run.session import Session
 
 
 def chosen(rows: Sequence[dict[str, Any]], indices: Collection[int]) -> list[int]:
-    """Which of a summary's rows to begin again: those asked for, else every one that failed.
+    """The rows of a summary to begin again: `indices`, or else all that failed.
 
-    NotFound where there is no such run, Conflict where it has not failed or none has.
+    NotFound if there is no such run, Conflict if it has not failed, or if none has.
     """
     states = {int(row["index"]): str(row["state"]) for row in rows}
     if missing := sorted(set(indices) - states.keys()):
@@ -47,7 +47,7 @@ def give_back(sweep: Run, index: int, clock: Clock) -> None:
         "instance_type": None, "zone": None, "attempt": before.get("attempt"), "launches": None, "volume": None,
         "revision": before.get("revision"), "progress": before.get("progress"), "notice": None,
     })  # fmt: skip
-    # Launches without a checkpoint are counted towards parking; those of before are forgiven.
+    # Launches without a checkpoint are counted towards parking; the earlier ones are forgiven.
     entry_store.count_launch(f"retry-{number}", {"time": now, "acknowledged": True, "outcome": "retried"})
     if number:
         sweep.store.put_json(LAYOUT.queue_back(index, number), {"time": now})
@@ -61,9 +61,9 @@ def _claims(sweep: Run, index: int) -> list[int]:
 
 
 def make_room(session: Session, fleet: str, added: int, summary: dict[str, Any]) -> int | None:
-    """Instances that left for want of work come back, where nothing but what is `begun` again waits for one.
+    """Raise the fleet's target for `added` runs that begin again, if no other run waits for an instance.
 
-    `seen`: the summary after that. The new number of instances, None where it stays.
+    `summary`: the sweep's, after the runs were given back. Returns the new target, None if it stays.
     """
     state = engine.describe(session.client("ec2"), fleet)
     count = summary["runs"]

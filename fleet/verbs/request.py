@@ -132,7 +132,7 @@ def _first(way: Resume) -> str:
 
 
 def _end_first(session: Session, root: StoreUrl, job: str, run: str) -> Resume:
-    """The run at work saves and ends, and no instance of it is left; Conflict where it has come to its own end."""
+    """The run at work saves and ends, and no instance of it is left; Conflict if it has come to its own end."""
     from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet.ending import stopping
     from spotheal.fleet.request import gather, plan

@@ -97,7 +97,7 @@ def ssh(
 
 
 def _await_host(session: Session, run: Run, seconds_max: float | None) -> Host:
-    """The next instance that is up, with what keeps it; JobFailed where the run has ended."""
+    """The next instance that is up, with what keeps it; JobFailed if the run has ended."""
     from spotheal.agent.protocol.clock import SystemClock, Timeout
     from spotheal.fleet.run import ssh as connecting
     from spotheal.fleet.status.live import Lines, Look

@@ -193,7 +193,7 @@ def _begin(
 def _left(session: Session, sweep: Run, order: _Order) -> tuple[int, int]:
     """How many runs a resumed sweep has to do, and how many of them failed before.
 
-    Conflict where there is none, or where it began with another list: an index means one entry for as long as it lives.
+    Conflict if there is none, or where it began with another list: an index means one entry for as long as it lives.
     """
     from spotheal.fleet.sweep import progress
 
@@ -210,7 +210,7 @@ def _left(session: Session, sweep: Run, order: _Order) -> tuple[int, int]:
 
 
 def _check_list(sweep: Run, entries: list[dict[str, Any]], source: str, cure: str) -> bool:
-    """Whether the sweep has a list; Conflict where it began with another one than is asked for."""
+    """Whether the sweep has a list; Conflict if it began with another one than is asked for."""
     from spotheal.agent.protocol.names import LAYOUT
 
     stored = list((sweep.store.get_json(LAYOUT.sweep) or {}).get("entries") or [])

@@ -13,7 +13,7 @@ from spotheal.fleet.run.session import Session
 
 
 def find(session: Session, job: str, job_file: Path | None, run: str) -> tuple[Session, runs.Run]:
-    """The run named, else the job's newest; ConfigError where no job is named, NotFound where it has no run."""
+    """The run named, else the job's newest; ConfigError if no job is named, NotFound if it has no run."""
     described = _described(job, job_file)
     path = job_file or Path(config.DEFAULT_JOB_FILE)
     session.settle_region(described.job.region if described else "", config.region_beside(path))

@@ -62,7 +62,7 @@ Put = Callable[[bytes], None]
 
 @dataclass(frozen=True)
 class Filling:
-    """What the instance is launched with, and what it does: a command, or the unpacking of an upload (`parts`)."""
+    """The launch of the instance and its work: a command, or the unpacking of an upload (`parts`)."""
 
     volume: Volume
     job: JobConfig
@@ -86,7 +86,7 @@ class Filling:
 
 @dataclass(frozen=True)
 class Followed:
-    """A filling that is under way: its instance, and where it tells of itself."""
+    """A filling that is under way: its instance, and the store that has its status."""
 
     instance: str
     volume: str
@@ -95,7 +95,7 @@ class Followed:
 
 # ------------------------------------------------------------------------------------------------------------- launch
 def limited(session: Session, filling: Filling) -> tuple[Filling, str]:
-    """The filling, ended before the credentials that sign its addresses end; and what the user should know, or "".
+    """The filling, ended before the credentials that sign its addresses end; and a note for the user, or "".
 
     NoCredentials if too little time is left.
     """
@@ -208,9 +208,9 @@ def _is_live(instance: Instance) -> bool:
 def follow(
     session: Session, followed: Followed, clock: Clock, say: Say, put: Put, show: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """Attach the volume, tell what the instance tells, and return its last status when the volume is free again.
+    """Attach the volume, show the instance's status, and return the last one when the volume is free again.
 
-    `put` gets the command's output as it comes, `show` each status. JobFailed where the command failed, or its
+    `put` gets the command's output as it comes, `show` each status. JobFailed if the command failed, or its
     instance ended without a word.
     """
     store = Store(session.client("s3"), followed.prefix)
@@ -267,7 +267,7 @@ def _attach(session: Session, followed: Followed, clock: Clock, say: Say) -> Non
             except Retryable:
                 pass
         elif instance is not None and not _is_live(instance):
-            return  # it ended; `follow` says what it said
+            return  # it ended; `follow` shows its last status
         clock.sleep(_LOOK_SECONDS)
     raise WaitTimedOut(f"{followed.instance} did not run within {_RUNNING_SECONDS_MAX / 60:.0f} min",
                        next_step=f"`aws ec2 terminate-instances --instance-ids {followed.instance}`")  # fmt: skip
@@ -275,7 +275,7 @@ def _attach(session: Session, followed: Followed, clock: Clock, say: Say) -> Non
 
 @sensible
 def _typed(status: dict[str, Any]) -> dict[str, Any]:
-    """The status with numbers where its readers count, "" where it has no phase; {} if there is none yet."""
+    """The status with numbers where its readers count, "" if it has no phase; {} if there is none yet."""
     if not status:
         return {}
     names = ("log_start", "log_end", "done_bytes", "total_bytes", "exit_code")
@@ -295,7 +295,7 @@ class Output:
 
 
 def _put_log(store: Store, status: dict[str, Any], offset: int, put: Put) -> int:
-    """What came since; where more came than is kept, what is kept of it."""
+    """The output since the last call, as far as the store still has it."""
     start, end = status["log_start"] or 0, status["log_end"] or 0
     if end <= offset:
         return offset

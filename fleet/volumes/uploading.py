@@ -29,7 +29,7 @@ Progress = Callable[[int, bool], None]  # bytes of the stream done so far, wheth
 
 @dataclass(frozen=True)
 class Folder:
-    """What is to be uploaded: files in the order of their names, and the size of all."""
+    """The files to upload, in the order of their names, and their total size."""
 
     root: Path
     files: tuple[Path, ...]
@@ -37,7 +37,7 @@ class Folder:
 
 
 def scan(root: Path) -> Folder:
-    """ConfigError where there is nothing. Links are kept as links; sockets, pipes and devices are left out."""
+    """ConfigError if the folder is empty. Links are kept as links; sockets, pipes and devices are left out."""
     if not root.is_dir():
         raise ConfigError(f"{root} is no folder", next_step="name the folder with the datasets")
     paths: list[Path] = []
@@ -60,7 +60,7 @@ def check_room(folder: Folder, size_gib: int) -> None:
 
 
 def upload(store: Store, folder: Folder, progress: Progress, part_bytes: int = PART_BYTES) -> tuple[list[str], int]:
-    """Send what is not there; returns the keys of all parts, in order, and the bytes of the stream."""
+    """Send the missing parts; returns the keys of all parts, in order, and the bytes of the stream."""
     sizes = dict(store.sizes("parts/"))
     keys: list[str] = []
     bytes_done = 0
@@ -76,7 +76,7 @@ def upload(store: Store, folder: Folder, progress: Progress, part_bytes: int = P
 
 
 def parts(folder: Folder, part_bytes: int) -> Iterator[bytes]:
-    """The tar stream in parts; one part and what tarfile holds is all that is in memory."""
+    """The tar stream in parts; only one part, and the buffers of tarfile, are in memory."""
     queue: Queue[Any] = Queue(maxsize=2)
     stop = threading.Event()
     fault: list[BaseException] = []
@@ -84,7 +84,7 @@ def parts(folder: Folder, part_bytes: int) -> Iterator[bytes]:
     def write() -> None:
         try:
             with (
-                _Cut(queue, part_bytes, stop) as cut,  # closed last: it hands over what is left
+                _Cut(queue, part_bytes, stop) as cut,  # closed last: it hands over the rest
                 tarfile.open(fileobj=cut, mode="w|", format=tarfile.PAX_FORMAT) as archive,
             ):
                 for path in folder.files:
@@ -114,14 +114,14 @@ def parts(folder: Folder, part_bytes: int) -> Iterator[bytes]:
 
 
 def _anybody(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Nobody's: the instance's users are others, and the stream must not change with who sends it."""
+    """No owner: the instance has other users, and the stream must be the same for every sender."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member
 
 
 class _Cut(io.RawIOBase):
-    """What tarfile writes, handed over in pieces."""
+    """Takes the bytes that tarfile writes, and hands them over in pieces."""
 
     def __init__(self, queue: Queue[Any], part_bytes: int, stop: threading.Event) -> None:
         self._queue, self._part_bytes, self._stop, self._held = queue, part_bytes, stop, bytearray()
@@ -148,11 +148,11 @@ class _Cut(io.RawIOBase):
 
 
 def name_of(target: str) -> str:
-    """A folder of the store for what goes to `target`, so that two uploads keep apart."""
+    """The folder of the store for uploads to `target`, so that two uploads do not mix."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", target).strip("-.") or "data"
 
 
 def delete(store: Store, keys: list[str]) -> None:
-    """What was uploaded is on the volume now."""
+    """Delete the upload from the store: its files are on the volume now."""
     for key in keys:
         store.delete(key)
