@@ -265,7 +265,7 @@ MUTANTS = (
     Mutant(
         "checksum at load",
         "training/slotfile/slots.py",
-        "            if found() != header.checksums[index]:\n",
+        "            if chunk_checksum() != header.checksums[index]:\n",
         "            if False:\n",
         ("tests/training/slotfile/test_checkpoint_store.py::test_a_thousand_flipped_bits_are_all_found",),
         quick=False,  # imports torch

@@ -282,8 +282,8 @@ def read(
             futures.append(future)
         sums: list[Callable[[], int]] = [future.result for future in futures]
         sums += [partial(chunk_sum, begin) for begin in begins[len(futures) :]]
-        for index, pending in enumerate(sums):
-            if pending() != header.checksums[index]:
+        for index, chunk_checksum in enumerate(sums):
+            if chunk_checksum() != header.checksums[index]:
                 raise BrokenCheckpoint(f"the checksum of chunk {index} of {len(sums)} does not match")
         image.keep_on_fork()  # the tensors in it are given away
         return header, image
