@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.errors import ConfigError, NotFound, PermissionDenied
+from spotheal.fleet.account import types
 
 if TYPE_CHECKING:
     from spotheal.fleet.files.config import FleetConfig
@@ -30,10 +32,11 @@ def check(session: Session, fleet: FleetConfig, templates: Sequence[Mapping[str,
     key pairs and named groups checks those itself."""
     _check_account(session, fleet)
     subnets(session, fleet)
+    notes = _check_types(session, fleet)
     specs = [*fleet.specifications, *templates]
     overrides = [override for config in fleet.template_configs for override in config.get("Overrides") or []]
     ids_by_kind = {"image": _images([*specs, *overrides]), "security group": _groups(specs)}
-    missing, notes = [], []
+    missing = []
     for kind, ids in ids_by_kind.items():
         try:
             missing += [f"{kind} {resource}" for resource in _missing(session, kind, ids)]
@@ -44,6 +47,26 @@ def check(session: Session, fleet: FleetConfig, templates: Sequence[Mapping[str,
     if missing:
         raise _gone(session, fleet, missing)
     return notes
+
+
+def _check_types(session: Session, fleet: FleetConfig) -> list[str]:
+    """Like `check`, of the instance types. EC2 would refuse the whole request for one of them."""
+    try:
+        wanted = fleet.instance_types
+        offered = set(types.offered_types(session, wanted))
+        if not (strange := [name for name in wanted if name not in offered]):
+            return []
+        every = types.offered_types(session)
+    except PermissionDenied as error:
+        if not error.code:
+            raise
+        return ["whether the instance types are offered was not checked: these credentials may not list them"]
+    close = {name: get_close_matches(name, every, 1) for name in strange}
+    raise ConfigError(
+        f"{fleet.source}: not offered in {session.region}: "
+        + ", ".join(f"{name} (did you mean {near[0]}?)" if near else name for name, near in close.items()),
+        next_step="correct InstanceType; `aws ec2 describe-instance-type-offerings` lists what the region has",
+    )
 
 
 def subnets(session: Session, fleet: FleetConfig) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,15 @@ def suits(instance_type: InstanceType, need: Need) -> bool:
     if need.gpus:
         return instance_type.gpus == need.gpus and instance_type.gpu_memory >= need.gpu_memory * SHOWN_OF_NOMINAL
     return instance_type.gpus == 0 and instance_type.vcpus == need.vcpus
+
+
+def offered_types(session: Session, names: Sequence[str] = ()) -> list[str]:
+    """Those of `names` that the region has; without names all that it has."""
+    filters = [{"Name": "instance-type", "Values": list(names)}] if names else []
+    with translated("list the instance types of the region"):
+        pages = session.client("ec2").get_paginator("describe_instance_type_offerings")
+        return [str(one["InstanceType"]) for page in pages.paginate(LocationType="region", Filters=filters)
+                for one in page["InstanceTypeOfferings"]]  # fmt: skip
 
 
 def offered_zones(session: Session, names: Iterable[str]) -> dict[str, list[str]]:

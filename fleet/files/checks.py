@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 from typing import Any
 
 from spotheal.fleet.files.places import ZONE, region_of, spec_subnets, split_list
+from spotheal.fleet.files.shape import known_types
 
 USER_DATA_PLACEHOLDER = "base64_encoded_bash_script"  # stands for the script in the article's file
 _PLACEHOLDER = re.compile(r"<[A-Za-z_][A-Za-z0-9_ -]*>")
@@ -17,6 +19,7 @@ _PLACEHOLDER_CURES = {
     "AMI_ID": "`fleetctl init` with credentials finds the newest Deep Learning AMI; or write one of yours",
     "SUBNET_ID": "`aws ec2 describe-subnets --query 'Subnets[].[SubnetId,AvailabilityZone]'` lists them",
 }
+_TYPE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
 _SUBNET = re.compile(r"subnet-[0-9a-f]{8}(?:[0-9a-f]{9})?")
 _AMI = re.compile(r"ami-[0-9a-f]{8}(?:[0-9a-f]{9})?")
 _IAM_ARN = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):")
@@ -142,6 +145,7 @@ def _specification_faults(path: str, spec: dict[str, Any], regions: dict[str, st
         yield f"{path}.ImageId: is required"
     elif _filled(image) and not _AMI.fullmatch(image):
         yield f'{path}.ImageId: "{image}" is not of the form ami-0123456789abcdef0'
+    yield from _type_faults(path, spec)
     if not spec.get("InstanceType") and not spec.get("InstanceRequirements"):
         yield f"{path}.InstanceType: is required"
     if not spec.get("IamInstanceProfile"):
@@ -164,11 +168,18 @@ def _template_faults(path: str, config: dict[str, Any], regions: dict[str, str])
     if not isinstance(named, dict) or not (named.get("LaunchTemplateId") or named.get("LaunchTemplateName")):
         yield f"{path}.LaunchTemplateSpecification: needs LaunchTemplateId or LaunchTemplateName"
     for index, override in enumerate(config.get("Overrides") or []):
+        yield from _type_faults(f"{path}.Overrides[{index}]", override)
         zone = override.get("AvailabilityZone")
         yield from _zone_faults(
             f"{path}.Overrides[{index}].AvailabilityZone", [zone] if isinstance(zone, str) else [], regions
         )
         yield from _weight_faults(f"{path}.Overrides[{index}]", override)
+
+
+def _type_faults(path: str, place: dict[str, Any]) -> Iterator[str]:
+    kind = place.get("InstanceType")
+    if _filled(kind) and not _TYPE.fullmatch(str(kind)):
+        yield f'{path}.InstanceType: "{kind}" is not of the form g5.xlarge'
 
 
 def _zone_faults(path: str, zones: list[str], regions: dict[str, str]) -> Iterator[str]:
@@ -187,12 +198,23 @@ def _weight_faults(path: str, place: dict[str, Any]) -> Iterator[str]:
         yield f"{path}.WeightedCapacity: must be 1 or more, is {weight}: with less AWS launches several instances"
 
 
+def _unknown_types(document: dict[str, Any]) -> dict[str, str]:
+    """The instance types that this botocore does not know, each with the nearest that it knows, or ""."""
+    overrides = [one for config in document.get("LaunchTemplateConfigs") or [] for one in config.get("Overrides") or []]
+    named = [str(one.get("InstanceType") or "") for one in [*(document.get("LaunchSpecifications") or []), *overrides]]
+    known = known_types()
+    return {one: next(iter(get_close_matches(one, sorted(known), 1)), "") for one in named if one and one not in known}
+
+
 def fleet_warnings(document: dict[str, Any]) -> list[str]:
     warnings = []
     if document.get("AllocationStrategy") == "lowestPrice":
         warnings.append(
             'AllocationStrategy "lowestPrice" is interrupted most; "priceCapacityOptimized" is what AWS recommends'
         )
+    for kind, near in _unknown_types(document).items():
+        hint = f"; did you mean {near}?" if near else ""
+        warnings.append(f"InstanceType {kind} is not known here{hint} `fleetctl request` asks AWS")
     if document.get("ClientToken"):
         warnings.append("ClientToken is replaced by one made of the run, so that the same request is never sent twice")
     if document.get("ValidUntil") and document.get("TerminateInstancesWithExpiration") is False:

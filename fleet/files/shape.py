@@ -29,6 +29,11 @@ _TYPE_NAMES = {
 _OPEN_ENUMS = {"InstanceType"}
 
 
+def known_types() -> frozenset[str]:
+    """The instance types that this botocore knows, also retired ones. AWS may have newer ones."""
+    return frozenset(input_shape("RunInstances").members["InstanceType"].enum)
+
+
 @lru_cache(maxsize=4)
 def input_shape(operation: str) -> Any:
     """The input of an EC2 operation, from botocore's packaged data; no credentials, region or network are needed."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from spotheal.fleet.files.shape import known_types
 from spotheal.fleet.rehearsal.ec2.capacity import has_no_capacity
 from spotheal.fleet.rehearsal.ec2.ebs import ROOT_DEVICE, attached_to, let_go
 from spotheal.fleet.rehearsal.ec2.filters import (
@@ -112,6 +113,8 @@ def run_instances(world: World, params: Params, caller: str | None) -> Item:
         if not params.get(key):
             raise ApiError("MissingParameter", f"The request must contain the parameter {key}")
     user_data(params.get("UserData"))
+    if (kind := params.get("InstanceType")) and kind not in known_types():
+        raise ApiError("InvalidParameterValue", f"Invalid value '{kind}' for InstanceType.")
     if absent := world.image_fault(params["ImageId"]):
         raise ApiError("InvalidAMIID.NotFound", absent)
     if fault := world.launch_fault(params):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from spotheal.fleet.files.shape import known_types
 from spotheal.fleet.rehearsal.ec2 import templates
 from spotheal.fleet.rehearsal.ec2.instances import user_data
 from spotheal.fleet.rehearsal.ec2.world import ApiError, World
@@ -20,6 +21,10 @@ def resolve(world: World, config: Params) -> tuple[Way, ...]:
     if bool(plain) == bool(templated):
         raise ApiError(_FAULTY, "Exactly one of LaunchSpecifications and LaunchTemplateConfigs must be specified.")
     ways = tuple(_of_specification(world, one) for one in plain) or of_templates(world, templated)
+    # The words for a type that the region lacks (c6fc/npk issue 45); one that AWS does not know is its like.
+    if strange := _strange_types(ways):
+        invalid = ",".join(f"(InstanceType: {one} with Os: Linux/UNIX and EC2-VPC)" for one in strange)
+        raise ApiError(_FAULTY, f"Invalid: {invalid}")
     return tuple({**way, "price": way["price"] or config.get("SpotPrice", "")} for way in ways)
 
 
@@ -58,6 +63,11 @@ def _of_template(world: World, data: Params, override: Params) -> Way:
     zone = override.get("AvailabilityZone") or placement.get("AvailabilityZone") or ""
     subnet = override.get("SubnetId") or _subnet(data)
     return _way(world, spec, subnet, zone, override)
+
+
+def _strange_types(ways: Iterable[Way]) -> list[str]:
+    types = dict.fromkeys(str(way["spec"].get("InstanceType") or "") for way in ways)
+    return [one for one in types if one and one not in known_types()]
 
 
 def _subnet(data: Params) -> str:

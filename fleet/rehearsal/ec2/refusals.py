@@ -14,6 +14,7 @@ from moto.iam.models import iam_backends
 from moto.s3.models import s3_backends
 
 from spotheal.fleet.account import service_roles
+from spotheal.fleet.files.shape import known_types
 from spotheal.fleet.rehearsal.ec2.world import ApiError, not_here
 from spotheal.iam.calls import CALLS
 
@@ -24,10 +25,15 @@ _OURS = frozenset(name.removeprefix("ec2:") for call in CALLS for name in call.n
 _SESSION_NAME = re.compile(r"[\w+=,.@-]{2,64}")
 
 
-def of_ec2(action: str, region: str, own_region: str, *, is_owned: bool) -> ApiError | None:
+def of_ec2(action: str, form: Mapping[str, str], region: str, own_region: str, *, is_owned: bool) -> ApiError | None:
     """`is_owned`: the rule book answers the call."""
     if region and region != own_region:
         return not_here(f"EC2 in {region}, but in {own_region} alone")
+    if action == "DescribeInstanceTypes":
+        named = [value for key, value in form.items() if key.startswith("InstanceType.")]
+        if strange := [one for one in named if one not in known_types()]:
+            text = f"The following supplied instance types do not exist: [{', '.join(strange)}]"
+            return ApiError("InvalidInstanceType", text)
     if is_owned or action in _OURS or not _OWNED.search(action) or _NOT_OWNED.search(action):
         return None
     return not_here(action)

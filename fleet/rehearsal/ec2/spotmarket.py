@@ -6,8 +6,9 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from spotheal.fleet.rehearsal.ec2.filters import Field, Item, named, page, select, tag_list
-from spotheal.fleet.rehearsal.ec2.world import SpotRequest, World
+from spotheal.fleet.files.shape import known_types
+from spotheal.fleet.rehearsal.ec2.filters import Field, Item, named, page, plain, select, tag_list
+from spotheal.fleet.rehearsal.ec2.world import SpotRequest, World, not_here
 
 Params = Mapping[str, Any]
 # Dollars an hour on demand in us-west-2 as of 2025; what is not listed costs a plausible amount.
@@ -59,6 +60,18 @@ def describe_spot_price_history(world: World, params: Params, caller: str | None
     return page(params, select(found, params.get("Filters"), fields), "SpotPriceHistory", world.page_size)
 
 
+def describe_instance_type_offerings(world: World, params: Params, caller: str | None) -> Item:
+    """Every type that botocore knows, everywhere: which zone lacks which type changes from month to month."""
+    kind = params.get("LocationType") or "region"
+    places = {"region": (world.region,), "availability-zone": world.zones}.get(kind)
+    if places is None:
+        raise not_here(f"DescribeInstanceTypeOfferings by {kind}")
+    items = [{"InstanceType": name, "LocationType": kind, "Location": place}
+             for name in sorted(known_types()) for place in places]  # fmt: skip
+    fields: dict[str, Field] = {"instance-type": plain("InstanceType"), "location": plain("Location")}
+    return page(params, select(items, params.get("Filters"), fields), "InstanceTypeOfferings", world.page_size)
+
+
 def on_demand_price(kind: str) -> float:
     return _ON_DEMAND.get(kind, 0.1 + zlib.crc32(kind.encode()) % 400 / 1000)
 
@@ -99,5 +112,6 @@ _REQUEST_FIELDS: dict[str, Field] = {
 }
 OPERATIONS: dict[str, Callable[[World, Params, str | None], Item]] = {
     "DescribeSpotInstanceRequests": describe_spot_instance_requests,
+    "DescribeInstanceTypeOfferings": describe_instance_type_offerings,
     "DescribeSpotPriceHistory": describe_spot_price_history,
 }

@@ -181,7 +181,7 @@ class Endpoint:
         action = form.get("Action", "")
         if service == "ec2":
             is_owned = self.rulebook.owns(action)
-            if refusal := refusals.of_ec2(action, signed.region, self.rulebook.region, is_owned=is_owned):
+            if refusal := refusals.of_ec2(action, form, signed.region, self.rulebook.region, is_owned=is_owned):
                 return _send(start_response, refusal.status, wire.error(refusal.code, refusal.message, "-"))
             if self.rulebook.owns(action) and not _of_others(action, form):
                 return self._ec2(environ, start_response, action, form, key)

@@ -26,6 +26,7 @@ _RESULT_KEYS = {
     "describe_instance_status": "InstanceStatuses",
     "describe_tags": "Tags",
     "describe_spot_instance_requests": "SpotInstanceRequests",
+    "describe_instance_type_offerings": "InstanceTypeOfferings",
     "describe_spot_price_history": "SpotPriceHistory",
     "describe_spot_fleet_requests": "SpotFleetRequestConfigs",
     "describe_spot_fleet_instances": "ActiveInstances",

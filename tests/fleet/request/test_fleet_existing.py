@@ -75,6 +75,20 @@ def test_what_the_account_does_not_have_is_refused_before_anything_is_made(
     assert desk.account.changed == changed and desk.live_fleets() == []
 
 
+def test_a_misspelt_instance_type_is_refused_with_the_nearest_that_the_region_offers(desk: Desk) -> None:
+    def misspelt(fleet: dict[str, Any]) -> None:
+        fleet["LaunchSpecifications"][1]["InstanceType"] = "g5.xlage"
+
+    write(desk, misspelt)
+    changed = desk.account.changed
+    refused = desk.run("request", "--yes", "--region", "us-west-2")
+    assert refused.exit_code == ExitCode.USAGE, refused.output
+    assert "g5.xlage (did you mean g5.xlarge?)" in refused.stderr and "us-west-2" in refused.stderr
+    assert desk.account.changed == changed
+    validated = desk.run("validate")
+    assert "InstanceType g5.xlage is not known here; did you mean g5.xlarge?" in validated.stderr
+
+
 def test_a_key_pair_that_is_gone_is_refused_before_anything_is_made(desk: Desk) -> None:
     write(desk, each(KeyName="gone"))
     changed = desk.account.changed

@@ -46,6 +46,7 @@ def test_a_fleet_launches_its_instances_with_its_tag(region: Region) -> None:
          "InvalidSpotFleetRequestConfig"),
         ({"LaunchSpecifications": [placed("eu-west-1a")]}, "InvalidSpotFleetRequestConfig"),
         ({"LaunchSpecifications": [{"InstanceType": "p3.2xlarge"}]}, "InvalidSpotFleetRequestConfig"),
+        ({"LaunchSpecifications": [{**SPECIFICATION, "InstanceType": "g5.xlage"}]}, "InvalidSpotFleetRequestConfig"),
         ({"LaunchSpecifications": [{**SPECIFICATION, "SubnetId": "subnet-1"}]}, "InvalidSubnetID.NotFound"),
         ({"ValidUntil": BEGIN - timedelta(hours=1)}, "InvalidSpotFleetRequestConfig"),
         ({"IamFleetRole": "fleet"}, "InvalidSpotFleetRequestConfig"),
