@@ -64,6 +64,18 @@ ExecStart=systemctl reset-failed spotheal-agent.service
 ExecStart=systemctl start --no-block spotheal-agent.service
 StandardOutput=journal+console
 StandardError=journal+console
+# Nothing that needs a mount of its own: on a full disk systemd could not make it, and the failure would not be counted.
+NoNewPrivileges=yes
+RestrictNamespaces=yes
+RestrictSUIDSGID=yes
+RestrictRealtime=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+CapabilityBoundingSet=~CAP_SYS_TIME CAP_WAKE_ALARM CAP_BLOCK_SUSPEND CAP_SYS_PACCT CAP_SYS_TTY_CONFIG CAP_LEASE
+CapabilityBoundingSet=~CAP_LINUX_IMMUTABLE CAP_SYS_RAWIO CAP_MAC_ADMIN CAP_MAC_OVERRIDE CAP_SYSLOG CAP_BPF
+CapabilityBoundingSet=~CAP_SYS_MODULE CAP_MKNOD CAP_NET_ADMIN CAP_NET_RAW CAP_NET_BIND_SERVICE CAP_NET_BROADCAST
+CapabilityBoundingSet=~CAP_IPC_LOCK CAP_SYS_PTRACE CAP_SYS_CHROOT CAP_SYS_NICE CAP_SYS_RESOURCE CAP_SETFCAP
 """
 
 
