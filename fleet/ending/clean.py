@@ -63,6 +63,7 @@ class RunSeen:
     store_files: int = 0
     store_bytes: int = 0
     of_sweep: bool = False
+    newer: str = ""  # the job's newest run, if it is another one
 
     @property
     def results_stored(self) -> bool:
@@ -142,6 +143,8 @@ def _verdict(
 def _why_kept(run: RunSeen) -> str:
     if run.phase != Phase.DONE.value:
         verb = "sweep run LIST --retry-failed" if run.of_sweep else "request --resume"
+        if run.newer:
+            return f"run {run.newer} is newer: `fleetctl {verb}` goes on with that one; --unfinished gives this one up"
         return f"the run can go on ({run.phase or 'requested'}): `fleetctl {verb}`; --unfinished gives it up"
     if not run.results:
         return "no result is in the store: this is the only copy; `fleetctl volume rm` deletes it"

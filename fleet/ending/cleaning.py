@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spotheal.agent.aws.clients import translated
@@ -54,8 +54,18 @@ def make_plan(session: Session, request: CleanRequest) -> CleanPlan:
     session.client("s3"), session.client("ec2")  # made before the threads
     with ThreadPoolExecutor(8) as pool:
         run_facts = list(pool.map(lambda owner: look(session, request.root, *owner, alive=alive), sorted(owners)))
-    by_owner = {(facts.job, facts.run): facts for facts in run_facts}
+    newest = {job: _newest(session, request.root, job) for job in {facts.job for facts in run_facts if facts.known}}
+    by_owner = {(facts.job, facts.run): _with_newer(facts, newest.get(facts.job, "")) for facts in run_facts}
     return decide(things, by_owner, unfinished=request.unfinished, store=request.store)
+
+
+def _newest(session: Session, root: StoreUrl, job: str) -> str:
+    run = runs.newest(session.client("s3"), root, job)
+    return run.id if run else ""
+
+
+def _with_newer(facts: RunSeen, newest: str) -> RunSeen:
+    return replace(facts, newer=newest) if newest > runs.entry_in(facts.run)[0] else facts
 
 
 def check_known(session: Session, root: StoreUrl, job: str) -> None:

@@ -59,6 +59,7 @@ def test_a_run_that_is_done_with_its_results_stored_leaves_nothing_that_costs() 
         (replace(DONE, phase="failed"), "--resume"),
         (replace(DONE, phase="training"), "--resume"),
         (replace(DONE, phase="cancelled"), "--resume"),
+        (replace(DONE, phase="failed", newer="01ZZ"), "run 01ZZ is newer: `fleetctl request --resume`"),
     ],
 )
 def test_a_volume_stays_where_its_run_is_at_work_unknown_or_not_safely_done(seen: RunSeen | None, why: str) -> None:
@@ -161,6 +162,14 @@ def test_clean_deletes_what_is_done_and_neither_a_live_job_nor_a_strangers_volum
     assert done.volume not in left
     again = account.good("clean", "--yes", "--region", "us-west-2")
     assert [] == again["deleted"]
+
+
+def test_resume_is_not_advised_for_a_run_older_than_the_newest(account: Desk) -> None:
+    old = Left(account, "cifar", "failed")
+    newer = new_run_id(NOW + timedelta(days=365))
+    Store(account.s3, StoreUrl(BUCKET, f"cifar/{newer}")).write_status({"phase": "done"})
+    (kept,) = account.good("clean", "--yes", "--region", "us-west-2")["kept"]
+    assert kept["id"] == old.volume and f"run {newer} is newer" in kept["why"]
 
 
 def test_a_volume_that_no_run_has_used_yet_is_named_with_its_cost(account: Desk) -> None:
