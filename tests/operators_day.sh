@@ -88,6 +88,7 @@ grep -q "<svg" report.html || die "the report has no pictures"
 if grep -qE '(src|href)="https?:' report.html; then die "the report loads from elsewhere"; fi
 [ "$(ask report | get 'd["steps"]["lost"] if "lost" in d.get("steps", {}) else 0')" = 0 ] || die "steps were lost"
 "$fleetctl" logs day --store | grep -q "the run is over" || die "the store has no log of the agent"
+"$fleetctl" logs day --story | grep -q "Ready(" || die "the store has no story of how the volume was healed"
 "$fleetctl" status --watch --timeout 5m
 "$fleetctl" results ls --only "model*"
 "$fleetctl" results get --to fetched --only model.txt

@@ -370,9 +370,10 @@ class Life:
         self._ledger.note("volume", volume=found.volume, moved_from=found.moved_from, device=found.device, **asked)
         # Minutes of setup follow: a machine that is killed in them would have told nothing of itself.
         self._beside("ledger", self._ledger.flush)
+        self._beside("story", self._tell_story)
 
     def _tell_story(self) -> None:
-        """Why healing gave up, for whoever looks into it later: a reason is one sentence, and this machine goes."""
+        """What healing saw and did (`fleetctl logs --story`): a reason is one sentence, and this machine goes."""
         story = [{"observed": repr(seen), "action": repr(action)} for seen, action in self._context.memory.story]
         with suppress(SpothealError):
             document = {"desired": repr(self._context.desired), "story": story}

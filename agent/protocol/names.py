@@ -178,7 +178,7 @@ class StoreLayout:
 
     @staticmethod
     def story(instance: str) -> str:
-        """What healing saw and did, if it gave the run up: each look as Python writes it, to be decided again."""
+        """What healing saw and did: each look as Python writes it, to be decided again."""
         return f"stories/{instance}.json"
 
     @staticmethod

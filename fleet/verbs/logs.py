@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,9 @@ from spotheal.fleet.terminal.options import (
     sources,
 )
 
+if TYPE_CHECKING:
+    from spotheal.fleet.run.runs import Run
+
 EXAMPLE = "fleetctl logs -f resnet50"
 
 
@@ -36,6 +39,9 @@ def logs(
     source: Annotated[
         str, typer.Option("--source", metavar="agent|trainer", help="Only of this one.", autocompletion=sources)
     ] = "",
+    story: Annotated[
+        bool, typer.Option("--story", help="What each machine saw and did while it healed the volume.")
+    ] = False,
     store: Annotated[bool, typer.Option("--store", help="With -f: only what the store has; no ssh.")] = False,
     user: SshUser = "",
     identity: SshIdentity = None,
@@ -62,7 +68,12 @@ def logs(
         raise ConfigError(f"--source {source!r} is neither agent nor trainer", next_step="leave it out for both")
     if attempt is not None and instance:
         raise ConfigError("--attempt and --instance exclude each other", next_step="give one of them")
+    if story and (follow or source or attempt is not None):
+        raise ConfigError("--story takes no -f, --source or --attempt", next_step="only --instance goes with it")
     session, job_run = find(open_session(region, profile), job, job_file, run)
+    if story:
+        _print_story(job_run, instance, as_json)
+        return
     chosen = reading.select(job_run, attempt=attempt, instance=instance)
     reader = reading.Reader(job_run, instance=chosen, source=source)
     live = None
@@ -81,3 +92,23 @@ def logs(
         print(f"trainer | {printable(line.text)}" if line.source == "trainer" else printable(line.text), flush=follow)
     if not last_instance and not as_json:
         say("no instance has written logs to the store yet (they come every minute, and at a notice)")
+
+
+def _print_story(run: Run, instance: str, as_json: bool) -> None:
+    import json
+    from dataclasses import asdict
+
+    from spotheal.agent.protocol.foreign_text import printable
+    from spotheal.fleet.logs.story import rounds
+
+    last_instance = ""
+    for entry in rounds(run, instance):
+        if as_json:
+            print(json.dumps({"schema_version": 1, **asdict(entry)}))
+            continue
+        if entry.instance != last_instance:
+            say(f"== {entry.instance}")
+            last_instance = entry.instance
+        for name, value in entry.changes.items():
+            print(f"      {printable(name)} = {printable(value)}")
+        print(f"{entry.number:4}  {printable(entry.action)}")

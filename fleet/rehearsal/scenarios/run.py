@@ -77,7 +77,7 @@ def rehearse(options: Options, show: Display | None = None) -> Summary | Outcome
             if not options.example:
                 raise ConfigError(f"scenario {chosen.name} is of an example of its own",
                                   next_step="leave out the files, or choose another scenario")  # fmt: skip
-            module = importlib.import_module(f"spotheal.fleet.rehearsal.{chosen.module}")
+            module = importlib.import_module(f"spotheal.fleet.rehearsal.scenarios.{chosen.module}")
             return module.rehearse(options, chosen, folder, show or Silent(), stack)  # type: ignore[no-any-return]
         if options.example:
             rehearsed = jobs.example(folder / "job", ranks=chosen.ranks)

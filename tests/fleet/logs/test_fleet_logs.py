@@ -11,10 +11,11 @@ import pytest
 
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import Stop, rfc3339
-from spotheal.agent.protocol.errors import Retryable
+from spotheal.agent.protocol.errors import NotFound, Retryable
 from spotheal.agent.protocol.names import LAYOUT, StoreUrl
 from spotheal.fleet.logs import follow
 from spotheal.fleet.logs.logs import Follower, Line, Reader
+from spotheal.fleet.logs.story import rounds
 from spotheal.fleet.rehearsal.services.client import InMemoryS3
 from spotheal.fleet.run import ssh
 from spotheal.fleet.run.runs import Run
@@ -278,3 +279,20 @@ def test_an_instance_that_takes_no_ssh_is_said_once_and_tried_again_more_seldom(
     assert ["note: i-0a takes no SSH yet; its lines come from the store, up to a minute late"] == said
     assert follow.TRIES_MAX < len(FakeTail.made) < 12
     assert "" == live.instance()
+
+
+# ------------------------------------------------------------------------------------------------------------ --story
+def test_the_story_of_a_machine_shows_each_action_and_what_had_changed(run: Run) -> None:
+    first = "Observed(claim=None, volumes=(Volume(id='vol-1', tags={'a': 'b, c'}),), absent={'i-0': 3.0})"
+    second = "Observed(claim=Claim(1), volumes=(Volume(id='vol-1', tags={'a': 'b, c'}),), absent={'i-0': 5.0})"
+    looks = [{"observed": first, "action": "ClaimTerm(number=1)"}, {"observed": second, "action": "Wait(why='x')"}]
+    run.store.put_json(LAYOUT.story("i-1"), {"desired": "Desired()", "story": looks})
+    told = list(rounds(run))
+    assert [(entry.number, entry.action) for entry in told] == [(1, "ClaimTerm(number=1)"), (2, "Wait(why='x')")]
+    assert told[1].changes == {"claim": "Claim(1)"}, "and no duration, which grows in each round"
+
+
+def test_a_run_without_a_story_says_when_there_is_one(run: Run) -> None:
+    with pytest.raises(NotFound, match="no story of i-2") as fault:
+        rounds(run, "i-2")
+    assert "when its volume is mounted" in fault.value.next_step
