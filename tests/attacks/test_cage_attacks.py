@@ -7,54 +7,27 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attempts import EXPECTED, IMDS, IMDS6, TASK_ROLE
-from siege import PYTHON
+from own_network import needs, own_network
 
 from spotheal.agent.processes.refusals import TOLD_MAX
 
 HERE = Path(__file__).resolve().parent
 SPACE = USER = f"spotheal-s{os.getpid()}"
-NEEDED = ("ip", "nft", "useradd")
 ADDRESSES = (f"{IMDS}/32", f"{TASK_ROLE}/32", "169.254.170.23/32", f"{IMDS6}/128", "fd00:ec2::23/128")
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.processes,
-    pytest.mark.skipif(
-        os.geteuid() != 0 or any(shutil.which(name) is None for name in NEEDED) or not os.path.exists(PYTHON),
-        reason=f"needs root, {', '.join(NEEDED)} and a Python that other users may run",
-    ),
-]
+pytestmark = needs("ip", "nft", "useradd")
 
 
 @pytest.fixture(scope="module")
 def siege() -> Iterator[dict[str, Any]]:
-    folder = Path(tempfile.mkdtemp(prefix="spotheal-test-", dir="/var/lib"))
-    folder.chmod(0o755)
-    inside = ["ip", "netns", "exec", SPACE]
-    try:
-        subprocess.run(["ip", "netns", "add", SPACE], check=True)
-        for command in ("link set lo up", *(f"addr add {address} dev lo" for address in ADDRESSES)):
-            subprocess.run([*inside, "ip", *command.split()], check=True)
-        environment = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parents[1] / '.ci/import_path'}"}
-        done = subprocess.run(
-            [*inside, sys.executable, str(HERE / "siege.py"), str(folder), "on", USER],
-            capture_output=True, text=True, timeout=120, check=False, env=environment, cwd="/",
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-4000:]
+    with own_network(SPACE, USER, ADDRESSES) as network:
+        done = network.run_script(HERE / "siege.py", "on", USER, beside=("attacks",))
         yield json.loads(done.stdout.splitlines()[-1])
-    finally:
-        subprocess.run(["ip", "netns", "del", SPACE], check=False)
-        subprocess.run(["userdel", USER], capture_output=True, check=False)
-        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("attempt", EXPECTED)

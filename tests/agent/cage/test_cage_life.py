@@ -4,54 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from own_network import needs, own_network
 
 HERE = Path(__file__).resolve().parents[2]
 USER = "spotheal-test-l"
 SPACE = f"spotheal-life-{os.getpid()}"
-PYTHON = "/usr/bin/python3"
-NEEDED = ("ip", "nft", "useradd", "git")
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.processes,
-    pytest.mark.skipif(
-        os.geteuid() != 0 or any(shutil.which(name) is None for name in NEEDED) or not os.path.exists(PYTHON),
-        reason=f"needs root, {', '.join(NEEDED)} and a Python that other users may run",
-    ),
-]
+pytestmark = needs("ip", "nft", "useradd", "git")
 
 
 @pytest.fixture(scope="module")
 def lived() -> Iterator[dict[str, Any]]:
     """What came of one life in a network namespace with an address of the metadata service."""
-    folder = Path(tempfile.mkdtemp(prefix="spotheal-test-", dir="/var/lib"))
-    folder.chmod(0o755)
-    inside = ["ip", "netns", "exec", SPACE]
-    try:
-        subprocess.run(["ip", "netns", "add", SPACE], check=True)
-        for command in ("link set lo up", "addr add 169.254.169.254/32 dev lo"):
-            subprocess.run([*inside, "ip", *command.split()], check=True)
-        environment = {**os.environ, "PYTHONPATH": f"{HERE}/worlds:{HERE}/harness:{HERE.parent / '.ci/import_path'}"}
-        done = subprocess.run(
-            [*inside, sys.executable, str(HERE / "worlds/caged_life.py"), str(folder)],
-            capture_output=True, text=True, timeout=120, check=False, env=environment, cwd="/",
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-4000:]
+    with own_network(SPACE, USER, ("169.254.169.254/32",)) as network:
+        done = network.run_script(HERE / "worlds/caged_life.py", beside=("worlds", "harness"))
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        tables = subprocess.run([*inside, "nft", "list", "tables"], capture_output=True, text=True, check=True)
-        yield {**found, "tables": tables.stdout, "said": done.stderr}
-    finally:
-        subprocess.run(["ip", "netns", "del", SPACE], check=False)
-        subprocess.run(["userdel", USER], capture_output=True, check=False)
-        shutil.rmtree(folder)
+        yield {**found, "tables": network.run("nft", "list", "tables").stdout, "said": done.stderr}
 
 
 def test_a_job_is_trained_to_its_end_in_the_cage(lived: dict[str, Any]) -> None:
