@@ -22,7 +22,8 @@ from spotheal.fleet.batch import documents, image, roles
 from spotheal.fleet.batch.documents import Document, Site
 from spotheal.fleet.batch.names import Names
 from spotheal.fleet.batch.roles import MakeRole
-from spotheal.fleet.request import gather, submit
+from spotheal.fleet.request import submit
+from spotheal.fleet.request.bucket import bucket_exists
 from spotheal.fleet.request.plan import CreateBucket
 from spotheal.fleet.run.session import Session
 
@@ -137,7 +138,7 @@ def make_plan(session: Session, job: JobConfig, root: StoreUrl, clock: Clock, vp
         vpc_network.vpc, vpc_network.subnets, () if steps else (group,), network.SSH_GROUP if steps else ""
     )
     notes += results_check.check_where(session, job, lambda: results_network)
-    if not gather.bucket_exists(session, root.bucket):
+    if not bucket_exists(session, root.bucket):
         steps.append(CreateBucket(root.bucket))
     secrets = tuple(filter(None, [*job.secrets.values(), job.job.repository_secret]))
     place = job.store.results_place

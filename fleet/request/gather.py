@@ -8,7 +8,7 @@ from typing import Any
 
 from spotheal.agent.aws.clients import translated
 from spotheal.agent.protocol.clock import Clock, rfc3339
-from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, PermissionDenied, SpothealError
+from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, SpothealError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job import JobConfig
 from spotheal.agent.protocol.job_values import seconds
@@ -19,12 +19,11 @@ from spotheal.fleet.account.prices import Price, price_notes, spot_prices
 from spotheal.fleet.files.config import FleetConfig
 from spotheal.fleet.files.places import region_of
 from spotheal.fleet.request import known_hosts, plan, repository, request, template, userdata
+from spotheal.fleet.request.bucket import bucket_exists, bucket_notes
 from spotheal.fleet.request.wheelhouse import Wheelhouse
 from spotheal.fleet.run import runs
 from spotheal.fleet.run.session import PLACEHOLDER_ACCOUNT, Session
 from spotheal.fleet.run.store_documents import sensible
-
-PUBLIC_BLOCKS = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
 
 
 @dataclass(frozen=True)
@@ -310,49 +309,6 @@ def zones_of(session: Session, fleet: FleetConfig) -> tuple[str, ...]:
             answer = ec2.describe_availability_zones(Filters=[{"Name": "state", "Values": ["available"]}])
         zones = sorted(zone["ZoneName"] for zone in answer["AvailabilityZones"])
     return tuple(dict.fromkeys(zones))
-
-
-def bucket_exists(session: Session, bucket: str) -> bool:
-    """ConfigError if it is in another region: fleetctl's own client follows S3 there, an instance's bootstrap does
-    not, and each boot would fail (finding recorded.md 3)."""
-    try:
-        with translated(f"look for bucket {bucket}"):
-            region = session.client("s3").head_bucket(Bucket=bucket).get("BucketRegion", session.region)
-    except NotFound:
-        return False
-    except PermissionDenied as error:
-        raise PermissionDenied(
-            f"bucket {bucket} cannot be used: it belongs to another account, or these credentials may not see it",
-            next_step="name another in [store] url of job.toml",
-            code=error.code,
-            request_id=error.request_id,
-        ) from error
-    if region != session.region:
-        raise ConfigError(
-            f"bucket {bucket} is in {region}, and the run's instances are in {session.region}",
-            next_step=f"name a bucket in {session.region} in [store] url of job.toml, or leave url out: request makes "
-            f"one; or --region {region} with a fleet there",
-        )
-    return True
-
-
-def bucket_notes(session: Session, bucket: str) -> list[str]:
-    """Notes on an existing bucket. It is the user's: what it lacks of a bucket made by `request` is not changed."""
-    try:
-        with translated(f"read the public access block of bucket {bucket}"):
-            answer = session.client("s3").get_public_access_block(Bucket=bucket)
-            blocks = answer["PublicAccessBlockConfiguration"]
-    except PermissionDenied:
-        return []
-    except SpothealError as error:
-        if error.code != "NoSuchPublicAccessBlockConfiguration":
-            raise
-        blocks = {}
-    if all(blocks.get(name) for name in PUBLIC_BLOCKS):
-        return []
-    settings = ",".join(f"{name}=true" for name in PUBLIC_BLOCKS)
-    return [f"bucket {bucket} does not block public access: `aws s3api put-public-access-block --bucket {bucket} "
-            f"--public-access-block-configuration {settings}` does"]  # fmt: skip
 
 
 def _described_templates(session: Session, fleet: FleetConfig) -> list[dict[str, Any]]:

@@ -31,7 +31,8 @@ from spotheal.fleet.account.roles import CreateFleetRole, CreateInstanceRole, Cr
 from spotheal.fleet.account.service_roles import CreateServiceRole
 from spotheal.fleet.files import rescue
 from spotheal.fleet.request import plan, repository
-from spotheal.fleet.request.gather import PUBLIC_BLOCKS, Ready, bucket_exists
+from spotheal.fleet.request.bucket import PUBLIC_BLOCKS, bucket_exists
+from spotheal.fleet.request.gather import Ready
 from spotheal.fleet.run import engine
 from spotheal.fleet.run.session import Session
 from spotheal.iam.policies import Scope
