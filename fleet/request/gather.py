@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,12 @@ from spotheal.agent.protocol.clock import Clock, rfc3339
 from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, SpothealError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job import JobConfig
-from spotheal.agent.protocol.job_values import seconds
 from spotheal.agent.protocol.names import LAYOUT, StoreUrl, default_bucket, new_run_id
-from spotheal.fleet.account import existing, volumes
+from spotheal.fleet.account import existing
 from spotheal.fleet.account.prerequisites import Found, look, look_between
-from spotheal.fleet.account.prices import Price, price_notes, spot_prices
 from spotheal.fleet.files.config import FleetConfig
 from spotheal.fleet.files.places import region_of
-from spotheal.fleet.request import known_hosts, plan, repository, request, template, userdata
-from spotheal.fleet.request.bucket import bucket_exists, bucket_notes
+from spotheal.fleet.request import known_hosts, plan, repository, request, steps, template, userdata
 from spotheal.fleet.request.wheelhouse import Wheelhouse
 from spotheal.fleet.run import runs
 from spotheal.fleet.run.session import PLACEHOLDER_ACCOUNT, Session
@@ -126,12 +124,8 @@ def make_plan(
     """The plan of a request. `offline`: no call is made; values that only AWS knows are missing, and a note says so."""
     job = inputs.job
     run, generation, requested_at, previous = _identity(session, way, root, job.job.name, clock)
-    source = repository.resolve(
-        job,
-        inputs.job_file.resolve().parent,
-        ours=(inputs.job_file, inputs.fleet_file, *inputs.beside),
-        allow_paths=allow_paths,
-    )
+    ours = (inputs.job_file, inputs.fleet_file, *inputs.beside)
+    source = repository.resolve(job, inputs.job_file.resolve().parent, ours=ours, allow_paths=allow_paths)
     store = root.below(job.job.name, run)
     entries = len(sweep.entries) if sweep else 0
     shared = _shared(job, inputs, sweep)
@@ -140,61 +134,42 @@ def make_plan(
     notes = [*inputs.fleet.warnings, *source.warnings]
     if known_hosts.host_of(job.job.repository) and not instance.job.job.known_hosts:
         notes.append("no key of the repository's host is in known_hosts here: instances take the first they see")
-    described = () if offline else _described_templates(session, inputs.fleet)
+    templates = () if offline else _described_templates(session, inputs.fleet)
     account = Found((), inputs.fleet)
     if not offline:
-        notes += existing.check(session, inputs.fleet, described)
-        account = look(session, inputs.fleet, job, root, sweep=sweep is not None)
-        if shared is not None:
-            account = replace(account, steps=(*account.steps, *look_between(session, account.fleet, described)))
-    notes += account.notes
-    instances = sweep.parallel if sweep else job.machines[1]
+        account = _look(session, inputs, root, templates, sweep=sweep is not None, between=shared is not None)
     order = request.Order(
-        account.fleet, job, run, requested_at, userdata.encoded(data), generation, instances, tuple(described),
-        store=str(root),
+        account.fleet, job, run, requested_at, userdata.encoded(data), generation,
+        sweep.parallel if sweep else job.machines[1], tuple(templates), store=str(root),
     )  # fmt: skip
-    built = request.build(order)
-    zones: tuple[str, ...] = inputs.fleet.zones
-    prices: tuple[Price, ...] = ()
-    steps: list[plan.Step]
+    parts = steps.Parts(job, inputs.fleet, run, store, wheels, source, request.build(order), sweep or shared)
     if isinstance(way, plan.Continue) and way.existing.pending:
-        steps = _pending_steps(session, way.existing, job, sweep or shared)
-        notes.append("an earlier attempt was interrupted while it sent the request; exactly that request is sent again")
-        if steps[-1] != plan.SendFleet(built.fleet):
-            notes.append(
-                "job.toml, the fleet's file or the revision changed since, not applied: for that, cancel and --new-run"
-            )
+        draft = steps.pending(session, parts, way.existing)
     elif offline:
-        notes += _offline_notes(inputs.fleet)
-        first = (*zones, f"{session.region}a")[0]
-        volume: plan.Step = sweep or shared or plan.decide_volume(job, run, first, (), (), resumed=False)
-        steps = _steps(store, wheels, source, volume, built, job, bucket_missing=True)
+        draft = steps.offline(session, parts)
     else:
-        zones = zones_of(session, inputs.fleet)
-        prices = spot_prices(session, inputs.fleet.instance_types, zones, clock)
-        notes += price_notes(inputs.fleet.document, prices)
-        cheapest = plan.cheapest_zone(zones, prices)
-        volume = sweep or shared or _volume_step(session, job, run, cheapest, isinstance(way, plan.Resume))
-        if isinstance(volume, plan.AdoptVolume) and volume.volume.size_gib != job.volume.size_gib:
-            notes.append(
-                f"{volume.volume.id} keeps its {volume.volume.size_gib} GiB; job.toml says {job.volume.size_gib}"
-            )
-        if isinstance(volume, plan.CreateVolume):
-            notes += volumes.article_notes(session, job)
-        missing = not bucket_exists(session, store.bucket)
-        notes += [] if missing else bucket_notes(session, store.bucket)
-        steps = [*account.steps, *_steps(store, wheels, source, volume, built, job, bucket_missing=missing)]
+        draft = steps.online(session, parts, account.steps, clock, resumed=isinstance(way, plan.Resume))
     whole = plan.Plan(
         job=job.job.name, run=run, generation=generation, requested_at=requested_at,
         account=PLACEHOLDER_ACCOUNT if offline else session.account, region=session.region, store=store,
-        repository=source.repository, commit=source.commit, types=inputs.fleet.instance_types, zones=tuple(zones),
-        prices=tuple(prices), steps=tuple(steps), user_data_bytes=len(data.encode()), notes=tuple(notes),
+        repository=source.repository, commit=source.commit, types=inputs.fleet.instance_types, zones=draft.zones,
+        prices=draft.prices, steps=draft.steps, user_data_bytes=len(data.encode()),
+        notes=(*notes, *account.notes, *draft.notes),
         limit_hours=job.limits.hours, limit_dollars=job.limits.dollars,
         machines=(1, sweep.parallel) if sweep else job.machines,
         initialization_rate=job.volume.initialization_rate,
     )  # fmt: skip
-    fresh = not isinstance(way, plan.Continue)
-    return Ready(whole, instance, wheels, source, previous, fresh, _turn(way))
+    return Ready(whole, instance, wheels, source, previous, not isinstance(way, plan.Continue), _turn(way))
+
+
+def _look(
+    session: Session, inputs: Wanted, root: StoreUrl, templates: Sequence[dict[str, Any]], *, sweep: bool, between: bool
+) -> Found:
+    """What the account has and lacks. `between`: the machines of the run must reach each other."""
+    notes = existing.check(session, inputs.fleet, templates)
+    account = look(session, inputs.fleet, inputs.job, root, sweep=sweep)
+    missing = look_between(session, account.fleet, templates) if between else ()
+    return replace(account, steps=(*account.steps, *missing), notes=(*notes, *account.notes))
 
 
 def _shared(job: JobConfig, inputs: Wanted, sweep: plan.WriteSweep | None) -> plan.ShareFolder | None:
@@ -225,65 +200,10 @@ def _turn(way: plan.Begin | plan.Continue | plan.Resume) -> str:
             return ""
 
 
-def _steps(
-    store: StoreUrl,
-    wheels: Wheelhouse,
-    source: repository.Source,
-    volume: plan.Step,
-    built: request.Request,
-    job: JobConfig,
-    *,
-    bucket_missing: bool,
-) -> list[plan.Step]:
-    steps: list[plan.Step] = [plan.CreateBucket(store.bucket)] if bucket_missing else []
-    steps += [plan.RecordRun(str(store)), plan.UploadWheels(wheels.versions, wheels.size)]
-    steps += [plan.UploadBundle(source.commit)] if source.bundle else []
-    templates = [plan.CreateTemplate(arguments) for arguments in built.templates]
-    return [*steps, volume, *templates, *_rescue(job), plan.SendFleet(built.fleet)]
-
-
-def _rescue(job: JobConfig) -> list[plan.Step]:
-    return [plan.ArmRescue(job.fleet.on_demand_after, job.limits.dollars)] if seconds(job.fleet.on_demand_after) else []
-
-
-def _pending_steps(
-    session: Session, existing: plan.Existing, job: JobConfig, instead: plan.WriteSweep | plan.ShareFolder | None
-) -> list[plan.Step]:
-    """The steps after an interrupted request: its fleet may exist, so nothing that it uses may be changed."""
-    if instead is not None and existing.request is not None:
-        return [plan.SendFleet(existing.request)]
-    volume = session.ec2.volume(existing.volume)
-    if volume is None or existing.request is None:
-        raise Conflict(
-            f"EC2 does not show the volume of run {existing.run}, {existing.volume}",
-            next_step="wait a minute and try again",
-        )
-    return [plan.KeepVolume(volume), *_rescue(job), plan.SendFleet(existing.request)]
-
-
-def _volume_step(
-    session: Session, job: JobConfig, run: str, zone: str, resumed: bool
-) -> plan.CreateVolume | plan.AdoptVolume | plan.KeepVolume:
-    of_run, named = session.ec2.volumes_of_run(run, job.job.name), session.ec2.volumes_named(job.volume.name)
-    return plan.decide_volume(job, run, zone, of_run, named, resumed=resumed)
-
-
 def offline_root(session: Session, configured: str) -> StoreUrl:
     return (
         StoreUrl.parse(configured) if configured else StoreUrl(default_bucket(PLACEHOLDER_ACCOUNT, session.region), "")
     )
-
-
-def _offline_notes(fleet: FleetConfig) -> list[str]:
-    notes = [
-        "without credentials nothing was read from AWS: prices, an existing run and the volume are not known, "
-        f"and the account's number is written as {PLACEHOLDER_ACCOUNT}"
-    ]
-    if fleet.template_configs:
-        notes.append(
-            "your launch templates could not be read: their contents are missing from the templates shown here"
-        )
-    return notes
 
 
 @sensible
@@ -298,17 +218,6 @@ def _identity(
     if isinstance(way, plan.Continue):
         return way.existing.run, way.existing.generation, way.existing.requested_at or moment, previous
     return way.existing.run, way.existing.generation + 1, moment, (*previous, way.existing.fleet)
-
-
-def zones_of(session: Session, fleet: FleetConfig) -> tuple[str, ...]:
-    zones = list(fleet.zones)
-    zones += [subnet["AvailabilityZone"] for subnet in existing.subnets(session, fleet)]
-    if not zones:
-        ec2 = session.client("ec2")
-        with translated("list the availability zones"):
-            answer = ec2.describe_availability_zones(Filters=[{"Name": "state", "Values": ["available"]}])
-        zones = sorted(zone["ZoneName"] for zone in answer["AvailabilityZones"])
-    return tuple(dict.fromkeys(zones))
 
 
 def _described_templates(session: Session, fleet: FleetConfig) -> list[dict[str, Any]]:

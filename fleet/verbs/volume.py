@@ -138,13 +138,13 @@ def _best_zone(session: Session, job_file: Path) -> str:
     from spotheal.fleet.account.network import network
     from spotheal.fleet.account.prices import spot_prices
     from spotheal.fleet.files import config
-    from spotheal.fleet.request import gather, plan
+    from spotheal.fleet.request import plan, steps
 
     try:
         fleet = config.read_fleet(job_file.parent / config.DEFAULT_FLEET_FILE)
     except (NotFound, ConfigError):
         return next(iter(network(session).subnets))
-    zones = gather.zones_of(session, fleet)
+    zones = steps.zones_of(session, fleet)
     return plan.cheapest_zone(zones, spot_prices(session, fleet.instance_types, zones, SystemClock()))
 
 

@@ -26,7 +26,7 @@ from spotheal.agent.sweep.worker import Worker
 from spotheal.fleet.files.config import FleetConfig
 from spotheal.fleet.rehearsal.ec2.rulebook import Latencies, Rulebook
 from spotheal.fleet.rehearsal.services.client import InMemoryEc2
-from spotheal.fleet.request import gather, submit
+from spotheal.fleet.request import steps, submit
 from spotheal.fleet.run.session import Session
 
 __all__ = ["desk", "moto_clients", "wheels"]  # fixtures
@@ -137,7 +137,7 @@ def test_clean_deletes_the_snapshots_of_a_run_that_is_done(desk: Desk) -> None:
 def test_launch_templates_that_name_no_zone_may_use_all_of_the_region(desk: Desk) -> None:
     template = {"LaunchTemplateSpecification": {"LaunchTemplateName": "theirs", "Version": "1"}}
     fleet = FleetConfig({"TargetCapacity": 1, "LaunchTemplateConfigs": [template]}, "spot_fleet_config.json")
-    zones = gather.zones_of(Session("us-west-2"), fleet)
+    zones = steps.zones_of(Session("us-west-2"), fleet)
     assert {"us-west-2a", "us-west-2b", "us-west-2c"} <= set(zones)
 
 
