@@ -165,6 +165,7 @@ _WRONG = ("The request signature we calculated does not match the signature you 
           "Key and signing method. Consult the service documentation for details.")  # fmt: skip
 _SKEWED = "Signature expired: it was signed more than 15 minutes before or after now"
 _VALIDATE = "AWS was not able to validate the provided access credentials"
+_TOO_LARGE = (413, "RequestEntityTooLarge", "The request is too large.")
 _S3 = {
     Fault.MISSING: (403, "AccessDenied", "Access Denied"),
     Fault.UNKNOWN: (403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."),
@@ -183,7 +184,7 @@ _EC2 = {
     Fault.SKEWED: (400, "RequestExpired", "Request has expired."),
     Fault.EXPIRED: (400, "RequestExpired", "Request has expired."),
     Fault.ENDED: (400, "RequestExpired", "Request has expired."),
-    Fault.BODY: (413, "RequestEntityTooLarge", "The request is too large."),
+    Fault.BODY: _TOO_LARGE,
 }
 _QUERY = {
     Fault.MISSING: (403, "MissingAuthenticationToken", "Request is missing Authentication Token"),
@@ -192,7 +193,7 @@ _QUERY = {
     Fault.SKEWED: (403, "SignatureDoesNotMatch", _SKEWED),
     Fault.EXPIRED: (403, "SignatureDoesNotMatch", _SKEWED),
     Fault.ENDED: (403, "ExpiredToken", f"{_TOKEN} expired"),
-    Fault.BODY: (413, "RequestEntityTooLarge", "The request is too large."),
+    Fault.BODY: _TOO_LARGE,
 }
 _JSON = {
     Fault.MISSING: (400, "MissingAuthenticationTokenException", "Missing Authentication Token"),
@@ -207,15 +208,14 @@ _JSON = {
 
 def refusal(fault: Fault, service: str, *, is_json: bool) -> tuple[int, bytes]:
     """Status and body, in the form and with the code that the service has for it."""
-    if service == "ec2":
-        status, code, said = _EC2[fault]
+    table = {"ec2": _EC2, "s3": _S3}.get(service, _JSON if is_json else _QUERY)
+    status, code, said = table[fault]
+    if table is _EC2:
         return status, wire.error(code, said, str(uuid.uuid4()))
-    if service == "s3":
-        status, code, said = _S3[fault]
-        return status, f"<Error><Code>{code}</Code><Message>{said}</Message></Error>".encode()
-    if is_json:
-        status, code, said = _JSON[fault]
+    if table is _JSON:
         return status, json.dumps({"__type": code, "message": said}).encode()
-    status, code, said = _QUERY[fault]
-    error = f"<Error><Type>Sender</Type><Code>{code}</Code><Message>{escape(said)}</Message></Error>"
+    what = f"<Code>{code}</Code><Message>{escape(said)}</Message>"
+    if table is _S3:
+        return status, f"<Error>{what}</Error>".encode()
+    error = f"<Error><Type>Sender</Type>{what}</Error>"
     return status, f"<ErrorResponse>{error}<RequestId>{uuid.uuid4()}</RequestId></ErrorResponse>".encode()
