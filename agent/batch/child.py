@@ -369,7 +369,7 @@ class Child:
         phase, reason = self._patiently(lambda: self._status.end(phase=end.phase, reason=end.reason))
         self._record(phase, reason)
         self._require_launch().note(outcome="ended", reason="" if phase is Phase.DONE else reason)
-        facts = {"job": self._config.job.job.name, "step": self._saved_step}
+        facts = {"job": self._config.job.job.name, "step": self._saved_step, "saved_step": self._saved_step}
         self._tell(end_message(End(phase, reason), self._config.requested_at, facts))
         log = self._log.info if phase is Phase.DONE else self._log.error
         log("the run is over", phase=phase.value, reason=reason)

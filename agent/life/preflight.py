@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from spotheal.agent.aws.ec2 import Instance
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import Clock, Stop, parse_rfc3339, rfc3339
-from spotheal.agent.protocol.ends import BARRED, End, decide_parked
+from spotheal.agent.protocol.ends import RECORDED_OUTCOMES, End, decide_parked
 from spotheal.agent.protocol.names import Phase
 from spotheal.agent.protocol.retry_budget import Patience
 from spotheal.agent.protocol.retrying import until_it_works
@@ -17,9 +17,6 @@ from spotheal.agent.record.boot_record import Launch
 
 PATIENCE_SECONDS = 30 * 60.0
 _RETRY_SECONDS = 2.0
-# Outcomes that need no asking. A boot that failed stays one, even if spot then takes the machine that was kept up for
-# it to be looked at (keep_on_failure).
-_KNOWN = ("interrupted", "ended", BARRED, "boot failed")
 T = TypeVar("T")
 
 
@@ -60,7 +57,7 @@ class LookBack:
         """Never over the head of a living writer, and launches that live are no failures."""
         others, starts = self.launch.others_since_progress(), self.launch.starts
         writer = self.store.highest_term() if decide_parked(others, starts, saved_at) is not None else None
-        asked = {str(one.get("instance", "")) for one in others if one.get("outcome") not in _KNOWN}
+        asked = {str(one.get("instance", "")) for one in others if one.get("outcome") not in RECORDED_OUTCOMES}
         found = self.cloud.instances((asked | ({writer.instance} if writer else set())) - {self.instance})
         others = self._with_interruptions(others, found)
         living = {instance.id for instance in found if instance.state in ("pending", "running")}
@@ -78,7 +75,7 @@ class LookBack:
         told = []
         for one in others:
             name = str(one.get("instance", ""))
-            if name in interrupted and one.get("outcome") not in _KNOWN:
+            if name in interrupted and one.get("outcome") not in RECORDED_OUTCOMES:
                 one = {**one, "outcome": "interrupted"}
                 if interrupted[name] in ("terminated", "stopped"):  # its own agent writes no more
                     self.store.count_launch(name, one)

@@ -20,7 +20,7 @@ from spotheal.agent.money.limits import Limits
 from spotheal.agent.money.messages import end_message
 from spotheal.agent.money.notify import Message, Messenger
 from spotheal.agent.protocol.clock import Clock
-from spotheal.agent.protocol.ends import End
+from spotheal.agent.protocol.ends import End, saved_step
 from spotheal.agent.protocol.errors import SpothealError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.record.ledger import Ledger
@@ -104,7 +104,8 @@ class Money:
         return Curves(self.store, self.clock, self.here.instance, metrics_file)
 
     def end_message(self, end: End, status: Mapping[str, Any]) -> Message:
-        facts = {"job": self.config.job.job.name, "step": (status.get("progress") or {}).get("step")}
+        step = (status.get("progress") or {}).get("step")
+        facts = {"job": self.config.job.job.name, "step": step, "saved_step": saved_step(status)}
         try:
             spent, _ = self.budget.spent()
             cost = f"{about(spent)} since the request"

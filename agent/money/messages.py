@@ -6,25 +6,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from spotheal.agent.money.notify import Message
-from spotheal.agent.protocol.ends import End
+from spotheal.agent.protocol.ends import End, resume_advice
 from spotheal.agent.protocol.names import Phase
 
 _NEXT = {
-    Phase.FAILED: "fleetctl logs {job}; fleetctl request --resume goes on from the last checkpoint",
+    Phase.FAILED: "fleetctl logs {job}; {resume}",
     Phase.SETUP_FAILED: "correct what it names, then fleetctl request --resume",
     Phase.LIMIT: "fleetctl request --resume goes on with the whole limit again; or raise it first",
     Phase.PARKED: "fleetctl logs {job}; fleetctl request --resume tries again",
     Phase.DONE: "fleetctl results get {job}; fleetctl report {job}",
-    Phase.CANCELLED: "fleetctl request --resume goes on from the last checkpoint",
+    Phase.CANCELLED: "{resume}",
 }
 
 
 def end_message(end: End, requested_at: str, facts: Mapping[str, Any], dollars: str = "") -> Message:
-    """The run is over. `end.reason` of a trainer that failed holds its last lines, each behind `\\n  | `."""
+    """The run is over. `end.reason` of a trainer that failed holds its last lines, each behind `\\n  | `.
+    `facts`: job, step, saved_step."""
     reason, *tail = end.reason.split("\n  | ")
     step = facts.get("step")
     parts = [f"{end.phase.value}: {reason}", f"step {step}" if step is not None else "", dollars]
-    next_step = _NEXT.get(end.phase, "").format(job=facts.get("job", ""))
+    next_step = _NEXT.get(end.phase, "").format(
+        job=facts.get("job", ""), resume=resume_advice(facts.get("saved_step"))
+    )
     text = "; ".join(part for part in parts if part)
     return Message(
         event=end.phase.value,

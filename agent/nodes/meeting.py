@@ -328,8 +328,7 @@ class Meeting:
         if now - since > self._wait_seconds:
             raise RunOver(RunEnd(
                 Phase.PARKED,
-                f"{wait.why}, and no more came within {self._wait_seconds / 60:.0f} min (nodes_wait in job.toml);"
-                " `fleetctl request --resume` goes on from the last checkpoint",
+                f"{wait.why}, and no more came within {self._wait_seconds / 60:.0f} min (nodes_wait in job.toml)",
             ))  # fmt: skip
         return since
 

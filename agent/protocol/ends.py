@@ -13,6 +13,9 @@ from spotheal.agent.protocol.names import Phase
 
 NOT_STORED = "results not stored"  # in the reason of an end: who cleans up leaves their volume alone
 BARRED = "barred"  # outcome of a launch whose instance type cannot run the job
+# Outcomes of a launch that an agent or a bootstrap has recorded: EC2 need not be asked. A boot that failed remains one,
+# also if spot then takes the machine that was kept running for a look at it (keep_on_failure).
+RECORDED_OUTCOMES = ("interrupted", "ended", BARRED, "boot failed")
 LAUNCHES_WITHOUT_PROGRESS_MAX = 5
 STARTS_WITHOUT_PROGRESS_MAX = 10  # of the agent on one instance: a fault that each start meets again
 
@@ -36,6 +39,17 @@ class Trained:
     kind: str
     reason: str = ""
     saved_step: int | None = None
+
+
+def saved_step(status: Mapping[str, Any]) -> int | None:
+    """The step of the last checkpoint that a run's status.json knows."""
+    return ((status.get("progress") or {}).get("saved") or {}).get("step")
+
+
+def resume_advice(saved: int | None) -> str:
+    """How to go on with a run that has ended. `saved`: the step of its last checkpoint, None if none is known."""
+    step = f"from step {saved}, the last checkpoint" if saved is not None else "with the run and its volume"
+    return f"`fleetctl request --resume` goes on {step}"
 
 
 def decide_end(trained: Trained) -> End | None:

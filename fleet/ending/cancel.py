@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from spotheal.agent.aws.ec2 import Instance, Volume
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import Clock, rfc3339
+from spotheal.agent.protocol.ends import saved_step
 from spotheal.agent.protocol.errors import Conflict, Retryable
 from spotheal.agent.protocol.names import FILLING, LAYOUT, TAG_JOB, TAG_PURPOSE, TAG_RUN, TAG_STORE, Phase
 from spotheal.agent.protocol.retrying import until_it_works
@@ -68,7 +68,7 @@ def carry_out(session: Session, run: runs.Run, plan: CancelPlan, clock: Clock) -
         end = {"phase": Phase.CANCELLED.value, "reason": f"cancelled by fleetctl at {now}"}
         status = run.store.end_status({**end, "ended": now})
         if status is not None:
-            run.note(clock, "end", **end, saved_step=_saved_step(status))
+            run.note(clock, "end", **end, saved_step=saved_step(status))
             _end_entries(run, end, clock)
 
 
@@ -79,14 +79,10 @@ def _end_entries(sweep: runs.Run, end: Mapping[str, str], clock: Clock) -> None:
 
     def note(index: int) -> None:
         entry = runs.Run(sweep.job, sweep.id, Store(sweep.store.client, sweep.store.url.below(LAYOUT.entry(index))))
-        entry.note(clock, "end", **end, saved_step=_saved_step(entry.store.read_status() or {}))
+        entry.note(clock, "end", **end, saved_step=saved_step(entry.store.read_status() or {}))
 
     with ThreadPoolExecutor(_WRITERS) as pool:
         list(pool.map(note, [index for index, (claims, ended) in marks.items() if claims and not ended]))
-
-
-def _saved_step(status: Mapping[str, Any]) -> int | None:
-    return ((status.get("progress") or {}).get("saved") or {}).get("step")
 
 
 @dataclass(frozen=True)

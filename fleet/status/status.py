@@ -13,6 +13,7 @@ from typing import Any
 
 from spotheal.agent.aws.ec2 import Instance, Volume
 from spotheal.agent.protocol.clock import parse_rfc3339, rfc3339
+from spotheal.agent.protocol.ends import RECORDED_OUTCOMES
 from spotheal.agent.protocol.errors import SpothealError
 from spotheal.agent.protocol.names import HEARTBEAT_SECONDS, LAYOUT, TAG_RUN, TAG_STATE, TAG_TERM, Phase
 from spotheal.agent.record.ledger import read_events
@@ -198,7 +199,7 @@ def _launch(launch: dict[str, Any], facts: RunFacts, now: datetime) -> dict[str,
     start = _moment(launch.get("time"))
     outcome = launch.get("outcome") or (ends[-1].get("kind") or ends[-1].get("phase") if ends else None)
     alive = _is_alive(instance, facts, start, now)
-    if alive is False and outcome not in ("interrupted", "ended", "failed", "done", "barred", "boot failed"):
+    if alive is False and outcome not in (*RECORDED_OUTCOMES, "failed", "done"):
         outcome = "lost"
     last = max((moment for e in events if (moment := _moment(e.get("time")))), default=None)
     stopped = now if alive else last

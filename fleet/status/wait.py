@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spotheal.agent.protocol.clock import Clock, Timeout
+from spotheal.agent.protocol.ends import resume_advice, saved_step
 from spotheal.agent.protocol.errors import CredentialsEnded, JobFailed, Retryable, WaitTimedOut
 from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.fleet.run import runs
@@ -13,7 +14,6 @@ from spotheal.fleet.status.live import Look, View
 
 POLL_SECONDS = 5.0
 FLEET_SECONDS = 60.0  # how often AWS is asked whether the fleet still lives
-_RESUME = "`fleetctl request --resume` goes on from the last checkpoint"
 _ENDS = frozenset(phase.value for phase in Phase if phase.is_end)
 
 
@@ -33,7 +33,8 @@ def wait(
                 return document
             if phase in _ENDS and not runs.goes_on(document["reason"] or "", document["heartbeat_age_seconds"]):
                 reason = document["reason"] or "no reason given"
-                raise JobFailed(f"the run ended: {phase}: {reason}", next_step=f"`fleetctl logs {run.job}`; {_RESUME}")
+                advice = resume_advice((document["checkpoint"] or {}).get("step"))
+                raise JobFailed(f"the run ended: {phase}: {reason}", next_step=f"`fleetctl logs {run.job}`; {advice}")
         if now - fleet_at >= FLEET_SECONDS:
             fleet_at = now
             _check_fleet(session, run)
@@ -54,8 +55,9 @@ def _check_fleet(session: Session, run: runs.Run) -> None:
                 next_step=f"`fleetctl cancel {run.job}` ends what is left of it",
             )
         fleet = str(document.get("fleet_id") or "")
+        status = run.store.read_status() or {}
         state = runs.fleet_state(session.client("ec2"), fleet) if fleet else "submitted"
-        if state in runs.LIVE_FLEET_STATES or (run.store.read_status() or {}).get("phase") in _ENDS:
+        if state in runs.LIVE_FLEET_STATES or status.get("phase") in _ENDS:
             return
     except CredentialsEnded:
         raise
@@ -63,5 +65,5 @@ def _check_fleet(session: Session, run: runs.Run) -> None:
         return
     raise JobFailed(
         f"the fleet {fleet} is {state or 'gone'}, and the run has not ended by itself",
-        next_step=_RESUME,
+        next_step=resume_advice(saved_step(status)),
     )

@@ -38,7 +38,7 @@ def cancel(
 ) -> None:
     """End a run: its fleet and instances. The volume with the checkpoints stays, and so does the store.
 
-    Says what remains. `fleetctl request --resume` goes on from the last checkpoint.
+    Says what remains. `fleetctl request --resume` goes on with the run and its volume.
     """
     from spotheal.agent.protocol.clock import SystemClock
     from spotheal.agent.protocol.errors import Conflict, NotFound

@@ -61,6 +61,7 @@ def status(
 
 def show_status(session: Session, run: Run, as_json: bool) -> None:
     from spotheal.agent.protocol.clock import SystemClock
+    from spotheal.agent.protocol.ends import resume_advice
     from spotheal.agent.protocol.names import Phase
     from spotheal.fleet.status import status as state
     from spotheal.fleet.status.unheard import Consoles
@@ -81,7 +82,7 @@ def show_status(session: Session, run: Run, as_json: bool) -> None:
     if document["ended"]:
         on = f"fleetctl results get {run.job}, fleetctl clean {run.job}"
         if document["phase"] != Phase.DONE.value:
-            on = f"fleetctl logs {run.job}; `fleetctl request --resume` goes on from the last checkpoint"
+            on = f"fleetctl logs {run.job}; {resume_advice((document['checkpoint'] or {}).get('step'))}"
         say(f"next: {on}")
 
 

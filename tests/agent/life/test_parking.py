@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from spotheal.agent.aws.ec2 import _SPOT_REASONS, Instance
 from spotheal.agent.aws.s3 import Claim
-from spotheal.agent.life import preflight
 from spotheal.agent.life.preflight import LookBack
 from spotheal.agent.protocol import ends
 from spotheal.agent.protocol.clock import SystemClock, never
@@ -171,5 +170,5 @@ def test_a_living_launch_older_than_the_last_save_parks_no_run_over_a_living_wri
 
 def test_the_figures_and_names_of_the_rule_are_the_same() -> None:
     assert report.BOOTS_MAX == ends.LAUNCHES_WITHOUT_PROGRESS_MAX
-    assert report.KNOWN == preflight._KNOWN
+    assert report.KNOWN == ends.RECORDED_OUTCOMES
     assert report.SPOT_REASONS == _SPOT_REASONS

@@ -195,6 +195,14 @@ def test_an_end_tells_reason_last_lines_and_what_to_do() -> None:
     assert ["Traceback", "ValueError: no"] == list(message.tail)
 
 
+def test_a_checkpoint_is_named_by_its_step_and_only_if_there_is_one() -> None:
+    def next_step(**facts: int) -> str:
+        return end_message(End(Phase.FAILED, "why"), "t", {"job": "j", **facts}).text.partition("\nnext: ")[2]
+
+    assert next_step(step=12, saved_step=10).endswith("goes on from step 10, the last checkpoint")
+    assert "checkpoint" not in next_step(step=12) and "--resume" in next_step(step=12)
+
+
 def test_every_end_has_its_own_mark_and_next_step() -> None:
     messages = [end_message(End(phase, "why"), "t", {"job": "j"}) for phase in Phase if phase.is_end]
     assert len(messages) == len({message.mark for message in messages}) >= 5
