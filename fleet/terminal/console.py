@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from spotheal.fleet.run.session import Session
 
 _CONTINUE = ("request", "prepare", "upload")  # a second call of these verbs continues after a Ctrl-C
+_READS = ("logs", "ls", "show", "status", "validate")  # `fleetctl logs | head` is complete as far as it was read
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
 
@@ -47,14 +48,16 @@ def verb(function: Verb) -> Verb:
     def guarded(*args: Any, **kwargs: Any) -> None:
         try:
             function(*args, **kwargs)
-            sys.stdout.flush()
+            _flush()
         except SpothealError as error:
             code = _exit_code(error, str(kwargs.get("profile") or GLOBALS.profile))
             fail(f"fleetctl: {error}", code)
         except (KeyboardInterrupt, EOFError):
             fail(f"fleetctl: interrupted{_advice(function.__name__, kwargs)}", ExitCode.INTERRUPTED)
-        except BrokenPipeError:  # `fleetctl logs | head`
+        except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if function.__name__ not in _READS:
+                _fail_unread(function.__name__)
         except typer.Exit:
             raise
         except OSError as error:
@@ -65,6 +68,22 @@ def verb(function: Verb) -> Verb:
             _unexpected(error)
 
     return guarded  # type: ignore[return-value]
+
+
+def _flush() -> None:
+    """Print the rest; if the reader has gone by now, the work is done all the same."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail_unread(name: str) -> None:
+    """`fleetctl request 2>&1 | head` ended with 0, and no run was there."""
+    with contextlib.suppress(BrokenPipeError):  # standard error may be what was closed
+        again = "; the same command goes on where it was" if name in _CONTINUE else ""
+        say(f"fleetctl: stopped before its work was done, because the reader of its output closed it{again}")
+    raise typer.Exit(int(ExitCode.UNEXPECTED))
 
 
 def _advice(name: str, options: Mapping[str, Any]) -> str:

@@ -58,3 +58,21 @@ def test_a_closed_standard_output_is_no_error() -> None:
         env={**os.environ, "AWS_REGION": "us-west-2", "AWS_EC2_METADATA_DISABLED": "true"},
     )  # fmt: skip
     assert done.returncode == 0 and "unexpected" not in done.stderr
+
+
+@pytest.mark.parametrize(("name", "code"), [("request", 1), ("logs", 0)])
+def test_a_reader_that_goes_hides_no_unfinished_work(name: str, code: int) -> None:
+    program = (
+        "import sys\n"
+        "from spotheal.fleet.terminal.console import verb\n"
+        f"def {name}():\n"
+        "    for number in range(100000):\n"
+        "        print('the plan', file=sys.stderr, flush=True)\n"
+        "    print('the run')\n"
+        f"import typer; app = typer.Typer(); app.command()(verb({name})); app()\n"
+    )
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run([sys.executable, "-c", program], stdout=writes, stderr=writes, timeout=60)
+    os.close(writes)
+    assert done.returncode == code
