@@ -52,16 +52,16 @@ def check(session: Session, fleet: FleetConfig, templates: Sequence[Mapping[str,
 def _check_types(session: Session, fleet: FleetConfig) -> list[str]:
     """Like `check`, of the instance types. EC2 would refuse the whole request for one of them."""
     try:
-        wanted = fleet.instance_types
-        offered = set(types.offered_types(session, wanted))
-        if not (strange := [name for name in wanted if name not in offered]):
+        names = fleet.instance_types
+        offered = set(types.offered_types(session, names))
+        if not (strange := [name for name in names if name not in offered]):
             return []
-        every = types.offered_types(session)
+        all_types = types.offered_types(session)
     except PermissionDenied as error:
         if not error.code:
             raise
         return ["whether the instance types are offered was not checked: these credentials may not list them"]
-    close = {name: get_close_matches(name, every, 1) for name in strange}
+    close = {name: get_close_matches(name, all_types, 1) for name in strange}
     raise ConfigError(
         f"{fleet.source}: not offered in {session.region}: "
         + ", ".join(f"{name} (did you mean {near[0]}?)" if near else name for name, near in close.items()),

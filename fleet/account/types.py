@@ -71,8 +71,8 @@ def offered_types(session: Session, names: Sequence[str] = ()) -> list[str]:
     filters = [{"Name": "instance-type", "Values": list(names)}] if names else []
     with translated("list the instance types of the region"):
         pages = session.client("ec2").get_paginator("describe_instance_type_offerings")
-        return [str(one["InstanceType"]) for page in pages.paginate(LocationType="region", Filters=filters)
-                for one in page["InstanceTypeOfferings"]]  # fmt: skip
+        return [str(offering["InstanceType"]) for page in pages.paginate(LocationType="region", Filters=filters)
+                for offering in page["InstanceTypeOfferings"]]  # fmt: skip
 
 
 def offered_zones(session: Session, names: Iterable[str]) -> dict[str, list[str]]:

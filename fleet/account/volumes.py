@@ -138,7 +138,7 @@ def delete(session: Session, volume: Volume, root: StoreUrl, clock: Clock) -> No
     """Delete the volume. If this store has its run, the ledger gets an event, which ends the run's cost."""
     session.ec2.delete_volume(volume.id)
     job, run = volume.tags.get(TAG_JOB, ""), volume.tags.get(TAG_RUN, "")
-    with suppress(SpothealError):  # it is deleted, whatever the store says
+    with suppress(SpothealError):  # the volume is deleted, even if the store fails
         owner = runs.run_of(session.client("s3"), root, job, run)
         if job and run and owner.store.read_status() is not None:
             owner.note(clock, "deleted", volumes=[volume.id])

@@ -200,10 +200,13 @@ def _weight_faults(path: str, place: dict[str, Any]) -> Iterator[str]:
 
 def _unknown_types(document: dict[str, Any]) -> dict[str, str]:
     """The instance types that this botocore does not know, each with the nearest that it knows, or ""."""
-    overrides = [one for config in document.get("LaunchTemplateConfigs") or [] for one in config.get("Overrides") or []]
-    named = [str(one.get("InstanceType") or "") for one in [*(document.get("LaunchSpecifications") or []), *overrides]]
-    known = known_types()
-    return {one: next(iter(get_close_matches(one, sorted(known), 1)), "") for one in named if one and one not in known}
+    places = list(document.get("LaunchSpecifications") or [])
+    for config in document.get("LaunchTemplateConfigs") or []:
+        places += config.get("Overrides") or []
+    legal = known_types()
+    names = (str(place.get("InstanceType") or "") for place in places)
+    unknown = [name for name in names if name and name not in legal]
+    return {name: next(iter(get_close_matches(name, sorted(legal), 1)), "") for name in unknown}
 
 
 def fleet_warnings(document: dict[str, Any]) -> list[str]:

@@ -52,7 +52,7 @@ class FleetConfig:
 
     @property
     def specifications(self) -> list[dict[str, Any]]:
-        """The launch specifications; empty where the file uses launch templates."""
+        """The launch specifications; empty if the file uses launch templates."""
         return copy.deepcopy(self.document.get("LaunchSpecifications") or [])
 
     @property
@@ -246,7 +246,7 @@ def job_file_beside(fleet_file: Path) -> Path:
 
 
 def read_request(fleet_file: Path, job_file: Path) -> tuple[FleetConfig, JobConfig]:
-    """Both files of a request; one ConfigError with the faults of both, NotFound where one is missing."""
+    """Both files of a request; one ConfigError with the faults of both, NotFound if one is missing."""
     faults: list[ConfigError] = []
     fleet: FleetConfig | None = None
     job: JobConfig | None = None

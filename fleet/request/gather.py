@@ -34,7 +34,7 @@ class Wanted:
     fleet_file: Path
     resume: bool = False
     new_run: bool = False
-    beside: tuple[Path, ...] = ()  # more files of the operator, which need no commit
+    extra_files: tuple[Path, ...] = ()  # more files of the operator, which need no commit
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def make_plan(
     """The plan of a request. `offline`: no call is made; values that only AWS knows are missing, and a note says so."""
     job = inputs.job
     run, generation, requested_at, previous = _identity(session, way, root, job.job.name, clock)
-    ours = (inputs.job_file, inputs.fleet_file, *inputs.beside)
+    ours = (inputs.job_file, inputs.fleet_file, *inputs.extra_files)
     source = repository.resolve(job, inputs.job_file.resolve().parent, ours=ours, allow_paths=allow_paths)
     store = root.below(job.job.name, run)
     entries = len(sweep.entries) if sweep else 0

@@ -47,7 +47,7 @@ def remote(path: str, program: str) -> str:
     return _READ.replace("PROGRAM", program).replace("PATH", shlex.quote(path))
 
 
-# ------------------------------------------------------------------------------------------------------- where they lie
+# ------------------------------------------------------------------------------------------------------ their location
 @sensible
 def place_of(run: Run) -> StoreUrl | EfsUrl | None:
     """The value of `store.results` when the run was requested; None: the run's own store."""
