@@ -366,14 +366,14 @@ class Store:
             fault = (
                 not_beside(step, paths[0], error)
                 if paths
-                else not_written(step, self.folder, error, self._left(), copy.plan.layout.data_bytes)
+                else not_written(step, self.folder, error, self._remainder(), copy.plan.layout.data_bytes)
             )
         except SaveFailed as error:
             fault = error
         except SpothealError as error:
             fault = not_as_it_was(step, error)
         except (ValueError, RecursionError) as error:  # of the state's text, which is made here
-            fault = not_json(step, error, self._left())
+            fault = not_json(step, error, self._remainder())
         finally:
             if copying is not None:  # or it would go on into the image, beside the next save
                 copying.exception()
@@ -392,7 +392,7 @@ class Store:
         if newest > step:
             log.warning("step %d is saved behind step %d: a load takes the highest", step, newest)
 
-    def _left(self) -> str:
+    def _remainder(self) -> str:
         """What a failed save leaves, for its message."""
         try:
             newest = next((path.name for _, path in self.slots.found()), None)

@@ -78,7 +78,7 @@ class Rendezvous(DynamicRendezvousHandler):
         info = super().next_rendezvous()
         self._round = frozenset(self._state_holder.state.participants)
         if failed is not None and not ours and self._round == before:
-            raise ProgramFailed(_how(*failed), failed[1])
+            raise ProgramFailed(_exit_text(*failed), failed[1])
         return info
 
     def num_nodes_waiting(self) -> int:
@@ -117,7 +117,7 @@ class NodeAgent(LocalElasticAgent):
             rank = min(rank for rank, failure in result.failures.items() if failure is first)
             self._rendezvous_here.failed = rank, first.exitcode
             if first.exitcode != contract.EXIT_SAVED_AND_STOPPED:
-                _say(f"{_how(rank, first.exitcode)}; meeting the other machines again")
+                _say(f"{_exit_text(rank, first.exitcode)}; meeting the other machines again")
         return result
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -236,7 +236,7 @@ def _has_gpus() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def _how(rank: int, exit_code: int) -> str:
+def _exit_text(rank: int, exit_code: int) -> str:
     return f"rank {rank} ended with " + (f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}")
 
 

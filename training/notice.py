@@ -54,7 +54,7 @@ class Watcher:
         self._clock = clock or SystemClock()
         self._heard: Notice | None = None
         self._terminated = False  # set by the signal handler, which may do nothing else
-        self._asked = False
+        self._save_request = False
         self._rebalanced = rebalance_file is not None and rebalance_file.exists()  # an old one was obeyed already
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class Watcher:
 
     def take_save_request(self) -> bool:
         """Whether a save was asked for (SIGUSR1, a rebalance recommendation) since the last call."""
-        request, self._asked = self._asked, False
+        request, self._save_request = self._save_request, False
         return request
 
     # ------------------------------------------------------------------------------------------------------- listening
@@ -149,7 +149,7 @@ class Watcher:
         with self._lock:
             if self._rebalanced:
                 return
-            self._rebalanced = self._asked = True
+            self._rebalanced = self._save_request = True
         log.warning("rebalance recommendation: saving now, going on")
 
     def _from_file(self) -> Notice | None:
@@ -170,7 +170,7 @@ class Watcher:
         self._terminated = True
 
     def _on_sigusr1(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+        self._save_request = True
 
 
 def _metadata(clock: Clock | None) -> Metadata | None:

@@ -45,7 +45,7 @@ class ReplayedLoader:
         # A strong one would make a ring, whose collection ends queues before workers, each of which then takes 5 s.
         self._loader = weakref.ref(loader)
         self.dataset, self._workers = loader.dataset, loader.num_workers
-        self._own = _generators(loader, loader.batch_sampler, loader.sampler)
+        self._own_generators = _generators(loader, loader.batch_sampler, loader.sampler)
         self.epoch, self.used = -1, 0
         self.looks_ahead = False  # Accelerate asks for a batch before the loop has it: its loop counts itself
         self._resuming = False
@@ -118,11 +118,11 @@ class ReplayedLoader:
 
     # ------------------------------------------------------------------------------------------------------ generators
     def _own_states(self) -> list[torch.Tensor]:
-        return [generator.get_state() for generator in self._own]
+        return [generator.get_state() for generator in self._own_generators]
 
     def _restore(self, everyone: Any, own_states: list[torch.Tensor]) -> None:
         state.set_rng_state(everyone)
-        for generator, saved in zip(self._own, own_states, strict=False):
+        for generator, saved in zip(self._own_generators, own_states, strict=False):
             generator.set_state(saved)
 
 

@@ -96,7 +96,7 @@ class Session:
         self._pace = Pace(interval, interruption_seconds(environment, interruption_hours))
         self._rng: Mapping[str, Any] | None = None
         self._mark: str | None = None
-        self._wanted, self._failed, self._listening = False, 0, False
+        self._is_save_due, self._failed, self._listening = False, 0, False
         self._begin_seconds = self._save_seconds = 0.0
         self._hooked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._closed = False
@@ -211,8 +211,8 @@ class Session:
             self._learn(outcome)
         if self.report.due:
             self.report.progress(step=step, **{name: plain(value) for name, value in figures.items()})
-        self._wanted = self._wanted or (self.ranks.rank == 0 and self._pace.due(step))
-        begin = self._wanted and self.store is not None and not self.store.busy
+        self._is_save_due = self._is_save_due or (self.ranks.rank == 0 and self._pace.due(step))
+        begin = self._is_save_due and self.store is not None and not self.store.busy
         leave, save_request, begin = self.ranks.any(
             self.watcher.notice is not None, self.watcher.take_save_request(), begin
         )
@@ -224,9 +224,9 @@ class Session:
             self.close()
             raise SavedAndStopped(step)
         if begin:
-            self._wanted = False
+            self._is_save_due = False
             self._begin(step, gather, optimizer)
-        self._wanted = self._wanted or save_request
+        self._is_save_due = self._is_save_due or save_request
 
     def save(self, step: int, gather: Callable[[], Any]) -> None:
         """The state of `step` is durable when this returns, on whatever rank. SaveFailed on all where it is not."""

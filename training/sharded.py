@@ -124,7 +124,7 @@ class ShardedStore:
         start = time.monotonic()
         (tensors, values), (alone, own_values) = pack(tree), pack(own)
         to_json(info)
-        tensors |= {_own(self.ranks.rank) + name: tensor for name, tensor in alone.items()}
+        tensors |= {_own_prefix(self.ranks.rank) + name: tensor for name, tensor in alone.items()}
         writer = ShardWriter(self.ranks.rank, lambda: self.sets.free(self.ranks.size, step))
         try:
             self._collective(state_dict_saver.save, tensors, storage_writer=writer, planner=save_planner())
@@ -266,7 +266,7 @@ class ShardedStore:
             try:
                 self._collective(state_dict_loader.load, targets, storage_reader=reader, planner=load_planner())
                 tree = unpack(manifest.state, targets)
-                prefix = _own(self.ranks.rank)
+                prefix = _own_prefix(self.ranks.rank)
                 alone = {name[len(prefix) :]: item for name, item in targets.items() if name.startswith(prefix)}
                 own_state = unpack(reader.own, alone)
             except (CheckpointException, KeyError, ValueError, TypeError, RecursionError) as fault:
@@ -332,7 +332,7 @@ def _timed(work: Callable[[], object]) -> float:
     return time.thread_time() - start
 
 
-def _own(rank: int) -> str:
+def _own_prefix(rank: int) -> str:
     """The beginning of the names of tensors that only one rank has."""
     return f"rank-{rank:05d}/"
 
@@ -340,7 +340,7 @@ def _own(rank: int) -> str:
 def _targets(manifest: Manifest, tensors: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
     """What is loaded into: the DTensors of this run, and new tensors for all that every rank has whole."""
     targets = {}
-    foreign = tuple(_own(number) for number in range(len(manifest.files)) if number != rank)
+    foreign = tuple(_own_prefix(number) for number in range(len(manifest.files)) if number != rank)
     for name, stored in manifest.tensors.items():
         if name.startswith(foreign):
             continue

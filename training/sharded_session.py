@@ -76,8 +76,8 @@ class ShardedSession(Session):
         self.listen()
         if self.report.due:
             self.report.progress(step=step, **{name: plain(value) for name, value in figures.items()})
-        self._wanted = self._wanted or (self.ranks.rank == 0 and self._pace.due(step))
-        begin = self._wanted and not self.store.busy
+        self._is_save_due = self._is_save_due or (self.ranks.rank == 0 and self._pace.due(step))
+        begin = self._is_save_due and not self.store.busy
         leave, save_request, begin, working = self.ranks.any(
             self.watcher.notice is not None, self.watcher.take_save_request(), begin, self.store.working
         )
@@ -88,9 +88,9 @@ class ShardedSession(Session):
         if self.store.busy and not working and (outcome := self.store.advance()) is not None:
             self._learn(outcome)
         if begin:
-            self._wanted = False
+            self._is_save_due = False
             self._begin(step, gather, optimizer)
-        self._wanted = self._wanted or save_request
+        self._is_save_due = self._is_save_due or save_request
 
     def save(self, step: int, gather: Callable[[], Any]) -> None:
         self.store.wait_copied()

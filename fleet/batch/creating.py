@@ -143,8 +143,8 @@ def make_plan(session: Session, job: JobConfig, root: StoreUrl, clock: Clock, vp
     secrets = tuple(filter(None, [*job.secrets.values(), job.job.repository_secret]))
     place = job.store.results_place
     results = place if isinstance(place, StoreUrl) else None
-    wanted_roles = roles.wanted(session, names, root, secrets, job.notify.sns, results)
-    steps += [step for role in wanted_roles if (step := roles.missing(session, role))]
+    required_roles = roles.required(session, names, root, secrets, job.notify.sns, results)
+    steps += [step for role in required_roles if (step := roles.missing(session, role))]
     steps += service_roles.missing(session, service_roles.SPOT_FLEET)  # Batch makes its own itself, these not
     if not _has_log_group(session, names.log_group):
         steps.append(MakeLogGroup(names.log_group, names.tags))

@@ -38,7 +38,7 @@ class Followed:
         self._children: dict[str, str] = {}  # id -> the state that was read last
         self._mark: tuple[Any, ...] = ()
         self._unlisted = 0  # looks in a row at which not every child that has ended was listed
-        self._said = ""
+        self._last_line = ""
         self._runnable_since: float | None = None
         self._told_waiting = False
 
@@ -137,9 +137,9 @@ class Followed:
 
     def _tell(self, job: dict[str, Any]) -> None:
         text = in_words(job)
-        if text != self._said:
+        if text != self._last_line:
             self.say(text)
-            self._said = text
+            self._last_line = text
         counts = batch_jobs.counts(job)
         waits = counts["RUNNABLE"] and not counts["STARTING"] and not counts["RUNNING"]
         now = self.clock.monotonic()

@@ -27,17 +27,17 @@ class MakeRole:
 
     name: str
     service: str
-    what: str
+    purpose: str
     managed: str = ""
     inline: str = ""
     profile: bool = False
     verb: str = "create"
 
     def says(self) -> str:
-        return f"{self.verb} role {self.name}: {self.what}"
+        return f"{self.verb} role {self.name}: {self.purpose}"
 
 
-def wanted(
+def required(
     session: Session, names: Names, root: StoreUrl, secrets: tuple[str, ...], topic: str, results: StoreUrl | None
 ) -> list[MakeRole]:
     """`results`: the URL of `[store] results`, if it is S3."""
@@ -56,12 +56,12 @@ def wanted(
 def missing(session: Session, step: MakeRole) -> MakeRole | None:
     """The step, if the role, its policy or its profile is missing or differs."""
     iam = session.client("iam")
-    if _found(f"look for role {step.name}", lambda: iam.get_role(RoleName=step.name)) is None:
+    if _if_exists(f"look for role {step.name}", lambda: iam.get_role(RoleName=step.name)) is None:
         return step
     updated = MakeRole(**{**vars(step), "verb": "complete"})
     if step.inline:
         arguments = {"RoleName": step.name, "PolicyName": INLINE + session.region}
-        current = _found(f"read the policy of role {step.name}", lambda: iam.get_role_policy(**arguments))
+        current = _if_exists(f"read the policy of role {step.name}", lambda: iam.get_role_policy(**arguments))
         if current is None or current["PolicyDocument"] != json.loads(step.inline):
             return updated
     if step.managed:
@@ -70,7 +70,7 @@ def missing(session: Session, step: MakeRole) -> MakeRole | None:
         if not any(policy["PolicyArn"].endswith(step.managed) for policy in attached):
             return updated
     if step.profile:
-        profile = _found(
+        profile = _if_exists(
             f"look for instance profile {step.name}", lambda: iam.get_instance_profile(InstanceProfileName=step.name)
         )
         if profile is None or not profile["InstanceProfile"]["Roles"]:
@@ -102,7 +102,7 @@ def delete(session: Session, names: Names) -> list[str]:
     only this region's policy goes."""
     deleted: list[str] = []
     iam, mine = session.client("iam"), INLINE + session.region
-    policies = _found("list the job's policies", lambda: iam.list_role_policies(RoleName=names.job_role))
+    policies = _if_exists("list the job's policies", lambda: iam.list_role_policies(RoleName=names.job_role))
     inline = policies["PolicyNames"] if policies else []
     if any(policy.startswith(INLINE) and policy != mine for policy in inline):
         if mine in inline:
@@ -116,7 +116,7 @@ def delete(session: Session, names: Names) -> list[str]:
     return deleted
 
 
-def _found(purpose: str, call: Callable[[], Any]) -> Any:
+def _if_exists(purpose: str, call: Callable[[], Any]) -> Any:
     try:
         with translated(purpose):
             return call()

@@ -31,8 +31,8 @@ class _Reading:
     ended: bool = False
     quiet: int = 0
     moment: int = 0  # of the last event that was given, in milliseconds
-    given: int = 0  # events of that moment
-    again: int = 0  # of them come once more, since the token was forgotten
+    event_count: int = 0  # events of that moment
+    skip_count: int = 0  # of them come once more, since the token was forgotten
 
     @property
     def is_over(self) -> bool:
@@ -46,13 +46,13 @@ class _Reading:
 
     def start_again(self) -> None:
         """Without its token, at the moment of the last event."""
-        self.token, self.again = "", self.given
+        self.token, self.skip_count = "", self.event_count
 
     def is_new(self, event: Mapping[str, Any]) -> bool:
-        if self.again and event["timestamp"] == self.moment:
-            self.again -= 1
+        if self.skip_count and event["timestamp"] == self.moment:
+            self.skip_count -= 1
             return False
-        self.given = self.given + 1 if event["timestamp"] == self.moment else 1
+        self.event_count = self.event_count + 1 if event["timestamp"] == self.moment else 1
         self.moment = int(event["timestamp"])
         return True
 

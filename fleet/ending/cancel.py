@@ -25,13 +25,13 @@ _GONE = ("terminated", "shutting-down")
 
 @dataclass(frozen=True)
 class CancelPlan:
-    """`fleet` is "" if none is live. `instances` end with it, or alone; `kept`: volumes that stay and cost."""
+    """`fleet` is "" if none is live. `instances` end with it, or alone; `volumes` stay and cost."""
 
     job: str
     run: str
     fleet: str
     instances: tuple[Instance, ...]
-    kept: tuple[Volume, ...]
+    volumes: tuple[Volume, ...]
     pending: bool = False
 
 

@@ -50,11 +50,11 @@ class Thing:
 
 @dataclass(frozen=True)
 class RunSeen:
-    """`phase` "" and `known` False if the store has no such run. `at_work`: the reason if it is at work, else ""."""
+    """`phase` "" and `is_known` False if the store has no such run. `at_work`: the reason if it is at work, else ""."""
 
     job: str
     run: str
-    known: bool
+    is_known: bool
     phase: str = ""
     reason: str = ""
     at_work: str = ""
@@ -75,7 +75,7 @@ class RunSeen:
 class Verdict:
     thing: Thing
     deletes: bool
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _verdict(
 ) -> tuple[bool, str]:
     if TAG_RUN not in thing.tags:
         return False, "no run of its job has used it yet; `fleetctl volume rm` deletes it"
-    if run is None or not run.known:
+    if run is None or not run.is_known:
         return False, "its run is not in this store: another store's, or another tool's"
     if run.at_work:
         return False, run.at_work

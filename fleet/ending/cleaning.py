@@ -85,7 +85,7 @@ def check_known(session: Session, root: StoreUrl, job: str) -> None:
 def look(session: Session, root: StoreUrl, job: str, run: str, *, alive: Iterable[str] | None = None) -> RunSeen:
     """The state of a run; `alive` names runs with instances, None asks AWS. A run of a sweep has the sweep's fleet."""
     if not JOB_NAME.fullmatch(job) or not run.isalnum():
-        return RunSeen(job, run, known=False)
+        return RunSeen(job, run, is_known=False)
     store = runs.run_of(session.client("s3"), root, job, run).store
     whole, entry = runs.entry_in(run)
     of_sweep = bool(entry)
@@ -93,9 +93,9 @@ def look(session: Session, root: StoreUrl, job: str, run: str, *, alive: Iterabl
     try:
         status, document = store.read_status(), fleets.get_json(LAYOUT.fleet_document)
     except NotFound:
-        return RunSeen(job, run, known=False)
+        return RunSeen(job, run, is_known=False)
     if status is None and document is None:
-        return RunSeen(job, run, known=False)
+        return RunSeen(job, run, is_known=False)
     sizes = store.sizes()
     stored = fleets.sizes(f"{LAYOUT.results}{int(entry)}/") if of_sweep else sizes
     results = [size for key, size in stored if key.startswith(LAYOUT.results) and _is_result(key)]
@@ -105,7 +105,7 @@ def look(session: Session, root: StoreUrl, job: str, run: str, *, alive: Iterabl
         results += [int(result.get("size") or 0) for result in listed if _is_result(str(result.get("name") or ""))]
     texts = {key: str((status or {}).get(key) or "") for key in ("phase", "reason")}
     return RunSeen(
-        job, run, known=True, phase=texts["phase"], reason=texts["reason"],
+        job, run, is_known=True, phase=texts["phase"], reason=texts["reason"],
         at_work=_at_work(session, job, whole if of_sweep else run, document or {},
                          _alive(session, job) if alive is None else alive),
         of_sweep=of_sweep,
@@ -192,7 +192,7 @@ def carry_out(
     states = {owner: look(session, request.root, *owner) for owner in sorted({thing.owner for thing in plan.deletes})}
     for thing in sorted(plan.deletes, key=lambda thing: (order.index(thing.kind), thing.id)):
         state = states[thing.owner]
-        if not state.known or state.at_work:
+        if not state.is_known or state.at_work:
             say(f"{thing.id} stays: {state.at_work or 'its run is not in the store any more'}")
             continue
         try:
@@ -252,4 +252,4 @@ def _row(verdict: Verdict) -> dict[str, Any]:
     job, run = thing.owner
     return {"kind": thing.kind, "id": thing.id, "job": job, "run": run, "zone": thing.zone or None,
             "size_gib": thing.size_gib or None, "state": thing.state or None,
-            "dollars_per_month": float(thing.month), "why": verdict.why or None}  # fmt: skip
+            "dollars_per_month": float(thing.month), "why": verdict.reason or None}  # fmt: skip

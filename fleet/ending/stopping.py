@@ -34,7 +34,7 @@ class Ended:
     phase: str
     reason: str
     saved_step: int | None
-    asked: bool  # a trainer was at work and has saved because of us
+    has_saved: bool  # a trainer was at work and saved for this stop
 
 
 def save_and_end(

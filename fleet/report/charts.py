@@ -38,11 +38,11 @@ class Mark:
 
 @dataclass(frozen=True)
 class LineChart:
-    """`title` and `what` are read aloud; series are drawn in order, the first on top."""
+    """`title` and `summary` are read aloud; series are drawn in order, the first on top."""
 
     id: str
     title: str
-    what: str
+    summary: str
     series: Sequence[Series]
     marks: Sequence[Mark] = ()
     x_name: str = "step"
@@ -77,7 +77,7 @@ def line_chart(chart: LineChart, width: int, height: int = 260) -> str:
     for number, series in reversed(list(enumerate(chart.series))):
         drawn = [[(px(x), py(y)) for x, y in piece] for piece in pieces(series)]
         parts.append(_line(drawn, number, series.name in chart.stairs, series, chart.percent))
-    return svg(chart.id, width, height, chart.title, chart.what, parts)
+    return svg(chart.id, width, height, chart.title, chart.summary, parts)
 
 
 def grid(axis: Axis, py: Callable[[float], float], left: int, right: int, percent: bool) -> str:

@@ -29,7 +29,7 @@ from spotheal.fleet.report.pieces import (
     three,
 )
 from spotheal.fleet.report.report import Report
-from spotheal.fleet.report.series import Series, brief, losses, others, scores
+from spotheal.fleet.report.series import Series, brief, losses, other_series, scores
 from spotheal.fleet.run.store_documents import sensible
 from spotheal.fleet.run.table import duration
 
@@ -190,7 +190,7 @@ def _curves(report: Report) -> str:
         chart = LineChart(name.lower(), name, f"{name} over the steps of the run.", curves, marks, percent=percent)
         keys = "".join(key(f"s{number}", curve.name) for number, curve in enumerate(curves)) + _mark_keys(marks)
         cards.append((name, note, chart, keys, curves))
-    others_card = _others(others(report.series), marks, is_open=not cards)
+    others_card = _other_curves(other_series(report.series), marks, is_open=not cards)
     if not cards:
         note = ("The trainer wrote neither to its metrics file nor to its progress file: see"
                 " docs/contract.md for how it can.")  # fmt: skip
@@ -204,7 +204,7 @@ def _curves(report: Report) -> str:
     return (f'<div class="half">{"".join(drawn)}</div>' if len(cards) > 1 else drawn[0]) + others_card
 
 
-def _others(curves: Sequence[Series], marks: Sequence[Mark], *, is_open: bool) -> str:
+def _other_curves(curves: Sequence[Series], marks: Sequence[Mark], *, is_open: bool) -> str:
     """A chart each, two in a row; folded away if there is a chart of loss or accuracy."""
     drawn = []
     for place, curve in enumerate(curves):
@@ -297,12 +297,12 @@ def _cost(report: Report) -> str:
         storage_note = (
             f" What is still there costs about {_money(receipt.kept_month)} a month; fleetctl clean removes it."
         )
-    bars = f"<div>{three(draw, wide=HALF - 5)}{_why(report)}</div>"
+    bars = f"<div>{three(draw, wide=HALF - 5)}{_saving_reasons(report)}</div>"
     return card("Cost", f"An estimate from AWS's prices at the time; AWS's bill counts.{storage_note}",
                  f'<div class="split">{bars}<div>{table}</div></div>')  # fmt: skip
 
 
-def _why(report: Report) -> str:
+def _saving_reasons(report: Report) -> str:
     """The reasons for the difference to on-demand."""
     stays = report.receipt.bill.stays
     spot = [stay for stay in stays if stay.lifecycle == "spot" and stay.dollars is not None and not stay.free]
@@ -388,7 +388,7 @@ def _facts(report: Report) -> str:
 
 def _foot(report: Report) -> str:
     notes = "".join(f"<p>{safe_long(note)}</p>" for note in report.receipt.notes)
-    return f"<footer>{notes}<p>Made {report.made:%Y-%m-%d %H:%M:%S} UTC by fleetctl report.</p></footer>"
+    return f"<footer>{notes}<p>Made {report.created:%Y-%m-%d %H:%M:%S} UTC by fleetctl report.</p></footer>"
 
 
 def _mark_keys(marks: Sequence[Mark]) -> str:

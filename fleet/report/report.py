@@ -60,7 +60,7 @@ class Report:
     ended: bool
     store: str
     revision: str
-    made: datetime
+    created: datetime
     start: datetime
     end: datetime
     receipt: Receipt
@@ -97,7 +97,7 @@ class Report:
             "ended": self.ended,
             "store": self.store,
             "revision": self.revision,
-            "made": rfc3339(self.made),
+            "made": rfc3339(self.created),
             "start": rfc3339(self.start),
             "end": rfc3339(self.end),
             "seconds": round((self.end - self.start).total_seconds()),
@@ -177,7 +177,7 @@ def make(material: Material, now: datetime, banner: str = "") -> Report:
         ended=ended,
         store=facts.store,
         revision=str(facts.status.get("revision") or ""),
-        made=now,
+        created=now,
         start=start,
         end=max(end, start + timedelta(seconds=1)),
         receipt=run_receipt,

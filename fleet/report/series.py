@@ -76,7 +76,7 @@ def scores(curves: Mapping[str, Series]) -> list[Series]:
     return _chosen({name: curve for name, curve in curves.items() if not _LOSS.search(name)}, _SCORE)
 
 
-def others(curves: Mapping[str, Series]) -> list[Series]:
+def other_series(curves: Mapping[str, Series]) -> list[Series]:
     """Series that are neither loss nor score, by name: each has its own scale."""
     names = [name for name in sorted(curves) if not _LOSS.search(name) and not _SCORE.search(name)]
     return [curves[name] for name in names[:OTHERS_MAX]]

@@ -314,7 +314,7 @@ def history_of(facts: RunFacts, now: datetime) -> History:
         listed=listed.on_demand,
         spot_then=listed.spot,
         maximum=listed.maximum,
-        known=_known(facts, heard, now),
+        known=_known_instances(facts, heard, now),
         volumes=None if facts.volumes is None else {volume.id: _disk(volume) for volume in facts.volumes},
         heard=heard,
         recorded_end=_recorded_end(facts.status),
@@ -335,7 +335,7 @@ def _disk(volume: Any) -> Disk:
     return Disk(volume.size_gib, volume.type, volume.zone, volume.iops, volume.throughput)
 
 
-def _known(facts: RunFacts, heard: Mapping[str, datetime], now: datetime) -> dict[str, Known]:
+def _known_instances(facts: RunFacts, heard: Mapping[str, datetime], now: datetime) -> dict[str, Known]:
     if facts.instances is None:
         return {}
     known_instances = {

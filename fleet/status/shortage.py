@@ -36,7 +36,7 @@ class Shortage:
     since: datetime
     zones: tuple[str, ...]
     types: tuple[str, ...]
-    said: str  # AWS's words, without the start that all refusals share
+    aws_message: str  # AWS's words, without the start that all refusals share
     next_step: str
 
     def says(self, now: datetime) -> str:
@@ -53,8 +53,8 @@ class Shortage:
             case "quota":
                 return f"nothing is launched {since}: the account's spot quota is used up"
             case "permission":
-                return f"nothing is launched {since}: the fleet's role may not: {self.said}"
-        return f"nothing is launched {since}: {self.said}"
+                return f"nothing is launched {since}: the fleet's role may not: {self.aws_message}"
+        return f"nothing is launched {since}: {self.aws_message}"
 
     def to_document(self, now: datetime) -> dict[str, Any]:
         return {
@@ -63,7 +63,7 @@ class Shortage:
             "seconds": max(0.0, (now - self.since).total_seconds()),
             "zones": list(self.zones),
             "types": list(self.types),
-            "aws_said": self.said,
+            "aws_said": self.aws_message,
             "says": self.says(now),
             "next_step": self.next_step,
         }

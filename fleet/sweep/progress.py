@@ -178,7 +178,7 @@ def render(document: dict[str, Any], metric: str = "", width: int = 200) -> str:
     entries = document["entries"] if metric else sorted(
         document["entries"], key=lambda row: (order.index(row["state"]), row["index"])
     )  # fmt: skip
-    constant = _same(entries)
+    constant = _constant_names(entries)
     heads = ("RUN", "STATE", "STEP", metric.upper() or "LOSS", "INSTANCES", "PARAMETERS")
     cells = [_cells(row, metric, constant) for row in entries[:ROWS_SHOWN]]
     wide = [max(len(str(row[column])) for row in (heads, *cells)) for column in range(len(heads) - 1)]
@@ -208,7 +208,7 @@ def in_words(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _same(rows: list[dict[str, Any]]) -> set[str]:
+def _constant_names(rows: list[dict[str, Any]]) -> set[str]:
     """Parameters that all rows have alike."""
     first = rows[0]["parameters"] if rows else {}
     return {name for name, value in first.items() if all(row["parameters"].get(name) == value for row in rows)}

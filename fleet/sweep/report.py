@@ -53,7 +53,7 @@ class SweepReport:
     store: str
     phase: str
     reason: str
-    made: datetime
+    created: datetime
     metric: str
     smallest: bool
     count: Mapping[str, int]
@@ -62,7 +62,7 @@ class SweepReport:
     curve: str
     curves: Mapping[int, Series]
     parameters: Sequence[Parameter]
-    same: Mapping[str, Any]  # parameters that every run has alike
+    constants: Mapping[str, Any]  # parameters that every run has alike
 
     @property
     def ended(self) -> bool:
@@ -154,8 +154,8 @@ def make(
     values = {int(row["index"]): progress.value_of(row, metric) for row in rows}
     return SweepReport(
         job=document["job"], run=document["run"], store=document["store"], phase=str(document["phase"]),
-        reason=str(document["reason"]), made=now, metric=metric, smallest=smallest, count=document["runs"], rows=rows,
-        values={index: value for index, value in values.items() if value is not None},
+        reason=str(document["reason"]), created=now, metric=metric, smallest=smallest, count=document["runs"],
+        rows=rows, values={index: value for index, value in values.items() if value is not None},
         curve=curve, curves={index: curves[curve] for index, curves in by_run.items() if curve in curves},
-        parameters=differing, same=constant,
+        parameters=differing, constants=constant,
     )  # fmt: skip

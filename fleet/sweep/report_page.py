@@ -172,12 +172,12 @@ def _console(report: SweepReport, index: int) -> str:
 
 def _facts(report: SweepReport) -> str:
     rows = [("Run", report.run), ("Store", report.store), ("Phase", report.phase)]
-    rows += [(name, in_words(value)) for name, value in list(report.same.items())[:40]]
+    rows += [(name, in_words(value)) for name, value in list(report.constants.items())[:40]]
     items = "".join(f"<dt>{safe(name)}</dt><dd>{safe(value)}</dd>" for name, value in rows if value)
     reason_block = f"<pre>{safe_long(report.reason[:2000])}</pre>" if report.reason else ""
-    note = "Parameters listed here are the same in every run." if report.same else ""
+    note = "Parameters listed here are the same in every run." if report.constants else ""
     return card("The sweep", note, f"<dl>{items}</dl>{reason_block}")
 
 
 def _foot(report: SweepReport) -> str:
-    return f"<footer><p>Made {report.made:%Y-%m-%d %H:%M:%S} UTC by fleetctl sweep report.</p></footer>"
+    return f"<footer><p>Made {report.created:%Y-%m-%d %H:%M:%S} UTC by fleetctl sweep report.</p></footer>"

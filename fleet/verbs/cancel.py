@@ -80,10 +80,10 @@ def cancel(
         document["saved_step"] = ended.saved_step if ended else None
         document["phase"] = ended.phase if ended else None
     message = f"cancelled {', '.join(ends)}" if ends else "nothing to cancel: nothing of this run is live"
-    if ended and ended.asked and ended.saved_step is not None:
+    if ended and ended.has_saved and ended.saved_step is not None:
         message += f"; step {ended.saved_step} is saved"
     print(show.as_json(document) if as_json else message)
-    remains(job_run.job, [volume.id for volume in plan.kept], str(job_run.store.url), is_done)
+    remains(job_run.job, [volume.id for volume in plan.volumes], str(job_run.store.url), is_done)
 
 
 def _end_strays(

@@ -110,7 +110,7 @@ def _text(plan: CleanPlan, extra: list[str]) -> str:
 def _rows(verdicts: Sequence[Verdict]) -> list[tuple[str | None, ...]]:
     """One for each thing; launch templates, a dozen a run and free, are counted by job and reason."""
     templates = Counter(
-        (verdict.thing.owner[0], verdict.why) for verdict in verdicts if verdict.thing.kind == _TEMPLATE
+        (verdict.thing.owner[0], verdict.reason) for verdict in verdicts if verdict.thing.kind == _TEMPLATE
     )
     rows = [_cells(verdict) for verdict in verdicts if verdict.thing.kind != _TEMPLATE]
     rows += [(_TEMPLATE, f"{count} of them", job, None, None, reason) for (job, reason), count in templates.items()]
@@ -121,4 +121,4 @@ def _cells(verdict: Verdict) -> tuple[str | None, ...]:
     thing = verdict.thing
     size = f"{thing.size_gib} GiB" if thing.size_gib else None
     month = f"{float(thing.month):.2f}" if thing.month else None
-    return thing.kind, thing.id, thing.owner[0], size, month, verdict.why
+    return thing.kind, thing.id, thing.owner[0], size, month, verdict.reason

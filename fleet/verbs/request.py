@@ -140,7 +140,7 @@ def _end_first(session: Session, root: StoreUrl, job: str, run: str) -> Resume:
 
     clock, job_run = SystemClock(), runs.open_run(session.client("s3"), root, job, run)
     ended = stopping.save_and_end(session, job_run, runs.REPLACED, clock, say)
-    if ended.asked and ended.saved_step is not None:
+    if ended.has_saved and ended.saved_step is not None:
         say(f"step {ended.saved_step} is saved")
     stopping.await_gone(session, job_run, clock, say)
     way = plan.decide_run(job, gather.existing_run(session, root, job), resume=True, new_run=False)

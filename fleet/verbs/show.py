@@ -111,7 +111,9 @@ def cancel_text(plan: CancelPlan) -> str:
         f"  instance {instance.id} ({instance.type} in {instance.zone}, {instance.state})"
         for instance in plan.instances
     ]
-    volumes = [f"  {volume.id}: {volume.size_gib} GiB in {volume.zone}, with its checkpoints" for volume in plan.kept]
+    volumes = [
+        f"  {volume.id}: {volume.size_gib} GiB in {volume.zone}, with its checkpoints" for volume in plan.volumes
+    ]
     return "\n".join(
         [f"job {plan.job}, run {plan.run}", "ends:", *(ends or ["  nothing"]), "stays:", *(volumes or ["  no volume"])]
     )
@@ -125,7 +127,7 @@ def cancel_document(plan: CancelPlan, *, cancelled: bool) -> dict[str, Any]:
         "cancelled": cancelled,
         "fleet_id": plan.fleet or None,
         "instances": [instance.id for instance in plan.instances],
-        "volumes_kept": [volume.id for volume in plan.kept],
+        "volumes_kept": [volume.id for volume in plan.volumes],
     }
 
 

@@ -172,7 +172,7 @@ def _begin(
 
     name, disk, clock, s3 = inputs.job.job.name, inputs.job.volume, SystemClock(), session.client("s3")
     job_run = runs.open_run(s3, root, name, way.existing.run) if isinstance(way, plan.Resume) else None
-    remaining, failed = (len(order.entries), 0) if job_run is None else _left(session, job_run, order)
+    remaining, failed = (len(order.entries), 0) if job_run is None else _count_remaining(session, job_run, order)
     step = plan.WriteSweep(tuple(order.entries), order.source, min(order.parallel, remaining), disk.size_gib, disk.type)
     ready = gather.make_plan(session, inputs, way, root, wheelhouse.build(), clock, sweep=step)
     if order.dry_run:
@@ -190,7 +190,7 @@ def _begin(
     return runs.open_run(s3, root, name, ready.plan.run)
 
 
-def _left(session: Session, sweep: Run, order: _Order) -> tuple[int, int]:
+def _count_remaining(session: Session, sweep: Run, order: _Order) -> tuple[int, int]:
     """How many runs a resumed sweep has to do, and how many of them failed before.
 
     Conflict if there is none, or where it began with another list: an index means one entry for as long as it lives.

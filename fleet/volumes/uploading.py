@@ -124,7 +124,7 @@ class _Cut(io.RawIOBase):
     """Takes the bytes that tarfile writes, and hands them over in pieces."""
 
     def __init__(self, queue: Queue[Any], part_bytes: int, stop: threading.Event) -> None:
-        self._queue, self._part_bytes, self._stop, self._held = queue, part_bytes, stop, bytearray()
+        self._queue, self._part_bytes, self._stop, self._buffer = queue, part_bytes, stop, bytearray()
 
     def writable(self) -> bool:
         return True
@@ -132,19 +132,19 @@ class _Cut(io.RawIOBase):
     def write(self, data: Any) -> int:
         if self._stop.is_set():
             raise OSError("the upload was given up")
-        self._held += data
-        if len(self._held) >= self._part_bytes:
+        self._buffer += data
+        if len(self._buffer) >= self._part_bytes:
             self._hand_over()
         return len(data)
 
     def close(self) -> None:
-        if not self.closed and self._held:
+        if not self.closed and self._buffer:
             self._hand_over()
         super().close()
 
     def _hand_over(self) -> None:
-        self._queue.put(bytes(self._held))
-        self._held.clear()
+        self._queue.put(bytes(self._buffer))
+        self._buffer.clear()
 
 
 def name_of(target: str) -> str:

@@ -303,7 +303,7 @@ class Saver:
     def __init__(self, run: Run, store: Store | NoStore, pace: Pace, report: Reporter) -> None:
         self.run, self.store, self.pace, self.report = run, store, pace, report
         self.save_seconds = 0.0  # the longest of the last few
-        self._wanted = False
+        self._is_save_due = False
         self._failed = 0
 
     def ready(self, save_request: bool) -> bool:
@@ -311,14 +311,14 @@ class Saver:
         outcome = self.store.ended()
         if outcome is not None:
             self._learn(outcome)
-        self._wanted = self._wanted or save_request or self.pace.due(self.run.counters.step)
-        return self._wanted and not self.store.busy and self.run.ranks.rank == 0
+        self._is_save_due = self._is_save_due or save_request or self.pace.due(self.run.counters.step)
+        return self._is_save_due and not self.store.busy and self.run.ranks.rank == 0
 
     def after_step(self, save_request: bool, begin: bool) -> None:
         """`begin`: rank 0 is ready. `asked`: on any rank."""
         if begin:
             self._begin()
-        self._wanted = not begin and (self._wanted or save_request)
+        self._is_save_due = not begin and (self._is_save_due or save_request)
 
     def keep(self, best: bool, milestone: bool) -> None:
         """Save this very state for good: a pending save is waited for, which happens once an epoch at most."""

@@ -40,13 +40,13 @@ def not_written(step: int, folder: Path, error: OSError | MemoryError, remainder
         next_step = (
             f"{remainder}; a save takes {data_bytes / 1e6:.0f} MB: see `df -h`, `dmesg` and the folder's permissions"
         )
-    return SaveFailed(f"step {step} could not be saved in {folder}: {_why(error)}", next_step=next_step)
+    return SaveFailed(f"step {step} could not be saved in {folder}: {_reason(error)}", next_step=next_step)
 
 
 def not_beside(step: int, path: Path, error: OSError | MemoryError) -> SaveFailed:
     """Of a step that is durable, and was to be kept as the best or as a milestone as well."""
     return SaveFailed(
-        f"step {step} is saved as {path}, and could not be kept as the best or as a milestone too: {_why(error)}",
+        f"step {step} is saved as {path}, and could not be kept as the best or as a milestone too: {_reason(error)}",
         next_step="see `df -h`: each of them is a file of its own",
     )
 
@@ -68,7 +68,7 @@ def not_readable(path: Path, error: OSError | MemoryError) -> LoadFailed:
         next_step = "see `ulimit -n`: this process has too many files open"
     else:
         next_step = "see `ls -ld`, `mount` and `dmesg`; nothing was changed"
-    fault = LoadFailed(f"{path} cannot be read: {_why(error)}", next_step=next_step)
+    fault = LoadFailed(f"{path} cannot be read: {_reason(error)}", next_step=next_step)
     fault.errno = code or errno.ENOMEM
     return fault
 
@@ -87,7 +87,7 @@ def _errno(error: OSError | MemoryError) -> int | None:
     return error.errno if isinstance(error, OSError) else None
 
 
-def _why(error: OSError | MemoryError) -> str:
+def _reason(error: OSError | MemoryError) -> str:
     """With the name of the file where the system gives one: it may not be the one that is spoken of."""
     if not isinstance(error, OSError) or not error.strerror:
         return repr(error)

@@ -135,7 +135,7 @@ def _place_beyond(values: Any, levels: int) -> str:
 
 def _too_deep(place: str, levels: int) -> UnsavableState:
     return UnsavableState(
-        f"{_said(place)} lies in more than {levels} containers, one in the other, or the state holds itself",
+        f"{_place_text(place)} lies in more than {levels} containers, one in the other, or the state holds itself",
         next_step="give it in a flatter form: a list of the parts, or a dict by their paths",
     )
 
@@ -148,7 +148,7 @@ def no_stack() -> UnsavableState:
     )
 
 
-def _said(place: str) -> str:
+def _place_text(place: str) -> str:
     """`place` for a message: one of a deep tree is long, and its beginning says where to look."""
     return "the state" if not place else place if len(place) <= 80 else f"{place[:60]}…{place[-15:]}"
 
@@ -200,7 +200,7 @@ def _pack(value: Any, place: str, tensors: dict[str, torch.Tensor], depth: int) 
             plain = value
         if type(plain).__module__ == "numpy":  # and a longdouble's item is itself
             raise UnsavableState(
-                f"{_said(place)} is a numpy {_kind(value)}: not savable",
+                f"{_place_text(place)} is a numpy {_kind(value)}: not savable",
                 next_step="give it as numbers that torch has too (`.astype('float64')`), texts as a list of str",
             )
         if isinstance(plain, torch.Tensor):
@@ -210,7 +210,7 @@ def _pack(value: Any, place: str, tensors: dict[str, torch.Tensor], depth: int) 
             return {"$array": place}
         return _pack(plain, place, tensors, depth)
     raise UnsavableState(
-        f"{_said(place)} is a {type(value).__name__}, which cannot be saved without executing code at the load",
+        f"{_place_text(place)} is a {type(value).__name__}, which cannot be saved without executing code at the load",
         next_step="give its numbers as int, float, str, list, dict or tensor in state_dict()",
     )
 
@@ -235,7 +235,7 @@ def refuse_unsavable(tensor: torch.Tensor, place: str) -> None:
     elif place in RESERVED_NAMES:
         flaw, next_step = "a name of the file format's own: no tensor can have it", "give that tensor another key"
     if flaw:
-        raise UnsavableState(f"{_said(place)} is {flaw}", next_step=next_step)
+        raise UnsavableState(f"{_place_text(place)} is {flaw}", next_step=next_step)
 
 
 def _kind(value: Any) -> str:

@@ -83,7 +83,7 @@ def test_the_step_that_was_done_when_it_was_asked_is_the_step_that_is_saved(
     ended = stopping.save_and_end(Session(world), run, "cancelled by fleetctl", world.clock, said.append, 60)  # type: ignore[arg-type]
     agent.join(60)
     (trained,) = [event for event in world.events() if event["event"] == "trainer-ended"]
-    assert ("cancelled", True) == (ended.phase, ended.asked)
+    assert ("cancelled", True) == (ended.phase, ended.has_saved)
     assert ended.saved_step == trained["last_step"] == trained["saved_step"]
     assert progress["step"] <= trained["saved_step"] < 1000
     assert ended.reason.startswith("cancelled by fleetctl")

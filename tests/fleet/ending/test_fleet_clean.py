@@ -19,7 +19,7 @@ from spotheal.fleet.verbs import clean as verb
 __all__ = ["desk", "moto_clients", "wheels"]
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=timezone.utc)
 RUN = new_run_id(NOW)
-DONE = RunSeen("cifar", RUN, known=True, phase="done", results=2, results_bytes=3000)
+DONE = RunSeen("cifar", RUN, is_known=True, phase="done", results=2, results_bytes=3000)
 
 
 def thing(kind: str, name: str, role: str = "current", term: int = 1, **more: Any) -> Thing:
@@ -52,7 +52,7 @@ def test_a_run_that_is_done_with_its_results_stored_leaves_nothing_that_costs() 
     ("seen", "why"),
     [
         (None, "not in this store"),
-        (replace(DONE, known=False), "not in this store"),
+        (replace(DONE, is_known=False), "not in this store"),
         (replace(DONE, at_work="sfr-1 works on it"), "sfr-1 works on it"),
         (replace(DONE, results=0), "the only copy"),
         (replace(DONE, reason="done; results not stored (S3), they are kept on vol-1"), "the only copy"),
@@ -65,7 +65,7 @@ def test_a_run_that_is_done_with_its_results_stored_leaves_nothing_that_costs() 
 def test_a_volume_stays_where_its_run_is_at_work_unknown_or_not_safely_done(seen: RunSeen | None, why: str) -> None:
     plan = planned((thing("volume", "vol-1"),), seen)
     assert [] == ids(plan)
-    assert why in plan.keeps[0].why
+    assert why in plan.keeps[0].reason
 
 
 def test_a_run_at_work_keeps_everything_whatever_is_asked() -> None:

@@ -22,7 +22,17 @@ from spotheal.agent.protocol.errors import NotFound
 from spotheal.agent.protocol.names import LAYOUT
 from spotheal.fleet.report.page import page
 from spotheal.fleet.report.report import make
-from spotheal.fleet.report.series import Series, axis_of, brief, json_lines, losses, others, scores, series_of, thinned
+from spotheal.fleet.report.series import (
+    Series,
+    axis_of,
+    brief,
+    json_lines,
+    losses,
+    other_series,
+    scores,
+    series_of,
+    thinned,
+)
 
 __all__ = ["desk", "moto_clients", "wheels"]
 
@@ -133,7 +143,7 @@ def test_losses_and_scores_are_told_apart_by_name() -> None:
     found = {name: Series(name, ((0, 1.0),)) for name in names}
     assert ["val_loss", "loss", "nll"] == [one.name for one in losses(found)]
     assert ["val_acc", "f1"] == [one.name for one in scores(found)]
-    assert ["lr", "samples_per_second"] == [one.name for one in others(found)]
+    assert ["lr", "samples_per_second"] == [one.name for one in other_series(found)]
 
 
 def test_a_figure_that_is_neither_loss_nor_score_has_a_chart_of_its_own() -> None:

@@ -119,7 +119,7 @@ def test_the_cause_is_right_after_each_event_that_names_it(events: Round, cause:
 
 
 def test_aws_own_words_are_shown_without_what_every_refusal_has() -> None:
-    assert "The image id '[ami-0d09143c6fc181fe3]' does not exist" == cause_of(history(NO_IMAGE)).said
+    assert "The image id '[ami-0d09143c6fc181fe3]' does not exist" == cause_of(history(NO_IMAGE)).aws_message
 
 
 def test_a_quota_outweighs_the_other_refusals_of_its_time_and_not_those_of_an_hour_later() -> None:
@@ -137,4 +137,4 @@ def test_a_zone_without_the_type_is_no_price_that_is_too_low() -> None:
 
 def test_set_aside_specifications_with_no_reason_given_are_a_question_of_the_configuration() -> None:
     found = cause_of(history((("error", "allLaunchSpecsTemporarilyBlacklisted", ALL),)))
-    assert ("configuration", ALL) == (found.cause, found.said)
+    assert ("configuration", ALL) == (found.cause, found.aws_message)
