@@ -65,8 +65,8 @@ class Followed:
                                    next_step=self.come_back())  # fmt: skip
             timeout.sleep(POLL_SECONDS)
         if job["status"] == "FAILED":
-            cure = (f"`fleetctl batch logs {self.names.job}` has all of it; `fleetctl batch submit` begins anew,"
-                    " --resume goes on with what is not done")  # fmt: skip
+            cure = (f"`fleetctl batch logs {self.names.job}` has all of it; `fleetctl batch submit` begins a new run,"
+                    " --resume goes on with the unfinished entries")  # fmt: skip
             raise JobFailed(self._failure(job), next_step=cure)
         return job
 

@@ -122,7 +122,7 @@ def push(session: Session, image: Image, say: Callable[[str], None]) -> None:
     if docker is None:
         raise Fatal(
             "there is no docker (or podman) on this machine, so the image cannot be built here",
-            next_step="run this command where there is one (AWS CloudShell has it); --print shows the Dockerfile; or"
+            next_step="run this command on a machine with one (AWS CloudShell has it); --print shows the Dockerfile; or"
             " name an image of your own with spotheal in it under [batch] image",
         )
     _check_running(docker)
@@ -168,7 +168,7 @@ def _check_running(docker: str) -> None:
     if process.returncode != 0:
         message = (process.stderr.strip().splitlines() or [f"`{name} info` ended with {process.returncode}"])[-1]
         raise Fatal(f"{name} does not work here: {message}",
-                    next_step=f"start {name}, or run this where one is; --print shows the Dockerfile")  # fmt: skip
+                    next_step=f"start {name}, or use a machine with one; --print shows the Dockerfile")  # fmt: skip
 
 
 def _log_in(session: Session, docker: str, image: Image) -> None:
@@ -187,7 +187,7 @@ def _run(argv: list[str], work: str, stdin_text: str | None = None) -> None:
         raise Fatal(f"could not {work}: {fault}") from fault
     if process.returncode != 0:
         raise Fatal(f"could not {work}: {Path(argv[0]).name} ended with {process.returncode}",
-                    next_step="what it said stands above")  # fmt: skip
+                    next_step="its output is above")  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------------- prices

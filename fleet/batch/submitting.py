@@ -204,9 +204,8 @@ def _resumed(
     if stored_entries is not None and entries is not None and stored_entries != entries:
         raise Conflict(f"this is not the list that run {run.id} began with ({len(stored_entries)} entries)",
                        next_step="without --resume another run begins with it")  # fmt: skip
-    return int(run.fleet_document().get("generation") or 1) + 1, None if stored_entries is None else list(
-        stored_entries
-    )
+    generation = int(run.fleet_document().get("generation") or 1) + 1
+    return generation, None if stored_entries is None else list(stored_entries)
 
 
 def dependencies(session: Session, root: StoreUrl, text: str) -> list[dict[str, str]]:
@@ -227,10 +226,10 @@ def dependencies(session: Session, root: StoreUrl, text: str) -> list[dict[str, 
     description = batch_jobs.describe(session, [job_id]).get(job_id)
     if description is None:
         raise NotFound(f"--depends-on {text!r}: AWS Batch knows no job {job_id} in {session.region}",
-                       next_step="it keeps a job for a week after its end; what is done need not be waited for")
+                       next_step="Batch keeps a job for a week after its end; leave out a job that is done")
     if description["status"] == "FAILED":
-        raise Conflict(f"--depends-on {text!r}: job {job_id} has failed, and what depends on it would fail with it",
-                       next_step=f"`fleetctl batch submit --resume` where {name} is; depend on that one")  # fmt: skip
+        raise Conflict(f"--depends-on {text!r}: job {job_id} has failed, and jobs that depend on it would fail too",
+                       next_step=f"`fleetctl batch submit --resume` begins {name} again; depend on that")  # fmt: skip
     return [{"jobId": job_id, **({"type": kind} if kind else {})}]
 
 

@@ -141,7 +141,7 @@ def _phase(document: dict[str, Any]) -> Text:
     if document["fleet"]["live"] is False and document["fleet"]["id"]:
         return text.append(", but its fleet is gone: `fleetctl request --resume` goes on", style="yellow")
     if document["silent"]:
-        return text.append(", but silent: the fleet replaces what is lost", style="yellow")
+        return text.append(", but silent: the fleet replaces a lost instance", style="yellow")
     return text
 
 

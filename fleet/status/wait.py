@@ -51,8 +51,8 @@ def _check_fleet(session: Session, run: runs.Run) -> None:
         document = run.store.get_json(LAYOUT.fleet_document)
         if document is None:
             raise JobFailed(
-                f"the store of run {run.id} is gone: nobody can tell how it goes on",
-                next_step=f"`fleetctl cancel {run.job}` ends what is left of it",
+                f"the store of run {run.id} is gone: its state is not known",
+                next_step=f"`fleetctl cancel {run.job}` ends the rest of it",
             )
         fleet = str(document.get("fleet_id") or "")
         status = run.store.read_status() or {}

@@ -142,7 +142,7 @@ def submit(
         list[str] | None,
         typer.Option("--depends-on", metavar="JOB[:N_TO_N]", help="After it (or SEQUENTIAL); more than once."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what the newest run has not done.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest run's unfinished entries.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow it to its end, with the lines of its containers.")]
     = False,
     timeout: Timeout = "",
@@ -188,7 +188,7 @@ def submit_and_follow(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """What `batch submit` and `sweep run --engine batch` do alike."""
+    """The common part of `batch submit` and `sweep run --engine batch`."""
     from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet.batch import submitting
     from spotheal.fleet.verbs import show
@@ -282,7 +282,7 @@ def cancel(
     profile: Profile = "",
     output: Output = "",
 ) -> None:
-    """End the job: what waits is cancelled, containers that run save within 30 seconds and end."""
+    """End the job: waiting children are cancelled, running containers save within 30 seconds and end."""
     from spotheal.agent.aws.clients import translated
     from spotheal.fleet.run import batch_jobs
     from spotheal.fleet.verbs import show

@@ -27,7 +27,7 @@ def cancel(
         str, typer.Option("--timeout", metavar="TIME", help="With --save: how long it may take; else 10m.")
     ] = "",
     all_stores: Annotated[
-        bool, typer.Option("--all-stores", help="Where this store knows no such run: of any store.")
+        bool, typer.Option("--all-stores", help="If this store has no such run: of any store.")
     ] = False,
     yes: Yes = False,
     job_file: JobFile = None,
@@ -90,7 +90,7 @@ def _end_strays(
     session: Session, job: str, job_file: Path | None, missing: SpothealError, all_stores: bool, yes: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Where the store knows no such run: whatever of the job AWS still runs, by its tags. Else `missing` is raised."""
+    """End the job's fleets and instances that AWS still runs, by their tags; if there are none, raise `missing`."""
     from spotheal.agent.protocol.errors import NotFound, SpothealError
     from spotheal.fleet.ending import cancel as cancelling
     from spotheal.fleet.files import config

@@ -30,7 +30,7 @@ def clean(
         bool, typer.Option("--store", help="With JOB: its prefix in the store too, logs and results included.")
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Where no job is left: the security group of fleetctl, too.")
+        bool, typer.Option("--all", help="If no job is left: the security group of fleetctl, too.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it and delete nothing.")] = False,
     yes: Yes = False,
@@ -77,7 +77,7 @@ def clean(
         freed = sum(float(thing.month) for thing in deleted)
         remains = f"${float(plan.kept_month):.2f} a month remains"
         print(f"deleted {len(deleted) + len(extra)}: ${freed:.2f} a month less; {remains}")
-        say(f"{root} stays" + (", with what other jobs have there" if store else
+        say(f"{root} stays" + (", with the files of other jobs" if store else
                                ": results and logs; `fleetctl clean JOB --store` deletes a job's"))  # fmt: skip
     if failed:
         kind = type(failed[0][1])
@@ -108,7 +108,7 @@ def _text(plan: CleanPlan, extra: list[str]) -> str:
 
 
 def _rows(verdicts: Sequence[Verdict]) -> list[tuple[str | None, ...]]:
-    """One for each thing; launch templates, a dozen a run and free, are counted by job and reason."""
+    """A row for each thing; launch templates, a dozen a run and free, are counted by job and reason."""
     templates = Counter(
         (verdict.thing.owner[0], verdict.reason) for verdict in verdicts if verdict.thing.kind == _TEMPLATE
     )

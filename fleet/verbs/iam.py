@@ -47,7 +47,7 @@ def show(
     profile: Profile = "",
     output: Output = "",
 ) -> None:
-    """Print the policies as JSON, for whoever makes roles in this account.
+    """Print the policies as JSON, for the person who makes roles in this account.
 
     Without a name all of them. Without credentials the account's number is written as zeros.
     """

@@ -106,7 +106,7 @@ def init(
 
 
 def _words(command: str) -> tuple[str, ...]:
-    """The argv list of `--command`. ConfigError for what only a shell understands: the trainer would get it."""
+    """The argv list of `--command`. ConfigError for shell syntax: the trainer would get it as text."""
     import re
     import shlex
 
@@ -151,7 +151,7 @@ def _check(wishes: object) -> None:
 
 
 def _check_job(text: str, path: Path) -> None:
-    """What was written must be read: a fault here is ours."""
+    """Both files must be readable: a fault here is ours."""
     import sys
 
     from spotheal.agent.protocol.job import parse_job

@@ -106,7 +106,7 @@ def _next_step(file: Path | None, job: Path | None) -> str:
 
 
 def next_step(broken: Sequence[str], keep: Path | None, *, survived: bool) -> str:
-    """What helps after a rehearsal that did not pass; `survived`: only the comparison of weights failed."""
+    """The next step after a rehearsal that did not pass; `survived`: only the comparison of weights failed."""
     if "No module named" in "\n".join(broken):
         return (
             f"`setup` in job.toml, or install it for {sys.executable} (or what `python` in job.toml names); a folder"

@@ -33,7 +33,7 @@ def report(
     """Write a page about a run: machines, curves, cost.
 
     One HTML file that loads nothing from elsewhere, for a browser, a mail or a printer; also while the run goes on.
-    With --output json the same figures go to stdout, and a page is written only where --out names a file.
+    With --output json the same figures go to stdout, and a page is written only if --out names a file.
     """
     from spotheal.agent.protocol.clock import SystemClock
     from spotheal.fleet.report import report as content

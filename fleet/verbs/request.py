@@ -36,7 +36,7 @@ def request(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the job's last run and its volume.")] = False,
     new_run: Annotated[bool, typer.Option("--new-run", help="Begin another run of a job that has one.")] = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="While it runs: save, cancel, request anew with other types or prices.")
+        bool, typer.Option("--replace", help="While it runs: save, cancel, request again with other types or prices.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run to its end.")] = False,
     timeout: Annotated[

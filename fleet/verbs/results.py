@@ -81,7 +81,7 @@ def ls(
         }))  # fmt: skip
         return
     if not listed:
-        hint = "; what is there by now comes with `fleetctl results get`" if place.startswith("efs://") else ""
+        hint = "; `fleetctl results get` fetches the files that exist so far" if place.startswith("efs://") else ""
         say(_nothing(job_run, place) + hint)
         return
     rows = [(size_of(result.size), result.modified.strftime("%Y-%m-%d %H:%M") if result.modified else "-", result.name)
@@ -188,7 +188,7 @@ def create_efs(
     ] = None,
     vpc: Annotated[str, typer.Option("--vpc", metavar="ID", help="Without a fleet's file; else the default VPC.")] = "",
     yes: Yes = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be made, and make nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and make nothing.")] = False,
     region: Region = "",
     profile: Profile = "",
     output: Output = "",

@@ -69,7 +69,7 @@ def put(
 
 
 def _value(name: str) -> str:
-    """One line end at the end is the shell's, not the secret's."""
+    """A line end at the end is from the shell, and is cut off."""
     if sys.stdin.isatty():
         import getpass
 

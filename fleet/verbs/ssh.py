@@ -43,7 +43,7 @@ def ssh(
     ] = "",
     user: SshUser = "",
     identity: SshIdentity = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for an instance where none is up.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for an instance if none is up.")] = False,
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="TIME", help="With --wait: give up after 90s, 20m, 3h …")
     ] = "",
@@ -97,7 +97,7 @@ def ssh(
 
 
 def _await_host(session: Session, run: Run, seconds_max: float | None) -> Host:
-    """The next instance that is up, with what keeps it; JobFailed if the run has ended."""
+    """The next instance that is up, showing why it is not up yet; JobFailed if the run has ended."""
     from spotheal.agent.protocol.clock import SystemClock, Timeout
     from spotheal.fleet.run import ssh as connecting
     from spotheal.fleet.status.live import Lines, Look

@@ -21,7 +21,7 @@ EXAMPLE = "fleetctl status resnet50 --watch"
 @verb
 def status(
     job: JobArgument = "",
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow the run to its end; 7 where it fails.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow the run to its end; 7 if it fails.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="All jobs of the store, those at work first.")] = False,
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="TIME", help="With --watch: stop looking after 90s, 20m, 3h …")

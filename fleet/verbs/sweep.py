@@ -193,7 +193,7 @@ def _begin(
 def _count_remaining(session: Session, sweep: Run, order: _Order) -> tuple[int, int]:
     """How many runs a resumed sweep has to do, and how many of them failed before.
 
-    Conflict if there is none, or where it began with another list: an index means one entry for as long as it lives.
+    Conflict if there is none, or if it began with another list: an index means the same entry for its whole life.
     """
     from spotheal.fleet.sweep import progress
 
@@ -210,7 +210,7 @@ def _count_remaining(session: Session, sweep: Run, order: _Order) -> tuple[int, 
 
 
 def _check_list(sweep: Run, entries: list[dict[str, Any]], source: str, cure: str) -> bool:
-    """Whether the sweep has a list; Conflict if it began with another one than is asked for."""
+    """Whether the sweep has a list; Conflict if it began with another list than `entries`."""
     from spotheal.agent.protocol.names import LAYOUT
 
     stored = list((sweep.store.get_json(LAYOUT.sweep) or {}).get("entries") or [])
@@ -225,7 +225,7 @@ def _check_list(sweep: Run, entries: list[dict[str, Any]], source: str, cure: st
 def status(
     job: JobArgument = "",
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Follow the sweep to its end; 7 where a run fails.")
+        bool, typer.Option("--watch", "-w", help="Follow the sweep to its end; 7 if a run fails.")
     ] = False,
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="TIME", help="With --watch: stop looking after 90s, 20m, 3h …")
@@ -313,7 +313,7 @@ def retry(
 ) -> None:
     """Begin runs that failed again, from their last checkpoints.
 
-    On the sweep's fleet; where that is gone, `sweep run LIST --retry-failed` does it with a new one.
+    On the sweep's fleet; if that is gone, `sweep run LIST --retry-failed` does it with a new one.
     """
     from spotheal.fleet.run import engine
     from spotheal.fleet.sweep import progress
@@ -325,8 +325,8 @@ def retry(
     facts = progress.gather(session, job_run)
     state = facts.fleet_state
     if facts.fleet.get("batch"):
-        raise Conflict(f"job {job_run.job} is on AWS Batch, where there is no fleet to give runs back to",
-                       next_step="`fleetctl batch submit --resume` begins again what is not done")  # fmt: skip
+        raise Conflict(f"job {job_run.job} is on AWS Batch, and has no fleet to give runs back to",
+                       next_step="`fleetctl batch submit --resume` begins the unfinished entries again")  # fmt: skip
     if state not in engine.LIVE_STATES:
         raise Conflict(f"the fleet of job {job_run.job} is {state or 'gone'}",
                        next_step="`fleetctl sweep run LIST --retry-failed` goes on with a new one")  # fmt: skip

@@ -23,7 +23,7 @@ def find(session: Session, job: str, job_file: Path | None, run: str) -> tuple[S
 
 
 def find_root(session: Session, job_file: Path | None) -> tuple[Session, StoreUrl]:
-    """Where all jobs are: the store that job.toml names, where there is one, else the account's."""
+    """The store of all jobs: the one that job.toml names, if there is one, else the account's."""
     path = job_file or Path(config.DEFAULT_JOB_FILE)
     described = config.read_job(path) if job_file is not None or path.exists() else None
     session.settle_region(described.job.region if described else "", config.region_beside(path))
@@ -31,7 +31,7 @@ def find_root(session: Session, job_file: Path | None) -> tuple[Session, StoreUr
 
 
 def _described(job: str, job_file: Path | None) -> JobConfig | None:
-    """job.toml, where it is about the job that is meant."""
+    """job.toml, if it describes the named job."""
     path = job_file or Path(config.DEFAULT_JOB_FILE)
     if job_file is None and not path.exists():
         if not job:

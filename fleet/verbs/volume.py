@@ -132,7 +132,7 @@ def _day() -> str:
 
 
 def _best_zone(session: Session, job_file: Path) -> str:
-    """Where the fleet's file would most likely launch; the first of the VPC's without one."""
+    """The zone in which the fleet's file would most likely launch; without a file the first zone of the VPC."""
     from spotheal.agent.protocol.clock import SystemClock
     from spotheal.agent.protocol.errors import NotFound
     from spotheal.fleet.account.network import network
@@ -293,7 +293,7 @@ def upload(
         with bar("uploading", quiet=as_json) as progress:
             keys, size = uploading.upload(store, scanned, lambda done, _: progress(done, max(scanned.size, done)))
         whole = tuple(store.url.below(key).prefix for key in keys)
-        # Once more: the upload took its time of what the credentials live.
+        # Once more: the upload has used some of the credentials' lifetime.
         filling, _ = work.limited(session, replace(filling, parts=whole, total_bytes=size))
         followed = _begin(session, root, ready, filling)
     _follow(session, followed, filling, as_json)
@@ -303,19 +303,19 @@ def upload(
 # --------------------------------------------------------------------------------------------------------------- parts
 @dataclass(frozen=True)
 class _Ready:
-    """What was looked up; nothing is made yet. `spec` is the volume to make, `role` the role; None: it is there."""
+    """The checked plan; nothing is made yet. `spec`: the volume to make, `role`: the role; None if it exists."""
 
     filling: Filling
     spec: VolumeSpec | None
     role: CreateInstanceRole | None
-    name: str  # of the volume: its id, or its Name where it is to be made
+    name: str  # of the volume: its id, or its Name if it must be made
 
 
 def _ready(
     session: Session, job: JobConfig, named: str, zone: str, instance_type: str, image: str, root: StoreUrl,
     job_file: Path,
 ) -> _Ready:  # fmt: skip
-    """The volume to fill (named, free of the job's name, or to be made), where it is filled, and what is missing."""
+    """The volume to fill (named, the job's free one, or a new one), the zone, and the missing parts."""
     from spotheal.fleet.account import images, network, roles, volumes
     from spotheal.fleet.files import config
     from spotheal.fleet.volumes.filling import Filling
@@ -382,7 +382,7 @@ def _tell(ready: _Ready, notes: list[str]) -> None:
 
 
 def _begin(session: Session, root: StoreUrl, ready: _Ready, filling: Filling) -> Followed:
-    """Make what is missing, and launch."""
+    """Make the missing parts, and launch."""
     from dataclasses import replace
 
     from spotheal.agent.protocol.clock import SystemClock

@@ -232,7 +232,7 @@ def follow(
         if instance is not None and not _is_live(instance):
             reason = instance.state_reason or instance.state
             raise JobFailed(f"{followed.instance} ended before its work did ({reason})",
-                            next_step="the same command begins again; what is on the volume stays")  # fmt: skip
+                            next_step="the same command begins again; the files on the volume stay")  # fmt: skip
         if clock.monotonic() - last_word > _SILENT_SECONDS_MAX:
             silence = f"{followed.instance} said nothing for {_SILENT_SECONDS_MAX / 60:.0f} min"
             if status and session.signing_seconds(_AROUND_SECONDS) is None:

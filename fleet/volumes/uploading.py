@@ -104,7 +104,7 @@ def parts(folder: Folder, part_bytes: int) -> Iterator[bytes]:
                 yield pending[:part_bytes]
                 pending = pending[part_bytes:]
         if fault:
-            raise ConfigError(f"{folder.root} cannot be read: {fault[0]}", next_step="correct it; what was sent stays")
+            raise ConfigError(f"{folder.root} cannot be read: {fault[0]}", next_step="correct it; the sent parts stay")
         if pending:
             yield pending
     finally:

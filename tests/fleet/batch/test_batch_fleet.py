@@ -212,7 +212,7 @@ def test_a_dependency_that_could_never_be_met_is_refused_before_a_run_is_begun(b
     unknown = "11111111-2222-3333-4444-555555555555"
     for asked, code, said in (
         ([unknown], 4, f"knows no job {unknown}"),
-        ([failed], 8, "has failed, and what depends on it would fail with it"),
+        ([failed], 8, "has failed, and jobs that depend on it would fail too"),
         ([f"{three['job_id']}:N_TO_N"], 2, "that job is an array of 3, this one an array of 2"),
         ([three["job_id"], "SEQUENTIAL"], 0, ""),
         (["nobody"], 4, "there is no run of a job 'nobody'"),
