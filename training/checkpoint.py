@@ -203,7 +203,7 @@ class Store:
         return self._try_save(step, tree, **options) is not None
 
     def _try_save(self, step: int, tree: Any, **options: Any) -> Future[Outcome] | None:
-        """As `save`, but what will be that very save's outcome; None where another is pending."""
+        """As `save`, but what will be that very save's outcome; None if another is pending."""
         if not 0 <= operator.index(step) <= STEP_MAX:
             raise ValueError(f"step {step}: a step is from 0 to {STEP_MAX}")
         self._settle_after_fork()
@@ -296,12 +296,12 @@ class Store:
                 self._copy = None
 
     def ended(self) -> Outcome | None:
-        """The outcome of a save that has ended since the last call; None where there is none. Never waits."""
+        """The outcome of a save that has ended since the last call; None if there is none. Never waits."""
         self._settle_after_fork()
         return self.flush() if self._pending is not None and self._pending.done() else None
 
     def flush(self) -> Outcome | None:
-        """Wait for the pending save and return the outcome of the last one; None where there was none.
+        """Wait for the pending save and return the outcome of the last one; None if there was none.
 
         A forked child waits for no save of its parent's, and says so in the log."""
         self._settle_after_fork()
@@ -437,10 +437,10 @@ class Store:
 
     # ----------------------------------------------------------------------------------------------------------- load
     def load(self) -> Loaded | None:
-        """The newest valid checkpoint of the slots, every byte verified; None where there is none.
+        """The newest valid checkpoint of the slots, every byte verified; None if there is none.
 
         A broken one is renamed to `broken-…`, logged with what is wrong, listed in `set_aside`, and the one before it
-        is taken, where there is one. LoadFailed where this process cannot read them: nothing is set aside then.
+        is taken, where there is one. LoadFailed if this process cannot read them: nothing is set aside then.
         """
         self.flush()
         self._refuse_closed()
@@ -487,21 +487,21 @@ class Store:
         return Loaded(step, path, tree, header.info, time.monotonic() - start, header.layout.data_bytes)
 
     def _reading(self) -> ThreadPoolExecutor | None:
-        """Threads to read with; None where the system gives none, which is only slower."""
+        """Threads to read with; None if the system gives none, which is only slower."""
         try:
             return self._pool()
         except SaveFailed:
             return None
 
     def load_best(self) -> Loaded | None:
-        """The newest valid one of the `best` series, None where there is none; broken ones are named in the log and
+        """The newest valid one of the `best` series, None if there is none; broken ones are named in the log and
         passed over. LoadFailed as of `load`."""
         self.flush()
         self._refuse_closed()
         return self._newest(self.best, _pass_over)
 
     def newest_info(self) -> Any:
-        """`info` of the newest checkpoint whose header is whole, without reading the rest; None where there is none."""
+        """`info` of the newest checkpoint whose header is whole, without reading the rest; None if there is none."""
         for step, path in self.slots.found():
             with contextlib.suppress(BrokenCheckpoint, OSError):
                 header = read_header(path)

@@ -62,7 +62,7 @@ class World:
 
 
 def world(environment: Mapping[str, str] | None = None) -> World:
-    """Rank and world size as torchrun names them in the environment; 0 of 1 without it. ConfigError where no number."""
+    """Rank and world size as torchrun names them in the environment; 0 of 1 without it. ConfigError if no number."""
     environment = os.environ if environment is None else environment
     try:
         rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
@@ -77,7 +77,7 @@ class Ranks:
     """The ranks of the default process group, by a gloo group of our own: of CPU memory, beside NCCL too.
 
     Make it on all ranks at the same place. Each call waits at most `seconds_max` for the others: more than the
-    longest step of any rank, for they meet once a step. ConfigError where WORLD_SIZE says several and no group is
+    longest step of any rank, for they meet once a step. ConfigError if WORLD_SIZE says several and no group is
     initialized, or one of another size: each would think itself alone, train the same and write the same files.
     """
 
@@ -85,7 +85,7 @@ class Ranks:
         import torch.distributed as dist
 
         self.rank, self.size, self.seconds_max = 0, 1, seconds_max
-        self.group: Any = None  # gloo, of all ranks; None where there is one
+        self.group: Any = None  # gloo, of all ranks; None if there is one
         if dist.is_available() and dist.is_initialized():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             if (started := world(environment).size) > 1 and started != self.size:
@@ -208,7 +208,7 @@ def on_gpus(device: str = "auto") -> bool:
 def start(world: World, device: str = "auto") -> None:
     """Join the ranks that torchrun has started; nothing for a single process. RankLost where they do not come.
 
-    `device` as the trainer's option; on CUDA each rank takes the device of its local rank. ConfigError where the
+    `device` as the trainer's option; on CUDA each rank takes the device of its local rank. ConfigError if the
     environment is not torchrun's.
     """
     if world.size == 1:

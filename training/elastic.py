@@ -45,7 +45,7 @@ from spotheal.training.distributed import World
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousInfo
 
-# What ranks get to save and end when a machine joins; and when one is lost: they wait for it in vain in a collective.
+# Seconds for ranks to save and end: when a machine joins; and when one is lost, for which a collective waits in vain.
 JOINED_SECONDS_MAX, LOST_SECONDS_MAX = 240, 10
 EXIT_BARRIER_SECONDS = 60.0  # between the end of the first machine's ranks and that of the last one's
 LEAVE_SECONDS_MAX = 5.0
@@ -61,7 +61,7 @@ class ProgramFailed(SpothealError):
 
 
 class Rendezvous(DynamicRendezvousHandler):
-    """c10d's, with a way out. `failed`: how the first of this machine's ranks ended, where one has."""
+    """c10d's, with a way out. `failed`: how the first of this machine's ranks ended, if one has."""
 
     failed: tuple[int, int] | None = None  # its rank and exit code
     ours = False  # the ranks were stopped by us
@@ -100,7 +100,7 @@ class Rendezvous(DynamicRendezvousHandler):
         try:
             self._op_executor.run(_RendezvousExitOp(), self._get_deadline(timedelta(seconds=LEAVE_SECONDS_MAX)))
         except RendezvousError:
-            return  # its host is gone, and with it what we would have left
+            return  # its host is gone: there is no rendezvous to leave
 
 
 class NodeAgent(LocalElasticAgent):
@@ -142,7 +142,7 @@ class NodeAgent(LocalElasticAgent):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 where all ranks of this machine are done; 75: saved and stopped for a notice; `EXIT_RANKS_LOST`: the rendezvous
+    """0 if all ranks of this machine are done; 75: saved and stopped for a notice; `EXIT_RANKS_LOST`: the rendezvous
     is gone, or no machines are left for it; 1: the program failed."""
     options = torchrun.parse_args(list(arguments))  # type: ignore[no-untyped-call]
     config, entrypoint, entry_arguments = torchrun.config_from_args(options)

@@ -1,4 +1,4 @@
-"""torchrun, whose end says what the ranks' ends meant: 75 where they saved and stopped, not the 1 of every failure.
+"""torchrun, with an exit code that tells how the ranks ended: 75 if they saved and stopped, not 1 as for every failure.
 
     python -m spotheal.training.launch --standalone --nproc_per_node=4 --no_python python train.py
 
@@ -17,7 +17,7 @@ from spotheal.agent.protocol.contract import EXIT_SAVED_AND_STOPPED, NOTICE_FILE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where every rank ended with 0; 75 where one ended with 75 and none failed before; else 1.
+    """0 if every rank ended with 0; 75 if one ended with 75 and none failed before; else 1.
 
     Told to end by a signal, as the ranks then were: 75 where the agent has given a notice, else 128 and the signal.
     On several machines as elastic.main.
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         mine = os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR") == "ERROR"
         from spotheal.training.elastic import main as over_machines
 
-        if mine:  # a store that is gone is told in one line of ours, not in stacks of C++; ranks say what they like
+        if mine:  # a lost store is reported in one line, not in stacks of C++; the ranks' output stays as it is
             del os.environ["TORCH_CPP_LOG_LEVEL"]
         return over_machines(words)
     from torch.distributed import run

@@ -174,7 +174,7 @@ class Watcher:
 
 
 def _metadata(clock: Clock | None) -> Metadata | None:
-    """A client of IMDS, or None where this interpreter has no requests: the agent's notice file is left then."""
+    """A client of IMDS, or None if this interpreter has no requests: the agent's notice file is left then."""
     try:
         import requests  # noqa: F401
     except ImportError:

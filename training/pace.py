@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from spotheal.agent.protocol.contract import BETWEEN_INTERRUPTIONS
 
 OVERHEAD_MAX = 0.01
-SECONDS_BETWEEN = 7200.0  # interruptions, where nobody has counted them
+SECONDS_BETWEEN = 7200.0  # between interruptions, if they were not counted
 SECONDS_MIN, SECONDS_MAX = 2.0, 900.0
 SECONDS_FIRST = 30.0  # until a cost has been measured
-# What a save of next to nothing takes: its threads wake up on processors that training fills. Their own time, which is
-# what can be told, is a tenth of it; measured on two cores by the training's loss.
+# The cost of a tiny save: its threads wake up on processors that training fills. Their own time, which can be
+# measured, is a tenth of it; measured on two cores by the training's loss.
 COST_SECONDS_MIN = 0.01
-FINAL_SAVE_FACTOR, FINAL_SAVE_SECONDS = 1.5, 5.0  # what is kept free before the deadline
-NOTICE_SECONDS = 60.0  # what a final save must fit in: two minutes, less the agent's 40 s and the detection
+FINAL_SAVE_FACTOR, FINAL_SAVE_SECONDS = 1.5, 5.0  # kept free before the deadline
+NOTICE_SECONDS = 60.0  # for a final save: two minutes, less the agent's 40 s and the detection
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def best_interval(cost_seconds: float, between_interruptions_seconds: float) -> 
 
 
 def too_slow(save_seconds: float, data_bytes: int) -> str:
-    """What to say where a final save of so many bytes does not fit in the notice; "" where it does."""
+    """The warning if a final save of so many bytes does not fit in the notice; "" if it fits."""
     if FINAL_SAVE_FACTOR * save_seconds + FINAL_SAVE_SECONDS <= NOTICE_SECONDS:
         return ""
     return (
@@ -62,7 +62,7 @@ def too_slow(save_seconds: float, data_bytes: int) -> str:
 
 
 def interruption_seconds(environment: Mapping[str, str], hours: float | None = None) -> float:
-    """Seconds between interruptions: `hours` where given, else what the agent has counted, else two hours."""
+    """Seconds between interruptions: `hours` if given, else the agent's count, else two hours."""
     if hours is not None:
         return hours * 3600
     try:
@@ -73,7 +73,7 @@ def interruption_seconds(environment: Mapping[str, str], hours: float | None = N
 
 
 class Pace:
-    """Says when the next save is due, and learns what a save costs."""
+    """Tells when the next save is due, and learns the cost of a save."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Pace:
         self.interval_seconds = every.seconds or SECONDS_FIRST
 
     def due(self, step: int) -> bool:
-        """Whether the state of global step `step` is to be saved; True again until a save has `begun`."""
+        """Whether the state of global step `step` must be saved; True again until a save has `begun`."""
         if self.every.steps:
             return step % self.every.steps == 0
         return self._monotonic() - self._last >= self.interval_seconds
@@ -99,7 +99,7 @@ class Pace:
         self._last = self._monotonic()
 
     def cost(self, seconds: float) -> None:
-        """What the last save took from the training; the mean follows by a third."""
+        """Learn how long the last save delayed the training; the mean follows by a third."""
         seconds = max(seconds, COST_SECONDS_MIN)
         self._cost = seconds if self._cost is None else self._cost + (seconds - self._cost) / 3
         self.interval_seconds = self.every.seconds or best_interval(self._cost, self._between)

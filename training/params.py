@@ -27,7 +27,7 @@ class BadParams(ConfigError, ValueError):
 
 
 def index() -> int | None:
-    """The position in the sweep, from 0; None outside of one. BadParams where the environment holds no such number."""
+    """The position in the sweep, from 0; None outside of one. BadParams if the environment holds no such number."""
     for name in (INDEX, BATCH_INDEX):
         if (text := os.environ.get(name)) is not None:
             return checked_index(text, name)
@@ -35,7 +35,7 @@ def index() -> int | None:
 
 
 def checked_index(value: Any, name: str = "the index") -> int:
-    """`value` as a position from 0 on, also where it is text. BadParams says what it is instead."""
+    """`value` as a position from 0 on; text is accepted. BadParams with the value if it is none."""
     text = str(value).strip()
     if isinstance(value, (bool, float)) or not (text.isascii() and text.isdigit()):
         raise BadParams(f"{name} must be a whole number from 0 on, and is {value!r}",
@@ -65,7 +65,7 @@ def params(
 
 
 def entry_of(document: Any, index: int, source: str) -> dict[str, Any]:
-    """Entry `index` of a list that was read. BadParams where it is no list, has no such entry or no mapping there."""
+    """Entry `index` of a list that was read. BadParams if it is no list, has no such entry or no mapping there."""
     if not isinstance(document, list):
         raise BadParams(f"{source} must be a list of mappings", next_step="write one `- {name: value}` an entry")
     if not document:

@@ -1,4 +1,4 @@
-"""What the training says of itself: the progress file, the metrics file, and lines on standard output."""
+"""The reports of the training: the progress file, the metrics file, and lines on standard output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger("spotheal.training")
 
 
 class Metrics:
-    """The metrics file: JSON lines, appended; those after a step are dropped when training resumes there.
+    """The metrics file: JSON lines, appended; lines after a step are dropped when training resumes there.
 
     A line with `closes` true ends its epoch; it may have the same step as the checkpoint from before that end.
     """
@@ -100,14 +100,14 @@ class Reporter:
         return time.monotonic()
 
     def checkpoint(self, save_seconds: float, stall_seconds: float) -> None:
-        """What the last one took to write, and how long training stood still for it; told with the next progress."""
+        """The seconds of the last save, and of the training's pause for it; reported with the next progress."""
         with self._lock:
             self._checkpoint = {"save_seconds": round(save_seconds, 3), "stall_seconds": round(stall_seconds, 4)}
 
     def saved(self, step: int, path: Path) -> None:
         with self._lock:
             self._saved = Saved(step, str(path), rfc3339(SystemClock().now()))
-            # A checkpoint proves its step, also where the figures of the last half second are still missing.
+            # A checkpoint proves its step, even if the figures of the last half second are still missing.
             fields = {**vars(self._progress), "saved": self._saved, "step": max(step, self._progress.step)}
             self._progress = Progress(**fields)
             self._write()

@@ -60,11 +60,11 @@ class ExactSampler(Sampler[int]):
 
     @property
     def _share_now(self) -> int:
-        """As `share`, of what other ranks have left of this epoch."""
+        """As `share`, of the samples that other ranks have not used in this epoch."""
         return self._cut(self.length - self._begin)
 
     def order(self) -> list[int]:
-        """This rank's indices of the whole epoch, or of what was left of it for this number of ranks."""
+        """This rank's indices of the whole epoch, or of its rest for this number of ranks."""
         if self._order[0] != (self.epoch, self._begin):
             self._order = (self.epoch, self._begin), self._draw_order()
         return self._order[1]
@@ -110,7 +110,7 @@ class ExactSampler(Sampler[int]):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """ValueError where the state belongs to another data set or order."""
+        """ValueError if the state belongs to another data set or order."""
         for name in ("seed", "length", "shuffle"):
             if state_dict[name] != getattr(self, name):
                 raise ValueError(f"{name} was {state_dict[name]} and is {getattr(self, name)}: the order differs")
@@ -184,7 +184,7 @@ class Drawn(Sequence[Any]):
         return self._dataset[self._indices[place]]
 
     def collated(self) -> list[torch.Tensor]:
-        """What default_collate makes of them."""
+        """The same batch as default_collate makes."""
         chosen = torch.tensor(self._indices)
         return [tensor[chosen].contiguous() for tensor in self._dataset.tensors]
 
@@ -195,7 +195,7 @@ def collate(samples: Any) -> Any:
 
 
 class ExactLoader(DataLoader[Any]):
-    """A DataLoader over an ExactSampler: each iteration gives what is left of the epoch; its length is a whole epoch's.
+    """A DataLoader over an ExactSampler: each iteration gives the rest of the epoch; its length is a whole epoch's.
 
     Frameworks count steps by the length, and resume what has state_dict and load_state_dict in the middle of an epoch.
     """

@@ -109,7 +109,7 @@ class Session:
 
     # ---------------------------------------------------------------------------------------------------------- resume
     def load(self, like: Callable[[], Any] | None = None) -> Any | None:
-        """The newest valid state, the same on every rank (what `gather` gave), or None where there is none.
+        """The newest valid state, the same on every rank (what `gather` gave), or None if there is none.
 
         A broken file is set aside and named, the one before is used. OSError, SpothealError: the folder is unreadable.
         """
@@ -145,7 +145,7 @@ class Session:
         return saved_by == self.ranks.size
 
     def adapt(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """`parts` as their states are saved. ConfigError where a rank has only its share of one."""
+        """`parts` as their states are saved. ConfigError if a rank has only its share of one."""
         for name, part in parts.items():
             if isinstance(part, torch.nn.Module) and any(is_sharded(tensor) for tensor in part.parameters()):
                 raise ConfigError(
@@ -183,7 +183,7 @@ class Session:
         log.warning("the process ends without `finish`: what was trained after the last checkpoint is not saved")
 
     def check_sampler(self, sampler: Any) -> None:
-        """ConfigError where every rank would train on the same samples: as many machines for no step less."""
+        """ConfigError if every rank would train on the same samples: as many machines for no step less."""
         if isinstance(sampler, ExactSampler) and sampler.world_size != self.ranks.size:
             raise ConfigError(
                 f"the sampler is of {sampler.world_size} ranks, and {self.ranks.size} train: each would not have its"
@@ -280,7 +280,7 @@ class Session:
         return state.changed_by_step(optimizer, self.changed_in_forward)
 
     def _of_all_ranks(self, is_last: bool) -> list[Any]:
-        """Each rank's generators. ConfigError where what is to be one model is not: rank 0's alone would be saved.
+        """Each rank's generators. ConfigError if what is to be one model is not: rank 0's alone would be saved.
 
         With `is_last` that is only said: at a notice and at the end something is better than nothing.
         """
@@ -404,7 +404,7 @@ class Loop:
     def after_step(self, samples: int = 0, **figures: Any) -> None:
         """One optimizer step is complete, with `samples` of this rank. See Session.after_step.
 
-        ConfigError where there is a sampler, and the samples are not those it gave: the run would resume elsewhere.
+        ConfigError if there is a sampler, and the samples are not those it gave: the run would resume elsewhere.
         """
         if self.sampler is not None:
             self._refuse_other_samples(samples)

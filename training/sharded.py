@@ -59,7 +59,7 @@ class _Save:
 
 @dataclass(frozen=True)
 class LoadedSet(Loaded):
-    """`own`: what this rank gave as its own, None where the set has no such rank; `world`: how many ranks saved."""
+    """`own`: what this rank gave as its own, None if the set has no such rank; `world`: how many ranks saved."""
 
     own: Any = None
     world: int = 1
@@ -180,7 +180,7 @@ class ShardedStore:
         return self._end(outcome, is_told=outcome.fault is None)
 
     def flush(self) -> Outcome | None:
-        """Wait for the pending save on all ranks; the outcome of the last one, None where there was none."""
+        """Wait for the pending save on all ranks; the outcome of the last one, None if there was none."""
         while self.busy:
             self.advance()
         return self.last
@@ -246,7 +246,7 @@ class ShardedStore:
 
     # ----------------------------------------------------------------------------------------------------------- load
     def load(self, like: Callable[[], Any]) -> LoadedSet | None:
-        """The newest valid set, every byte that is used verified; None where there is none. On every rank.
+        """The newest valid set, every byte that is used verified; None if there is none. On every rank.
 
         `like()` is a tree as it would be saved now: into its DTensors is loaded, whatever number of ranks wrote them;
         they are touched only after the set was seen to be whole. All else is new. A broken set is renamed, logged and

@@ -72,7 +72,7 @@ class ShardedSession(Session):
         optimizer: torch.optim.Optimizer | None = None,
         **figures: Any,
     ) -> None:
-        """As Session.after_step. What a save still waits for is asked in the one collective of a few bytes a step."""
+        """As Session.after_step. The state of a pending save travels in the one collective of a few bytes a step."""
         self.listen()
         if self.report.due:
             self.report.progress(step=step, **{name: plain(value) for name, value in figures.items()})

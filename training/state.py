@@ -19,7 +19,7 @@ from spotheal.training.slotfile.packing import pack
 
 
 class Stateful(Protocol):
-    """What torch's modules, optimizers, schedulers, scalers and our sampler have in common."""
+    """The interface that torch's modules, optimizers, schedulers, scalers and our sampler share."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -28,7 +28,7 @@ class Stateful(Protocol):
 
 # ----------------------------------------------------------------------------------------------------------- the RNGs
 def rng_state() -> dict[str, Any]:
-    """The state of every generator a training draws from: python, numpy (where it is imported), torch, CUDA."""
+    """The state of every generator a training draws from: python, numpy (if it is imported), torch, CUDA."""
     version, numbers, gauss = random.getstate()
     state: dict[str, Any] = {
         "python": {
@@ -53,7 +53,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Put every generator back to where it was. Generators of CUDA devices that are gone are left out."""
+    """Restore every generator. Generators of CUDA devices that are gone are left out."""
     python = state["python"]
     random.setstate((python["version"], tuple(python["numbers"].tolist()), python["gauss"]))
     torch.set_rng_state(state["torch"].clone())
@@ -105,7 +105,7 @@ def part_state(part: Stateful) -> dict[str, Any]:
 
 
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What torch.optim.Optimizer.state_dict gives. Source: torch/optim/optimizer.py, state_dict."""
+    """The same as torch.optim.Optimizer.state_dict. Source: torch/optim/optimizer.py, state_dict."""
     numbers: dict[int, int] = {}
     groups, start = [], 0
     for group in optimizer.param_groups:
@@ -124,7 +124,7 @@ _METHODS = ("state_dict", "_save_to_state_dict", "get_extra_state")
 
 
 def _collect(module: torch.nn.Module, prefix: str, tensors: dict[str, Any]) -> bool:
-    """What torch.nn.Module.state_dict gives, in its order; False where the module has a way of its own.
+    """The same as torch.nn.Module.state_dict, in its order; False if the module has a way of its own.
 
     Most modules have one or none of each, and every look at one costs as much as its memory is away.
     Source: torch/nn/modules/module.py, state_dict and _save_to_state_dict.

@@ -229,7 +229,7 @@ def dependencies(session: Session, root: StoreUrl, text: str) -> list[dict[str, 
                        next_step="Batch keeps a job for a week after its end; leave out a job that is done")
     if description["status"] == "FAILED":
         raise Conflict(f"--depends-on {text!r}: job {job_id} has failed, and jobs that depend on it would fail too",
-                       next_step=f"`fleetctl batch submit --resume` begins {name} again; depend on that")  # fmt: skip
+                       next_step="`fleetctl batch submit --resume`; then depend on the new job")  # fmt: skip
     return [{"jobId": job_id, **({"type": kind} if kind else {})}]
 
 

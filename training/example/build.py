@@ -24,13 +24,13 @@ AMP = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def build(options: argparse.Namespace, datasets: Path, saved_threads: int, ranks: Ranks | None = None) -> Run:
-    """The run that `options` describe, at step 0. ConfigError where they cannot be had on this machine."""
+    """The run that `options` describe, at step 0. ConfigError if they cannot be had on this machine."""
     options = settled(options)
     device = device_of(options.device)
     amp = AMP[options.amp]
     gradient_scaler = scaler(device) if amp is torch.float16 else None
     if model_of(options) in models.RESNETS:
-        models.torchvision_models()  # what is missing is said before a data set is downloaded
+        models.torchvision_models()  # a missing package is reported before a data set is downloaded
     make_deterministic(options, saved_threads)
     ranks = ranks or Ranks()
     loaded = data.load(options.dataset, datasets) if ranks.rank == 0 else None
@@ -117,7 +117,7 @@ def scaled_rate(options: argparse.Namespace, ranks: int) -> float:
 
 
 def optimizer_of(options: argparse.Namespace, model: nn.Module, ranks: int = 1) -> torch.optim.Optimizer:
-    """The one that `options` name; RMSprop, Adam and their like with Keras's constants where torch's are others."""
+    """The optimizer that `options` name; RMSprop, Adam and others have Keras's constants instead of torch's."""
     optim = torch.optim
     figures: dict[str, Any] = {"lr": scaled_rate(options, ranks), "weight_decay": options.weight_decay}
     kinds: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -152,7 +152,7 @@ def scheduler_of(
 
 
 def scaler(device: torch.device) -> Any:
-    """torch.amp.GradScaler since torch 2.3, torch.cuda.amp's before. ConfigError off CUDA, where fp16 gains nothing."""
+    """torch.amp.GradScaler since torch 2.3, torch.cuda.amp's before. ConfigError without CUDA: fp16 gains nothing."""
     if device.type != "cuda":
         raise ConfigError("--amp fp16 needs a CUDA device", next_step="use --amp bf16 or --amp off")
     if hasattr(torch.amp, "GradScaler"):

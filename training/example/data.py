@@ -35,7 +35,7 @@ class Data:
 
 
 def load(name: str, folder: Path) -> Data:
-    """The data set `name`. ConfigError or Retryable, with the next step, where it cannot be had."""
+    """The data set `name`. ConfigError or Retryable, with the next step, if it is not available."""
     loaders: dict[str, Callable[[Path], Data]] = {
         "cifar10": cifar10, "mnist": mnist, "digits": digits, "fake": fake,
     }  # fmt: skip
@@ -49,7 +49,7 @@ def load(name: str, folder: Path) -> Data:
 
 
 def cifar10(folder: Path) -> Data:
-    """CIFAR-10 through torchvision; downloaded where it is not there (or not whole: each file's md5 is checked).
+    """CIFAR-10 through torchvision; downloaded if it is missing (or not whole: each file's md5 is checked).
 
     Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
     """

@@ -1,4 +1,4 @@
-"""What an entry of a sweep may say to the example trainer, and what is wrong with one that says else. Standard library.
+"""The legal entries of a sweep for the example trainer, and the faults of an entry. Standard library.
 
 The first six names are those of the article "AWS Batch, distributed deep learning #2" (hyperparam_list.yml); the others
 are the trainer's own options. `fleetctl sweep run` asks the same before anything is paid for.
@@ -17,7 +17,7 @@ MODELS = ("mlp", "dense", "convnet", "resnet18", "resnet34", "resnet50", "resnet
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "elu", "selu", "gelu", "silu", "swish", "softplus", "softsign", "leaky_relu",
                "linear")  # fmt: skip
 SCHEDULES = ("cosine", "constant")
-# The highest rate where none is given: Keras 2's, of the article's time; AdamW's is ours.
+# The highest rate if none is given: Keras 2's, of the article's time; AdamW's is ours.
 RATES: Mapping[str, float] = {
     "sgd": 0.01, "rmsprop": 0.001, "adam": 0.001, "adamw": 0.001, "adagrad": 0.01, "adadelta": 1.0, "adamax": 0.002,
     "nadam": 0.002,
@@ -81,7 +81,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def faults(entry: Mapping[str, Any], model: str = "") -> list[str]:
-    """Each fault of `entry` as `name: what is allowed`, in the entry's order; none where the trainer takes it.
+    """Each fault of `entry` as `name: legal values`, in the entry's order; empty if the trainer accepts it.
 
     `model`: the command's own --model, which decides whether the article's names mean anything.
     """
@@ -105,7 +105,7 @@ def normal(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command_model(command: Sequence[str]) -> str | None:
-    """The --model of a command that runs the example trainer ("" where it names none); None of any other command."""
+    """The --model of a command that runs the example trainer ("" if it names none); None of any other command."""
     words = list(command)
     if not any(word == "-m" and words[at + 1 : at + 2] == [MODULE] for at, word in enumerate(words)):
         return None

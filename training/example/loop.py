@@ -56,7 +56,7 @@ class Counters:
 
 @dataclass
 class Run:
-    """Everything one training is made of. `parts()` is what a checkpoint holds."""
+    """All parts of one training. `parts()`: the content of a checkpoint."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -148,7 +148,7 @@ def train(run: Run, store: Store | NoStore, pace: Pace, watcher: Watcher, report
 
 # --------------------------------------------------------------------------------------------------------- the pieces
 def batches(run: Run) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """What is left of this epoch, on the device. Making the iterator draws nothing from the global generators."""
+    """The rest of this epoch, on the device. Making the iterator draws nothing from the global generators."""
     run.model.train()
     if isinstance(run.train_loader.dataset, SeededSamples):
         run.train_loader.dataset.set_epoch(run.sampler.epoch)
@@ -187,7 +187,7 @@ def autocast(run: Run) -> contextlib.AbstractContextManager[Any]:
 
 @torch.no_grad()
 def validate(run: Run, watcher: Watcher) -> dict[str, float] | None:
-    """Loss and accuracy on the validation set; None where a notice came meanwhile: the resumed run begins it anew."""
+    """Loss and accuracy on the validation set; None if a notice came meanwhile: the resumed run validates again."""
     run.model.eval()
     loss = torch.zeros((), dtype=torch.float64, device=run.device)
     right = torch.zeros((), dtype=torch.int64, device=run.device)
@@ -233,7 +233,7 @@ def end_epoch(
 
 
 def is_better(rule: str, figures: dict[str, float], best: float | None) -> float | None:
-    """The value of `rule`'s metric where it beats `best`, else None. ValueError where there is no such metric."""
+    """The value of `rule`'s metric if it beats `best`, else None. ValueError if there is no such metric."""
     if not rule:
         return None
     direction, _, name = rule.partition(":")
@@ -293,12 +293,12 @@ class NoStore:
 
 
 def silent_reporter() -> Reporter:
-    """That of ranks other than 0: warnings are said, nothing is written."""
+    """The reporter of ranks other than 0: it prints warnings and writes nothing."""
     return Reporter(None, Metrics(None), silent=True)
 
 
 class Saver:
-    """Saves the run at its pace, and learns what a save takes. Every rank has one; that of rank 0 has the store."""
+    """Saves the run at its pace, and learns the cost of a save. Every rank has one; rank 0's has the store."""
 
     def __init__(self, run: Run, store: Store | NoStore, pace: Pace, report: Reporter) -> None:
         self.run, self.store, self.pace, self.report = run, store, pace, report
@@ -327,7 +327,7 @@ class Saver:
         self._begin(best=best, milestone=milestone)
 
     def save_now(self) -> Outcome | None:
-        """The state of this step, durable when this returns. SaveFailed where it is not."""
+        """The state of this step, durable when this returns. SaveFailed if it is not."""
         self.store.wait_copied()
         last = self.store.flush()
         stale = last is None or last.step != self.run.counters.step or last.path is None or self._position_moved
@@ -450,7 +450,7 @@ def go_on_as_another_world(run: Run, rates: Sequence[Any]) -> None:
 
 
 def from_first(ranks: Ranks, loaded: Loaded | None) -> Loaded | None:
-    """What rank 0 has loaded, on every rank."""
+    """The state that rank 0 has loaded, on every rank."""
     if ranks.size == 1:
         return loaded
     body = ranks.first_tree(None if loaded is None else {**vars(loaded), "path": str(loaded.path)})
@@ -458,7 +458,7 @@ def from_first(ranks: Ranks, loaded: Loaded | None) -> Loaded | None:
 
 
 def refuse_another_run(current: dict[str, Any], before: dict[str, Any]) -> str:
-    """SpothealError where the checkpoint is of another model or data; which figures differ, where only those do."""
+    """SpothealError if the checkpoint is of another model or data; else the other options that differ, as text."""
     different: Sequence[str] = [name for name in current if current[name] != before.get(name)]
     listed = ", ".join(f"{name} {before.get(name)!r} -> {current[name]!r}" for name in different)
     if {"dataset", "model", "optimizer", "hidden_nodes", "activate_fn"} & set(different):

@@ -16,7 +16,7 @@ RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101")
 
 @dataclass(frozen=True)
 class Network:
-    """What the article's list says of its network."""
+    """The network of the article."""
 
     hidden_nodes: Sequence[int] = (10, 20, 30)
     dropout_rate: float = 0.5
@@ -26,7 +26,7 @@ class Network:
 def build(name: str, channels: int, size: int, classes: int, network: Network | None = None) -> nn.Module:
     """A model for images of `channels` x `size` x `size`; `network` is for `dense` alone.
 
-    ConfigError where torchvision is needed and unusable.
+    ConfigError if torchvision is needed and unusable.
     """
     if name == "mlp":
         return mlp(channels * size * size, classes)
@@ -103,7 +103,7 @@ def resnet(name: str, channels: int, size: int, classes: int) -> nn.Module:
 
 
 def torchvision_models() -> Any:
-    """torchvision.models, imported now. ConfigError where it is absent, or made for another torch."""
+    """torchvision.models, imported now. ConfigError if it is absent, or made for another torch."""
     return _torchvision(lambda: __import__("torchvision.models", fromlist=["models"]))
 
 

@@ -1,4 +1,4 @@
-"""The options of the example trainer, and those among them on which its weights depend."""
+"""The options of the example trainer, and the ones on which its weights depend."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spotheal.training.example.hyperparameters import (
 from spotheal.training.pace import Every
 
 THREADS_MAX, WORKERS_MAX, STEP_SECONDS_MAX = 4096, 1024, 86400  # a slip of the pen must not stop the machine
-_NETWORK = {"hidden_nodes": [10, 20, 30], "dropout_rate": 0.5, "activate_fn": "relu"}  # where none is given
+_NETWORK = {"hidden_nodes": [10, 20, 30], "dropout_rate": 0.5, "activate_fn": "relu"}  # if none is given
 _EXAMPLE = f"""\
 example, which needs no network; SIGTERM saves, and the same command goes on:
   python -m spotheal.training --dataset digits --epochs 40
@@ -32,7 +32,7 @@ By hand it uses ./datasets, ./checkpoints, ./results, or what {contract.DATASETS
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One line and the next step: the usage of thirty options would hide what is wrong."""
+        """One line and the next step: the usage of thirty options would hide the fault."""
         self.exit(2, f"error: {message}\n  next: see `{self.prog} --help`\n")
 
 
@@ -130,7 +130,7 @@ def _add_machine(add: Callable[..., object]) -> None:
 
 
 def of_entry(options: argparse.Namespace, entry: dict[str, Any], index: int | None) -> argparse.Namespace:
-    """`options` with an entry of a sweep over them. ConfigError that names entry, key and what is allowed."""
+    """`options` with an entry of a sweep over them. ConfigError with entry, key and legal values."""
     name = "the entry" if index is None else f"entry {index}"
     if messages := hyperparameters.faults(entry, options.model or ""):
         raise ConfigError(
@@ -151,7 +151,7 @@ def of_entry(options: argparse.Namespace, entry: dict[str, Any], index: int | No
 
 
 def settled(options: argparse.Namespace) -> argparse.Namespace:
-    """`options` with what depends on others filled in. The article trains its network at a constant rate."""
+    """`options` with the defaults that depend on other options. The article trains its network at a constant rate."""
     dense = options.model == "dense"
     chosen = {
         "dataset": "mnist" if dense else "cifar10",
@@ -182,7 +182,7 @@ def model_of(options: argparse.Namespace) -> str:
 
 # -------------------------------------------------------------------------------------------------- values of options
 def ruled(name: str, kind: Callable[[str], Any] = float) -> Callable[[str], Any]:
-    """What an entry of a sweep may say under `name`, the command may, and nothing else."""
+    """The command accepts the same values for `name` as an entry of a sweep."""
     rule = hyperparameters.RULES[name]
     return checked(kind, rule.what, rule.holds)
 

@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: the plain loop, with what `prepare` has wrapped.
+"""Hugging Face Accelerate: the plain loop, with the objects that `prepare` has wrapped.
 
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
     loop = resume(accelerator, model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)
@@ -69,7 +69,7 @@ def resume(
 
 
 def _say_left_out(accelerator: Accelerator, parts: dict[str, Any]) -> None:
-    """A scheduler that was forgotten begins anew at each resume, and nothing fails."""
+    """A forgotten scheduler begins again at each resume, and nothing fails."""
     part_ids = {id(part) for part in parts.values()}
     for part in parts.values():
         if isinstance(part, torch.nn.Module):  # one that holds what was prepared: compiled since, or the whole of it
@@ -83,7 +83,7 @@ def _say_left_out(accelerator: Accelerator, parts: dict[str, Any]) -> None:
 
 
 def inner(accelerator: Accelerator, part: Any) -> Any:
-    """What Accelerate has wrapped: the module, the torch optimizer, the scheduler."""
+    """The wrapped object: the module, the torch optimizer, the scheduler."""
     if isinstance(part, torch.nn.Module):
         return accelerator.unwrap_model(part)
     if isinstance(part, AcceleratedOptimizer):

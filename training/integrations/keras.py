@@ -69,7 +69,7 @@ class SpotCheckpoints(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def assign(variables: list[Any], values: list[Any]) -> None:
-    """SpothealError where they are not as many, or not of the same shapes."""
+    """SpothealError if their number or their shapes differ."""
     if [tuple(variable.shape) for variable in variables] != [tuple(value.shape) for value in values]:
         raise SpothealError("the checkpoint is of another model or optimizer: its variables have other shapes")
     for variable, value in zip(variables, values, strict=True):

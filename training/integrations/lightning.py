@@ -64,7 +64,7 @@ class SpotCheckpoints(Callback):
         self.session: Session | None = None
 
     def newest(self) -> str | None:
-        """What `ckpt_path` must be: None where there is no checkpoint. Under torchrun, call it on every rank: the ranks
+        """The value for `ckpt_path`: None if there is no checkpoint. Under torchrun, call it on every rank: the ranks
         come together here already, as Lightning would let them in `fit`."""
         if not torch.distributed.is_initialized():
             start(world())
@@ -114,7 +114,7 @@ class SpotCheckpoints(Callback):
 
 
 def given(value: Any) -> Any:
-    """What is savable of hyper-parameters (a Path, a class are not): the resumed program gives them anew, to itself."""
+    """The savable hyper-parameters (a Path or a class is none): the resumed program gives the others again."""
     if isinstance(value, Mapping):
         return {name: inner for name, member in value.items() if (inner := given(member)) is not None}
     try:

@@ -35,7 +35,7 @@ class SpotCheckpoints(TrainerCallback):
         trainer.add_callback(self)
 
     def newest(self) -> str | None:
-        """A folder for `resume_from_checkpoint`, made of the newest verified checkpoint; None where there is none.
+        """A folder for `resume_from_checkpoint`, made of the newest verified checkpoint; None if there is none.
 
         It holds what the Trainer asks for before it calls back, the weights and its counters; the rest comes after.
         """

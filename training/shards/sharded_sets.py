@@ -53,7 +53,7 @@ class Sets:
         return [(step, path) for step, _, path in ordered if is_folder(path)]
 
     def free(self, world: int, step: int) -> str:
-        """The name of a folder, ready for files of `world` ranks. OSError where there is none, or where a set is newer
+        """The name of a folder, ready for files of `world` ranks. OSError if there is none, or where a set is newer
         than `step`; sets are as they were.
 
         It is made of the oldest set, or new. What a save has left that failed or died is removed: a rank of a world
@@ -77,7 +77,7 @@ class Sets:
         return temporary.name
 
     def commit(self, temporary: Path, manifest: Manifest) -> Path:
-        """Acknowledge what the ranks have written there. OSError where it cannot be: nothing is acknowledged then."""
+        """Acknowledge what the ranks have written there. OSError if it cannot be: nothing is acknowledged then."""
         for rank, record in enumerate(manifest.files):
             path = temporary / self.file(rank)
             if (size := _size(path)) != record.file_bytes:

@@ -1,1 +1,1 @@
-"""The checkpoint file: format, two slots, checksums, what a power cut leaves."""
+"""The checkpoint file: format, two slots, checksums, what a power cut leaves intact."""

@@ -38,7 +38,7 @@ def sum_blocks(blocks: Any, before: int) -> int:
 
 
 def as_blocks(data: torch.Tensor) -> Any | None:
-    """The same memory as a numpy array of int64, one row a block; None where numpy is not there."""
+    """The same memory as a numpy array of int64, one row a block; None if numpy is not there."""
     return data.view(torch.int64).numpy().reshape(-1, _WORDS) if _NUMPY else None
 
 

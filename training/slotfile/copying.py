@@ -38,7 +38,7 @@ _OWN_MEMORY = (torch.Tensor, torch.nn.Parameter)  # what detaching gives of anot
 
 
 class Plan:
-    """Where every tensor of states of one shape goes. Made once, used for each save of a state of the same shape."""
+    """The place of every tensor of states of one shape. Made once, used for each save of a state of the same shape."""
 
     def __init__(self, names: Sequence[str], sources: Sequence[torch.Tensor], chunk_bytes: int) -> None:
         """For tensors like `sources`, by their `names`. UnsavableState names the one that no file can hold."""
@@ -69,7 +69,7 @@ class Plan:
         specs = self.specs
         try:
             return all((sources[number].dtype, _size(sources[number])) == specs[number] for number in numbers)
-        except RuntimeError:  # a nested tensor has no size; a new plan says where it is
+        except RuntimeError:  # a nested tensor has no size; a new plan names its place
             return False
 
     def chunk(self, index: int) -> tuple[int, int]:
@@ -161,7 +161,7 @@ class Copy:
         self._lay_out(plan, image)
 
     def _lay_out(self, plan: Plan, image: Image) -> None:
-        """Take the plan (or another one, where what is copied now does not fit it), and copy what is copied now."""
+        """Take the plan (or another, if the tensors that are copied now do not fit it), and copy them."""
         self._parts = plan.parts(self._are_later)
         if self._replan is not None and not plan.takes(self._sources, self._parts.now_numbers):
             plan, image = self._replan(self._sources)
@@ -222,7 +222,7 @@ class Copy:
         self._from = self._pointers(self.plan)
 
     def _pointers(self, plan: Plan) -> list[int]:
-        """Where the content of each source begins that is copied later, else 0. UnsavableState where it has none.
+        """Where the content of each source begins that is copied later, else 0. UnsavableState if it has none.
 
         Its memory is ours as well from now on: the training may give a parameter other memory (`.data =`) and let go of
         what it had. Where that has happened since the save was asked for, UnsavableState too: it has another content.
@@ -245,7 +245,7 @@ class Copy:
         return pointers
 
     def run(self, threads: Executor | None = None) -> None:
-        """Copy what is left, each piece added up while it is still in the cache. With `threads` two at a time.
+        """Copy the rest; each piece is added up while it is still in the cache. With `threads` two at a time.
 
         Two, for the training's own threads share every piece of work evenly: as much is taken from each of them.
         """
@@ -268,7 +268,7 @@ class Copy:
             raise fault
 
     def checksum(self, index: int) -> int:
-        """Chunk `index`'s checksum, once it is complete. OSError where copying failed. One caller at a time."""
+        """Chunk `index`'s checksum, once it is complete. OSError if copying failed. One caller at a time."""
         while not self._complete[index]:
             self._news.get()
         if self._fault is not None:
@@ -286,7 +286,7 @@ class Copy:
             self.copied.wait()
 
     def give_up(self, fault: Exception) -> None:
-        """Whoever waits for the copy must not wait on."""
+        """End the wait of threads that wait for the copy."""
         self._fault = fault
         self._complete = [True] * self.plan.chunks
         self._end()
@@ -362,7 +362,7 @@ def _are_later(sources: Sequence[torch.Tensor], later: Iterable[torch.Tensor]) -
         for tensor in tensors:
             try:
                 memory.add(_memory(tensor))
-            except (RuntimeError, ValueError):  # sparse, nested, lazy: it is none of what can be saved
+            except (RuntimeError, ValueError):  # sparse, nested, lazy: it cannot be saved
                 continue
         flags = [_memory(tensor) in memory for tensor in sources]
     return flags
@@ -383,7 +383,7 @@ def _refuse_without_memory(name: str, tensor: torch.Tensor) -> None:
 
 
 def beside(threads: Executor | None, call: Callable[..., Any], *arguments: Any) -> Future[Any] | None:
-    """`call` in another thread; None where there is none, or where the interpreter ends and gives none any more."""
+    """`call` in another thread; None if there is none, or if the interpreter ends and gives none any more."""
     if threads is None:
         return None
     try:

@@ -19,7 +19,7 @@ class Files:
     """Operations of the operating system, by path and descriptor. All raise OSError."""
 
     def create(self, path: Path) -> int:
-        """Open for writing, made where absent. Never follows a link."""
+        """Open for writing; made if absent. Never follows a link."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
 
     def write(self, fd: int, data: memoryview | bytes, offset: int) -> None:
@@ -33,7 +33,7 @@ class Files:
             rest = rest[count:]
 
     def truncate(self, fd: int, size: int) -> None:
-        """`size` bytes from now on; what is added reads as zeros."""
+        """Set the size to `size` bytes; added bytes read as zeros."""
         os.ftruncate(fd, size)
 
     def fsync(self, fd: int) -> None:
@@ -61,7 +61,7 @@ class Files:
             os.close(fd)
 
     def direct(self, path: Path) -> int | None:
-        """A second descriptor that writes past the page cache, or None where the filesystem has no such way."""
+        """A second descriptor that writes past the page cache, or None if the filesystem has no such way."""
         if not _DIRECT:
             return None
         try:
@@ -73,7 +73,7 @@ class Files:
 
 
 def refuse_unwritable(folder: Path, purpose: str, variable: str = "") -> None:
-    """Make `folder`; ConfigError (`purpose` in it) where it cannot be written to: before a step is trained, not after.
+    """Make `folder`; ConfigError (with `purpose`) if it cannot be written to: before a step is trained, not after.
 
     `variable`: the one of the environment that can name another folder.
     """
@@ -91,7 +91,7 @@ def refuse_unwritable(folder: Path, purpose: str, variable: str = "") -> None:
 
 
 def refuse_no_folder(folder: Path, purpose: str, variable: str = "") -> None:
-    """ConfigError (`purpose` in it) where something else than a folder has its name, or one above it. Makes nothing."""
+    """ConfigError (with `purpose`) if a file has its name, or the name of a parent. Makes nothing."""
     place = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), None)
     if place is None or os.path.isdir(place):
         return
@@ -111,7 +111,7 @@ def _give(variable: str) -> str:
 
 
 def open_regular(path: Path, direct: bool = False) -> int:
-    """Open for reading; OSError where it is a link or no regular file (a pipe would block for ever)."""
+    """Open for reading; OSError if it is a link or no regular file (a pipe would block for ever)."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         fd = os.open(path, flags | (_DIRECT if direct else 0))

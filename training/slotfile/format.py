@@ -1,4 +1,4 @@
-"""The bytes of a checkpoint file: safetensors, with what is not a tensor and the checksums in its metadata.
+"""The bytes of a checkpoint file: safetensors, with all other values and the checksums in its metadata.
 
     8 bytes   length of the header, little endian
     header    JSON, padded with spaces so that the data begins at a multiple of 4096 (O_DIRECT wants that)
@@ -45,7 +45,7 @@ _NO_CRC = b"00000000"
 
 
 class BrokenCheckpoint(SpothealError):
-    """A file that is no checkpoint of ours, or not the one that was written; the message says what is wrong."""
+    """A file that is no checkpoint of ours, or was changed after the write; the message names the fault."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where every tensor of a state lies. `data_bytes` includes the padding, a multiple of 4096."""
+    """The place of every tensor of a state. `data_bytes` includes the padding, a multiple of 4096."""
 
     entries: tuple[Entry, ...]
     data_bytes: int
@@ -95,7 +95,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself; `data_at` is where its data begins."""
+    """The content of a file's header; `data_at`: the first byte of its data."""
 
     layout: Layout
     step: int
@@ -114,7 +114,7 @@ class Header:
 def header_room(layout: Layout, state_json: str, info_json: str, chunk_bytes: int) -> int:
     """Bytes to set aside for length and header: a multiple of 4096, with a margin for numbers that grow.
 
-    ValueError where no reader would take such a header: what is acknowledged must be loadable.
+    ValueError if no reader would take such a header: what is acknowledged must be loadable.
     """
     sums = [0] * chunk_count(layout.data_bytes, chunk_bytes)
     size = len(_encode(layout, 0, state_json, info_json, chunk_bytes, sums))
@@ -127,7 +127,7 @@ def header_room(layout: Layout, state_json: str, info_json: str, chunk_bytes: in
 def header_bytes(
     layout: Layout, step: int, state_json: str, info_json: str, chunk_bytes: int, checksums: Sequence[int], room: int
 ) -> bytes:
-    """Length and header, `room` bytes in all. ValueError where they do not fit."""
+    """Length and header, `room` bytes in all. ValueError if they do not fit."""
     text = _encode(layout, step, state_json, info_json, chunk_bytes, checksums)
     if 8 + len(text) > room:
         raise ValueError(f"a header of {len(text)} bytes does not fit in {room}")
@@ -137,7 +137,7 @@ def header_bytes(
 
 
 def header_length(first: bytes, file_bytes: int) -> int:
-    """Bytes of length and header together, from the first 8 bytes of a file. BrokenCheckpoint where they cannot be."""
+    """Bytes of length and header together, from the first 8 bytes of a file. BrokenCheckpoint if they cannot be."""
     if len(first) < 8 or file_bytes < 8:
         raise BrokenCheckpoint(f"it has {file_bytes} bytes, too few for a header")
     (length,) = struct.unpack("<Q", first[:8])
@@ -149,7 +149,7 @@ def header_length(first: bytes, file_bytes: int) -> int:
 
 
 def parse_header(whole: bytes, file_bytes: int) -> Header:
-    """The header of a file whose first bytes are `whole` (of `header_length`). BrokenCheckpoint says what is wrong."""
+    """The header of a file whose first bytes are `whole` (of `header_length`). BrokenCheckpoint names the fault."""
     if not whole[8:].startswith(_BEGIN):
         raise BrokenCheckpoint("it was not written by spotheal, or its beginning is damaged")
     blank = bytearray(whole)
@@ -255,7 +255,7 @@ def _entry(name: str, fields: Any) -> Entry:
 
 
 def _contiguous(entries: Sequence[Entry]) -> int:
-    """Bytes of the data; BrokenCheckpoint where tensors overlap or leave a hole."""
+    """Bytes of the data; BrokenCheckpoint if tensors overlap or leave a hole."""
     at = 0
     for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
         if entry.begin != at:

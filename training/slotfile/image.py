@@ -85,7 +85,7 @@ def _owner(memory: mmap.mmap, size: int) -> Any:
 
 
 def _pin(memory: Any) -> None:
-    """cudaHostRegister, undone when `memory` goes. Where the driver refuses, copies are slower and no less right."""
+    """cudaHostRegister, undone when `memory` goes. If the driver refuses, copies are slower and just as correct."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
     runtime, address = torch.cuda.cudart(), ctypes.addressof(memory)  # type: ignore[no-untyped-call]

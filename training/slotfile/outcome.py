@@ -1,4 +1,4 @@
-"""How a save ended, and what is said of a save or a load that failed: what is left, and what to do."""
+"""How a save ended; and messages for a failed save or load: what still exists, and the next step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class SaveFailed(SpothealError):
 
 
 class LoadFailed(SpothealError, OSError):
-    """The checkpoints cannot be read by this process, which says nothing about what is in them. With `errno`."""
+    """The checkpoints cannot be read by this process, which proves nothing about their content. With `errno`."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one save ended: `path` is durable, or `fault` says why there is none; both where only the best one or the
-    milestone beside it failed."""
+    """How one save ended: `path` is durable, or `fault` tells why there is none; both if only the copy as best or as
+    milestone failed."""
 
     step: int
     seconds: float  # from the request until durable
@@ -88,19 +88,19 @@ def _errno(error: OSError | MemoryError) -> int | None:
 
 
 def _reason(error: OSError | MemoryError) -> str:
-    """With the name of the file where the system gives one: it may not be the one that is spoken of."""
+    """With the name of the file if the system gives one: it may be another file."""
     if not isinstance(error, OSError) or not error.strerror:
         return repr(error)
     return f"{error.strerror}: {error.filename}" if isinstance(error.filename, str) else error.strerror
 
 
 def not_as_it_was(step: int, error: SpothealError) -> SaveFailed:
-    """Of a state whose tensors are not what they were when the save was asked for."""
+    """Of a state whose tensors have changed since the save was requested."""
     return SaveFailed(f"step {step} could not be saved: {error.message}", next_step=error.next_step)
 
 
 def not_json(step: int, error: ValueError | RecursionError, remainder: str) -> SaveFailed:
-    """Of what the state holds beside tensors."""
+    """Of the values of the state that are not tensors."""
     return SaveFailed(
         f"step {step} could not be saved: its state cannot be written as JSON: {error}",
         next_step=f"{remainder}; no int of thousands of digits, no nesting of hundreds",

@@ -1,4 +1,4 @@
-"""A tree of Python values and tensors as JSON values and named tensors, and back: what a checkpoint can hold.
+"""A tree of Python values and tensors as JSON values and named tensors, and back: all that a checkpoint can hold.
 
 Only these may occur: None, bool, int, float, str, bytes, list, tuple, set, dict, torch.Tensor, numpy arrays, numbers.
 Anything else is refused at the save, with its place in the tree; nothing is ever pickled.
@@ -30,7 +30,7 @@ class UnsavableState(SpothealError, TypeError):
 
 
 def pack(tree: Any) -> tuple[dict[str, torch.Tensor], Any]:
-    """The tensors of `tree` by name, and the rest as values for JSON. UnsavableState names what cannot be saved."""
+    """The tensors of `tree` by name, and the rest as values for JSON. UnsavableState names the place of a fault."""
     tensors: dict[str, torch.Tensor] = {}
     try:
         return tensors, _pack(tree, "", tensors, 0)
@@ -39,7 +39,7 @@ def pack(tree: Any) -> tuple[dict[str, torch.Tensor], Any]:
 
 
 def unpack(values: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The tree again. ValueError, KeyError, TypeError or RecursionError where `values` was not made by `pack`."""
+    """The tree again. ValueError, KeyError, TypeError or RecursionError if `values` was not made by `pack`."""
     return _unpack(values, {name: _at_its_own_start(tensor) for name, tensor in tensors.items()}, {}, 0)
 
 
@@ -47,7 +47,7 @@ _GENERATOR_BYTES_MAX = 8192  # torch's on the CPU takes 5056
 
 
 def _at_its_own_start(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of what may be the state of a torch.Generator, which a part keeps; anything else as it is.
+    """A copy of a tensor that may be the state of a torch.Generator, which a part keeps; other values as they are.
 
     `Generator.set_state` reads from the start of the storage, whatever the tensor's offset (torch 2.13): there lie
     other tensors of the file, and it ends with "Invalid mt19937 state" or a segmentation fault.
@@ -114,7 +114,7 @@ def to_json(values: Any) -> str:
         text = _ENCODER.encode(values)
     except RecursionError:
         raise no_stack() from None
-    # Fewer brackets cannot lie deeper; and what holds itself has not come so far.
+    # Fewer brackets cannot lie deeper; and a value that holds itself was refused before.
     if text.count("[") + text.count("{") > JSON_NESTING_MAX and nested_beyond(values, JSON_NESTING_MAX):
         raise _too_deep(_place_beyond(values, JSON_NESTING_MAX), JSON_NESTING_MAX)
     return text

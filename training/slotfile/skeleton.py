@@ -80,7 +80,7 @@ class Skeleton:
         self.tensors, self.values = {}, None  # the skeleton outlives the state
 
     def leaves(self, tree: Any) -> list[Any] | None:
-        """The leaves of `tree`, in an order of their own; None where its structure is another one."""
+        """The leaves of `tree`, in an order of their own; None if its structure is another one."""
         leaves: list[Any] = []
         try:
             _walk(self._root, tree, leaves)
@@ -103,7 +103,7 @@ class Skeleton:
 
 
 def _node(value: Any, leaves: list[Any]) -> _Node | None:
-    """The structure of a container, its leaves added to `leaves`; None where something in it is not exact."""
+    """The structure of a container, its leaves added to `leaves`; None if something in it is not exact."""
     kind = type(value)
     if not isinstance(value, (dict, list, tuple)) or kind not in _CONTAINERS:
         return None

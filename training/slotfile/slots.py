@@ -44,7 +44,7 @@ STEP_MAX = 10**18 - 1  # of the name; more digits would never be found again
 
 @dataclass(frozen=True)
 class Payload:
-    """What is to be written: the data, from the first byte of the image on, and what the header is made of.
+    """The content to write: the data, from the first byte of the image on, and the parts of the header.
 
     `state` is values for JSON, or gives their text: made by the writer, for the training need not wait for it.
     """
@@ -71,12 +71,12 @@ class Series:
     kept: int
 
     def path(self, step: int) -> Path:
-        """Where `step` lies: steps have 9 digits, so that names sort as numbers up to a thousand million."""
+        """The path of `step`: steps have 9 digits, so that names sort as numbers up to a thousand million."""
         return self.folder / f"{self.prefix}{step:09d}{SUFFIX}"
 
     @property
     def temporary(self) -> Path:
-        """The slot while it is written; whatever lies there after a crash was acknowledged to nobody."""
+        """The slot while it is written; its content after a crash was never acknowledged."""
         return self.folder / f".{self.prefix.rstrip('-')}.tmp"
 
     def found(self) -> list[tuple[int, Path]]:
@@ -92,7 +92,7 @@ class Series:
         """Write `payload` as step `payload.step`, durably; the path once it is acknowledged.
 
         `checksums(i)` gives chunk i's checksum and may wait until that chunk of the image is complete.
-        OSError where it fails: nothing is acknowledged then, and the files before are as they were.
+        OSError if it fails: nothing is acknowledged then, and the files before are as they were.
         """
         final = self.path(payload.step)
         self._free_a_slot(files, final)
@@ -117,7 +117,7 @@ class Series:
 def write_file(
     files: Files, path: Path, payload: Payload, checksums: Callable[[int], int], threads: Executor | None = None
 ) -> None:
-    """The file itself, made or overwritten, its header last; OSError where it fails, and then it is gone.
+    """The file itself, made or overwritten, its header last; OSError if it fails, and then it is gone.
 
     With `threads` two chunks are written at a time. `checksums` is called in order, by one thread at a time.
     """
@@ -189,7 +189,7 @@ def _write_chunks(
 
 
 def _write_chunk(files: Files, fd: int, out: int, data: memoryview, at: int) -> int:
-    """Write past the page cache (`out`) where that works; returns the descriptor to go on with."""
+    """Write past the page cache (`out`) if that works; returns the descriptor to go on with."""
     try:
         files.write(out, data, at)
         return out
@@ -306,7 +306,7 @@ def _read_chunk(fd: int, direct: int, view: memoryview, at: int) -> int:
 
 
 def set_aside(path: Path, files: Files) -> Path:
-    """Rename a broken file so that no scan finds it again; its content stays for whoever wants to look."""
+    """Rename a broken file so that no scan finds it again; its content stays for people who want to look."""
     names = (path.with_name(f"{BROKEN}{path.name}{extra}") for extra in ("", *(f".{n}" for n in range(1, 1000))))
     aside = next(name for name in names if not name.exists())
     files.rename(path, aside)

@@ -26,7 +26,7 @@ class Workers:
         )
 
     def start(self) -> ThreadPoolExecutor:
-        """`pool`, with every thread running: work given to one that cannot be started would be done by nobody.
+        """`pool`, with every thread running: work for a thread that cannot start would never be done.
 
         RuntimeError where the system gives no more threads; the next call tries again.
         """
@@ -37,7 +37,7 @@ class Workers:
                     for _ in range(self._count):
                         self.pool.submit(met.wait, START_SECONDS)
                     met.wait(START_SECONDS)
-                except BaseException:  # no thread to be had, or an interrupt: those that wait would wait for long
+                except BaseException:  # no thread available, or an interrupt: waiting threads must end soon
                     met.abort()
                     self.pool.shutdown(wait=False)
                     self.pool = self._new_pool()
@@ -46,7 +46,7 @@ class Workers:
             return self.pool
 
     def processor_seconds(self) -> float:
-        """Of all threads together, since they were started; 0 where the system does not tell a thread's time."""
+        """Of all threads together, since they were started; 0 if the system does not tell a thread's time."""
         with contextlib.suppress(OSError):  # the interpreter ends, and a thread has gone
             return sum(map(time.clock_gettime, self._clocks))
         return 0.0
@@ -57,6 +57,6 @@ class Workers:
 
 
 def _keep_clock(clocks: list[int]) -> None:
-    """Note this thread's clock, where the system has such."""
+    """Note this thread's clock, if the system has one."""
     if hasattr(time, "pthread_getcpuclockid"):
         clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
