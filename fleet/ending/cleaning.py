@@ -54,7 +54,7 @@ def make_plan(session: Session, request: CleanRequest) -> CleanPlan:
     session.client("s3"), session.client("ec2")  # made before the threads
     with ThreadPoolExecutor(8) as pool:
         run_facts = list(pool.map(lambda owner: look(session, request.root, *owner, alive=alive), sorted(owners)))
-    newest = {job: _newest(session, request.root, job) for job in {facts.job for facts in run_facts if facts.known}}
+    newest = {job: _newest(session, request.root, job) for job in {facts.job for facts in run_facts if facts.is_known}}
     by_owner = {(facts.job, facts.run): _with_newer(facts, newest.get(facts.job, "")) for facts in run_facts}
     return decide(things, by_owner, unfinished=request.unfinished, store=request.store)
 
