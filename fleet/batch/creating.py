@@ -213,7 +213,7 @@ def _queue_steps(session: Session, names: Names, document: Document) -> list[Ste
 
 def _definition_steps(session: Session, names: Names, document: Document) -> list[Step]:
     active = active_definitions(session, names)
-    newest = max(active, key=lambda one: int(one["revision"]), default=None)
+    newest = max(active, key=lambda definition: int(definition["revision"]), default=None)
     compared = {key: document[key] for key in ("containerProperties", "retryStrategy")}
     compared |= {"timeout": document["timeout"]} if "timeout" in document else {}
     is_same = newest is not None and not documents.differs(compared, newest)

@@ -211,6 +211,6 @@ def likely_types(session: Session, job: JobConfig) -> list[str]:
     except SpothealError:
         return named_types
     fitting = sorted(
-        (kind for kind in candidates if kind.vcpus >= job.batch.vcpus), key=lambda one: (one.vcpus, one.name)
+        (kind for kind in candidates if kind.vcpus >= job.batch.vcpus), key=lambda item: (item.vcpus, item.name)
     )
     return [*named_types, *(kind.name for kind in fitting)][:_TYPES_PRICED]

@@ -171,7 +171,7 @@ def _check_made(session: Session, names: Names) -> dict[str, Any]:
     if queues[0]["state"] != "ENABLED" or queues[0]["status"] != "VALID":
         raise Conflict(f"job queue {names.queue} is {queues[0]['state']} and {queues[0]['status']}",
                        next_step="`fleetctl batch create` puts it in order")  # fmt: skip
-    return max(definitions, key=lambda one: int(one["revision"]))
+    return max(definitions, key=lambda definition: int(definition["revision"]))
 
 
 def _check_mounted(definition: dict[str, Any], job: JobConfig) -> None:

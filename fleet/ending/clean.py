@@ -161,7 +161,9 @@ def _is_replaced(thing: Thing, siblings: list[Thing]) -> bool:
         stale = (VolumeState.SUPERSEDED.value, VolumeState.MOVING.value)
         return thing.tags.get(TAG_STATE) in stale and _term(thing) < max(_term(copy) for copy in current)
     snapshots = [copy for copy in siblings if copy.kind == "snapshot"]
-    newest = sorted(snapshots, key=lambda one: (_term(one), one.created or datetime.min.replace(tzinfo=timezone.utc)))
+    newest = sorted(
+        snapshots, key=lambda snapshot: (_term(snapshot), snapshot.created or datetime.min.replace(tzinfo=timezone.utc))
+    )
     return thing not in newest[-SNAPSHOTS_KEPT:]
 
 

@@ -165,7 +165,7 @@ def make(material: Material, now: datetime, banner: str = "") -> Report:
         else max([stay.end for stay in run_receipt.bill.stays] or [run_receipt.bill.until])
     )
     samples = [sample for name, text in material.progress.items() for sample in samples_of(name, text)]
-    samples.sort(key=lambda one: (one.time, one.step))
+    samples.sort(key=lambda sample: (sample.time, sample.step))
     resumes = tuple(_resumes(history.events, samples))
     redone = max(run_receipt.steps.redone, sum(resume.again or 0 for resume in resumes))
     run_receipt = replace(run_receipt, steps=replace(run_receipt.steps, redone=redone))

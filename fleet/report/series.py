@@ -85,7 +85,7 @@ def other_series(curves: Mapping[str, Series]) -> list[Series]:
 def _chosen(curves: Mapping[str, Series], pattern: re.Pattern[str]) -> list[Series]:
     """Series that match the pattern: validation first, the one with most points last (drawn below the others)."""
     named = [curve for name, curve in curves.items() if pattern.search(name)]
-    return sorted(named, key=lambda one: ("val" not in one.name, len(one.points), one.name))[:SERIES_MAX]
+    return sorted(named, key=lambda curve: ("val" not in curve.name, len(curve.points), curve.name))[:SERIES_MAX]
 
 
 def samples_of(instance: str, text: str) -> list[Sample]:

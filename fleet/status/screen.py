@@ -250,4 +250,4 @@ def _by_term(volumes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     def term(volume: dict[str, Any]) -> int:
         return int(volume["term"]) if str(volume["term"] or "").isdigit() else 0
 
-    return sorted(volumes, key=lambda one: (one["role"] != current, -term(one)))
+    return sorted(volumes, key=lambda volume: (volume["role"] != current, -term(volume)))

@@ -95,7 +95,9 @@ def gather(session: Session, run: runs.Run, consoles: Consoles | None = None) ->
         store=str(run.store.url),
         status=status.result() or {},
         fleet=fleet,
-        launches=tuple(sorted((launch for launch in launches if launch), key=lambda one: str(one.get("time", "")))),
+        launches=tuple(
+            sorted((launch for launch in launches if launch), key=lambda document: str(document.get("time", "")))
+        ),
         events=tuple(read_events(ledger.result().decode(errors="replace"))),
         fleet_state=state,
         volumes=volumes.result(),
@@ -186,7 +188,7 @@ def _launches(facts: RunFacts) -> list[dict[str, Any]]:
         for instance in facts.instances or ()
         if instance.id not in counted_ids
     ]
-    return [*counted, *sorted(young, key=lambda one: one["time"])]
+    return [*counted, *sorted(young, key=lambda launch: launch["time"])]
 
 
 def _launch(launch: dict[str, Any], facts: RunFacts, now: datetime) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def silent_machine(
         launch.get("instance") for launch in launches if launch.get("starts") or launch.get("outcome") != "booting"
     }
     silent = [instance for instance in instances if instance.state == "running" and instance.id not in heard]
-    oldest = min(silent, key=lambda one: one.launched, default=None)
+    oldest = min(silent, key=lambda instance: instance.launched, default=None)
     return oldest if oldest and (now - oldest.launched).total_seconds() >= UNHEARD_SECONDS else None
 
 

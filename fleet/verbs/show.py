@@ -55,7 +55,7 @@ def _steps(plan: Plan) -> list[str]:
 
 def _prices(prices: tuple[Price, ...]) -> str:
     rows = []
-    for price in sorted(prices, key=lambda one: one.spot)[:_PRICES_SHOWN]:
+    for price in sorted(prices, key=lambda row: row.spot)[:_PRICES_SHOWN]:
         share = f"{100 * (1 - price.spot / price.on_demand):.0f} % less" if price.on_demand else "-"
         rows.append(
             (

@@ -1,1 +1,1 @@
-"""The checkpoint file: format, two slots, checksums, what a power cut leaves intact."""
+"""The checkpoint file: format, two slots, checksums, what a power cut leaves."""
