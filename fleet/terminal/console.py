@@ -81,8 +81,8 @@ def _flush() -> None:
 def _fail_unread(name: str) -> None:
     """`fleetctl request 2>&1 | head` ended with 0, and no run was there."""
     with contextlib.suppress(BrokenPipeError):  # standard error may be what was closed
-        again = "; the same command goes on where it was" if name in _CONTINUE else ""
-        say(f"fleetctl: stopped before its work was done, because the reader of its output closed it{again}")
+        hint = "; the same command goes on where it was" if name in _CONTINUE else ""
+        say(f"fleetctl: stopped before its work was done, because the reader of its output closed it{hint}")
     raise typer.Exit(int(ExitCode.UNEXPECTED))
 
 
