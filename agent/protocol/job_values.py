@@ -20,6 +20,7 @@ POLICY_CHARACTERS_MAX = 2048
 SHOWN_OF_NOMINAL = 0.9
 _OPERATOR = re.compile(r"&&|\|\|?|;|&|[0-9&]?>>?|[0-9]?>&[0-9]?|<{1,3}")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_HOME = re.compile(r"(?:~/|(?:-[\w-]+=)?\$(?:HOME\b|\{HOME\}))[\w./-]*")
 _DURATION = re.compile(r"(\d+)\s*(s|m|h|d)")
 _DURATION_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _HOST_KEY = re.compile(r"[^\s@#-]\S* (?:ssh|ecdsa|sk)-[\w@.-]+ [A-Za-z0-9+/=]+(?: [^\n]*)?")
@@ -114,7 +115,8 @@ def shell_sign(words: Sequence[str]) -> str:
     if not words or posixpath.basename(words[0]) == "find":  # whose -exec ends in `;`
         return ""
     signs = [words[0]] if _ASSIGNMENT.match(words[0]) else []
-    return next(iter([*signs, *(word for word in words if _OPERATOR.fullmatch(word))]), "")
+    homes = [] if "-c" in words else [word for word in words if _HOME.fullmatch(word)]  # `sh -c` expands it
+    return next(iter([*signs, *(word for word in words if _OPERATOR.fullmatch(word)), *homes]), "")
 
 
 def argv(value: Any) -> str:
@@ -123,7 +125,7 @@ def argv(value: Any) -> str:
         return 'must be a list of strings, such as ["python", "train.py"] (no shell reads it)'
     if not (sign := shell_sign(value)):
         return ""
-    is_sign = [bool(_OPERATOR.fullmatch(word) or _ASSIGNMENT.match(word)) for word in value]
+    is_sign = [bool(_OPERATOR.fullmatch(word) or _ASSIGNMENT.match(word) or _HOME.fullmatch(word)) for word in value]
     script = " ".join(word if bare else shlex.quote(word) for word, bare in zip(value, is_sign, strict=True))
     return f'{only_a_shell(sign)}; let a shell run it: ["sh", "-c", {json.dumps(script)}]'
 

@@ -77,6 +77,9 @@ def test_the_profile_of_another_job_is_refused(tmp_path: Path) -> None:
         ("command", ["python", "train.py", "|", "tee", "log"], "|"),
         ("resume_command", ["python", "train.py", ">", "log"], ">"),
         ("setup", [["cd", "src", "&&", "make"]], "&&"),
+        ("command", ["python", "train.py", "--data", "$HOME/data"], "$HOME/data"),
+        ("command", ["python", "~/train.py"], "~/train.py"),
+        ("command", ["python", "train.py", "--data=${HOME}/data"], "--data=${HOME}/data"),
     ],
 )
 def test_what_only_a_shell_understands_is_refused_as_init_refuses_it(key: str, words: list[Any], sign: str) -> None:
@@ -88,7 +91,15 @@ def test_what_only_a_shell_understands_is_refused_as_init_refuses_it(key: str, w
 
 @pytest.mark.parametrize(
     "words",
-    [["sh", "-c", "a && b"], ["x", "--pad", "<pad>"], ["x", "a;b"], ["x", "A=1"], ["find", ".", "-exec", "x", ";"]],
+    [
+        ["sh", "-c", "a && b"],
+        ["x", "--pad", "<pad>"],
+        ["x", "a;b"],
+        ["x", "A=1"],
+        ["find", ".", "-exec", "x", ";"],
+        ["sh", "-c", "$HOME/x"],
+        ["x", "--out=${SPOTHEAL_RESULTS_DIR}", "~", "^a$", "--cost=$5"],
+    ],
 )
 def test_an_argument_that_only_looks_like_a_shells_is_taken(words: list[str]) -> None:
     assert parse_job({"job": {"name": "j", "repository": ".", "command": words}}).job.command == tuple(words)
