@@ -168,8 +168,11 @@ def _script_notes(config: JobConfig, clone: Path, commit: str) -> list[str]:
     """ConfigError if the commit lacks the script that the command runs; a note if something else may bring it."""
     script = script_of(config.job.command)
     path = posixpath.normpath(posixpath.join(config.job.directory, script))
-    if not script or _git(["ls-tree", "--name-only", "-z", commit, "--", path], clone):
+    if not script:
         return []
+    if entry := _git(["ls-tree", "-z", commit, "--", path], clone):
+        is_program = script == config.job.command[0]
+        return _program_notes(config, script, commit) if is_program and entry.startswith("100644") else []
     message = f"[job] command runs {script}, which is not in commit {commit[:10]}"
     if config.job.setup or config.job.submodules:
         return [f"{message}; without a `setup` or a submodule that brings it, the trainer cannot start"]
@@ -179,6 +182,15 @@ def _script_notes(config: JobConfig, clone: Path, commit: str) -> list[str]:
     near = get_close_matches(path, names, n=3) or [name for name in names if Path(name).suffix == Path(path).suffix]
     cure = f"the commit has {_few(near)}" if near else "correct [job] command in job.toml"
     raise ConfigError(message, next_step=f"{cure}; paths are relative to [job] directory")
+
+
+def _program_notes(config: JobConfig, script: str, commit: str) -> list[str]:
+    """ConfigError for a script that is to run by itself and may not be executed; a note if a `setup` may permit it."""
+    message = f"[job] command runs {script} itself, which is not executable in commit {commit[:10]}"
+    if config.job.setup:
+        return [f"{message}; without a `setup` that permits it, the trainer cannot start"]
+    interpreter = "python" if script.endswith(".py") else "sh"
+    raise ConfigError(message, next_step=f'begin the command with its interpreter: ["{interpreter}", "{script}", …]')
 
 
 # --------------------------------------------------------------------------------------------------------------- remote

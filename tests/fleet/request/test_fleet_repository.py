@@ -197,6 +197,23 @@ def test_a_script_that_was_never_added_is_found_out_though_it_lies_there(checkou
     assert "`git add -f mine.py`" in caught.value.next_step
 
 
+def test_a_script_without_interpreter_that_is_not_executable_is_refused_with_the_command_to_write(
+    checkout: Path,
+) -> None:
+    """It showed on the machine as `Permission denied`."""
+    command = ["./train.py", "--epochs", "3"]
+    for check in (check_script, resolve):
+        with pytest.raises(ConfigError, match="not executable in commit") as caught:
+            check(job(".", command=command), checkout)
+        assert '["python", "./train.py", …]' in caught.value.next_step
+    (note,) = resolve(job(".", command=command, setup=[["chmod", "+x", "train.py"]]), checkout).warnings
+    assert "not executable" in note
+    git(checkout, "update-index", "--chmod=+x", "train.py")
+    git(checkout, "commit", "-q", "-m", "executable")
+    git(checkout, "checkout", "-q", ".")
+    assert check_script(job(".", command=command), checkout) == []
+
+
 @pytest.mark.parametrize("more", [{"setup": [["make", "trainer.py"]]}, {"submodules": True}])
 def test_a_script_that_setup_or_a_submodule_may_bring_is_only_noted(checkout: Path, more: dict[str, Any]) -> None:
     (note,) = resolve(job(".", command=["python", "trainer.py"], **more), checkout).warnings
