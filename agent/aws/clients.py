@@ -60,6 +60,7 @@ _CONFLICT = {
 _NOT_FOUND = ("NotFound", "NotFoundException")  # ends of codes; those of IAM and S3 begin with NoSuch
 _NEXT_STEP = {
     PermissionDenied: "check who you are with `aws sts get-caller-identity`, and what is needed in docs/permissions.md",
+    ConfigError: "--region REGION, or AWS_REGION",
     CapacityError: "allow more instance types and zones in spot_fleet_config.json, or raise the quota named",
     Retryable: "AWS is busy for a moment: the same command again",
     CredentialsEnded: "get new credentials; if they are new, set this machine's clock (`timedatectl`)",
@@ -76,6 +77,7 @@ _ENDED_SESSIONS = {
 TO_BE_RENEWED = _ENDED_SESSIONS | {
     "ExpiredToken", "ExpiredTokenException", "RequestExpired", "CredentialRetrievalError", MFA_WANTED,
 }  # fmt: skip
+WRONG_REGION = "WrongRegion"  # ours, of the local cloud: AWS has another endpoint for each region
 _ENCODED = "Encoded authorization failure message:"  # and about 1,000 characters, at the end of EC2's refusals
 _UNREACHED = "check the network, the region's name, AWS_ENDPOINT_URL and the proxy settings, and try again"
 
@@ -175,6 +177,8 @@ def _kind(code: str, status: int) -> type[SpothealError]:
         return PermissionDenied
     if code in _CAPACITY:
         return CapacityError
+    if code == WRONG_REGION:
+        return ConfigError
     if code in _CONFLICT:
         return Conflict
     if code in _SIGNED_TOO_EARLY:

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, unquote
 from moto.iam.models import iam_backends
 from moto.s3.models import s3_backends
 
+from spotheal.agent.aws.clients import WRONG_REGION
 from spotheal.fleet.account import service_roles
 from spotheal.fleet.files.shape import known_types
 from spotheal.fleet.rehearsal.ec2.world import ApiError, not_here
@@ -28,7 +29,7 @@ _SESSION_NAME = re.compile(r"[\w+=,.@-]{2,64}")
 def of_ec2(action: str, form: Mapping[str, str], region: str, own_region: str, *, is_owned: bool) -> ApiError | None:
     """`is_owned`: the rule book answers the call."""
     if region and region != own_region:
-        return not_here(f"EC2 in {region}, but in {own_region} alone")
+        return ApiError(WRONG_REGION, f"this local cloud is in {own_region}, and the call is for {region}")
     if action == "DescribeInstanceTypes":
         named = [value for key, value in form.items() if key.startswith("InstanceType.")]
         if strange := [one for one in named if one not in known_types()]:

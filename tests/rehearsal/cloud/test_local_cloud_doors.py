@@ -30,9 +30,11 @@ from cloud_desk import REGION, CloudDesk, cloud_desk, owner, served
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from spotheal.agent.aws import clients
 from spotheal.agent.protocol.clock import SystemClock
 from spotheal.agent.protocol.errors import ConfigError, ExitCode
 from spotheal.agent.protocol.names import StoreUrl
+from spotheal.fleet.rehearsal.ec2 import refusals
 from spotheal.fleet.rehearsal.ec2.access_keys import AccessKey, write_private
 from spotheal.fleet.rehearsal.ec2.world import EXAMPLE_IMAGE
 from spotheal.fleet.rehearsal.programs.init import descendants
@@ -376,3 +378,12 @@ ask()
 """
     done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True, cwd="/")
     assert done.stdout.split() == ["403", "403"]
+
+
+def test_a_wrong_region_at_the_local_cloud_is_a_fault_of_usage_with_the_option() -> None:
+    refusal = refusals.of_ec2("DescribeVolumes", {}, "eu-west-1", "us-west-2", is_owned=True)
+    assert refusal is not None
+    answer: Any = {"Error": {"Code": refusal.code, "Message": refusal.message}}
+    error = clients.from_client_error("list the volumes", ClientError(answer, "DescribeVolumes"))
+    assert (error.exit_code, error.next_step[:8]) == (ExitCode.USAGE, "--region")
+    assert "us-west-2" in error.message and "eu-west-1" in error.message
