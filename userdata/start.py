@@ -41,25 +41,25 @@ RUNNING_SECONDS = 30.0  # how long systemd is asked whether the agent runs, to s
 STARTS_MAX, STARTS_SECONDS = 15, 300.0
 CANNOT_STAY_UP = f"the agent ended {STARTS_MAX} times within {STARTS_SECONDS:.0f} s"
 # So is one that ends this often in a row before it is ready, or hangs there (TimeoutStartSec each), however long that
-# takes: on a busy machine a start took more than 20 s, and the limit above was never reached.
+# takes: on a busy machine a start takes more than 20 s, and 15 more than 300 s.
 HANGS_MAX = 2
 HUNG = f"the agent hung {HANGS_MAX} times before it was ready"
 NEVER_READY = f"the agent ended {STARTS_MAX} times before it was ready"
 RUN_FOLDER = ROOT + "/run/spotheal"
-# Counts that boot and switches the machine off. Where it cannot be counted, the agent is started again. Nothing is
-# counted if a person stopped the agent and it ended with an error: that starts the OnFailure unit, too.
+# Counts that boot and switches the machine off. If it cannot be counted, the agent is started again. `ended` starts it:
+# systemd's own start limit with OnFailure cannot tell such an agent from one that a person stopped and that ended with
+# an error (its Result stays "exit-code" in systemd 252).
 FAILED_UNIT = """[Unit]
 Description=spotheal: counts an agent that cannot stay up as a boot that failed
 
 [Service]
 Type=oneshot
 EnvironmentFile=-/opt/spotheal/environment
-ExecCondition=/bin/sh -c '[ -e {run}/hung ] || systemctl show -p Result spotheal-agent.service | grep -q start-limit'
 ExecStart=-systemctl stop spotheal-agent.service
 ExecStart=-/bin/sh -c 'exec {python} -EsB {home}/bootstrap.py {manifest} \
-"$$(cat {run}/hung 2>/dev/null || echo {why}); it last said: \
+"$$(cat {run}/failed); it last said: \
 $$(journalctl _SYSTEMD_UNIT=spotheal-agent.service -n 1 -o cat)"'
-ExecStart=-/bin/rm -f {run}/hung
+ExecStart=-/bin/rm -f {run}/failed
 ExecStart=systemctl reset-failed spotheal-agent.service
 ExecStart=systemctl start --no-block spotheal-agent.service
 StandardOutput=journal+console
@@ -143,7 +143,7 @@ def write_units(config: dict[str, Any], manifest_sha256: str) -> None:
     # checkpoint would go to the folder below: the mount has to wait for the agent.
     os.makedirs(UNITS + "spotheal-agent.service.d", exist_ok=True)
     _write(UNITS + "spotheal-agent.service.d/volume.conf", f"[Unit]\nAfter={mount_unit(config['volume']['mount'])}\n")
-    values = {"python": sys.executable, "home": HOME, "run": RUN_FOLDER, "why": CANNOT_STAY_UP}
+    values = {"python": sys.executable, "home": HOME, "run": RUN_FOLDER}
     failed = FAILED_UNIT.format(manifest=manifest_sha256, **values)
     _write(UNITS + "spotheal-failed.service", failed)
     lines = [f'{name}="{value}"\n' for name, value in os.environ.items() if _is_passed_on(name)]
@@ -198,24 +198,50 @@ def start(config: dict[str, Any], manifest_sha256: str) -> str:
 
 
 def ended() -> int:
-    """After each end of the agent (ExecStopPost): one that hung or failed before it was ready is counted.
+    """After each end of the agent (ExecStopPost): an agent that cannot stay up, or never gets ready, is counted.
 
-    systemd names a stop that took too long "timeout", too: then the agent had been ready.
+    Orderly ends do not count, nor does a stop that took too long, which systemd names "timeout" as well as a hang.
     """
-    result = os.environ.get("SERVICE_RESULT")
-    if result == "success" or not os.path.exists(RUN_FOLDER + "/starting"):
+    result = os.environ.get("SERVICE_RESULT", "success")
+    is_ready = not os.path.exists(RUN_FOLDER + "/starting")
+    if result == "success" or (is_ready and result == "timeout"):
         return 0
-    name, times_max, reason = ("hangs", HANGS_MAX, HUNG) if result == "timeout" else ("ends", STARTS_MAX, NEVER_READY)
-    count = f"{RUN_FOLDER}/{name}"
-    times = 1 + (os.path.getsize(count) if os.path.exists(count) else 0)
-    if times < times_max:
-        _write(count, "x" * times)
+    hangs = _one_more("hangs", result == "timeout")
+    early = _one_more("early", not is_ready and result != "timeout")
+    now = time.monotonic()
+    times = [*_times(), now][-STARTS_MAX:]
+    _write(RUN_FOLDER + "/ends", " ".join(map(str, times)))
+    if hangs >= HANGS_MAX:
+        reason = HUNG
+    elif early >= STARTS_MAX:
+        reason = NEVER_READY
+    elif len(times) == STARTS_MAX and now - times[0] <= STARTS_SECONDS:
+        reason = CANNOT_STAY_UP
+    else:
         return 0
-    _write(RUN_FOLDER + "/hung", reason)
-    if os.path.exists(count):
-        os.remove(count)
+    for name in ("hangs", "early", "ends"):
+        _write(f"{RUN_FOLDER}/{name}", "")
+    _write(RUN_FOLDER + "/failed", reason)
     systemctl("start", "--no-block", "spotheal-failed.service")
     return 0
+
+
+def _one_more(name: str, counts: bool) -> int:
+    """A number that is the size of a file, which the unit removes when the agent is ready."""
+    path = f"{RUN_FOLDER}/{name}"
+    number = (os.path.getsize(path) if os.path.exists(path) else 0) + counts
+    if counts:
+        _write(path, "x" * number)
+    return number
+
+
+def _times() -> list[float]:
+    """When the agent failed, by the machine's monotonic clock."""
+    try:
+        with open(RUN_FOLDER + "/ends", encoding="ascii") as file:
+            return [float(word) for word in file.read().split()]
+    except FileNotFoundError:
+        return []
 
 
 # ------------------------------------------------------------------------------------------------------ without systemd

@@ -187,7 +187,8 @@ def test_an_agent_that_cannot_stay_up_is_counted_and_its_machine_replaced(cloud:
     key = LAYOUT.launch(first.launch.instance)
     until("it is counted", lambda: (job.store.get_json(key) or {})["outcome"] == "boot failed", SECONDS_MAX)
     reason = (job.store.get_json(key) or {})["reason"]
-    assert reason.startswith("the agent ended 15 times before it was ready; it last said: "), reason
+    assert reason.startswith("the agent ended 15 times "), reason
+    assert "; it last said: " in reason
     assert "SyntaxError" in reason
     second = until("a successor", lambda: next(iter(machines_of(cloud)[1:]), None), SECONDS_MAX)
     trains_beyond(second, 2)
