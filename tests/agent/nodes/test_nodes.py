@@ -322,7 +322,8 @@ def test_a_group_of_the_operators_that_is_closed_is_refused_with_the_command_tha
 
 def test_fleetctls_own_group_is_opened_as_a_step_of_the_plan() -> None:
     closed: Any = Account({"GroupId": "sg-1", "IpPermissions": []})
-    assert between.look(closed, [launched("sg-1")], "vpc-1", own="sg-1") == between.OpenBetween("sg-1", "spotheal-ssh")
+    step = between.look(closed, [launched("sg-1")], "vpc-1", own_group="sg-1")
+    assert step == between.OpenBetween("sg-1", "spotheal-ssh")
 
 
 def test_launches_without_a_common_group_cannot_meet() -> None:
