@@ -46,8 +46,8 @@ def fill(payloads: Mapping[str, str]) -> str:
     """
     if sorted(payloads) != sorted(PAYLOADS):
         raise ValueError(f"payloads must be {', '.join(PAYLOADS)}")
-    kept = (line for line in stub().splitlines(keepends=True) if line.startswith("#!") or not _COMMENT.match(line))
-    text = "".join(kept)
+    lines = (line for line in stub().splitlines(keepends=True) if line.startswith("#!") or not _COMMENT.match(line))
+    text = "".join(lines)
     for name, value in payloads.items():
         if not _HARMLESS.fullmatch(value):
             raise ValueError(f"{name} must hold only the digits of base85")

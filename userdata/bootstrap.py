@@ -64,12 +64,12 @@ SITE = f"/agent/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packa
 # -------------------------------------------------------------------------------------------------------- installation
 def fetch(aws: Aws, manifest_sha256: str) -> dict[str, bytes]:
     """{file name: content} of the wheels, each with the sha256 that the manifest gives, the manifest with ours."""
-    there = dict(aws.listed("agent/"))  # S3 may say 403 of what is not, which would be waited for (`document`)
+    listed = dict(aws.listed("agent/"))  # S3 may say 403 of what is not, which would be waited for (`document`)
 
-    def object_of(what: str, key: str) -> bytes:
-        if key not in there:
-            raise Stuck(f"could not read the store's {what}: it is not there; `fleetctl request` it again")
-        return patiently(f"read the store's {what}", lambda: aws.store("GET", key))
+    def object_of(label: str, key: str) -> bytes:
+        if key not in listed:
+            raise Stuck(f"could not read the store's {label}: it is not there; `fleetctl request` it again")
+        return patiently(f"read the store's {label}", lambda: aws.store("GET", key))
 
     manifest = object_of("agent/manifest.json", "agent/manifest.json")
     if hashlib.sha256(manifest).hexdigest() != manifest_sha256:
@@ -90,14 +90,14 @@ def fetch(aws: Aws, manifest_sha256: str) -> dict[str, bytes]:
         return dict(pool.map(one, wheels))
 
 
-def unzip(name: str, content: bytes, folder: str, only: tuple[str, ...] = ("",)) -> None:
+def unzip(name: str, content: bytes, folder: str, prefixes: tuple[str, ...] = ("",)) -> None:
     """The wheel's files below `folder`; only those whose path begins with one of `only`."""
     with zipfile.ZipFile(io.BytesIO(content)) as wheel:
         for item in wheel.infolist():
             parts = item.filename.split("/")
             if item.filename.startswith("/") or ".." in parts or "\\" in item.filename:
                 raise Stuck(f"the wheel {name} has a path out of its folder: {item.filename!r}")
-            if item.filename.startswith(only) and not parts[0].endswith(".data"):
+            if item.filename.startswith(prefixes) and not parts[0].endswith(".data"):
                 wheel.extract(item, folder)
 
 
@@ -141,8 +141,8 @@ def since_user_data() -> str:
     try:
         shell = os.getppid() if os.getppid() != 1 else os.getpid()
         with open(f"/proc/{shell}/stat", encoding="ascii", errors="replace") as stat, open("/proc/uptime") as uptime:
-            began = int(stat.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-            return f", {float(uptime.read().split()[0]) - began:.1f} s after the user data began"
+            start = int(stat.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+            return f", {float(uptime.read().split()[0]) - start:.1f} s after the user data began"
     except (OSError, ValueError, IndexError):
         return ""
 
@@ -162,11 +162,11 @@ def go_on_after_reboot(manifest_sha256: str) -> None:
 def start(manifest_sha256: str) -> None:
     """What else there is to do is installed by now (start.py): it says in one line how that went."""
     argv = [AGENT_PYTHON, "-I", "-m", "spotheal.userdata.start", manifest_sha256]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True)
-    said = done.stdout.strip()
-    if done.returncode != 0:
-        raise Stuck(said or f"the installed agent's start ended with {done.returncode}")
-    say(said + since_user_data())
+    process = subprocess.run(argv, stdout=subprocess.PIPE, text=True)
+    output = process.stdout.strip()
+    if process.returncode != 0:
+        raise Stuck(output or f"the installed agent's start ended with {process.returncode}")
+    say(output + since_user_data())
 
 
 def main() -> int:

@@ -81,32 +81,32 @@ def device_of(volume: str) -> str:
     """The device whose serial is the volume's id; waits for it."""
     serial, limit = volume.replace("-", ""), time.monotonic() + DEVICE_SECONDS
     while time.monotonic() < limit:
-        shown = run("lsblk", "--json", "--output", "name,path,serial")
-        if shown.returncode == 0:
-            for one in json.loads(shown.stdout)["blockdevices"]:
-                if (one.get("serial") or "").replace("-", "") == serial:
-                    return str(one["path"])
+        listing = run("lsblk", "--json", "--output", "name,path,serial")
+        if listing.returncode == 0:
+            for disk in json.loads(listing.stdout)["blockdevices"]:
+                if (disk.get("serial") or "").replace("-", "") == serial:
+                    return str(disk["path"])
         time.sleep(1.0)
     raise Failed(f"{volume} was not attached within {DEVICE_SECONDS:.0f} s")
 
 
 def filesystem_of(device: str) -> str:
     """"" where there is none."""
-    found = run("blkid", "-p", "-o", "export", device)
-    if found.returncode not in (0, 2):
-        raise Failed(f"blkid cannot read {device}: {found.stderr.strip()}")
-    return dict(line.partition("=")[::2] for line in found.stdout.splitlines()).get("TYPE", "")
+    process = run("blkid", "-p", "-o", "export", device)
+    if process.returncode not in (0, 2):
+        raise Failed(f"blkid cannot read {device}: {process.stderr.strip()}")
+    return dict(line.partition("=")[::2] for line in process.stdout.splitlines()).get("TYPE", "")
 
 
 def mounted(config: dict[str, Any]) -> str:
     """The mount point, with the volume at it. Only a volume that is marked as new is formatted: if it is blank,
     or if an earlier mkfs of it was cut short and what that left cannot be mounted."""
     device, mount = device_of(config["volume"]), str(ROOT + config["mount"])
-    there = filesystem_of(device)
-    refusal = mount_at(mount, device, there) if there else "it holds no filesystem"
+    filesystem = filesystem_of(device)
+    refusal = mount_at(mount, device, filesystem) if filesystem else "it holds no filesystem"
     if not refusal and config["begun"]:
         note_mkfs(config, "ended")  # before anything is written to it that a later mkfs would lose
-    elif refusal and config["format"] and (config["begun"] or not there):
+    elif refusal and config["format"] and (config["begun"] or not filesystem):
         make_filesystem(device, config)
         refusal = mount_at(mount, device, config["filesystem"])
     if refusal:
@@ -120,8 +120,8 @@ def mount_at(mount: str, device: str, filesystem: str) -> str:
     """Why the kernel refuses, "" if it is mounted."""
     os.makedirs(mount, exist_ok=True)
     options = "noatime,nouuid" if filesystem == "xfs" else "noatime"
-    done = run("mount", "-t", filesystem, "-o", options, device, mount)
-    return (done.stderr.strip() or f"exit code {done.returncode}") if done.returncode else ""
+    process = run("mount", "-t", filesystem, "-o", options, device, mount)
+    return (process.stderr.strip() or f"exit code {process.returncode}") if process.returncode else ""
 
 
 def make_filesystem(device: str, config: dict[str, Any]) -> None:
@@ -134,15 +134,15 @@ def make_filesystem(device: str, config: dict[str, Any]) -> None:
                 raise Failed("{} is not blank, so it is not formatted".format(config["volume"]))
     note_mkfs(config, "begun")
     force = {"xfs": "-f", "ext4": "-F"}[kind]
-    made = run("mkfs." + kind, "-q", *([force] if config["begun"] else []), device)
-    if made.returncode:
-        raise Failed(f"mkfs.{kind} failed: {made.stderr.strip()}")
+    process = run("mkfs." + kind, "-q", *([force] if config["begun"] else []), device)
+    if process.returncode:
+        raise Failed(f"mkfs.{kind} failed: {process.stderr.strip()}")
     note_mkfs(config, "ended")
 
 
-def note_mkfs(config: dict[str, Any], what: str) -> None:
-    if not put(config["urls"]["mkfs"], json.dumps({"mkfs": what}).encode()):
-        raise Failed(f"the store could not be told that mkfs has {what}")
+def note_mkfs(config: dict[str, Any], state: str) -> None:
+    if not put(config["urls"]["mkfs"], json.dumps({"mkfs": state}).encode()):
+        raise Failed(f"the store could not be told that mkfs has {state}")
 
 
 # ------------------------------------------------------------------------------------------------------------ filling
@@ -202,16 +202,16 @@ def install_aws(path: str) -> None:
         steps = [["apt-get", "update", "-q"], ["apt-get", "install", "-q", "-y", "awscli"]]
     for step in steps:
         try:
-            done = run(*step, seconds_max=INSTALL_SECONDS)
+            process = run(*step, seconds_max=INSTALL_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as fault:
-            why = f"{fault}"
+            reason = f"{fault}"
         else:
-            if done.returncode == 0:
+            if process.returncode == 0:
                 continue
-            why = done.stderr.strip() or f"exit code {done.returncode}"
+            reason = process.stderr.strip() or f"exit code {process.returncode}"
         raise Failed(
             "the image has no program `aws`, and `{}` failed: {}. Write --image AMI with one that has it: the Deep "
-            "Learning AMIs do".format(" ".join(step), why)
+            "Learning AMIs do".format(" ".join(step), reason)
         )
 
 

@@ -102,25 +102,25 @@ def http_call(
         if error.code in (401, 403):
             raise Passing(said, REFUSED_SECONDS) from None
         if error.code == 301:
-            where = error.headers.get("x-amz-bucket-region", "which S3 does not name")
-            said += f": the store's bucket is in another region, {where}; request the run there, or with another store"
+            region = error.headers.get("x-amz-bucket-region", "which S3 does not name")
+            said += f": the store's bucket is in another region, {region}; request the run there, or with another store"
         raise Stuck(said) from None
     except (OSError, http.client.HTTPException) as error:  # URLError, time-outs and half answers are among these
         raise Passing(str(getattr(error, "reason", "") or error or type(error).__name__)) from None
 
 
-def patiently(what: str, call: Callable[[], T]) -> T:
+def patiently(task: str, call: Callable[[], T]) -> T:
     """What `call` returns, asked again with growing pauses while that may help."""
     start, pause = time.monotonic(), 0.5
     while True:
         try:
             return call()
         except Stuck as error:
-            raise Stuck(f"could not {what}: {error}") from None
+            raise Stuck(f"could not {task}: {error}") from None
         except Passing as error:
             if time.monotonic() - start + pause > error.seconds:
-                raise Stuck(f"could not {what} in {error.seconds:.0f} s: {error}") from None
-            say(f"could not {what} yet: {error}")
+                raise Stuck(f"could not {task} in {error.seconds:.0f} s: {error}") from None
+            say(f"could not {task} yet: {error}")
         time.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(2 * pause, 15.0)
 
@@ -149,8 +149,8 @@ class Metadata:
             return self._known[1]
         try:
             role = self.get("/latest/meta-data/iam/security-credentials/").decode().split("\n")[0].strip()
-            found = json.loads(self.get("/latest/meta-data/iam/security-credentials/" + role))
-            keys = found["AccessKeyId"], found["SecretAccessKey"], found.get("Token", "")
+            answer = json.loads(self.get("/latest/meta-data/iam/security-credentials/" + role))
+            keys = answer["AccessKeyId"], answer["SecretAccessKey"], answer.get("Token", "")
             self._known = time.monotonic(), keys
             return keys
         except (Stuck, KeyError, ValueError) as error:  # a role attached moments ago answers 404 or {"Code": "Failed"}
@@ -169,9 +169,9 @@ class Aws:
     def store(
         self, method: str, key: str = "", body: bytes = b"", query: Iterable[tuple[str, str]] = (), **headers: str
     ) -> bytes:
-        own = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        base, path = (own or f"https://s3.{self.region}.{self.suffix}").rstrip("/"), "/" + self.bucket
-        if not own and "." not in self.bucket:
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        base, path = (endpoint or f"https://s3.{self.region}.{self.suffix}").rstrip("/"), "/" + self.bucket
+        if not endpoint and "." not in self.bucket:
             base, path = f"https://{self.bucket}.s3.{self.region}.{self.suffix}", ""
         if not query:
             path += f"/{self.prefix}/{key}"
@@ -179,7 +179,7 @@ class Aws:
 
     def listed(self, prefix: str) -> list[tuple[str, str]]:
         """(key below the run's prefix, time of its last write) of each object whose key begins with `prefix`."""
-        found: list[tuple[str, str]] = []
+        keys: list[tuple[str, str]] = []
         query = [("list-type", "2"), ("prefix", f"{self.prefix}/{prefix}")]
 
         def page() -> str:
@@ -191,12 +191,12 @@ class Aws:
                 key, written, etag = (re.search(f"<{name}>(.*?)</", item) for name in ("Key", "LastModified", "ETag"))
                 if key and written and etag:
                     name = key.group(1)[len(self.prefix) + 1 :]
-                    found.append((name, written.group(1)))
+                    keys.append((name, written.group(1)))
                     self.unchanged[name] = {"if-match": etag.group(1).replace("&quot;", '"')}
-            more = re.search(r"<NextContinuationToken>(.*?)</", text)
-            if not more:
-                return found
-            query[2:] = [("continuation-token", more.group(1))]
+            token = re.search(r"<NextContinuationToken>(.*?)</", text)
+            if not token:
+                return keys
+            query[2:] = [("continuation-token", token.group(1))]
 
     def document(self, key: str) -> dict[str, Any]:
         """The JSON object at `key`; {} if there is none, or it is no JSON object.
@@ -212,8 +212,8 @@ class Aws:
             return {}
 
     def ec2(self, action: str, **parameters: str) -> str:
-        own = os.environ.get("AWS_ENDPOINT_URL_EC2") or os.environ.get("AWS_ENDPOINT_URL")
-        base = (own or f"https://ec2.{self.region}.{self.suffix}").rstrip("/")
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_EC2") or os.environ.get("AWS_ENDPOINT_URL")
+        base = (endpoint or f"https://ec2.{self.region}.{self.suffix}").rstrip("/")
         form = urllib.parse.urlencode({"Action": action, "Version": "2016-11-15", **parameters})
         kind = {"content-type": "application/x-www-form-urlencoded"}
         return self._signed("ec2", "POST", base, "/", (), form.encode(), **kind).decode()
@@ -226,32 +226,32 @@ class Aws:
         path: str,
         query: Iterable[tuple[str, str]],
         body: bytes,
-        **more: str,
+        **more_headers: str,
     ) -> bytes:
         key_id, secret, token = self.metadata.credentials()
-        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         digest = hashlib.sha256(body).hexdigest()
         headers = {
             "content-type": "application/octet-stream",
             "host": urllib.parse.urlsplit(base).netloc,
             "x-amz-content-sha256": digest,
-            "x-amz-date": now,
-            **more,
+            "x-amz-date": moment,
+            **more_headers,
         }
         if token:
             headers["x-amz-security-token"] = token
         names = ";".join(sorted(headers))
-        asked = urllib.parse.urlencode(sorted(query), quote_via=urllib.parse.quote, safe="-_.~")
-        lines = [method, path, asked, *(f"{name}:{headers[name]}" for name in sorted(headers)), "", names, digest]
-        scope = f"{now[:8]}/{self.region}/{service}/aws4_request"
-        plain = "AWS4-HMAC-SHA256\n{}\n{}\n{}".format(now, scope, hashlib.sha256("\n".join(lines).encode()).hexdigest())
+        query_text = urllib.parse.urlencode(sorted(query), quote_via=urllib.parse.quote, safe="-_.~")
+        lines = [method, path, query_text, *(f"{name}:{headers[name]}" for name in sorted(headers)), "", names, digest]
+        scope = f"{moment[:8]}/{self.region}/{service}/aws4_request"
+        plain = "AWS4-HMAC-SHA256\n{}\n{}\n{}".format(moment, scope, hashlib.sha256("\n".join(lines).encode()).hexdigest())
         key = ("AWS4" + secret).encode()
         for word in scope.split("/"):
             key = hmac.new(key, word.encode(), hashlib.sha256).digest()
         signature = hmac.new(key, plain.encode(), hashlib.sha256).hexdigest()
         claimed = f"Credential={key_id}/{scope}, SignedHeaders={names}, Signature={signature}"
         headers["Authorization"] = "AWS4-HMAC-SHA256 " + claimed
-        url = base + path + ("?" + asked if asked else "")
+        url = base + path + ("?" + query_text if query_text else "")
         return http_call(PROXIED, method, url, headers, body if method in ("PUT", "POST") else None)
 
 
@@ -282,34 +282,34 @@ def launches_without_progress(aws: Aws, config: dict[str, Any], me: str) -> int:
     only if the answer can matter: the more it says, the fewer launches count.
     """
     requested_at = config["run"].get("requested_at", "")
-    others: list[dict[str, Any]] = []
+    launches: list[dict[str, Any]] = []
     for key, _ in sorted(aws.listed("launches/"), key=lambda item: item[1], reverse=True):
         launch = aws.document(key)
         if launch.get("acknowledged"):
             break
         if launch and launch.get("instance") != me and launch.get("requested_at", requested_at) == requested_at:
-            others.insert(0, launch)
+            launches.insert(0, launch)
     saved_at = last_saved_at(aws.document("status.json"))
-    count = 1 + failures(others, {}, saved_at)
+    count = 1 + failures(launches, {}, saved_at)
     if count < BOOTS_MAX:
         return count
     terms = [int(key[6:]) for key, _ in aws.listed("terms/") if re.fullmatch(r"terms/\d+", key)]
     writer = str(aws.document(f"terms/{max(terms)}").get("instance", "")) if terms else ""
-    asked = {str(launch.get("instance", "")) for launch in others if launch.get("outcome") not in KNOWN}
-    instances = described(aws, asked.union({writer}).difference({"", me}))
+    ids = {str(launch.get("instance", "")) for launch in launches if launch.get("outcome") not in KNOWN}
+    instances = described(aws, ids.union({writer}).difference({"", me}))
     if instances.get(writer, ("", ""))[0] in LIVING:
         return 0
-    return 1 + failures(others, instances, saved_at)
+    return 1 + failures(launches, instances, saved_at)
 
 
-def failures(others: list[dict[str, Any]], instances: dict[str, tuple[str, str]], saved_at: str) -> int:
+def failures(launches: list[dict[str, Any]], instances: dict[str, tuple[str, str]], saved_at: str) -> int:
     """How many of `others` gained nothing. `instances`: what `described` says of them."""
     count = 0
-    for launch in others:
-        state, why = instances.get(str(launch.get("instance")), ("", ""))
+    for launch in launches:
+        state, reason = instances.get(str(launch.get("instance")), ("", ""))
         outcome = launch.get("outcome")
-        taken = outcome not in KNOWN and why in SPOT_REASONS
-        forgiven = taken or outcome in ("interrupted", "barred") or str(launch.get("time", "")) < saved_at
+        by_spot = outcome not in KNOWN and reason in SPOT_REASONS
+        forgiven = by_spot or outcome in ("interrupted", "barred") or str(launch.get("time", "")) < saved_at
         if state not in LIVING and not forgiven:
             count += 1
     return count
@@ -330,13 +330,13 @@ def described(aws: Aws, instances: set[str]) -> dict[str, tuple[str, str]]:
     if not form:
         return {}
     form["Filter.1.Name"] = "instance-id"
-    found = {}
+    states = {}
     text = patiently("describe the launches' instances", lambda: aws.ec2("DescribeInstances", **form))
     for item in text.split("<instanceId>")[1:]:
         state = re.search(r"<instanceState>.*?<name>(.*?)</", item, re.DOTALL)
         reason = re.search(r"<stateReason>\s*<code>(.*?)</", item)
-        found[item.split("<")[0]] = (state.group(1) if state else "", reason.group(1) if reason else "")
-    return found
+        states[item.split("<")[0]] = (state.group(1) if state else "", reason.group(1) if reason else "")
+    return states
 
 
 def tag(aws: Aws, instance: str, reason: str) -> bool:
@@ -351,17 +351,17 @@ def tag(aws: Aws, instance: str, reason: str) -> bool:
 
 def tagged_failures(aws: Aws, run: str) -> int:
     """The run's instances that ended with such a tag, this one included; EC2 shows them for an hour."""
-    asked = [("tag:spotheal:run", run), ("tag-key", "spotheal:reason")]
+    filters = [("tag:spotheal:run", run), ("tag-key", "spotheal:reason")]
     form: dict[str, str] = {}
-    for number, (name, value) in enumerate(asked, 1):
+    for number, (name, value) in enumerate(filters, 1):
         form.update({f"Filter.{number}.Name": name, f"Filter.{number}.Value.1": value})
     return patiently("count the launches", lambda: aws.ec2("DescribeInstances", **form)).count("<instanceId>")
 
 
 def park(aws: Aws, config: dict[str, Any], instance: str, reason: str) -> None:
     """An end of the run: the reason to the store, then cancel the fleet, which ends this machine too."""
-    found = patiently("find the fleet", lambda: aws.ec2("DescribeInstances", **{"InstanceId.1": instance}))
-    tagged = re.search(r"<key>aws:ec2(?:spot:fleet-request|:fleet)-id</key>\s*<value>([^<]+)</value>", found)
+    answer = patiently("find the fleet", lambda: aws.ec2("DescribeInstances", **{"InstanceId.1": instance}))
+    tagged = re.search(r"<key>aws:ec2(?:spot:fleet-request|:fleet)-id</key>\s*<value>([^<]+)</value>", answer)
     fleet = tagged.group(1) if tagged else ""
 
     def record() -> None:
@@ -382,10 +382,10 @@ def park(aws: Aws, config: dict[str, Any], instance: str, reason: str) -> None:
 
     def cancel() -> None:
         if fleet.startswith("sfr-"):
-            said = aws.ec2("CancelSpotFleetRequests", **{"SpotFleetRequestId.1": fleet, "TerminateInstances": "true"})
+            answer = aws.ec2("CancelSpotFleetRequests", **{"SpotFleetRequestId.1": fleet, "TerminateInstances": "true"})
         else:
-            said = aws.ec2("DeleteFleets", **{"FleetId.1": fleet, "TerminateInstances": "true"})
-        refused = re.search(r"<unsuccessfulFleet\w+Set>\s*<item>.*?<code>([^<]*)</code>", said, re.DOTALL)
+            answer = aws.ec2("DeleteFleets", **{"FleetId.1": fleet, "TerminateInstances": "true"})
+        refused = re.search(r"<unsuccessfulFleet\w+Set>\s*<item>.*?<code>([^<]*)</code>", answer, re.DOTALL)
         if refused and not refused.group(1).endswith(("NotInCancellableState", "NotInDeletableState")):
             raise Passing(refused.group(1))  # AWS refuses inside a successful answer
 
@@ -408,8 +408,8 @@ def record_failure(aws: Aws, config: dict[str, Any], instance: dict[str, Any], r
             count = tagged_failures(aws, config["run"]["id"])
         stay_up(str(config["job"].get("keep_on_failure", "0m")))
         if count >= BOOTS_MAX:
-            why = f"{count} launches in a row acknowledged no new checkpoint; the last one said: {reason}"
-            park(aws, config, me, why)
+            text = f"{count} launches in a row acknowledged no new checkpoint; the last one said: {reason}"
+            park(aws, config, me, text)
     except (Stuck, KeyError, ValueError) as error:
         # The machine that would take this one's place would fail uncounted too, and so on without end.
         return say(f"the machine stays up, since its failure could not be recorded: {error}", failed=True)
@@ -420,8 +420,8 @@ def record_failure(aws: Aws, config: dict[str, Any], instance: dict[str, Any], r
 
 
 def stay_up(duration: str) -> None:
-    found = re.match(r"(\d+)\s*([smhd])", duration)
-    seconds = int(found.group(1)) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found.group(2)] if found else 0
+    match = re.match(r"(\d+)\s*([smhd])", duration)
+    seconds = int(match.group(1)) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match.group(2)] if match else 0
     if seconds:
         say(f"this machine stays up for {duration} to be looked at (keep_on_failure)", failed=True)
         time.sleep(seconds)

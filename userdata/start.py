@@ -95,10 +95,10 @@ def say(text: str) -> None:
 
 def check() -> None:
     """An agent that cannot be imported here, or refuses its configuration, would be started again for ever."""
-    done = subprocess.run(CHECK, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode != 0:
-        said = done.stderr.strip() or f"it ended with {done.returncode}"
-        raise CannotStart("the agent cannot run here: " + said.split("\n")[-1])
+    process = subprocess.run(CHECK, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if process.returncode != 0:
+        error = process.stderr.strip() or f"it ended with {process.returncode}"
+        raise CannotStart("the agent cannot run here: " + error.split("\n")[-1])
 
 
 def make_user(cage: dict[str, str]) -> None:
@@ -113,8 +113,8 @@ def make_user(cage: dict[str, str]) -> None:
         try:
             subprocess.run(argv, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            why = (getattr(error, "stderr", "") or str(error)).strip()
-            raise CannotStart(f"the trainer's user {cage['user']} cannot be made: {why}") from None
+            cause = (getattr(error, "stderr", "") or str(error)).strip()
+            raise CannotStart(f"the trainer's user {cage['user']} cannot be made: {cause}") from None
 
 
 # ------------------------------------------------------------------------------------------------------------- systemd
@@ -124,10 +124,10 @@ def has_systemd() -> bool:
 
 
 def systemctl(*argv: str) -> str:
-    done = subprocess.run(["systemctl", *argv], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise CannotStart(f"systemctl {argv[0]} failed: {done.stderr.strip()}")
-    return done.stdout.strip()
+    process = subprocess.run(["systemctl", *argv], capture_output=True, text=True)
+    if process.returncode != 0:
+        raise CannotStart(f"systemctl {argv[0]} failed: {process.stderr.strip()}")
+    return process.stdout.strip()
 
 
 def mount_unit(path: str) -> str:
@@ -181,8 +181,8 @@ def start(config: dict[str, Any], manifest_sha256: str) -> str:
     """
     if not has_systemd():
         argv = [sys.executable, "-I", "-m", "spotheal.userdata.start", "keep", manifest_sha256]
-        here = ROOT or "/"
-        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True, cwd=here)
+        folder = ROOT or "/"
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True, cwd=folder)
         return "the agent is started"
     write_units(config, manifest_sha256)
     keep_from_needrestart()
@@ -255,11 +255,11 @@ def keep(manifest_sha256: str) -> int:
         say("the agent runs already")
         return 0
     agent: subprocess.Popen[bytes] | None = None
-    asked = False
+    is_stopping = False
 
     def end(*_: object) -> None:
-        nonlocal asked
-        asked = True
+        nonlocal is_stopping
+        is_stopping = True
         if agent is None or agent.poll() is not None:
             sys.exit(0)
         agent.terminate()
@@ -268,19 +268,19 @@ def keep(manifest_sha256: str) -> int:
     pause = 0.5
     starts: list[float] = []
     while True:
-        began = time.monotonic()
-        starts = [*starts[1 - STARTS_MAX :], began]
+        start = time.monotonic()
+        starts = [*starts[1 - STARTS_MAX :], start]
         agent = subprocess.Popen(RUN, stdin=subprocess.DEVNULL)
-        if asked:
+        if is_stopping:
             agent.terminate()
         code = agent.wait()
-        if code == 0 or asked:
+        if code == 0 or is_stopping:
             return 0
         if len(starts) == STARTS_MAX and time.monotonic() - starts[0] < STARTS_SECONDS:
-            why = f"{CANNOT_STAY_UP}, the last time with {code}"
-            subprocess.run([sys.executable, "-EsB", HOME + "/bootstrap.py", manifest_sha256, why], cwd=ROOT or "/")
+            reason = f"{CANNOT_STAY_UP}, the last time with {code}"
+            subprocess.run([sys.executable, "-EsB", HOME + "/bootstrap.py", manifest_sha256, reason], cwd=ROOT or "/")
             starts = []  # it could not be counted, else this machine would be off
-        pause = 1.0 if time.monotonic() - began > 60.0 else min(2 * pause, RESTART_SECONDS_MAX)
+        pause = 1.0 if time.monotonic() - start > 60.0 else min(2 * pause, RESTART_SECONDS_MAX)
         say(f"the agent ended with {code}; it is started again in {pause:.0f} s")
         time.sleep(pause)
 
