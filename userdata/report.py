@@ -244,7 +244,8 @@ class Aws:
         query_text = urllib.parse.urlencode(sorted(query), quote_via=urllib.parse.quote, safe="-_.~")
         lines = [method, path, query_text, *(f"{name}:{headers[name]}" for name in sorted(headers)), "", names, digest]
         scope = f"{moment[:8]}/{self.region}/{service}/aws4_request"
-        plain = "AWS4-HMAC-SHA256\n{}\n{}\n{}".format(moment, scope, hashlib.sha256("\n".join(lines).encode()).hexdigest())
+        request = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        plain = f"AWS4-HMAC-SHA256\n{moment}\n{scope}\n{request}"
         key = ("AWS4" + secret).encode()
         for word in scope.split("/"):
             key = hmac.new(key, word.encode(), hashlib.sha256).digest()
