@@ -116,39 +116,39 @@ def _has_own_endpoint() -> bool:
 
 
 @contextmanager
-def translated(what: str) -> Iterator[None]:
+def translated(task: str) -> Iterator[None]:
     """Raise what AWS answers inside as our errors; `what` completes "could not …"."""
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
 
     try:
         yield
     except ClientError as error:
-        raise from_client_error(what, error) from error
+        raise from_client_error(task, error) from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise NoCredentials(
-            f"could not {what}: no AWS credentials were found",
+            f"could not {task}: no AWS credentials were found",
             next_step="`aws configure`, or set AWS_PROFILE; on an instance, give it the instance profile",
         ) from error
     except EOFError as error:  # botocore asks for an MFA code where a profile wants one
-        raise NoCredentials(f"could not {what}: the profile asks for an MFA code, and there is no terminal",
+        raise NoCredentials(f"could not {task}: the profile asks for an MFA code, and there is no terminal",
                             code=MFA_WANTED) from error  # fmt: skip
     except UnicodeError as error:  # a file's name, which on Linux may be any bytes, as the key of an object
-        said = f"could not {what}: {error}".encode("utf-8", "backslashreplace").decode()
-        raise Fatal(said, next_step="rename the file") from error
+        message = f"could not {task}: {error}".encode("utf-8", "backslashreplace").decode()
+        raise Fatal(message, next_step="rename the file") from error
     except RuntimeError as error:  # botocore's word for credentials that end before they are first used
         if "credentials are still expired" not in str(error):
             raise
-        raise NoCredentials(f"could not {what}: the credentials have ended", code="ExpiredToken") from error
+        raise NoCredentials(f"could not {task}: the credentials have ended", code="ExpiredToken") from error
     except BotoCoreError as error:  # connection, timeout, a reply that cannot be read
         name = type(error).__name__
         if name in _ENDED_SESSIONS:
-            raise NoCredentials(f"could not {what}: {error}", code=name) from error
+            raise NoCredentials(f"could not {task}: {error}", code=name) from error
         if name == "CredentialRetrievalError":  # an instance's metadata service, too: asking again may help there
-            raise Retryable(f"could not {what}: {error}", next_step=_UNREACHED, code=name) from error
-        raise Retryable(f"could not {what}: {error}", next_step=_UNREACHED) from error
+            raise Retryable(f"could not {task}: {error}", next_step=_UNREACHED, code=name) from error
+        raise Retryable(f"could not {task}: {error}", next_step=_UNREACHED) from error
 
 
-def from_client_error(what: str, error: Any) -> SpothealError:
+def from_client_error(task: str, error: Any) -> SpothealError:
     """Our error for a botocore ClientError."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     said = str(error.response.get("Error", {}).get("Message", ""))
@@ -163,7 +163,7 @@ def from_client_error(what: str, error: Any) -> SpothealError:
     if _is_nameless(code):
         said = f"{said or 'an answer that names no error'} (HTTP {status})"
         next_step = _NOT_AWS if kind is Retryable else next_step
-    return kind(f"could not {what}: {said or code}", next_step=next_step, code=code, request_id=request_id)
+    return kind(f"could not {task}: {said or code}", next_step=next_step, code=code, request_id=request_id)
 
 
 def _is_nameless(code: str) -> bool:

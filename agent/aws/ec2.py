@@ -150,8 +150,8 @@ class Ec2:
 
     # ------------------------------------------------------------------------------------------------------ describes
     def volumes_of_run(self, run: str, job: str = "") -> tuple[Volume, ...]:
-        found = self._volumes([_filter(f"tag:{TAG_RUN}", run)], f"list the volumes of run {run}")
-        return tuple(one for one in found if _is_of(one.tags, job or self._job))
+        volumes = self._volumes([_filter(f"tag:{TAG_RUN}", run)], f"list the volumes of run {run}")
+        return tuple(volume for volume in volumes if _is_of(volume.tags, job or self._job))
 
     def volumes_tagged(self, tag: str, value: str) -> tuple[Volume, ...]:
         return self._volumes([_filter(f"tag:{tag}", value)], f"list the volumes with tag {tag}={value}")
@@ -162,29 +162,29 @@ class Ec2:
 
     def volume(self, volume: str) -> Volume | None:
         """None where the describe does not show it (yet)."""
-        found = self._volumes([_filter("volume-id", volume)], f"describe {volume}")
-        return found[0] if found else None
+        volumes = self._volumes([_filter("volume-id", volume)], f"describe {volume}")
+        return volumes[0] if volumes else None
 
     def snapshots_of_run(self, run: str) -> tuple[Snapshot, ...]:
-        return tuple(one for one in self.snapshots_tagged(TAG_RUN, run) if _is_of(one.tags, self._job))
+        return tuple(snapshot for snapshot in self.snapshots_tagged(TAG_RUN, run) if _is_of(snapshot.tags, self._job))
 
     def snapshots_tagged(self, tag: str, value: str) -> tuple[Snapshot, ...]:
         return self._snapshots([_filter(f"tag:{tag}", value)], f"list the snapshots with tag {tag}={value}")
 
     def snapshot(self, snapshot: str) -> Snapshot | None:
-        found = self._snapshots([_filter("snapshot-id", snapshot)], f"describe {snapshot}")
-        return found[0] if found else None
+        snapshots = self._snapshots([_filter("snapshot-id", snapshot)], f"describe {snapshot}")
+        return snapshots[0] if snapshots else None
 
     def instance(self, instance: str) -> Instance | None:
-        found = self.instances([instance])
-        return found[0] if found else None
+        matches = self.instances([instance])
+        return matches[0] if matches else None
 
     def instances(self, instances: Iterable[str]) -> tuple[Instance, ...]:
         """Those of `instances` that the describe shows; by filter, since one unknown id fails a describe by ids."""
         ids = sorted(set(instances))
         parts = [ids[start : start + _FILTER_VALUES_MAX] for start in range(0, len(ids), _FILTER_VALUES_MAX)]
-        found = [self._instances([_filter("instance-id", *part)], f"describe {', '.join(part)}") for part in parts]
-        return tuple(one for part in found for one in part)
+        answers = [self._instances([_filter("instance-id", *part)], f"describe {', '.join(part)}") for part in parts]
+        return tuple(instance for part in answers for instance in part)
 
     def instances_tagged(self, tag: str, value: str) -> tuple[Instance, ...]:
         return self._instances([_filter(f"tag:{tag}", value)], f"list the instances with tag {tag}={value}")
@@ -194,7 +194,7 @@ class Ec2:
 
         The first one held already at `since`.
         """
-        found = self._pages(
+        records = self._pages(
             "describe_spot_price_history",
             "SpotPriceHistory",
             [_filter("availability-zone", zone)],
@@ -203,7 +203,7 @@ class Ec2:
             ProductDescriptions=["Linux/UNIX"],
             StartTime=since,
         )
-        return sorted((item["Timestamp"], str(item["SpotPrice"])) for item in found)
+        return sorted((item["Timestamp"], str(item["SpotPrice"])) for item in records)
 
     # -------------------------------------------------------------------------------------------------------- volumes
     def create_volume(self, spec: VolumeSpec, on_lazy: Callable[[str], object] = lambda why: None) -> Volume:
@@ -263,10 +263,10 @@ class Ec2:
         By force only where EC2 is stuck: from the instance that asks, of a volume it has not mounted, or from one that
         is stopped.
         """
-        more = {"Force": True} if force else {}
+        options = {"Force": True} if force else {}
         try:
             with translated(f"detach {volume} from {instance}"):
-                self._ec2.detach_volume(VolumeId=volume, InstanceId=instance, **more)
+                self._ec2.detach_volume(VolumeId=volume, InstanceId=instance, **options)
         except SpothealError as error:
             # IncorrectState is EC2's answer for a volume that is not attached ("available").
             if error.code not in ("IncorrectState", "InvalidAttachment.NotFound", "InvalidVolume.NotFound"):
@@ -307,10 +307,10 @@ class Ec2:
     # ---------------------------------------------------------------------------------------------------------- fleet
     def fleet_of(self, instance: str) -> str | None:
         """The fleet that keeps `instance`, from the tag AWS puts on it; None where it has none."""
-        found = self.instance(instance)
-        if found is None:
+        description = self.instance(instance)
+        if description is None:
             raise Retryable(f"{instance} is not visible yet")
-        return found.tags.get(TAG_FLEET_REQUEST) or found.tags.get(TAG_EC2_FLEET)
+        return description.tags.get(TAG_FLEET_REQUEST) or description.tags.get(TAG_EC2_FLEET)
 
     def cancel_fleet(self, fleet: str) -> None:
         """Cancel `fleet` and end its instances, the caller's too. Success where it is cancelled already.
@@ -326,11 +326,11 @@ class Ec2:
                 refused = answer.get("UnsuccessfulFleetDeletions") or []
         for item in refused:
             code = str(item.get("Error", {}).get("Code", ""))
-            said = str(item.get("Error", {}).get("Message", ""))
+            message = str(item.get("Error", {}).get("Message", ""))
             if code in ("fleetRequestNotInCancellableState", "fleetNotInDeletableState"):
                 continue
             kind = Fatal if code.endswith(("DoesNotExist", "Malformed")) else Retryable
-            raise kind(f"could not cancel {fleet}: {said or code}", code=code)
+            raise kind(f"could not cancel {fleet}: {message or code}", code=code)
 
     def set_capacity(self, fleet: str, instances: int, *, end_excess: bool = False) -> None:
         """How many instances the fleet keeps from now on; those that it has more go on, unless `end_excess`."""
@@ -348,35 +348,35 @@ class Ec2:
                 )
 
     # --------------------------------------------------------------------------------------------------------- inside
-    def _volumes(self, filters: list[dict[str, Any]], what: str) -> tuple[Volume, ...]:
-        items = self._pages("describe_volumes", "Volumes", filters, what)
+    def _volumes(self, filters: list[dict[str, Any]], task: str) -> tuple[Volume, ...]:
+        items = self._pages("describe_volumes", "Volumes", filters, task)
         return tuple(sorted((_volume(item) for item in items), key=lambda volume: volume.id))
 
-    def _snapshots(self, filters: list[dict[str, Any]], what: str) -> tuple[Snapshot, ...]:
-        items = self._pages("describe_snapshots", "Snapshots", filters, what, OwnerIds=["self"])
+    def _snapshots(self, filters: list[dict[str, Any]], task: str) -> tuple[Snapshot, ...]:
+        items = self._pages("describe_snapshots", "Snapshots", filters, task, OwnerIds=["self"])
         return tuple(sorted((_snapshot(item) for item in items), key=lambda snapshot: snapshot.id))
 
-    def _instances(self, filters: list[dict[str, Any]], what: str) -> tuple[Instance, ...]:
-        reservations = self._pages("describe_instances", "Reservations", filters, what)
-        found = [_instance(item) for reservation in reservations for item in reservation["Instances"]]
-        return tuple(sorted(found, key=lambda instance: instance.id))
+    def _instances(self, filters: list[dict[str, Any]], task: str) -> tuple[Instance, ...]:
+        reservations = self._pages("describe_instances", "Reservations", filters, task)
+        described = [_instance(item) for reservation in reservations for item in reservation["Instances"]]
+        return tuple(sorted(described, key=lambda instance: instance.id))
 
     def _pages(
-        self, operation: str, key: str, filters: list[dict[str, Any]], what: str, **more: Any
+        self, operation: str, key: str, filters: list[dict[str, Any]], task: str, **options: Any
     ) -> list[dict[str, Any]]:
-        with translated(what):
-            pages = self._ec2.get_paginator(operation).paginate(Filters=filters, **more)
+        with translated(task):
+            pages = self._ec2.get_paginator(operation).paginate(Filters=filters, **options)
             return [item for page in pages for item in page.get(key, [])]
 
     def _attached_to(self, volume: str, instance: str) -> bool:
-        found = self.volume(volume)
-        return found is not None and any(
-            a.instance == instance and a.state in ("attaching", "attached") for a in found.attachments
+        described = self.volume(volume)
+        return described is not None and any(
+            a.instance == instance and a.state in ("attaching", "attached") for a in described.attachments
         )
 
-    def _gone(self, what: str, code: str, call: Any) -> None:
+    def _gone(self, task: str, code: str, call: Any) -> None:
         try:
-            with translated(what):
+            with translated(task):
                 call()
         except NotFound as error:
             if error.code != code:

@@ -110,14 +110,14 @@ class Metadata:
 
         Raises PermissionDenied at once where IMDS is switched off.
         """
-        began = self._clock.monotonic()
+        start = self._clock.monotonic()
         pause = 1.0
         while True:
             try:
                 text = self.get(IDENTITY)
                 return _identity(text if text is not None else "(404)")
             except Retryable as fault:
-                waited = self._clock.monotonic() - began
+                waited = self._clock.monotonic() - start
                 if waited + pause > wait_seconds_max:
                     raise Retryable(
                         f"no usable answer from the metadata service at {self.endpoint} in {waited:.0f} s: "
@@ -133,10 +133,10 @@ class Metadata:
     def lifecycle(self) -> str:
         """`spot` or `on-demand`; "" where the service does not say. Never raises."""
         try:
-            said = (self.get(LIFECYCLE) or "").strip()
+            answer = (self.get(LIFECYCLE) or "").strip()
         except SpothealError:
             return ""
-        return "on-demand" if said == "normal" else said if said in ("spot", "on-demand") else ""
+        return "on-demand" if answer == "normal" else answer if answer in ("spot", "on-demand") else ""
 
     def spot_action(self) -> SpotAction | Answer:
         """The interruption notice. Never raises."""
@@ -186,8 +186,8 @@ class Metadata:
             raise self._refused(status, path)
 
     def _valid_token(self, fresh: bool) -> str:
-        now = self._clock.monotonic()
-        if fresh or not self._token or now >= self._token_until:
+        moment = self._clock.monotonic()
+        if fresh or not self._token or moment >= self._token_until:
             self._token = ""
             status, text = self._send(
                 "PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
@@ -196,7 +196,7 @@ class Metadata:
                 raise self._refused(status, "/latest/api/token")
             if not re.fullmatch(r"[!-~]{1,1024}", text.strip()) or "<" in text:
                 raise Retryable(f"what the metadata service sent as a token is none: {text[:60]!r}")
-            self._token, self._token_until = text.strip(), now + TOKEN_SECONDS - TOKEN_EARLY_SECONDS
+            self._token, self._token_until = text.strip(), moment + TOKEN_SECONDS - TOKEN_EARLY_SECONDS
         return self._token
 
     def _refused(self, status: int, path: str) -> SpothealError:
@@ -264,8 +264,8 @@ def _identity(text: str) -> Identity:
     except (ValueError, OverflowError):
         launched = ""
     address = body.get("privateIp")
-    known = isinstance(address, str) and re.fullmatch(r"\d{1,3}(\.\d{1,3}){3}", address)
-    return Identity(**values, launched=launched, address=str(address) if known else "")
+    match = isinstance(address, str) and re.fullmatch(r"\d{1,3}(\.\d{1,3}){3}", address)
+    return Identity(**values, launched=launched, address=str(address) if match else "")
 
 
 def _spot_action(text: str) -> SpotAction:
@@ -279,13 +279,13 @@ def _rebalance(text: str) -> Rebalance:
     return Rebalance(_time(_object(text, "rebalance recommendation").get("noticeTime"), text))
 
 
-def _object(text: str, what: str) -> dict[str, Any]:
+def _object(text: str, label: str) -> dict[str, Any]:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
-        raise Retryable(f"the {what} is no JSON object: {text[:80]!r}")
+        raise Retryable(f"the {label} is no JSON object: {text[:80]!r}")
     return body
 
 

@@ -42,8 +42,8 @@ class _Halting(io.BufferedReader):
         self._halt = halt
 
     def read(self, size: int | None = -1) -> bytes:
-        if why := self._halt():
-            raise Retryable(why)
+        if reason := self._halt():
+            raise Retryable(reason)
         return super().read(size)
 
 
@@ -77,8 +77,8 @@ class Store:
     # ------------------------------------------------------------------------------------------------------- objects
     def get_bytes(self, key: str) -> bytes | None:
         """The object's content, or None where there is none."""
-        found = self._get(key)
-        return None if found is None else found[0]
+        answer = self._get(key)
+        return None if answer is None else answer[0]
 
     def put_bytes(self, key: str, body: bytes, content_type: str = "application/octet-stream") -> None:
         with translated(f"write {self._name(key)}"):
@@ -180,9 +180,9 @@ class Store:
 
     # ------------------------------------------------------------------------------------------- status and launches
     def read_status(self) -> dict[str, Any] | None:
-        found = self._get(LAYOUT.status)
-        document = None if found is None else self._json(LAYOUT.status, found[0])
-        self._status_etag = None if found is None or document is None or _is_end(document) else found[1]
+        answer = self._get(LAYOUT.status)
+        document = None if answer is None else self._json(LAYOUT.status, answer[0])
+        self._status_etag = None if answer is None or document is None or _is_end(document) else answer[1]
         return document
 
     def write_status(self, status: Mapping[str, Any]) -> None:
@@ -198,12 +198,12 @@ class Store:
         body = json.dumps(SECRETS.tree(status), indent=1).encode()
         for _ in range(_APPEND_TRIES):
             if self._status_etag is None:
-                found = self._get(LAYOUT.status)
+                answer = self._get(LAYOUT.status)
                 with suppress(Retryable):
-                    document = {} if found is None else self._json(LAYOUT.status, found[0])
+                    document = {} if answer is None else self._json(LAYOUT.status, answer[0])
                     if _is_end(document):
                         return document
-                self._status_etag = None if found is None else found[1]
+                self._status_etag = None if answer is None else answer[1]
             self._status_etag = self._put_etag(LAYOUT.status, body, self._status_etag)
             if self._status_etag is not None:
                 return None
@@ -231,8 +231,8 @@ class Store:
 
     def launches(self) -> list[dict[str, Any]]:
         """All launches of the run, by time. One call each: not for a boot, which must not grow with the run's age."""
-        found = [document for key in self.keys(LAYOUT.launches) if (document := self.get_json(key)) is not None]
-        return sorted(found, key=lambda launch: (str(launch.get("time", "")), str(launch.get("instance", ""))))
+        documents = [document for key in self.keys(LAYOUT.launches) if (document := self.get_json(key)) is not None]
+        return sorted(documents, key=lambda launch: (str(launch.get("time", "")), str(launch.get("instance", ""))))
 
     def latest_launches(self) -> Iterator[dict[str, Any]]:
         """Launches, the one written to last first; each is read only when it is asked for."""
@@ -250,8 +250,8 @@ class Store:
         """
         new = list(lines)
         for _ in range(_APPEND_TRIES):
-            found = self._get(key)
-            old, etag = (b"", None) if found is None else found
+            answer = self._get(key)
+            old, etag = (b"", None) if answer is None else answer
             present = set(old.decode(errors="replace").splitlines())
             missing = [line for line in new if line not in present]
             if not missing:
@@ -265,12 +265,12 @@ class Store:
         """Put `body` where there is nothing, or what is there is stale; returns what counts: `body`, or another's."""
         text = json.dumps(body).encode()
         while True:
-            found = self._get(key)
-            if found is not None:
-                other = self._json(key, found[0])
-                if other == body or not is_stale(other):
-                    return dict(other)
-            if self._put_if(key, text, None if found is None else found[1]):
+            answer = self._get(key)
+            if answer is not None:
+                holder = self._json(key, answer[0])
+                if holder == body or not is_stale(holder):
+                    return dict(holder)
+            if self._put_if(key, text, None if answer is None else answer[1]):
                 return dict(body)
 
     # --------------------------------------------------------------------------------------------------------- inside

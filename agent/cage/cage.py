@@ -82,16 +82,16 @@ class Cage:
 
     def end_processes(self, clock: Clock) -> list[int]:
         """No process of the cage is left, whatever it did to hide; those that cannot be killed are returned."""
-        left = end_all_of(self.account, clock) if self.account is not None else []
-        if left:
-            self.log.error("processes of the cage cannot be killed", processes=left)
-        return left
+        survivors = end_all_of(self.account, clock) if self.account is not None else []
+        if survivors:
+            self.log.error("processes of the cage cannot be killed", processes=survivors)
+        return survivors
 
     def leave(self, clock: Clock) -> None:
         """End it all. The rules stay as long as a process does."""
-        left = self.end_processes(clock)
+        survivors = self.end_processes(clock)
         with self._changing:
-            if self._redirect is not None and not left:
+            if self._redirect is not None and not survivors:
                 self._redirect = None
                 self._over.set()
                 open_imds(self.log)
@@ -145,8 +145,8 @@ def enclose(
             cage._redirect()
             cage.watch_rules()
     if whole:
-        said = "the relay answers for the metadata service" if relayed else "the metadata service is open to it"
-        log.info(f"the trainer's cage: {said}", user=user, mode=mode)
+        relay_state = "the relay answers for the metadata service" if relayed else "the metadata service is open to it"
+        log.info(f"the trainer's cage: {relay_state}", user=user, mode=mode)
     return cage
 
 

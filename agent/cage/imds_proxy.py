@@ -121,8 +121,8 @@ class Relay:
 
     def _cached(self, path: str) -> _Answer:
         with self._lock:  # one question at a time; who waits takes its answer
-            asked, answer = self._seen.get(path, (float("-inf"), _Answer(503)))
-            if time.monotonic() - asked >= CACHED_SECONDS:
+            moment, answer = self._seen.get(path, (float("-inf"), _Answer(503)))
+            if time.monotonic() - moment >= CACHED_SECONDS:
                 try:
                     text = self._ask(path)
                     answer = _Answer(404) if text is None else _Answer(200, text)

@@ -45,9 +45,9 @@ def rules(uid: int, port: int, endpoint: str = "") -> str:
     lines = []
     for address in IMDS_ADDRESSES:
         lines.append(f"{_to(address)} tcp dport 80 redirect to :{port}")
-    other = _other(endpoint)
-    if other is not None:
-        lines.append(f"{_to(other[0])} tcp dport {other[1]} redirect to :{port}")
+    alias = _other(endpoint)
+    if alias is not None:
+        lines.append(f"{_to(alias[0])} tcp dport {alias[1]} redirect to :{port}")
     closed = "\n".join(_closed(uid, address) for address in (*IMDS_ADDRESSES, *_OTHER_CREDENTIALS))
     closed += f"\n    meta skuid {uid} tcp dport {_NFS} reject"
     turned = "\n".join(f"    meta skuid {uid} {line}" for line in lines)
@@ -64,9 +64,9 @@ def close_imds(uid: int, port: int, log: Any, endpoint: str = "") -> None:
         _find_nft(log)
         _nft(rules(uid, port, endpoint))
     except (Fatal, Retryable, OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "message", "") or str(error)
+        message = getattr(error, "message", "") or str(error)
         raise SetupFailed(
-            f"the trainer cannot be kept from the instance's role: {said}",
+            f"the trainer cannot be kept from the instance's role: {message}",
             next_step="use an AMI with nftables (`apt-get install nftables`, `dnf install nftables`) and a kernel that"
             ' has it; `[cage] mode = "imds"` leaves the trainer the instance\'s role, and says so',
         ) from error
@@ -141,17 +141,17 @@ def _find_nft(log: Any) -> None:
             continue
         for order in orders:
             try:
-                done = programs.run([name, *order.split()], seconds_max=_INSTALL_SECONDS_MAX)
+                process = programs.run([name, *order.split()], seconds_max=_INSTALL_SECONDS_MAX)
             except (Fatal, Retryable) as error:
                 log.warning(f"`{name} {order}` failed", error=error.message)
                 continue
-            if done.code != 0:
-                log.warning(f"`{name} {order}` failed", error=done.said)
+            if process.code != 0:
+                log.warning(f"`{name} {order}` failed", error=process.said)
     programs.find("nft")
 
 
 def _nft(script: str) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [programs.find("nft"), "-f", "-"],
         input=script,
         capture_output=True,
@@ -161,6 +161,6 @@ def _nft(script: str) -> None:
         timeout=_SECONDS_MAX,
         check=False,
     )
-    if done.returncode != 0:
-        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise Fatal(f"nft refused the rules: {lines[0] if lines else done.returncode}")
+    if process.returncode != 0:
+        lines = (process.stderr.strip() or process.stdout.strip()).splitlines()
+        raise Fatal(f"nft refused the rules: {lines[0] if lines else process.returncode}")

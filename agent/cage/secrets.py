@@ -43,18 +43,18 @@ class Vault:
     stop: Stop
     log: Any
 
-    def fetch(self, wanted: Mapping[str, str]) -> dict[str, str]:
+    def fetch(self, texts: Mapping[str, str]) -> dict[str, str]:
         """Name -> value, for name -> reference.
 
         Raises SetupFailed that names what is missing or not allowed, Retryable where AWS could not be reached for ten
         minutes, Interrupted at the stop.
         """
-        if not wanted:
+        if not texts:
             return {}
-        references = {name: SecretReference.parse(text) for name, text in wanted.items()}
-        found = self._patiently(references)
-        values = {name: self._value(name, reference, found) for name, reference in references.items()}
-        SECRETS.learn([*found.values(), *values.values()])
+        references = {name: SecretReference.parse(text) for name, text in texts.items()}
+        answers = self._patiently(references)
+        values = {name: self._value(name, reference, answers) for name, reference in references.items()}
+        SECRETS.learn([*answers.values(), *values.values()])
         short = sorted(name for name, value in values.items() if len(value) < LENGTH_MIN)
         if short:
             self.log.warning("secrets this short are taken out of logs only where they stand alone", names=short)
@@ -84,26 +84,26 @@ class Vault:
 
     def _fetch(self, references: Iterable[SecretReference]) -> dict[tuple[str, str], str]:
         """(service, id) -> value; what is not there is left out."""
-        found: dict[tuple[str, str], str] = {}
+        values: dict[tuple[str, str], str] = {}
         parameters = sorted({one.id for one in references if one.service == "ssm"})
         for start in range(0, len(parameters), _NAMES_A_CALL):
             names = parameters[start : start + _NAMES_A_CALL]
             with translated("read parameters of SSM"):
-                said = self.client("ssm").get_parameters(Names=names, WithDecryption=True)
-            for parameter in said["Parameters"]:
-                found["ssm", parameter["Name"] + parameter.get("Selector", "")] = parameter["Value"]
+                answer = self.client("ssm").get_parameters(Names=names, WithDecryption=True)
+            for parameter in answer["Parameters"]:
+                values["ssm", parameter["Name"] + parameter.get("Selector", "")] = parameter["Value"]
         for name in sorted({one.id for one in references if one.service == "secretsmanager"}):
             try:
                 with translated(f"read {name} of Secrets Manager"):
-                    said = self.client("secretsmanager").get_secret_value(SecretId=name)
+                    answer = self.client("secretsmanager").get_secret_value(SecretId=name)
             except NotFound:
                 continue
-            if "SecretString" in said:
-                found["secretsmanager", name] = said["SecretString"]
-        return found
+            if "SecretString" in answer:
+                values["secretsmanager", name] = answer["SecretString"]
+        return values
 
-    def _value(self, name: str, reference: SecretReference, found: Mapping[tuple[str, str], str]) -> str:
-        value = found.get((reference.service, reference.id))
+    def _value(self, name: str, reference: SecretReference, answers: Mapping[tuple[str, str], str]) -> str:
+        value = answers.get((reference.service, reference.id))
         if value is None:
             cure = f"`fleetctl secret put {name}` makes it" if not name.startswith("[") else "make it"
             raise SetupFailed(

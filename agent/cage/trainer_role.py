@@ -77,27 +77,27 @@ class TrainerRole:
     def credentials(self) -> str:
         """The JSON document of the metadata service; SpothealError where there is none to be had."""
         with self._lock:
-            now = self.clock.now()
-            if self._until is None or now >= self._until - timedelta(seconds=EARLY_SECONDS):
-                self._take(now)
+            moment = self.clock.now()
+            if self._until is None or moment >= self._until - timedelta(seconds=EARLY_SECONDS):
+                self._take(moment)
             return self._document
 
-    def _take(self, now: datetime) -> None:
+    def _take(self, moment: datetime) -> None:
         with translated(f"take the role {self.name}"):
-            given = self.sts.assume_role(
+            answer = self.sts.assume_role(
                 RoleArn=self.arn,
                 RoleSessionName=re.sub(r"[^\w+=,.@-]", "-", f"trainer-{self.instance}")[:64],
                 DurationSeconds=SESSION_SECONDS,
                 Policy=self.policy,
             )["Credentials"]
-        SECRETS.learn([given["SecretAccessKey"], given["SessionToken"]])
-        self._until = given["Expiration"]
+        SECRETS.learn([answer["SecretAccessKey"], answer["SessionToken"]])
+        self._until = answer["Expiration"]
         self._document = json.dumps({
             "Code": "Success",
-            "LastUpdated": rfc3339(now),
+            "LastUpdated": rfc3339(moment),
             "Type": "AWS-HMAC",
-            "AccessKeyId": given["AccessKeyId"],
-            "SecretAccessKey": given["SecretAccessKey"],
-            "Token": given["SessionToken"],
-            "Expiration": rfc3339(given["Expiration"]),
+            "AccessKeyId": answer["AccessKeyId"],
+            "SecretAccessKey": answer["SecretAccessKey"],
+            "Token": answer["SessionToken"],
+            "Expiration": rfc3339(answer["Expiration"]),
         })

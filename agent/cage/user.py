@@ -39,24 +39,24 @@ def _make(user: str) -> None:
     """No home: ssh looks for keys in /nonexistent, and a trainer can write none there."""
     argv = ["useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]
     try:
-        done = programs.run([*argv, "--shell", "/usr/sbin/nologin", user], seconds_max=_SECONDS_MAX)
+        process = programs.run([*argv, "--shell", "/usr/sbin/nologin", user], seconds_max=_SECONDS_MAX)
     except Fatal as error:
         raise SetupFailed(error.message, next_step=error.next_step) from error
     try:
         pwd.getpwnam(user)  # also where another has made it at the same moment
     except KeyError:
-        raise SetupFailed(f"the trainer's user {user} cannot be made: {done.said}", next_step=_OFF) from None
+        raise SetupFailed(f"the trainer's user {user} cannot be made: {process.said}", next_step=_OFF) from None
 
 
 def _refuse_persons(entry: pwd.struct_passwd) -> None:
-    why = ""
+    reason = ""
     if entry.pw_uid == 0:
-        why = "is root"
+        reason = "is root"
     elif entry.pw_uid > _SYSTEM_UID_MAX and os.path.basename(entry.pw_shell) not in _NO_SHELLS:
-        why = f"is a person's account (uid {entry.pw_uid}, shell {entry.pw_shell})"
-    if why:
+        reason = f"is a person's account (uid {entry.pw_uid}, shell {entry.pw_shell})"
+    if reason:
         raise SetupFailed(
-            f"the cage's user {entry.pw_name} {why}: the cage kills every process of its user at the end",
+            f"the cage's user {entry.pw_name} {reason}: the cage kills every process of its user at the end",
             next_step=f"leave `[cage] user` out: the agent makes one. {_OFF}",
         )
 
@@ -77,10 +77,10 @@ def _deny_schedulers(user: str, etc: Path) -> None:
 
 
 def _device_groups() -> tuple[int, ...]:
-    found = set()
+    groups = set()
     for path in (path for pattern in _DEVICES for path in glob.glob(pattern)):
         try:
-            found.add(os.stat(path).st_gid)
+            groups.add(os.stat(path).st_gid)
         except OSError:
             continue
-    return tuple(sorted(found - {0}))
+    return tuple(sorted(groups - {0}))

@@ -111,9 +111,9 @@ class Folders:
             if account is not None and folder.stat().st_uid != account.uid:
                 give(folder, account)
         if account is not None:
-            for _, folders, names, here in untrusted_folders.walk(self.logs):
+            for _, folders, names, descriptor in untrusted_folders.walk(self.logs):
                 for name in (*folders, *names):  # metrics and the ranks' logs, of a trainer that had another number
-                    status = untrusted_folders.status_of(here, name)
+                    status = untrusted_folders.status_of(descriptor, name)
                     if status is not None and status.st_uid not in (0, account.uid):
                         give(self.logs / name, account)
                 folders.clear()  # no folder below is looked at
@@ -132,10 +132,10 @@ def give(path: Path, account: Account | None) -> None:
 def is_foreign_link(path: Path) -> bool:
     """Whether a link is there that neither root nor we have made."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return False
-    return stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid())
+    return stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid())
 
 
 def _refuse_link(folder: Path) -> None:
@@ -153,16 +153,16 @@ def publish(path: Path, text: str, *, durable: bool = False) -> None:
 
     `durable`: a machine that is killed leaves the old text or the new one; else it may leave an empty file.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.unlink(missing_ok=True)  # a pipe of that name, in an environment of `setup`, would hold us up for ever
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.unlink(missing_ok=True)  # a pipe of that name, in an environment of `setup`, would hold us up for ever
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     with open(descriptor, "w", encoding="utf-8") as file:
         os.fchmod(file.fileno(), 0o644)
         file.write(text)
         if durable:
             file.flush()
             os.fsync(file.fileno())
-    os.replace(beside, path)
+    os.replace(part, path)
     if durable:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:

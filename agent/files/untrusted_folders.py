@@ -91,12 +91,12 @@ def opened(top: int, path: str, flags: int) -> int:
 
 
 def _by_openat2(top: int, path: str, flags: int) -> int:
-    how = _How(flags=flags, mode=0, resolve=_BENEATH)
+    options = _How(flags=flags, mode=0, resolve=_BENEATH)
     name = ctypes.c_char_p(os.fsencode(path))
     for _ in range(_TRIES_MAX):
-        found = int(_SYSCALL(_OPENAT2, top, name, ctypes.byref(how), ctypes.c_size_t(ctypes.sizeof(how))))
-        if found >= 0:
-            return found
+        descriptor = int(_SYSCALL(_OPENAT2, top, name, ctypes.byref(options), ctypes.c_size_t(ctypes.sizeof(options))))
+        if descriptor >= 0:
+            return descriptor
         if ctypes.get_errno() not in _LATER:
             break
     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
@@ -104,31 +104,31 @@ def _by_openat2(top: int, path: str, flags: int) -> int:
 
 def _step_by_step(top: int, path: str, flags: int) -> int:
     *folders, name = [part for part in path.split("/") if part not in ("", ".")] or ["."]
-    here = os.dup(top)
+    descriptor = os.dup(top)
     try:
         for part in folders:
-            inner = os.open(part, _FOLDER | _ALWAYS, dir_fd=here)
-            os.close(here)
-            here = inner
-        return os.open(name, flags, dir_fd=here)
+            inner = os.open(part, _FOLDER | _ALWAYS, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        return os.open(name, flags, dir_fd=descriptor)
     finally:
-        os.close(here)
+        os.close(descriptor)
 
 
 def _open_top(top: Path) -> int:
     """A link is looked at by its descriptor: the name may mean another one a moment later."""
     if sys.platform != "linux":
         return os.open(top, _FOLDER | os.O_CLOEXEC)
-    seen = os.open(top, os.O_PATH | _ALWAYS)
+    descriptor = os.open(top, os.O_PATH | _ALWAYS)
     try:
-        status = os.fstat(seen)
+        status = os.fstat(descriptor)
         if not stat.S_ISLNK(status.st_mode):
-            return os.open(".", _FOLDER | _ALWAYS, dir_fd=seen)
+            return os.open(".", _FOLDER | _ALWAYS, dir_fd=descriptor)
         if status.st_uid not in (0, os.geteuid()):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(top))
-        return os.open(top.parent / os.readlink("", dir_fd=seen), _FOLDER | os.O_CLOEXEC)
+        return os.open(top.parent / os.readlink("", dir_fd=descriptor), _FOLDER | os.O_CLOEXEC)
     finally:
-        os.close(seen)
+        os.close(descriptor)
 
 
 def walk(
@@ -141,7 +141,7 @@ def walk(
     could not be listed, at the limit that of the folder in which the walk ends. No recursion: os.walk ended at a depth
     of 1000 folders with a RecursionError, which a trainer can make.
     """
-    left = WALK_BYTES_MAX
+    budget = WALK_BYTES_MAX
     with contextlib.ExitStack() as stack:
         try:
             root = stack.enter_context(folder(top, below))
@@ -156,32 +156,32 @@ def walk(
                 continue
             path = os.path.join(above, names.pop())
             try:
-                here = opened(root, path or ".", _FOLDER)
+                descriptor = opened(root, path or ".", _FOLDER)
             except OSError:
                 missed(path)
                 continue
             try:
-                inner, others, left = _listed(here, left, len(path))
-                yield path, inner, others, here
+                inner, others, budget = _listed(descriptor, budget, len(path))
+                yield path, inner, others, descriptor
             finally:
-                os.close(here)
-            if left < 0:
+                os.close(descriptor)
+            if budget < 0:
                 missed(path)
                 return
             waiting.append((path, inner[::-1]))
 
 
-def _listed(here: int, left: int, depth: int) -> tuple[list[str], list[str], int]:
+def _listed(descriptor: int, budget: int, depth: int) -> tuple[list[str], list[str], int]:
     folders: list[str] = []
-    others: list[str] = []
-    with contextlib.suppress(OSError), os.scandir(here) as entries:
+    names: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(descriptor) as entries:
         for entry in entries:
-            left -= depth + len(entry.name) + _ENTRY_BYTES
-            if left < 0:
+            budget -= depth + len(entry.name) + _ENTRY_BYTES
+            if budget < 0:
                 break
             with contextlib.suppress(OSError):  # it is gone
-                (folders if entry.is_dir(follow_symlinks=False) else others).append(entry.name)
-    return folders, others, left
+                (folders if entry.is_dir(follow_symlinks=False) else names).append(entry.name)
+    return folders, names, budget
 
 
 def status_of(here: int, name: str) -> os.stat_result | None:
@@ -211,11 +211,11 @@ def files(
 
     Only a path that is `wanted` is asked for its status: on a copied volume each first one takes milliseconds.
     """
-    for path, folders, names, here in walk(top, missed, below=below):
+    for path, folders, names, descriptor in walk(top, missed, below=below):
         folders[:] = [name for name in folders if name not in leave_out]
         for name in names:
             if wanted(file := os.path.join(path, name)):
-                status = status_of(here, name)
+                status = status_of(descriptor, name)
                 if status is not None and stat.S_ISREG(status.st_mode):
                     yield file, status
 
@@ -224,8 +224,8 @@ def rename(top: Path, path: str, there: int, name: str) -> None:
     """Move `path` below `top` to `name` in the open folder `there`; OSError if something of that name is there."""
     if status_of(there, name) is not None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
-    with folder(top, os.path.dirname(path)) as here:
-        os.rename(os.path.basename(path), name, src_dir_fd=here, dst_dir_fd=there)
+    with folder(top, os.path.dirname(path)) as descriptor:
+        os.rename(os.path.basename(path), name, src_dir_fd=descriptor, dst_dir_fd=there)
 
 
 def give(path: Path, uid: int, gid: int) -> None:
@@ -233,13 +233,13 @@ def give(path: Path, uid: int, gid: int) -> None:
 
     A file of root's that has a second name stays root's: that name may be one of the agent's own records.
     """
-    for _, folders, names, here in walk(path):
+    for _, folders, names, descriptor in walk(path):
         for name in (*folders, *names):
-            status = status_of(here, name)
+            status = status_of(descriptor, name)
             if status is None or (status.st_uid == 0 and status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode)):
                 continue
             with contextlib.suppress(FileNotFoundError):
-                os.chown(name, uid, gid, dir_fd=here, follow_symlinks=False)
+                os.chown(name, uid, gid, dir_fd=descriptor, follow_symlinks=False)
     with contextlib.suppress(FileNotFoundError):
         os.lchown(path, uid, gid)
 

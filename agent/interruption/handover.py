@@ -108,9 +108,10 @@ def hand_over(
 
 def _let_go(result: HandoverResult, mountpoint: str, host: MountHost, steps: Steps, clock: Clock) -> None:
     """Unmount; if it stays busy kill the holders; if it is busy even then, freeze it and stay attached."""
-    now = clock.monotonic()
+    moment = clock.monotonic()
     # A late notice shortens the patience, never the order.
-    busy_until = max(now, min(now + BUSY_SECONDS, result.interruption.ends_at - SNAPSHOT_BEFORE_END_SECONDS - 5.0))
+    latest = result.interruption.ends_at - SNAPSHOT_BEFORE_END_SECONDS - 5.0
+    busy_until = max(moment, min(moment + BUSY_SECONDS, latest))
     result.unmounted = _unmount(result, mountpoint, host, steps, clock, busy_until)
     if not result.unmounted:
         holders: tuple[int, ...] = ()
@@ -147,9 +148,9 @@ def _unmount(
 ) -> bool:
     """Whether the volume is off; tried until then, at least once."""
     while True:
-        left = max(0.5, until - clock.monotonic())
+        seconds = max(0.5, until - clock.monotonic())
         try:
-            if host.unmount(mountpoint, left):
+            if host.unmount(mountpoint, seconds):
                 return True
         except (SpothealError, OSError) as fault:
             _record(result, steps, "unmount the volume", fault)
@@ -171,7 +172,7 @@ def _snapshot(result: HandoverResult, steps: Steps, clock: Clock, watcher: Watch
 
 
 def _try_until_the_end(
-    result: HandoverResult, steps: Steps, clock: Clock, watcher: Watcher, what: str, do: Callable[[], object]
+    result: HandoverResult, steps: Steps, clock: Clock, watcher: Watcher, task: str, do: Callable[[], object]
 ) -> bool:
     """Whether `do` succeeded; tried again until AWS's time, unless trying again cannot help.
 
@@ -183,7 +184,7 @@ def _try_until_the_end(
             do()
             return True
         except (SpothealError, OSError) as fault:
-            _record(result, steps, what, fault)
+            _record(result, steps, task, fault)
             denied = isinstance(fault, PermissionDenied)
             until = result.interruption.ends_at - (SNAPSHOT_BEFORE_END_SECONDS if denied else 0.0)
             hopeless = isinstance(fault, Fatal) and not denied
@@ -205,17 +206,17 @@ def _wait_for_the_end(interruption: Interruption, clock: Clock, watcher: Watcher
     return not watcher.shutting_down.is_set()
 
 
-def _try(result: HandoverResult, steps: Steps, what: str, do: Callable[[], object]) -> bool:
+def _try(result: HandoverResult, steps: Steps, task: str, do: Callable[[], object]) -> bool:
     try:
         do()
     except (SpothealError, OSError) as fault:
-        _record(result, steps, what, fault)
+        _record(result, steps, task, fault)
         return False
     return True
 
 
-def _record(result: HandoverResult, steps: Steps, what: str, fault: Exception) -> None:
-    text = f"could not {what}: {getattr(fault, 'message', fault)}"
+def _record(result: HandoverResult, steps: Steps, task: str, fault: Exception) -> None:
+    text = f"could not {task}: {getattr(fault, 'message', fault)}"
     if text not in result.faults:
         result.faults.append(text)
         steps.log(text)

@@ -136,9 +136,9 @@ class Watcher:
         """The operating system goes down and ends us at `deadline`. Not for a signal handler: it takes a lock."""
         self.shutting_down.set()
         with self._lock:
-            left = (deadline - self._clock.now()).total_seconds()
+            seconds = (deadline - self._clock.now()).total_seconds()
             if self._current is None:
-                self._begin(f"shutdown@{deadline.isoformat()}", "shutdown", left)
+                self._begin(f"shutdown@{deadline.isoformat()}", "shutdown", seconds)
 
     # ---------------------------------------------------------------------------------------------------------- answers
     def _see_action(self, answer: SpotAction | Answer) -> None:
@@ -165,15 +165,15 @@ class Watcher:
             return
         if content in self._over:
             return
-        left = (action.time - self._clock.now()).total_seconds()
+        seconds = (action.time - self._clock.now()).total_seconds()
         appeared = self._absent > 0  # the answer before this one was that there is none
-        if left < -STALE_SECONDS and not appeared:
+        if seconds < -STALE_SECONDS and not appeared:
             self._over.add(content)
             self._log(f"a notice of {action.time.isoformat()} is long past and is ignored")
             return
-        if left < 0 and appeared:  # new, and past? Then the wall clock is wrong, not AWS
-            left = LEAD_SECONDS_MAX - self._poll_seconds
-        self._begin(content, action.action, min(left, LEAD_SECONDS_MAX))
+        if seconds < 0 and appeared:  # new, and past? Then the wall clock is wrong, not AWS
+            seconds = LEAD_SECONDS_MAX - self._poll_seconds
+        self._begin(content, action.action, min(seconds, LEAD_SECONDS_MAX))
 
     def _see_absence(self) -> None:
         current = self._current
@@ -184,12 +184,12 @@ class Watcher:
             self.withdrawn.set()
 
     def _begin(self, content: str, action: str, seconds_left: float) -> None:
-        now = self._clock.monotonic()
+        moment = self._clock.monotonic()
         for_trainer = trainer_seconds(action, seconds_left)
         notice = Notice(action, self._clock.now() + timedelta(seconds=for_trainer))
         if self._current is not None:
             self._over.add(self._current.id)  # AWS changed its mind about the time; the old one does not come back
-        self._current = Interruption(content, notice, now + seconds_left, now + for_trainer)
+        self._current = Interruption(content, notice, moment + seconds_left, moment + for_trainer)
         self.withdrawn.clear()
         self.notice_event.set()
         self._log(f"interruption: {action} in {seconds_left:.0f} s")

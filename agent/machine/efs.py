@@ -99,12 +99,12 @@ class Efs:
         """
         until = self._clock.monotonic() + seconds_max
         while True:
-            left = until - self._clock.monotonic()
+            seconds = until - self._clock.monotonic()
             try:
                 with _MOUNTING:
                     if not self._is_there():
                         self._host.install_nfs_client()
-                        self._mount_once(max(5.0, min(_TRY_SECONDS, left)))
+                        self._mount_once(max(5.0, min(_TRY_SECONDS, seconds)))
                 return self.mount_point
             except Retryable as error:
                 if self._clock.monotonic() + _PAUSE_SECONDS >= until:
@@ -158,16 +158,16 @@ class Efs:
         the address of a mount target."""
         if self._host.resolves(self._name):
             return f"{self._name}:/", None
-        found = [target for target in self._targets() if target.state == "available" and target.address]
-        if not found:
+        available = [target for target in self._targets() if target.state == "available" and target.address]
+        if not available:
             raise Retryable(
                 f"{self.place.file_system} has no mount target yet",
                 next_step="`fleetctl results create-efs` makes one in each zone of the fleet",
             )
-        near = [target for target in found if target.zone == self._zone]
+        near = [target for target in available if target.zone == self._zone]
         if not near:
             self._log.warning("EFS has no mount target in this zone; its traffic between zones costs", zone=self._zone)
-        target = (near or found)[0]
+        target = (near or available)[0]
         return f"{target.address}:/", target
 
     def _targets(self) -> tuple[Target, ...]:
@@ -193,8 +193,8 @@ class Efs:
 
     def _refusal(self, error: Retryable, source: str, target: Target | None) -> SpothealError:
         """What mount's words mean here."""
-        said, name = error.message, self.place.file_system
-        if isinstance(error, programs.TimedOut) or re.search("timed out|refused|No route|unreachable", said):
+        message, name = error.message, self.place.file_system
+        if isinstance(error, programs.TimedOut) or re.search("timed out|refused|No route|unreachable", message):
             by = f" (mount target {target.id})" if target else ""
             return Retryable(
                 f"{name} does not answer on port 2049 at {source.partition(':')[0]}{by}: its security group most likely"
@@ -203,13 +203,13 @@ class Efs:
                 " authorize-security-group-ingress --group-id GROUP_OF_THE_MOUNT_TARGET --protocol tcp --port 2049"
                 " --source-group GROUP_OF_THE_INSTANCES`",
             )
-        if re.search("access denied|not permitted|Permission denied", said, re.IGNORECASE):
+        if re.search("access denied|not permitted|Permission denied", message, re.IGNORECASE):
             return Fatal(
-                f"{name} refuses the mount: {said}",
+                f"{name} refuses the mount: {message}",
                 next_step="its file system policy must allow ClientMount and ClientWrite without TLS and IAM",
             )
-        if re.search("No such device|unknown filesystem type", said):
-            return Fatal(f"this machine's kernel has no NFS: {said}", next_step="use an AMI that has it")
+        if re.search("No such device|unknown filesystem type", message):
+            return Fatal(f"this machine's kernel has no NFS: {message}", next_step="use an AMI that has it")
         return error
 
     # ---------------------------------------------------------------------------------------------------------- files
@@ -222,19 +222,19 @@ class Efs:
         path = top.joinpath(*below)
         owner = (str(account.uid), str(account.gid)) if account is not None else ("-1", "-1")
         argv = [sys.executable, "-I", "-S", fspath(_FILES), "folder", fspath(top), *owner, f"{mode:o}", *below]
-        done = programs.run(argv, seconds_max=FOLDER_SECONDS_MAX)
-        if done.code != 0:
-            said = json.loads(done.out)["text"] if done.out.startswith("{") else done.said
-            denied = "denied" in said or "not permitted" in said
+        process = programs.run(argv, seconds_max=FOLDER_SECONDS_MAX)
+        if process.code != 0:
+            text = json.loads(process.out)["text"] if process.out.startswith("{") else process.said
+            denied = "denied" in text or "not permitted" in text
             kind: type[SpothealError] = Fatal if denied else Retryable
             raise kind(
-                f"the folder {path} on {self.place.file_system} cannot be made: {said}",
+                f"the folder {path} on {self.place.file_system} cannot be made: {text}",
                 next_step="the file system's policy must allow ClientRootAccess" if denied else "",
             )
         return path
 
     def _below(self, parts: Sequence[str]) -> list[str]:
-        return [one for part in (self.place.folder, *parts) for one in part.split("/") if one]
+        return [word for part in (self.place.folder, *parts) for word in part.split("/") if word]
 
     def put(
         self, parts: Sequence[str], files: Sequence[tuple[str, Path]], halt: Halt = go_on
@@ -249,13 +249,13 @@ class Efs:
         order = json.dumps({"top": fspath(self.mount()), "folder": self._below(parts), "files": sources})
         argv = [sys.executable, "-I", "-S", fspath(_FILES), "put"]
         with self._writing, contextlib.closing(_spoken(argv, order, STALLED_SECONDS)) as spoken:
-            for said in spoken:
-                if "done" in said:
-                    yield Put(Path(said["done"]), int(said["size"]), str(said["sha256"]))
-                elif "failed" in said:
-                    yield Put(Path(said["failed"]), fault=str(said["text"]), again=bool(said.get("server")))
-                elif why := halt():
-                    raise Retryable(why)
+            for line in spoken:
+                if "done" in line:
+                    yield Put(Path(line["done"]), int(line["size"]), str(line["sha256"]))
+                elif "failed" in line:
+                    yield Put(Path(line["failed"]), fault=str(line["text"]), again=bool(line.get("server")))
+                elif reason := halt():
+                    raise Retryable(reason)
 
 
 def _spoken(argv: Sequence[str], order: str, silent_seconds_max: float) -> Generator[Mapping[str, Any], None, None]:

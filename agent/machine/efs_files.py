@@ -41,8 +41,8 @@ def main() -> None:
         try:
             size, digest = put(source, order["top"], [*order["folder"], *name.split("/")])
         except OSError as error:
-            said = {"failed": source, "errno": error.errno, "text": error.strerror or str(error)}
-            say(said | {"server": error.errno in SERVER_FAULTS})
+            line = {"failed": source, "errno": error.errno, "text": error.strerror or str(error)}
+            say(line | {"server": error.errno in SERVER_FAULTS})
             if error.errno in SERVER_FAULTS:
                 return  # for the others too
         else:
@@ -52,28 +52,28 @@ def main() -> None:
 @contextlib.contextmanager
 def descended(top: str, parts: Sequence[str]) -> Iterator[tuple[int, bool]]:
     """A descriptor of TOP/part/…, made as root's where it is missing, and whether the last part was made."""
-    here, made = os.open(top, _FOLDER), False
+    descriptor, is_new = os.open(top, _FOLDER), False
     try:
         for part in parts:
-            made = False
+            is_new = False
             try:
-                below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
+                below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
             except FileNotFoundError:
                 with contextlib.suppress(FileExistsError):  # another machine of the run makes it too
-                    os.mkdir(part, 0o755, dir_fd=here)
-                    made = True
-                below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
-            os.close(here)
-            here = below
-        yield here, made
+                    os.mkdir(part, 0o755, dir_fd=descriptor)
+                    is_new = True
+                below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+        yield descriptor, is_new
     finally:
-        os.close(here)
+        os.close(descriptor)
 
 
 def make_folder(top: str, parts: Sequence[str], uid: int, gid: int, mode: int) -> None:
     """One that is there keeps its owner and its mode."""
-    with descended(top, parts) as (folder, made):
-        if made:
+    with descended(top, parts) as (folder, is_new):
+        if is_new:
             if uid >= 0:
                 os.fchown(folder, uid, gid)
             os.fchmod(folder, mode)
@@ -82,15 +82,15 @@ def make_folder(top: str, parts: Sequence[str], uid: int, gid: int, mode: int) -
 def put(source: str, top: str, parts: Sequence[str]) -> tuple[int, str]:
     """Size and sha256 of what was copied. A trainer may have put a link or a pipe there: only files count."""
     with _opened(source) as original, descended(top, parts[:-1]) as (folder, _):
-        seen = os.fstat(original.fileno())
-        if not stat.S_ISREG(seen.st_mode):
+        status = os.fstat(original.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "is no file")
         mark = hashlib.sha256(parts[-1].encode("utf-8", "surrogateescape")).hexdigest()[:16]
         _drop_leftovers(folder, mark)
-        beside = f".{mark}.{os.getpid()}{PARTIAL}"
+        part = f".{mark}.{os.getpid()}{PARTIAL}"
         digest, size = hashlib.sha256(), 0
         try:
-            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder), "wb") as file:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder), "wb") as file:
                 while chunk := original.read(CHUNK_BYTES):
                     file.write(chunk)
                     digest.update(chunk)
@@ -99,13 +99,13 @@ def put(source: str, top: str, parts: Sequence[str]) -> tuple[int, str]:
                     os.fsync(file.fileno())
                     say({"bytes": size})
                 with contextlib.suppress(PermissionError):  # a server that takes root's power away
-                    os.fchown(file.fileno(), seen.st_uid, seen.st_gid)
-                os.fchmod(file.fileno(), stat.S_IMODE(seen.st_mode) & 0o777)
+                    os.fchown(file.fileno(), status.st_uid, status.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode) & 0o777)
                 os.fsync(file.fileno())
-            os.rename(beside, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
+            os.rename(part, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(beside, dir_fd=folder)
+                os.unlink(part, dir_fd=folder)
             raise
         os.fsync(folder)
     return size, digest.hexdigest()

@@ -53,12 +53,13 @@ class Host:
     # -------------------------------------------------------------------------------------------------------- devices
     def devices(self) -> tuple[Device, ...]:
         """All disks lsblk shows."""
-        found = programs.run(["lsblk", "--json", "--bytes", "--output", _COLUMNS], seconds_max=QUERY_SECONDS)
-        if found.code != 0 and "unknown column" in found.err:
-            found = programs.run(["lsblk", "--json", "--bytes", "--output", _OLD_COLUMNS], seconds_max=QUERY_SECONDS)
-        if found.code != 0:
-            raise Retryable(f"lsblk failed: {found.said}")
-        return tuple(each if each.serial else self._with_serial(each) for each in decide.parse_lsblk(found.out))
+        process = programs.run(["lsblk", "--json", "--bytes", "--output", _COLUMNS], seconds_max=QUERY_SECONDS)
+        if process.code != 0 and "unknown column" in process.err:
+            process = programs.run(["lsblk", "--json", "--bytes", "--output", _OLD_COLUMNS], seconds_max=QUERY_SECONDS)
+        if process.code != 0:
+            raise Retryable(f"lsblk failed: {process.said}")
+        devices = decide.parse_lsblk(process.out)
+        return tuple(device if device.serial else self._with_serial(device) for device in devices)
 
     def _with_serial(self, device: Device) -> Device:
         """The same with the kernel's serial: lsblk may ask udev, which learns of a new disk later."""
@@ -94,20 +95,20 @@ class Host:
 
         Asked of the device, not of udev's memory, which may be older than the last mkfs.
         """
-        found = programs.run(["blkid", "-p", "-o", "export", device], seconds_max=QUERY_SECONDS)
-        if found.code == 2 and not found.err.strip():
+        process = programs.run(["blkid", "-p", "-o", "export", device], seconds_max=QUERY_SECONDS)
+        if process.code == 2 and not process.err.strip():
             return ""
-        tags = dict(line.partition("=")[::2] for line in found.out.splitlines() if "=" in line)
-        if found.code == 0:
+        tags = dict(line.partition("=")[::2] for line in process.out.splitlines() if "=" in line)
+        if process.code == 0:
             return tags.get("TYPE") or f"a {tags.get('PTTYPE', 'strange')} partition table"
-        if found.code == 8:
+        if process.code == 8:
             raise Fatal(f"{device} carries signatures of several filesystems", next_step=f"look at `wipefs {device}`")
-        raise Retryable(f"blkid cannot read {device}: {found.said}")
+        raise Retryable(f"blkid cannot read {device}: {process.said}")
 
     def is_blank(self, device: str) -> bool:
         """Whether nothing was ever written to `device`: no signature, no partition, first and last MiB zero."""
-        seen = self.device_at(device)
-        if seen is None or seen.has_children or seen.mountpoints or seen.fstype or self.filesystem(device):
+        target = self.device_at(device)
+        if target is None or target.has_children or target.mountpoints or target.fstype or self.filesystem(device):
             return False
         try:
             with open(device, "rb", buffering=0) as file:
@@ -129,16 +130,16 @@ class Host:
         if not (blank or (again and self._may_be_unfinished(device))):
             raise Fatal(f"{device} is not blank and is not formatted", next_step=f"look at `blkid -p {device}`")
         force = [] if blank else [_FORCE[fstype]]
-        made = programs.run([f"mkfs.{fstype}", "-q", *force, device], seconds_max=MKFS_SECONDS)
-        if made.code != 0:
-            raise Retryable(f"mkfs.{fstype} failed on {device}: {made.said}")
+        process = programs.run([f"mkfs.{fstype}", "-q", *force, device], seconds_max=MKFS_SECONDS)
+        if process.code != 0:
+            raise Retryable(f"mkfs.{fstype} failed on {device}: {process.said}")
 
     def _may_be_unfinished(self, device: str) -> bool:
         """Whether there is nothing on `device` that a mkfs of ours could not have left there."""
-        seen = self.device_at(device)
-        if seen is None or seen.has_children or seen.mountpoints:
+        target = self.device_at(device)
+        if target is None or target.has_children or target.mountpoints:
             return False
-        return {seen.fstype or "", self.filesystem(device)} <= {"", *FILESYSTEMS}
+        return {target.fstype or "", self.filesystem(device)} <= {"", *FILESYSTEMS}
 
     # ---------------------------------------------------------------------------------------------------------- mounts
     def mounted_at(self, mountpoint: str) -> str | None:
@@ -151,8 +152,8 @@ class Host:
 
     def free_bytes(self, mountpoint: str) -> int:
         """What an ordinary user can still write there."""
-        seen = os.statvfs(mountpoint)
-        return seen.f_bavail * seen.f_frsize
+        status = os.statvfs(mountpoint)
+        return status.f_bavail * status.f_frsize
 
     def mount(self, device: str, mountpoint: str, fstype: str = "", volume: str = "", attached_as: str = "") -> None:
         """Mount `device`, writable; "already so" is success.
@@ -161,19 +162,19 @@ class Host:
         wins over `fstype`. Raises Retryable where the device is another volume by now or the mount fails, Fatal where
         it has no filesystem of ours or can only be read.
         """
-        if volume and (now := self.find_device(volume, attached_as)) != device:
-            raise Retryable(f"{device} is not {volume} (that is {now or 'not there'}); it is not mounted")
-        there, options = self._mount_entry(mountpoint)
-        if there and os.path.realpath(there) != os.path.realpath(device):
-            raise Conflict(f"{there} is mounted at {mountpoint}, not {device}", next_step=f"`umount {mountpoint}`")
-        if there:
+        if volume and (newest := self.find_device(volume, attached_as)) != device:
+            raise Retryable(f"{device} is not {volume} (that is {newest or 'not there'}); it is not mounted")
+        source, options = self._mount_entry(mountpoint)
+        if source and os.path.realpath(source) != os.path.realpath(device):
+            raise Conflict(f"{source} is mounted at {mountpoint}, not {device}", next_step=f"`umount {mountpoint}`")
+        if source:
             with contextlib.suppress(Retryable):  # left frozen by an agent that died; else "not frozen"
                 self.thaw(mountpoint)
         else:
             self._mount(device, mountpoint, fstype)
-            there, options = self._mount_entry(mountpoint)
-        if os.path.realpath(there) != os.path.realpath(device):
-            raise Retryable(f"{device} was mounted at {mountpoint}, but {there or 'nothing'} is there")
+            source, options = self._mount_entry(mountpoint)
+        if os.path.realpath(source) != os.path.realpath(device):
+            raise Retryable(f"{device} was mounted at {mountpoint}, but {source or 'nothing'} is there")
         if "ro" in options:
             self.unmount(mountpoint)
             raise Fatal(
@@ -181,31 +182,32 @@ class Host:
             )
 
     def _mount(self, device: str, mountpoint: str, fstype: str) -> None:
-        found = self.filesystem(device)
-        if found not in FILESYSTEMS:
+        filesystem = self.filesystem(device)
+        if filesystem not in FILESYSTEMS:
             raise Fatal(
-                f"{device} holds {found or 'no filesystem'}, not {fstype or ' or '.join(FILESYSTEMS)}",
+                f"{device} holds {filesystem or 'no filesystem'}, not {fstype or ' or '.join(FILESYSTEMS)}",
                 next_step="a volume holds one filesystem on the whole device; copy the data to such a one",
             )
         # nosuid, nodev: the trainer writes here, and so can a snapshot's maker. nouuid: an XFS copy has its source's
         # UUID, and the kernel refuses a second one; which device it is was settled by the serial.
-        options = "nosuid,nodev,noatime" + (",nouuid" if found == "xfs" else "")
+        options = "nosuid,nodev,noatime" + (",nouuid" if filesystem == "xfs" else "")
         try:
             os.makedirs(mountpoint, exist_ok=True)
         except OSError as fault:
             raise Fatal(f"the mount point {mountpoint} cannot be made: {fault.strerror}") from fault
-        done = programs.run(["mount", "-t", found, "-o", options, device, mountpoint], seconds_max=MOUNT_SECONDS)
-        if done.code != 0:
-            raise MountRefused(f"mounting {device} at {mountpoint} failed: {done.said}", next_step="look at `dmesg`")
+        argv = ["mount", "-t", filesystem, "-o", options, device, mountpoint]
+        process = programs.run(argv, seconds_max=MOUNT_SECONDS)
+        if process.code != 0:
+            raise MountRefused(f"mounting {device} at {mountpoint} failed: {process.said}", next_step="look at `dmesg`")
 
     # --------------------------------------------------------------------------------------------------------- network
     def resolves(self, name: str) -> bool:
         """Whether the name server has an address for `name`, asked by a program that can be given up."""
         try:
-            found = programs.run(["getent", "ahostsv4", name], seconds_max=QUERY_SECONDS)
+            process = programs.run(["getent", "ahostsv4", name], seconds_max=QUERY_SECONDS)
         except Retryable:
             return False
-        return found.code == 0 and bool(found.out.strip())
+        return process.code == 0 and bool(process.out.strip())
 
     def install_nfs_client(self) -> None:
         """mount.nfs4, where it is missing; Retryable where the package cannot be fetched, Fatal where nothing installs
@@ -214,15 +216,15 @@ class Host:
             return
         for installer, orders in _NFS_CLIENT.items():
             if programs.exists(installer):
-                said = ""
+                fault = ""
                 for order in orders:
                     argv = [installer, *order.split()]
-                    done = programs.run(argv, seconds_max=INSTALL_SECONDS, DEBIAN_FRONTEND="noninteractive")
-                    said = "" if done.code == 0 else f"`{' '.join(argv)}` failed: {done.said}"
+                    process = programs.run(argv, seconds_max=INSTALL_SECONDS, DEBIAN_FRONTEND="noninteractive")
+                    fault = "" if process.code == 0 else f"`{' '.join(argv)}` failed: {process.said}"
                 if programs.exists("mount.nfs4"):
                     return
                 raise Retryable(
-                    f"the NFS client cannot be installed: {said or 'mount.nfs4 is still missing'}",
+                    f"the NFS client cannot be installed: {fault or 'mount.nfs4 is still missing'}",
                     next_step="the machine needs a way to its package mirror, or an AMI that has the NFS client",
                 )
         programs.find("mount.nfs4")
@@ -234,9 +236,9 @@ class Host:
         except OSError as fault:
             raise Fatal(f"the mount point {mountpoint} cannot be made: {fault.strerror}") from fault
         argv = ["mount", "-t", "nfs4", "-o", options, source, mountpoint]
-        done = programs.run(argv, seconds_max=seconds_max)
-        if done.code != 0:
-            raise Retryable(f"mounting {source} failed: {done.said}")
+        process = programs.run(argv, seconds_max=seconds_max)
+        if process.code != 0:
+            raise Retryable(f"mounting {source} failed: {process.said}")
 
     def nfs_source(self, mountpoint: str) -> str:
         """What NFS has mounted there (`host:/path`), "" where nothing is; Conflict where something else is."""
@@ -246,17 +248,17 @@ class Host:
         return source
 
     def _mount_entry(self, mountpoint: str, column: str = "options") -> tuple[str, tuple[str, ...]]:
-        found = programs.run(
+        process = programs.run(
             ["findmnt", "--json", "--output", "SOURCE,TARGET,FSTYPE,OPTIONS", "--mountpoint", mountpoint],
             seconds_max=QUERY_SECONDS,
         )
-        if found.code != 0 and not found.err.strip():
+        if process.code != 0 and not process.err.strip():
             return "", ()
         try:
-            entry = json.loads(found.out)["filesystems"][-1]  # the last one hides those below it
+            entry = json.loads(process.out)["filesystems"][-1]  # the last one hides those below it
             return str(entry["source"]), tuple(str(entry[column]).split(","))
         except (ValueError, KeyError, TypeError, IndexError) as fault:
-            raise Retryable(f"findmnt cannot tell what is mounted at {mountpoint}: {found.said}") from fault
+            raise Retryable(f"findmnt cannot tell what is mounted at {mountpoint}: {process.said}") from fault
 
     def unmount(self, mountpoint: str, seconds_max: float = UMOUNT_SECONDS) -> bool:
         """Whether nothing is mounted there now; False while it is busy. Never lazy: what is off is written.
@@ -270,11 +272,11 @@ class Host:
                 self._see_released(mountpoint)
                 return True
             self._leaving[mountpoint] = device
-            done = programs.run(["umount", mountpoint], seconds_max=seconds_max)
-            if "busy" in done.err:
+            process = programs.run(["umount", mountpoint], seconds_max=seconds_max)
+            if "busy" in process.err:
                 return False
-            if done.code != 0 and self.mounted_at(mountpoint) is not None:
-                raise Retryable(f"unmounting {mountpoint} failed: {done.said}")
+            if process.code != 0 and self.mounted_at(mountpoint) is not None:
+                raise Retryable(f"unmounting {mountpoint} failed: {process.said}")
         raise Retryable(f"{mountpoint} is mounted more often than can be undone")
 
     def _see_released(self, mountpoint: str) -> None:
@@ -327,9 +329,9 @@ class Host:
             raise Retryable(f"nothing is mounted at {mountpoint}")
 
     def _do(self, argv: list[str], seconds_max: float) -> None:
-        done = programs.run(argv, seconds_max=seconds_max)
-        if done.code != 0:
-            raise Retryable(f"`{' '.join(argv)}` failed: {done.said}")
+        process = programs.run(argv, seconds_max=seconds_max)
+        if process.code != 0:
+            raise Retryable(f"`{' '.join(argv)}` failed: {process.said}")
 
     # ----------------------------------------------------------------------------------------------------------- power
     def power_off(self) -> None:

@@ -19,22 +19,22 @@ _AGENTS_OWN = {
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def base_environment(own: Mapping[str, str], account: Account | None, home: Path) -> dict[str, str]:
+def base_environment(environment: Mapping[str, str], account: Account | None, home: Path) -> dict[str, str]:
     """`own` (the agent's environment) as a foreign program may see it, with the account's HOME and USER.
 
     `home` serves where the account's own does not exist, as with users made for a service.
     """
-    kept = {
+    variables = {
         name: value
-        for name, value in own.items()
+        for name, value in environment.items()
         if not name.startswith(("AWS_", "SPOTHEAL_", "BOTO_")) and name not in _AGENTS_OWN
     }
-    kept |= {name: own[name] for name in _AWS_PASSED_ON if name in own}
-    kept.setdefault("PATH", _PATH)
+    variables |= {name: environment[name] for name in _AWS_PASSED_ON if name in environment}
+    variables.setdefault("PATH", _PATH)
     if account is not None:
         of_account = account.home if os.path.isdir(account.home) and account.home != "/" else str(home)
-        kept |= {"HOME": of_account, "USER": account.name, "LOGNAME": account.name}
-        for name in [name for name in kept if name.startswith(("XDG_", "SUDO_", "SSH_", "DBUS_"))]:
-            del kept[name]
-    kept.setdefault("HOME", str(home))
-    return kept
+        variables |= {"HOME": of_account, "USER": account.name, "LOGNAME": account.name}
+        for name in [name for name in variables if name.startswith(("XDG_", "SUDO_", "SSH_", "DBUS_"))]:
+            del variables[name]
+    variables.setdefault("HOME", str(home))
+    return variables

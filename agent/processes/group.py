@@ -84,21 +84,21 @@ def processes() -> dict[int, Process]:
 
 def descendants(table: Mapping[int, Process], roots: set[int]) -> set[int]:
     """`roots` and all that descend from them."""
-    found, fresh = set(roots), set(roots)
+    pids, fresh = set(roots), set(roots)
     while fresh:
-        fresh = {process.pid for process in table.values() if process.parent in fresh} - found
-        found |= fresh
-    return found
+        fresh = {process.pid for process in table.values() if process.parent in fresh} - pids
+        pids |= fresh
+    return pids
 
 
 def carrying(variable: str, value: str) -> set[int]:
     """Processes that were started with `variable=value` in their environment; ourselves left out."""
     wanted = f"{variable}={value}".encode()
-    found = set()
+    pids = set()
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid() and wanted in _environment(int(entry)):
-            found.add(int(entry))
-    return found
+            pids.add(int(entry))
+    return pids
 
 
 def handles(pid: int, number: int) -> bool:
@@ -181,8 +181,8 @@ class ForeignProgram:
             table, others = processes(), _RUNNING - {self.pid}
         roots = {self.pid} | {p.pid for p in table.values() if self.pid in (p.session, p.group)}
         if self._mark is not None or not others:  # beside others, whose an orphan is cannot be told
-            own = os.getsid(0)
-            roots |= {p.pid for p in table.values() if p.pid not in others and self._is_orphan(p, own)}
+            session = os.getsid(0)
+            roots |= {p.pid for p in table.values() if p.pid not in others and self._is_orphan(p, session)}
         if self._mark is not None:
             roots |= carrying(*self._mark)
         if self._cage is not None:
@@ -222,9 +222,9 @@ class ForeignProgram:
     # ------------------------------------------------------------------------------------------------------- telling
     def tell(self, number: int) -> list[int]:
         """Send a signal to the addressees and return them."""
-        told = [process for process in self._addressed() if send(process.pid, number)]
-        self._told |= {(process.pid, process.started) for process in told}
-        return [process.pid for process in told]
+        addressed = [process for process in self._addressed() if send(process.pid, number)]
+        self._told |= {(process.pid, process.started) for process in addressed}
+        return [process.pid for process in addressed]
 
     def tell_handlers(self, number: int) -> list[int]:
         """Send a signal to those addressees that have a handler for it, and return them."""
@@ -238,9 +238,9 @@ class ForeignProgram:
         if not any(is_launcher(command_line(process.pid)) for process in self.own_group()):
             return []
         fresh = [p for p in self._addressed() if (p.pid, p.started) not in self._told]
-        told = [p for p in fresh if not is_launcher(command_line(p.pid)) and send(p.pid, number)]
-        self._told |= {(process.pid, process.started) for process in told}
-        return [process.pid for process in told]
+        addressed = [p for p in fresh if not is_launcher(command_line(p.pid)) and send(p.pid, number)]
+        self._told |= {(process.pid, process.started) for process in addressed}
+        return [process.pid for process in addressed]
 
     def _addressed(self) -> list[Process]:
         table = processes()
@@ -261,8 +261,8 @@ class ForeignProgram:
         if self._cage is not None:
             killed |= {(process.pid, process.started) for process in self.family()}
             end_all_of(self._cage, clock, seconds)
-        while left := self.family():
-            for process in left:
+        while survivors := self.family():
+            for process in survivors:
                 send(process.pid, signal.SIGKILL)
                 killed.add((process.pid, process.started))
             if clock.monotonic() > until:
@@ -270,16 +270,16 @@ class ForeignProgram:
             clock.sleep(pause)
             pause = min(0.2, pause * 2)
         self._bury(killed)
-        if not left:
+        if not survivors:
             self.ended.wait(seconds)
             self._popen.poll()
         with _RUNNING_LOCK:
             _RUNNING.discard(self.pid)
-        self._pump.close(0.2 if left else 2.0)
+        self._pump.close(0.2 if survivors else 2.0)
         refusals, self._refusals = self._refusals, None
         if refusals is not None:
             refusals.close()
-        return [process.pid for process in left]
+        return [process.pid for process in survivors]
 
     def _bury(self, killed: set[tuple[int, int]]) -> None:
         """Reap those of `killed` that have come to us as orphans; nobody else knows of them."""
@@ -307,11 +307,11 @@ def end_leftovers(variable: str, value: str, clock: Clock, seconds: float = 5.0)
     until, ended = clock.monotonic() + seconds, set[int]()
     while True:
         table = processes()
-        left = {pid for pid in descendants(table, carrying(variable, value)) if pid in table and table[pid].alive}
-        left -= {os.getpid()}
-        if not left or clock.monotonic() > until:
+        survivors = {pid for pid in descendants(table, carrying(variable, value)) if pid in table and table[pid].alive}
+        survivors -= {os.getpid()}
+        if not survivors or clock.monotonic() > until:
             return sorted(ended)
-        ended |= {pid for pid in left if send(pid, signal.SIGKILL)}
+        ended |= {pid for pid in survivors if send(pid, signal.SIGKILL)}
         clock.sleep(0.05)
 
 
@@ -323,7 +323,7 @@ def end_all_of(account: Account, clock: Clock, seconds: float = 5.0) -> list[int
     if account.sandbox is None or account.uid == 0:  # another account's processes may be a person's
         return []
     until = clock.monotonic() + seconds
-    while left := owned_by(account.uid):
+    while survivors := owned_by(account.uid):
         try:
             subprocess.run(
                 [sys.executable, "-I", "-S", "-c", _KILL_ALL, str(account.uid), str(account.gid)],
@@ -332,17 +332,17 @@ def end_all_of(account: Account, clock: Clock, seconds: float = 5.0) -> list[int
                 timeout=seconds,
             )
         except (OSError, subprocess.TimeoutExpired):  # a fork bomb leaves no process to be had: then one by one
-            for pid in left:
+            for pid in survivors:
                 send(pid, signal.SIGKILL)
         if clock.monotonic() > until:
             break
         clock.sleep(0.02)
-    return sorted(left)
+    return sorted(survivors)
 
 
 def owned_by(uid: int) -> set[int]:
     """Living processes whose real or effective user is `uid`; by `status`, as /proc/PID itself may seem root's."""
-    found = set()
+    pids = set()
     for process in processes().values():
         if process.alive:
             try:
@@ -351,8 +351,8 @@ def owned_by(uid: int) -> set[int]:
                 continue
             users = next((row.split()[1:3] for row in status.splitlines() if row.startswith("Uid:")), [])
             if str(uid) in users:
-                found.add(process.pid)
-    return found
+                pids.add(process.pid)
+    return pids
 
 
 def _start(
@@ -368,7 +368,7 @@ def _start(
 
 
 def _popen(
-    argv: Sequence[str], directory: Path, environment: Mapping[str, str], output: int, **more: Any
+    argv: Sequence[str], directory: Path, environment: Mapping[str, str], output: int, **options: Any
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         list(argv),
@@ -380,7 +380,7 @@ def _popen(
         start_new_session=True,
         restore_signals=True,
         umask=_UMASK,
-        **more,
+        **options,
     )
 
 
@@ -398,20 +398,20 @@ def _start_by_launcher(
         "directory": str(directory),
         "sandbox": sandbox.to_orders() if sandbox is not None else None,
     }
-    said, to_us = socket.socketpair()
-    with said, _in_memory() as given:
+    channel, to_us = socket.socketpair()
+    with channel, _in_memory() as given:
         with to_us:
             json.dump(orders, given)
             given.seek(0)
             command = [sys.executable, "-I", "-S", str(LAUNCHER), str(given.fileno()), str(to_us.fileno()), *argv]
             popen = _popen(command, Path("/"), {}, output, pass_fds=[given.fileno(), to_us.fileno()])
-        told, listener = _heard(said)
-    if not told:
+        message, listener = _heard(channel)
+    if not message:
         return popen, listener
     if listener is not None:
         os.close(listener)
     popen.wait()
-    fault = json.loads(told)
+    fault = json.loads(message)
     if fault["errno"]:
         raise OSError(fault["errno"], fault["text"], argv[0])
     raise SetupFailed(
@@ -420,16 +420,16 @@ def _start_by_launcher(
     )
 
 
-def _heard(said: socket.socket) -> tuple[bytes, int | None]:
+def _heard(channel: socket.socket) -> tuple[bytes, int | None]:
     """Until the exec, which closes the other end: why there was none, and where refused calls are answered."""
-    told, listener = b"", None
+    message, listener = b"", None
     while True:
-        data, descriptors, _, _ = socket.recv_fds(said, 4096, 1, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+        data, descriptors, _, _ = socket.recv_fds(channel, 4096, 1, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
         if descriptors:
             (listener,) = descriptors
         if not data:
-            return told.strip(), listener
-        told += data
+            return message.strip(), listener
+        message += data
 
 
 def _refusals(listener: int | None, account: Account | None) -> Refusals | None:

@@ -37,12 +37,12 @@ class Lines:
 
     def feed(self, data: bytes) -> list[str]:
         *whole, self._open = (self._open + data).split(b"\n")
-        found = [piece for line in whole for piece in self._pieces(_last_state(line))]
+        lines = [piece for line in whole for piece in self._pieces(_last_state(line))]
         if len(self._open) > self._max:
             self._open = _last_state(self._open, keep_return=True)
         if len(self._open) > self._max + self._secrets.overlap + _HELD_BYTES:
-            found += self._cut()
-        return found
+            lines += self._cut()
+        return lines
 
     def _cut(self) -> list[str]:
         """Pieces of an unfinished line that is too long; its end is kept, for it may hold the first half of a secret,
@@ -102,7 +102,7 @@ class Pump:
         self._sender.join(seconds)
 
     def _read(self) -> None:
-        lines, shown = Lines(), time.monotonic()
+        lines, moment = Lines(), time.monotonic()
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         try:
@@ -115,12 +115,12 @@ class Pump:
                     data = os.read(self._descriptor, 1 << 16)
                     if not data:
                         break
-                found = lines.feed(data) if data else []
-                if not found and time.monotonic() - shown > BAR_SECONDS and lines.bar():
-                    found = [lines.bar()]
-                if found:
-                    shown = time.monotonic()
-                    self._offer(found)
+                pieces = lines.feed(data) if data else []
+                if not pieces and time.monotonic() - moment > BAR_SECONDS and lines.bar():
+                    pieces = [lines.bar()]
+                if pieces:
+                    moment = time.monotonic()
+                    self._offer(pieces)
         finally:
             os.close(self._descriptor)
             self._offer(lines.rest(), end=True)

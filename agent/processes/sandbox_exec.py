@@ -81,10 +81,10 @@ def main() -> None:
                 _limit_calls(orders["sandbox"]["filters"], errors_to)
         _execute(program, sys.argv[3:], orders["environment"])
     except _Refused as refused:
-        said = {"errno": 0, "text": refused.args[0]}
+        fault = {"errno": 0, "text": refused.args[0]}
     except OSError as error:
-        said = {"errno": error.errno or 0, "text": error.strerror or str(error)}
-    os.write(errors_to, json.dumps(said).encode()[:4000])
+        fault = {"errno": error.errno or 0, "text": error.strerror or str(error)}
+    os.write(errors_to, json.dumps(fault).encode()[:4000])
     os._exit(127)
 
 
@@ -190,14 +190,14 @@ def _make_read_only(place: str, flags: int) -> None:
 
 def _mounts() -> list[tuple[str, int]]:
     """(place, the flags that a remount must repeat) of each mount, the outer ones first."""
-    found = []
+    mounts = []
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             fields = line.split(" ")
             place = fields[4].encode("utf-8", "surrogateescape").decode("unicode_escape", "surrogateescape")
             place = place.encode("latin-1", "ignore").decode("utf-8", "surrogateescape")
-            found.append((place, sum(_KEPT_FLAGS.get(option, 0) for option in fields[5].split(","))))
-    return found
+            mounts.append((place, sum(_KEPT_FLAGS.get(option, 0) for option in fields[5].split(","))))
+    return mounts
 
 
 def _is_read_only_filesystem(path: str) -> bool:
@@ -285,10 +285,10 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> N
     _check(result, f"mount {target}")
 
 
-def _check(result: int, what: str) -> None:
+def _check(result: int, task: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
-        raise _Refused(f"{what}: {os.strerror(number)}", number)
+        raise _Refused(f"{task}: {os.strerror(number)}", number)
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ def parse_object(text: str | bytes, *, bytes_max: int = BYTES_MAX, depth_max: in
     """As `parse`; ValueError too if the value is no JSON object."""
     if text.lstrip()[:1] not in ("{", b"{"):  # of a million lines that are none each would be parsed
         raise ValueError("not a JSON object")
-    found = parse(text, bytes_max=bytes_max, depth_max=depth_max)
-    assert isinstance(found, dict)
-    return found
+    value = parse(text, bytes_max=bytes_max, depth_max=depth_max)
+    assert isinstance(value, dict)
+    return value
 
 
 def _refuse_depth(text: str, depth_max: int) -> None:
@@ -65,7 +65,7 @@ def _nothing(_: str) -> None:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         raise ValueError("names something twice")
-    return found
+    return values

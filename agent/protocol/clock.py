@@ -83,8 +83,8 @@ class AnyOf:
 
     def wait(self, timeout: float | None = None) -> bool:
         until = float("inf") if timeout is None else time.monotonic() + timeout
-        while not self.is_set() and (left := until - time.monotonic()) > 0:
-            self._stops[0].wait(min(left, self._LOOK_SECONDS))
+        while not self.is_set() and (seconds := until - time.monotonic()) > 0:
+            self._stops[0].wait(min(seconds, self._LOOK_SECONDS))
         return self.is_set()
 
 

@@ -106,7 +106,7 @@ class Progress:
             if not isinstance(saved, dict) or not _is_int(saved.get("step")):
                 raise ValueError("`saved` is an object with at least an integer `step`")
             saved = Saved(saved["step"], str(saved.get("path", "")), _time(saved.get("time")))
-        known = ("step", "epoch", "loss", "steps_total", "samples_per_second", "saved")
+        names = ("step", "epoch", "loss", "steps_total", "samples_per_second", "saved")
         return cls(
             step=body["step"],
             epoch=body["epoch"] if _is_int(body.get("epoch")) else None,
@@ -114,22 +114,22 @@ class Progress:
             steps_total=body.get("steps_total") if _is_int(body.get("steps_total")) else None,
             samples_per_second=_number(body.get("samples_per_second")),
             saved=saved,
-            extra={key: number for key in body if key not in known and (number := _number(body[key])) is not None},
+            extra={key: number for key in body if key not in names and (number := _number(body[key])) is not None},
         )
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Write by rename, so that a reader sees the old text or the new, never a part. Not durable: no fsync."""
     folder, name = os.path.split(path)
-    beside = os.path.join(folder, f".{name}.{os.getpid()}")
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    part = os.path.join(folder, f".{name}.{os.getpid()}")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         rest = memoryview(text.encode())
         while rest:
             rest = rest[os.write(fd, rest) :]
     finally:
         os.close(fd)
-    os.replace(beside, path)
+    os.replace(part, path)
 
 
 def read_progress(path: Path) -> Progress | None:

@@ -67,12 +67,12 @@ class InstanceConfig:
         version = document.pop("schema_version", None)
         faults = [] if version == INSTANCE_SCHEMA_VERSION else [f"schema_version: must be {INSTANCE_SCHEMA_VERSION}"]
         run = document.pop("run", None)
-        own: dict[str, str] = {}
+        overrides: dict[str, str] = {}
         for name, pattern in _RUN_PATTERNS.items():
             value = run.get(name, "" if name == "requested_at" else None) if isinstance(run, dict) else None
             if not isinstance(value, str) or not re.fullmatch(pattern, value):
                 faults.append(f"[run] {name}: is missing or not of the form {pattern}")
-            own[name] = str(value)
+            overrides[name] = str(value)
         entries = run.get("entries", 0) if isinstance(run, dict) else 0
         if integer(0, ENTRIES_MAX)(entries):
             faults.append(f"[run] entries: {integer(0, ENTRIES_MAX)(entries)}")
@@ -88,10 +88,10 @@ class InstanceConfig:
             )
         return cls(
             job=job,
-            run=own["id"],
-            region=own["region"],
-            store=StoreUrl.parse(own["store"]),
-            revision=own["revision"],
-            requested_at=own["requested_at"],
+            run=overrides["id"],
+            region=overrides["region"],
+            store=StoreUrl.parse(overrides["store"]),
+            revision=overrides["revision"],
+            requested_at=overrides["requested_at"],
             entries=entries,
         )

@@ -157,11 +157,11 @@ _TABLES = {
 }
 
 
-def _near(name: str, known: Iterable[str]) -> str:
+def _near(name: str, names: Iterable[str]) -> str:
     """`did you mean limits?`, or all that there are."""
-    there = list(known)
-    close = get_close_matches(name.lower(), there, 1, 0.75)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(there)}"
+    candidates = list(names)
+    close = get_close_matches(name.lower(), candidates, 1, 0.75)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(candidates)}"
 
 
 def parse_job(document: Mapping[str, Any], *, source: str = "job.toml") -> JobConfig:
@@ -210,12 +210,12 @@ def _faults_between(values: Mapping[str, Mapping[str, Any]], document: Mapping[s
     if job["repository_secret"] and not re.match(r"https://|ssh://|[\w.@-]+:(?!//)", job["repository"]):
         faults.append("[job] repository_secret: is for a repository with an https or ssh address")
     if cage["trainer_policy"] and cage["mode"] not in ("on", "calls"):
-        why = "without the relay the trainer has no role of its own"
-        faults.append(f'[cage] trainer_policy: needs mode = "on" or "calls": {why}')
+        reason = "without the relay the trainer has no role of its own"
+        faults.append(f'[cage] trainer_policy: needs mode = "on" or "calls": {reason}')
     if machines(job["nodes"]) != (1, 1):
         faults += _machines_faults(values)
-    both = sorted(set(document.get("environment", {})) & set(document.get("secrets", {})))
-    return faults + [f"[secrets] {name}: stands in [environment] too" for name in both]
+    names = sorted(set(document.get("environment", {})) & set(document.get("secrets", {})))
+    return faults + [f"[secrets] {name}: stands in [environment] too" for name in names]
 
 
 def _machines_faults(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -234,21 +234,21 @@ def _machines_faults(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return faults
 
 
-def _value(key: Key, given: Mapping[str, Any]) -> tuple[Any, str]:
-    if key.name not in given:
+def _value(key: Key, values: Mapping[str, Any]) -> tuple[Any, str]:
+    if key.name not in values:
         return (None, "is required") if key.default is REQUIRED else (key.default, "")
-    value = given[key.name]
+    value = values[key.name]
     fault = key.check(value)
     if not fault and not key.ready and value != key.default:
         fault = f"is not supported by this version; leave it out (default {json.dumps(key.default)})"
     return value, fault
 
 
-def _free_faults(table: str, given: Any) -> list[str]:
-    if not isinstance(given, Mapping):
+def _free_faults(table: str, values: Any) -> list[str]:
+    if not isinstance(values, Mapping):
         return [f"{table} must be a table, [{table}]"]
     faults = []
-    for name, value in given.items():
+    for name, value in values.items():
         if not _VARIABLE.fullmatch(name):
             faults.append(f"[{table}] {name!r}: is no name of an environment variable")
         elif name.startswith("SPOTHEAL_"):

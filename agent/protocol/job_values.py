@@ -156,14 +156,15 @@ def mount(value: Any) -> str:
 
 def machine_range(value: Any) -> str:
     match = re.fullmatch(r"(\d{1,3})(?::(\d{1,3}))?", value) if isinstance(value, str) else None
-    least, most = machines(value) if match else (0, 0)
-    return "" if 1 <= least <= most <= MACHINES_MAX else f'must be "1" to "{MACHINES_MAX}", or a range such as "2:4"'
+    minimum, maximum = machines(value) if match else (0, 0)
+    is_range = 1 <= minimum <= maximum <= MACHINES_MAX
+    return "" if is_range else f'must be "1" to "{MACHINES_MAX}", or a range such as "2:4"'
 
 
 def machines(nodes: str) -> tuple[int, int]:
     """The least and the most of `nodes`, "2" or "2:4"."""
-    least, _, most = nodes.partition(":")
-    return int(least), int(most or least)
+    minimum, _, maximum = nodes.partition(":")
+    return int(minimum), int(maximum or minimum)
 
 
 def memory(value: Any) -> str:
@@ -172,7 +173,7 @@ def memory(value: Any) -> str:
 
 def instance_types(value: Any) -> str:
     good = isinstance(value, list) and all(
-        isinstance(one, str) and re.fullmatch(r"[a-z][a-z0-9-]*(\.[a-z0-9-]+)?", one) for one in value
+        isinstance(name, str) and re.fullmatch(r"[a-z][a-z0-9-]*(\.[a-z0-9-]+)?", name) for name in value
     )
     return "" if good else 'must be a list of instance types or families, such as ["g5", "g6.xlarge"]'
 

@@ -47,9 +47,9 @@ JOB_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
-def new_run_id(now: datetime) -> str:
+def new_run_id(moment: datetime) -> str:
     """A ULID: 26 characters that sort by time (48 bits of milliseconds, 80 random bits)."""
-    value = (int(now.timestamp() * 1000) << 80) | secrets.randbits(80)
+    value = (int(moment.timestamp() * 1000) << 80) | secrets.randbits(80)
     return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
 
 
@@ -275,7 +275,8 @@ def dns_suffix(region: str) -> str:
 
 
 def _partition(region: str) -> tuple[str, str]:
-    return next((found for start, found in _PARTITIONS.items() if region.startswith(start)), ("aws", "amazonaws.com"))
+    partitions = (partition for start, partition in _PARTITIONS.items() if region.startswith(start))
+    return next(partitions, ("aws", "amazonaws.com"))
 
 
 # --------------------------------------------------------------------------------------------------------------- ends

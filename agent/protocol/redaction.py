@@ -107,17 +107,17 @@ class Redaction:
 
     def text(self, text: str) -> str:
         """`text` without secrets."""
-        forms, known, short = self._forms, self._known, self._short
+        forms, values, short = self._forms, self._known, self._short
         for form in forms:  # nearly always none is there, and looking for a word is quicker than any pattern
             if form in text:
-                text = known.sub(MARK, text) if known is not None else text
+                text = values.sub(MARK, text) if values is not None else text
                 break
         if short is not None:
             text = short.sub(MARK, text)
         if len(text) < _LOOKS_LENGTH_MIN and "://" not in text:  # most names and values of a document
             return text
-        found = {index for word, index in _WORDS if word in text}
-        for index in sorted(found):
+        indexes = {index for word, index in _WORDS if word in text}
+        for index in sorted(indexes):
             text = _LOOKS[index][1].sub(_LOOKS[index][2], text)
         return text
 
@@ -179,14 +179,14 @@ def looks_secret(text: str) -> bool:
 # ---------------------------------------------------------------------------------------------------------------- forms
 def _parts(value: str) -> set[str]:
     """The value, its lines, and the strings in it where it is a JSON document, as secrets of several fields are."""
-    found = {value.strip()}
+    parts = {value.strip()}
     if "\n" in value.strip():
-        found |= {line.strip() for line in value.splitlines() if len(line.strip()) >= LENGTH_MIN}
+        parts |= {line.strip() for line in value.splitlines() if len(line.strip()) >= LENGTH_MIN}
     if value.lstrip().startswith(("{", "[")):
         with suppress(ValueError, RecursionError):
-            found |= {text for text in _strings(json.loads(value)) if len(text) >= LENGTH_MIN}
-    found = {part for part in found if not _KEY_BEGINS.fullmatch(part) and not _KEY_ENDS.fullmatch(part)}
-    return {part for part in found if len(part) >= SHORT_MIN}
+            parts |= {text for text in _strings(json.loads(value)) if len(text) >= LENGTH_MIN}
+    parts = {part for part in parts if not _KEY_BEGINS.fullmatch(part) and not _KEY_ENDS.fullmatch(part)}
+    return {part for part in parts if len(part) >= SHORT_MIN}
 
 
 def _strings(value: object) -> Iterable[str]:
@@ -199,13 +199,13 @@ def _strings(value: object) -> Iterable[str]:
 
 def _forms(value: str) -> set[str]:
     raw = value.encode("utf-8", "surrogateescape")
-    found = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
-    found |= {quote(value, safe=""), quote(value), quote_plus(value), raw.hex(), raw.hex().upper()}
+    forms = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
+    forms |= {quote(value, safe=""), quote(value), quote_plus(value), raw.hex(), raw.hex().upper()}
     for skipped in range(3):  # in base64 of something longer ("user:TOKEN") it begins at one of three places
         head, tail = b"\0" * skipped + raw, (skipped + len(raw)) % 3
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             text = encode(head).decode().rstrip("=")
             # Characters at both ends also depend on what stands beside it.
-            found.add(text[(0, 2, 3)[skipped] : len(text) - 1 if tail else len(text)])
-    found.add(base64.b64encode(raw).decode())
-    return {form for form in found if len(form) >= LENGTH_MIN}
+            forms.add(text[(0, 2, 3)[skipped] : len(text) - 1 if tail else len(text)])
+    forms.add(base64.b64encode(raw).decode())
+    return {form for form in forms if len(form) >= LENGTH_MIN}

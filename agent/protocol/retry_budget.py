@@ -31,9 +31,9 @@ class Patience:
 
     def is_over(self, error: SpothealError, pause: float = 0.0) -> bool:
         """Whether `error` has been met for too long, or would have been after a `pause`."""
-        now = self._clock.monotonic()
-        self._troubled = now if self._troubled is None else self._troubled
+        moment = self._clock.monotonic()
+        self._troubled = moment if self._troubled is None else self._troubled
         if not isinstance(error, (NotFound, PermissionDenied)):
-            return now - self._troubled + pause >= self._passing
-        self._denied = now if self._denied is None else self._denied
-        return now - self._denied + pause >= self._refused
+            return moment - self._troubled + pause >= self._passing
+        self._denied = moment if self._denied is None else self._denied
+        return moment - self._denied + pause >= self._refused

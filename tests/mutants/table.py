@@ -127,8 +127,8 @@ MUTANTS = (
     Mutant(
         "serial check",
         "agent/machine/host.py",
-        "        if volume and (now := self.find_device(volume, attached_as)) != device:\n",
-        "        if False and (now := self.find_device(volume, attached_as)) != device:\n",
+        "        if volume and (newest := self.find_device(volume, attached_as)) != device:\n",
+        "        if False and (newest := self.find_device(volume, attached_as)) != device:\n",
         ("tests/agent/machine/test_host_programs.py",),
     ),
     Mutant(
@@ -225,8 +225,8 @@ MUTANTS = (
     Mutant(
         "foreign fleet never cancelled",
         "agent/aws/ec2.py",
-        "        found = self.instance(instance)\n        if found is None:\n            raise Retryable(",
-        "        found = next(iter(self._instances([], instance)), None)\n"
+        "        description = self.instance(instance)\n        if description is None:\n            raise Retryable(",
+        "        description = next(iter(self._instances([], instance)), None)\n"
         "        if found is None:\n            raise Retryable(",
         ("tests/agent/life/test_safety.py",),
     ),
@@ -281,8 +281,8 @@ MUTANTS = (
     Mutant(
         "every process of the cage's user is ended",
         "agent/processes/group.py",
-        "    while left := owned_by(account.uid):\n",
-        "    while left := set[int]():\n",
+        "    while survivors := owned_by(account.uid):\n",
+        "    while survivors := set[int]():\n",
         ("tests/agent/cage/test_cage.py::test_what_another_program_started_as_the_user_ends_with_the_trainer_too",),
         quick=False,  # needs root, as the next two do
     ),
@@ -373,7 +373,7 @@ MUTANTS = (
     Mutant(
         "what is fetched is known to the redaction",
         "agent/cage/secrets.py",
-        "        SECRETS.learn([*found.values(), *values.values()])\n",
+        "        SECRETS.learn([*answers.values(), *values.values()])\n",
         "        pass\n",
         ("tests/agent/cage/test_secrets.py::test_secrets_of_both_services_are_fetched_and_known_to_the_redaction",),
         quick=False,
