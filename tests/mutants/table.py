@@ -227,7 +227,7 @@ MUTANTS = (
         "agent/aws/ec2.py",
         "        description = self.instance(instance)\n        if description is None:\n            raise Retryable(",
         "        description = next(iter(self._instances([], instance)), None)\n"
-        "        if found is None:\n            raise Retryable(",
+        "        if description is None:\n            raise Retryable(",
         ("tests/agent/life/test_safety.py",),
     ),
     Mutant(
