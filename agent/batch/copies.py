@@ -115,7 +115,7 @@ class Copies:
 
     def _send_all(self, last: bool, new_results: bool) -> list[Entry] | None:
         """Contents of every file; None where it was given up."""
-        found: list[Entry] = []
+        entries: list[Entry] = []
         seen: list[tuple[Path, os.stat_result]] = []
         for path in files_to_copy(self._folders):
             if self._is_given_up(last):
@@ -128,24 +128,24 @@ class Copies:
                     continue
                 raise Changed(path.name) from None
             if stat.S_ISLNK(status.st_mode):
-                found.append(Entry(self._name(path), link=os.readlink(path)))
+                entries.append(Entry(self._name(path), link=os.readlink(path)))
                 continue
             if why := untrusted_folders.holes(status):
                 self._warn_of_holes(path, why)
                 continue
             if path in (self._folders.metrics_file, _memory(self._folders)):
-                found.append(self._send_as_it_is(path, status))
+                entries.append(self._send_as_it_is(path, status))
                 continue
             if is_result:
                 if (entry := self._send_result(path, status, new_results)) is not None:
-                    found.append(entry)
+                    entries.append(entry)
                 continue
             seen.append((path, status))
-            found.append(self._send(path, status))
+            entries.append(self._send(path, status))
         for path, status in seen:
             if _mark(path) != _mark_of(status):
                 raise Changed(path.name)
-        return found
+        return entries
 
     def _warn_of_holes(self, path: Path, why: str) -> None:
         if path not in self._too_sparse:
@@ -261,11 +261,12 @@ class Copies:
                                   why=str(fault))  # fmt: skip
                 continue
             except OSError as fault:
-                size = sum(one.size for one in entries) / (1 << 30)
+                size = sum(entry.size for entry in entries) / (1 << 30)
                 raise Retryable(f"the checkpoints ({size:.1f} GiB) cannot be read back here: {fault.strerror or fault}",
                                 next_step="hosts whose disk has room for them: their AMI's root volume") from fault
             step = document.get("saved_step")
-            found = Found(key, step if isinstance(step, int) else None, len(entries), sum(one.size for one in entries))
+            size_bytes = sum(entry.size for entry in entries)
+            found = Found(key, step if isinstance(step, int) else None, len(entries), size_bytes)
             self._log.info("read back the checkpoints", copy=key, saved_step=found.saved_step, files=found.files)
             return found
         return None
@@ -338,7 +339,7 @@ def _memory(folders: Folders) -> Path:
 def _entries_of(document: Mapping[str, Any]) -> list[Entry]:
     """ValueError where the manifest is none, or leads out of the run's folder."""
     try:
-        entries = [Entry(**one) for one in document["files"]]
+        entries = [Entry(**fields) for fields in document["files"]]
     except (KeyError, TypeError) as fault:
         raise ValueError(f"its list of files cannot be read: {fault}") from None
     for entry in entries:

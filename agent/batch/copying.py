@@ -80,9 +80,9 @@ class Copying:
 
 def _seen(folder: Path) -> frozenset[tuple[str, int, int]]:
     """Path, size and time of what is there, links among it."""
-    found = set()
-    for below, _, names, here in untrusted_folders.walk(folder):
+    files = set()
+    for below, _, names, descriptor in untrusted_folders.walk(folder):
         for name in names:
-            if (status := untrusted_folders.status_of(here, name)) is not None:
-                found.add((str(folder / below / name), status.st_size, status.st_mtime_ns))
-    return frozenset(found)
+            if (status := untrusted_folders.status_of(descriptor, name)) is not None:
+                files.add((str(folder / below / name), status.st_size, status.st_mtime_ns))
+    return frozenset(files)

@@ -70,8 +70,8 @@ def end_of_sweep(
     missed = [entry.index for entry in entries if entry.ended != "done"]
     reason = f"{len(entries) - len(missed)} of {len(entries)} runs are done"
     if missed:
-        shown = ", ".join(str(index) for index in missed[:10]) + (", …" if len(missed) > 10 else "")
-        reason += f"; failed: {shown}"
+        indices = ", ".join(str(index) for index in missed[:10]) + (", …" if len(missed) > 10 else "")
+        reason += f"; failed: {indices}"
     status = Status(
         store, clock, log, job=config.job.job.name, run=store.url.prefix.rpartition("/")[2], instance=here.instance,
         instance_type=here.instance_type or None, zone=here.zone or None, revision=config.revision,

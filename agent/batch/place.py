@@ -89,7 +89,7 @@ def _task() -> dict[str, Any]:
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(f"{url}/task", timeout=HOST_SECONDS_MAX) as answer:
-            found = json.loads(answer.read(1 << 20))
+            task = json.loads(answer.read(1 << 20))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return task if isinstance(task, dict) else {}

@@ -77,10 +77,10 @@ def ended_at(events: Sequence[Event]) -> datetime | None:
 def dollars(value: Any) -> Decimal | None:
     """A price an hour as AWS or a document of ours writes it; None where it is none."""
     try:
-        found = Decimal(str(value))
+        amount = Decimal(str(value))
     except InvalidOperation:
         return None
-    return found if found.is_finite() and 0 <= found < 100_000 else None
+    return amount if amount.is_finite() and 0 <= amount < 100_000 else None
 
 
 def whole(value: Any) -> int | None:

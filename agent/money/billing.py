@@ -64,8 +64,8 @@ class Bill:
 
     @property
     def exact(self) -> dict[str, Decimal]:
-        volumes = sum((one.dollars for one in self.volumes), Decimal(0))
-        snapshots = sum((one.dollars for one in self.snapshots), Decimal(0))
+        volumes = sum((volume.dollars for volume in self.volumes), Decimal(0))
+        snapshots = sum((snapshot.dollars for snapshot in self.snapshots), Decimal(0))
         return {"spot": self.spot, "on_demand": self.on_demand, "volumes": volumes, "snapshots": snapshots,
                 "root_disks": self.roots, "public_ipv4": self.addresses, "filling": self.filling}  # fmt: skip
 
@@ -83,8 +83,8 @@ class Bill:
         """Dollars an hour that the run costs now: living instances, volume and addresses."""
         living = [stay for stay in self.stays if stay.runs]
         instances = sum((stay.price_now or Decimal(0) for stay in living), Decimal(0))
-        kept = sum((one.month for one in (*self.volumes, *self.snapshots) if one.exists), Decimal(0))
-        return instances + ADDRESS_HOUR * len(living) + kept * 3600 / MONTH_SECONDS
+        monthly = sum((storage.month for storage in (*self.volumes, *self.snapshots) if storage.exists), Decimal(0))
+        return instances + ADDRESS_HOUR * len(living) + monthly * 3600 / MONTH_SECONDS
 
 
 def cents(dollars: Decimal) -> Decimal:
@@ -99,22 +99,23 @@ def about(dollars: Decimal | float) -> str:
 def bill(history: History, since: datetime | None = None) -> Bill:
     """The bill of a run; with `since` of what began after it (the fleets before a --resume are left out)."""
     until = min(history.ended or history.now, history.now)
-    found = [stay for stay in stays(history) if since is None or stay.end > since]
+    machines = [stay for stay in stays(history) if since is None or stay.end > since]
     volumes, snapshots = _volumes(history, until), _snapshots(history, until)
     if since is not None:
-        volumes = tuple(_after(one, since) for one in volumes if one.end > since)
-        snapshots = tuple(_after(one, since) for one in snapshots if one.end > since)
-    roots = sum((_month(stay.root_gib * GIB_MONTH["gp3"], stay.seconds) for stay in found if stay.root_gib), Decimal(0))
+        volumes = tuple(_after(volume, since) for volume in volumes if volume.end > since)
+        snapshots = tuple(_after(snapshot, since) for snapshot in snapshots if snapshot.end > since)
+    disks = (_month(stay.root_gib * GIB_MONTH["gp3"], stay.seconds) for stay in machines if stay.root_gib)
+    roots = sum(disks, Decimal(0))
     return Bill(
-        stays=tuple(found),
+        stays=tuple(machines),
         volumes=volumes,
         snapshots=snapshots,
-        spot=sum((s.dollars for s in found if s.dollars is not None and s.lifecycle == "spot"), Decimal(0)),
-        on_demand=sum((s.dollars for s in found if s.dollars is not None and s.lifecycle != "spot"), Decimal(0)),
-        addresses=ADDRESS_HOUR * sum(stay.seconds for stay in found) / 3600,
+        spot=sum((s.dollars for s in machines if s.dollars is not None and s.lifecycle == "spot"), Decimal(0)),
+        on_demand=sum((s.dollars for s in machines if s.dollars is not None and s.lifecycle != "spot"), Decimal(0)),
+        addresses=ADDRESS_HOUR * sum(stay.seconds for stay in machines) / 3600,
         roots=roots,
         filling=_filling(history, since),
-        unpriced=tuple(stay.instance for stay in found if stay.dollars is None),
+        unpriced=tuple(stay.instance for stay in machines if stay.dollars is None),
         until=until,
     )
 
@@ -123,33 +124,33 @@ def bill(history: History, since: datetime | None = None) -> Bill:
 def _volumes(history: History, until: datetime) -> tuple[Held, ...]:
     """Each from the launch of the instance that made it (the first: from the request) to its deletion, or `until`. One
     that AWS no longer shows, and whose deletion nobody noted, ends with the last sign of the machines that had it."""
-    gone = _deleted(history.events)
+    deletions = _deleted(history.events)
     launched = launch_times(history)
-    found: dict[str, tuple[datetime, Event]] = {}
+    creations: dict[str, tuple[datetime, Event]] = {}
     for event in history.events:
         name, moment = str(event.get("volume") or ""), moment_of(event.get("time"))
-        if event["event"] != "volume" or not name or name in found or moment is None:
+        if event["event"] != "volume" or not name or name in creations or moment is None:
             continue
-        made_by_run = event.get("moved_from") or found
+        made_by_run = event.get("moved_from") or creations
         start = launched.get(str(event.get("instance")), moment) if made_by_run else history.requested_at or moment
-        found[name] = (start, event)
-    held = []
-    for name, (start, event) in found.items():
-        shown = (history.volumes or {}).get(name)
-        disk, zone = shown or _noted(event) or history.disk, str(event.get("zone", ""))
-        is_newest = name == next(reversed(found))
-        is_missing = history.volumes is not None and shown is None and not (is_newest and history.ended)
-        end = gone.get(name) or (min(until, _last_sign(history, name)) if is_missing else until)
-        exists = name not in gone and (shown is not None or history.volumes is None)
-        held.append(_held(name, zone, start, end, disk.size_gib, disk_month(disk), exists))
-    return tuple(held)
+        creations[name] = (start, event)
+    volumes = []
+    for name, (start, event) in creations.items():
+        description = (history.volumes or {}).get(name)
+        disk, zone = description or _noted(event) or history.disk, str(event.get("zone", ""))
+        is_newest = name == next(reversed(creations))
+        is_missing = history.volumes is not None and description is None and not (is_newest and history.ended)
+        end = deletions.get(name) or (min(until, _last_sign(history, name)) if is_missing else until)
+        exists = name not in deletions and (description is not None or history.volumes is None)
+        volumes.append(_held(name, zone, start, end, disk.size_gib, disk_month(disk), exists))
+    return tuple(volumes)
 
 
 def _last_sign(history: History, volume: str) -> datetime:
     """When a machine that had `volume` was last heard of."""
-    holders = {str(one.get("instance")) for one in history.events if one.get("volume") == volume}
-    times = [one.get("time") for one in history.events if one.get("instance") in holders]
-    times += [one.get("heard") for one in history.events if one.get("predecessor") in holders]
+    holders = {str(event.get("instance")) for event in history.events if event.get("volume") == volume}
+    times = [event.get("time") for event in history.events if event.get("instance") in holders]
+    times += [event.get("heard") for event in history.events if event.get("predecessor") in holders]
     beats = [moment for name, moment in history.heard.items() if name in holders]
     return max((*beats, *(moment for moment in map(moment_of, times) if moment)), default=history.now)
 
@@ -185,33 +186,33 @@ def disk_month(disk: Disk) -> Decimal:
 
 def _snapshots(history: History, until: datetime) -> tuple[Held, ...]:
     """Each as if it held everything that was used on the volume then: an upper bound, for they are incremental."""
-    gone = _deleted(history.events)
-    held = []
+    deletions = _deleted(history.events)
+    snapshots = []
     size = history.disk.size_gib
     for event in history.events:
         if event["event"] == "volume":
-            shown = (history.volumes or {}).get(str(event.get("volume"))) or _noted(event)
-            size = size if shown is None else shown.size_gib
+            disk = (history.volumes or {}).get(str(event.get("volume"))) or _noted(event)
+            size = size if disk is None else disk.size_gib
         name, moment = str(event.get("snapshot") or ""), moment_of(event.get("time"))
         if event["event"] not in ("handover", "snapshot") or not name or moment is None:
             continue
         used = whole(event.get("used_gib"))
         gib = size if used is None else used
-        end = gone.get(name) or until
+        end = deletions.get(name) or until
         month = gib * SNAPSHOT_GIB_MONTH
-        held.append(_held(name, str(event.get("zone", "")), moment, end, gib, month, name not in gone))
-    return tuple({one.id: one for one in reversed(held)}.values())[::-1]
+        snapshots.append(_held(name, str(event.get("zone", "")), moment, end, gib, month, name not in deletions))
+    return tuple({snapshot.id: snapshot for snapshot in reversed(snapshots)}.values())[::-1]
 
 
 def _deleted(events: Iterable[Event]) -> dict[str, datetime]:
-    found: dict[str, datetime] = {}
+    deletions: dict[str, datetime] = {}
     for event in events:
         moment = moment_of(event.get("time"))
         if event["event"] == "deleted" and moment is not None:
             for key in ("volumes", "snapshots"):
                 names = event.get(key)
-                found |= dict.fromkeys(map(str, names if isinstance(names, list) else ()), moment)
-    return found
+                deletions |= dict.fromkeys(map(str, names if isinstance(names, list) else ()), moment)
+    return deletions
 
 
 def _held(name: str, zone: str, start: datetime, end: datetime, gib: int, month: Decimal, exists: bool) -> Held:

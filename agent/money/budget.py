@@ -71,14 +71,14 @@ class Prices:
         try:
             if self._lifecycle == "on-demand":
                 return self._note_on_demand()
-            found = self.cloud.spot_prices(self.here.instance_type, self.here.zone, self._since or self._launched(now))
+            prices = self.cloud.spot_prices(self.here.instance_type, self.here.zone, self._since or self._launched(now))
         except SpothealError as error:
             self._say(f"the price of this instance is not known: {error.message}", error)
             return False
-        for since, price in found:
+        for since, price in prices:
             if price != self._last and (self._since is None or since > self._since or not self._last):
                 self._note(price, since)
-        if found:
+        if prices:
             self._since = now
         return bool(self._last)
 
@@ -145,30 +145,30 @@ class Budget:
             known={**self.others(), self.here.instance: self._own(now)},
             disk=self.disk,
         )
-        found = bill(history, since=moment_of(self.requested_at))
-        self._tell_source(found)
-        assumed = [stay for stay in found.stays if stay.dollars is None]
+        total = bill(history, since=moment_of(self.requested_at))
+        self._tell_source(total)
+        assumed = [stay for stay in total.stays if stay.dollars is None]
         hours = sum((Decimal(stay.seconds) for stay in assumed), Decimal(0)) / 3600
         living = sum(1 for stay in assumed if stay.runs)
-        rate = found.rate + ASSUMED_DOLLARS_PER_HOUR * living
-        return sum(found.exact.values(), hours * ASSUMED_DOLLARS_PER_HOUR), rate
+        rate = total.rate + ASSUMED_DOLLARS_PER_HOUR * living
+        return sum(total.exact.values(), hours * ASSUMED_DOLLARS_PER_HOUR), rate
 
     def _own(self, now: datetime) -> Known:
         launched = moment_of(self.here.launched)
         return Known(launched, alive=True, instance_type=self.here.instance_type, zone=self.here.zone)
 
     def _tell_source(self, found: Bill) -> None:
-        own = next((stay for stay in reversed(found.stays) if stay.instance == self.here.instance), None)
-        if own is None or own.price_source == self._told:
+        stay_here = next((stay for stay in reversed(found.stays) if stay.instance == self.here.instance), None)
+        if stay_here is None or stay_here.price_source == self._told:
             return
-        self._told = own.price_source
-        price = own.price_now or ASSUMED_DOLLARS_PER_HOUR
+        self._told = stay_here.price_source
+        price = stay_here.price_now or ASSUMED_DOLLARS_PER_HOUR
         text = {
             "spot": "its spot price",
             "on-demand": "its list price",
             "bound": "an upper bound, for its price is not known: the fleet's maximum, or on-demand",
-        }.get(own.price_source, "assumed, for neither its price nor any bound of it is known")
-        log = self.log.info if own.price_source in ("spot", "on-demand") else self.log.warning
+        }.get(stay_here.price_source, "assumed, for neither its price nor any bound of it is known")
+        log = self.log.info if stay_here.price_source in ("spot", "on-demand") else self.log.warning
         log("limits.dollars counts this instance at", dollars_per_hour=str(price), why=text, limit=str(self.limit))
 
     def reason(self, spent: Decimal) -> str:

@@ -56,13 +56,13 @@ def stays(history: History) -> tuple[Stay, ...]:
     alike: dict[tuple[str, str, str], list[tuple[datetime, Decimal]]] = {}
     for part in parts:
         alike.setdefault(part.kind, []).extend(samples[part.instance, part.start])
-    found = []
+    result = []
     for index, part in enumerate(parts):
         following = next((later.start for later in parts[index + 1 :] if later.start > part.start), None)
         end, ended_by = _end(part, history, following)
         prices, source = _prices(part, samples[part.instance, part.start], alike[part.kind], history)
-        found.append(_stay(part, end, ended_by, prices, source, history))
-    return tuple(found)
+        result.append(_stay(part, end, ended_by, prices, source, history))
+    return tuple(result)
 
 
 def launch_times(history: History) -> dict[str, datetime]:
@@ -89,7 +89,7 @@ class _Part:
 
 
 def _parts(history: History) -> Iterable[_Part]:
-    documents = {str(one.get("instance", "")): one for one in history.launches}
+    documents = {str(launch.get("instance", "")): launch for launch in history.launches}
     names = dict.fromkeys([str(event.get("instance", "")) for event in history.events] + [*documents, *history.known])
     for name in names:
         if not name.startswith("i-"):
@@ -154,8 +154,8 @@ def _end(part: _Part, history: History, following: datetime | None) -> tuple[dat
     if part.last and known.alive:
         return now, ""
     heard = [moment_of(e.get("heard")) for e in history.events if e.get("predecessor") == part.instance]
-    own = [moment_of(event.get("time")) for event in part.events]
-    signs = [moment for moment in (*heard, *own, history.heard.get(part.instance)) if moment] or [part.start]
+    times = [moment_of(event.get("time")) for event in part.events]
+    signs = [moment for moment in (*heard, *times, history.heard.get(part.instance)) if moment] or [part.start]
     alive_until = max(signs) + timedelta(seconds=HEARD_SECONDS)
     if part.last and known.alive is None and following is None and alive_until >= now:
         return now, ""
@@ -168,24 +168,24 @@ def _end(part: _Part, history: History, following: datetime | None) -> tuple[dat
 
 def _last_notice(events: Iterable[Event]) -> tuple[str, datetime] | None:
     """The action and AWS's moment of a notice that was not withdrawn."""
-    found = None
+    notice = None
     for event in events:
         if event["event"] == "notice":
             ends = moment_of(event.get("ends")) or moment_of(event.get("deadline")) or moment_of(event.get("time"))
-            found = None if ends is None else (str(event.get("action", "")), ends)
+            notice = None if ends is None else (str(event.get("action", "")), ends)
         elif event["event"] == "interruption-withdrawn":
-            found = None
-    return found
+            notice = None
+    return notice
 
 
 def _samples(part: _Part) -> Prices:
-    found: Prices = []
+    samples: Prices = []
     for event in part.events:
         if event["event"] == "price":
             moment, price = moment_of(event.get("since") or event.get("time")), dollars(event.get("dollars_per_hour"))
             if moment is not None and price is not None:
-                found.append((max(moment, part.start), price))
-    return sorted(found)
+                samples.append((max(moment, part.start), price))
+    return sorted(samples)
 
 
 def _prices(part: _Part, own: Prices, alike: Prices, history: History) -> tuple[Prices, str]:

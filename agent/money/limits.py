@@ -70,14 +70,14 @@ class Limits:
     def _look_at_hours(self) -> tuple[str, float]:
         if not self.hours or not self.requested_at:
             return "", LOOK_SECONDS_MAX
-        gone = self._seconds_gone()
+        elapsed = self._seconds_gone()
         end, warn = self.hours * 3600, self.hours * 3600 * float(WARN_SHARE)
-        if gone >= end:
+        if elapsed >= end:
             return f"limits.hours = {self.hours:g} is reached", 0.0
-        if gone >= warn:
-            self._tell_once("hours", f"{gone / 3600:.1f} of limits.hours = {self.hours:g} are over")
-            return "", min(LOOK_SECONDS_MAX, end - gone)
-        return "", min(LOOK_SECONDS_MAX, warn - gone)
+        if elapsed >= warn:
+            self._tell_once("hours", f"{elapsed / 3600:.1f} of limits.hours = {self.hours:g} are over")
+            return "", min(LOOK_SECONDS_MAX, end - elapsed)
+        return "", min(LOOK_SECONDS_MAX, warn - elapsed)
 
     def _seconds_gone(self) -> float:
         """Since the request. A wall clock that jumps, or was wrong before the time server was asked, ends no run: what

@@ -70,14 +70,14 @@ class Messenger:
 
     def _tell_one(self, channel: str, send: Callable[[Message], None], message: Message, until: float) -> bool:
         pause = _PAUSE_SECONDS
-        sent = False
+        delivered = False
         while True:
             try:
-                if not sent and self.store.get_bytes(LAYOUT.told(message.mark, channel)) is not None:
+                if not delivered and self.store.get_bytes(LAYOUT.told(message.mark, channel)) is not None:
                     return True
-                if not sent:
+                if not delivered:
                     send(message)
-                    sent = True
+                    delivered = True
                 self.store.put_json(LAYOUT.told(message.mark, channel), {"time": rfc3339(self.clock.now())})
                 self.log.info("told", channel=channel, what=message.event)
                 return True

@@ -73,7 +73,7 @@ def give_back(store: Store, index: int, here: str, clock: Clock) -> bool:
     """
     start = f"{LAYOUT.queue}{index:05d}."
     claims = [key.removeprefix(start) for key in store.keys(start)]
-    number = max((int(what) for what in claims if what.isdigit()), default=0)
+    number = max((int(claim) for claim in claims if claim.isdigit()), default=0)
     if not number or (store.get_json(LAYOUT.queue_claim(index, number)) or {}).get("instance") != here:
         return False
     store.put_json(LAYOUT.queue_back(index, number), {"time": rfc3339(clock.now())})
@@ -91,14 +91,14 @@ class Queue:
     def take(self, cloud: Ec2) -> Taken:
         """The entry that this instance works on now, claimed for it."""
         entries = self.look()
-        left = [entry for entry in entries if not entry.ended]
-        found = choose(left, self._here, self._gone(left, cloud))
-        if not found and left:
-            found = choose(left, self._here, (), self._silent(left))
-        for entry in found:
+        open_entries = [entry for entry in entries if not entry.ended]
+        choices = choose(open_entries, self._here, self._gone(open_entries, cloud))
+        if not choices and open_entries:
+            choices = choose(open_entries, self._here, (), self._silent(open_entries))
+        for entry in choices:
             if (entry.claims and entry.holder == self._here) or self._claim(entry):
-                return Taken(entry.index, len(left))
-        return Taken(None, len(left))
+                return Taken(entry.index, len(open_entries))
+        return Taken(None, len(open_entries))
 
     def ends(self) -> list[Entry]:
         """As `look`, without who holds those that are not over: no claim is read."""
@@ -120,13 +120,13 @@ class Queue:
                 claims[index] = max(claims.get(index, 0), int(match.group(2)))
             else:
                 ended[index] = match.group(2)
-        found = []
+        result = []
         for index in range(self._count):
             number = claims.get(index, 0)
             read = holders and number and index not in ended and (index, number) not in back
             holder, since = self._holder(index, number) if read else ("", "")
-            found.append(Entry(index, number, holder, since, ended.get(index, "")))
-        return found
+            result.append(Entry(index, number, holder, since, ended.get(index, "")))
+        return result
 
     def end(self, index: int, phase: Phase, reason: str) -> None:
         """The run of an entry is over: nobody takes it again."""
@@ -134,7 +134,7 @@ class Queue:
         self._store.put_json(LAYOUT.queue_ended(index, phase is Phase.DONE), body)
 
     def has_ended(self, index: int) -> bool:
-        return any(LAYOUT.queue_ended(index, done) in self._store.keys(f"queue/{index:05d}.") for done in (True, False))
+        return any(LAYOUT.queue_ended(index, won) in self._store.keys(f"queue/{index:05d}.") for won in (True, False))
 
     # ---------------------------------------------------------------------------------------------------------- inside
     def _claim(self, entry: Entry) -> bool:
@@ -164,14 +164,14 @@ class Queue:
 
     def _silent(self, entries: list[Entry]) -> set[int]:
         """Entries whose holder has not written its heartbeat: asked for by an instance that has nothing else to do."""
-        found = set()
+        indices = set()
         for entry in entries:
             if not entry.holder or self._age(entry.since) < SILENT_SECONDS:
                 continue
             status = self._store.get_json(f"{LAYOUT.entry(entry.index)}/{LAYOUT.status}") or {}
             if self._age(str(status.get("heartbeat") or entry.since)) > SILENT_SECONDS:
-                found.add(entry.index)
-        return found
+                indices.add(entry.index)
+        return indices
 
     def _age(self, time: str) -> float:
         try:

@@ -36,27 +36,28 @@ def delete(cloud: Ec2, config: InstanceConfig, instance: str, clock: Clock) -> s
 
     Also under a notice: it takes seconds, and nobody else would do it.
     """
-    began = clock.monotonic()
+    start = clock.monotonic()
     while True:
         try:
-            left = [one for one in cloud.volumes_of_run(config.run) if one.state not in ("deleting", "deleted")]
+            all_volumes = cloud.volumes_of_run(config.run)
+            volumes = [volume for volume in all_volumes if volume.state not in ("deleting", "deleted")]
             # The role may delete only what bears this mark; the volume of a run that is done bears another.
-            if unmarked := [one.id for one in left if one.tags.get(TAG_STATE) != _NOT_NEEDED]:
+            if unmarked := [volume.id for volume in volumes if volume.tags.get(TAG_STATE) != _NOT_NEEDED]:
                 cloud.tag(unmarked, {TAG_STATE: _NOT_NEEDED})
-            for volume in left:
+            for volume in volumes:
                 if any(attachment.instance == instance for attachment in volume.attachments):
                     cloud.detach(volume.id, instance)
                 elif not volume.attachments:
                     cloud.delete_volume(volume.id)
-            if not left:
+            if not volumes:
                 for snapshot in cloud.snapshots_of_run(config.run):
                     cloud.delete_snapshot(snapshot.id)
                 return ""
-            why = f"{', '.join(one.id for one in left)} cannot be deleted yet"
+            reason = f"{', '.join(volume.id for volume in volumes)} cannot be deleted yet"
         except (Retryable, NotFound) as error:  # a describe may still show what is gone
-            why = error.message
+            reason = error.message
         except SpothealError as error:
             return error.message
-        if clock.monotonic() - began > DELETE_SECONDS_MAX:
-            return why
+        if clock.monotonic() - start > DELETE_SECONDS_MAX:
+            return reason
         clock.sleep(_LOOK_SECONDS)

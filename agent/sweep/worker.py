@@ -133,16 +133,16 @@ class Worker:
         launch = Launch.count(self._store, self._here, self._clock, self._config.requested_at)
         launch.note(outcome="training", acknowledged=True)  # a machine that comes so far is no failed boot
         while not self._world.asked_to_stop.is_set():
-            taken = self._take()
-            if taken.entry is not None:
+            turn = self._take()
+            if turn.entry is not None:
                 self._idle_since = None
-                code = self._run_entry(taken.entry)
-                if not self._queue.has_ended(taken.entry):
+                code = self._run_entry(turn.entry)
+                if not self._queue.has_ended(turn.entry):
                     return code
-            elif not taken.left:
+            elif not turn.left:
                 self._end_sweep()
                 return ExitCode.OK
-            elif self._has_idled() and self._go(taken.left):
+            elif self._has_idled() and self._go(turn.left):
                 return ExitCode.OK
             else:
                 self._clock.sleep(_LOOK_SECONDS, until=self._world.asked_to_stop)
@@ -181,13 +181,13 @@ class Worker:
         code = self._live(config, replace(self._world, logs=logs), EntryLife)
         status = store.read_status() or {}
         phase = str(status.get("phase") or "")
-        if phase in {one.value for one in Phase if one.is_end}:
+        if phase in {phase_end.value for phase_end in Phase if phase_end.is_end}:
             self._queue.end(index, Phase(phase), str(status.get("reason") or ""))
         return code
 
     def _make_volume(self, config: InstanceConfig, store: Store) -> str:
         """"" where the run has its volume, else why it cannot be made. Interrupted where this machine stops."""
-        began, told = self._clock.monotonic(), ""
+        start, message = self._clock.monotonic(), ""
         patience = Patience(self._clock, VOLUME_SECONDS_MAX)
         while True:
             try:
@@ -203,11 +203,11 @@ class Worker:
                 return str(error)
             except SpothealError as error:
                 seconds_max = SNAPSHOT_SECONDS_MAX if isinstance(error, NotFound) else VOLUME_SECONDS_MAX
-                if self._clock.monotonic() - began > seconds_max:
+                if self._clock.monotonic() - start > seconds_max:
                     return f"its volume could not be made in {seconds_max / 60:.0f} min: {error}"
-                if error.message != told:
+                if error.message != message:
                     self._log.warning("the run's volume is not made yet; trying again", error=error.message)
-                    told = error.message
+                    message = error.message
             if self._clock.sleep(_RETRY_SECONDS, until=self._world.asked_to_stop):
                 raise Interrupted("this machine goes away")
 
@@ -267,8 +267,8 @@ class Worker:
         missed = [entry.index for entry in entries if entry.ended != "done"]
         reason = f"{len(entries) - len(missed)} of {len(entries)} runs are done"
         if missed:
-            shown = ", ".join(str(index) for index in missed[:10]) + (", …" if len(missed) > 10 else "")
-            reason += f"; failed: {shown}"
+            indices = ", ".join(str(index) for index in missed[:10]) + (", …" if len(missed) > 10 else "")
+            reason += f"; failed: {indices}"
         end = End(Phase.FAILED if missed else Phase.DONE, reason)
         self._log.info("the sweep is over", phase=end.phase.value, reason=reason)
         here, status = self._here, self._status(self._store, self._config.run)

@@ -132,8 +132,8 @@ def _wait(action: Wait, ctx: Context) -> None:
     until = ctx.clock.monotonic() + action.seconds
     if action.snapshot is not None:
         return _await_snapshot(action.snapshot, until, ctx)
-    while (left := until - ctx.clock.monotonic()) > 0:
-        step = left if action.device_of is None else min(left, _DEVICE_LOOK_SECONDS)
+    while (remaining_seconds := until - ctx.clock.monotonic()) > 0:
+        step = remaining_seconds if action.device_of is None else min(remaining_seconds, _DEVICE_LOOK_SECONDS)
         if ctx.clock.sleep(step, until=ctx.stop):
             return
         volume = action.device_of
@@ -196,18 +196,18 @@ def _make_room(volume: str, ctx: Context) -> None:
 
 def _attach(volume: str, ctx: Context) -> None:
     """As the first device name that is free; the kernel's own name for it is another matter."""
-    taken: SpothealError | None = None
+    device_error: SpothealError | None = None
     for name in DEVICE_NAMES[ctx.memory.device_letter :]:
         try:
             ctx.ec2.attach(volume, ctx.desired.instance, name)
         except DeviceNameTaken as error:
-            taken = error
+            device_error = error
             ctx.memory.device_letter += 1
             continue
         ctx.ask("attach", volume)
         return
     ctx.memory.device_letter = 0
-    raise Retryable(f"no device name is free for {volume}") from taken
+    raise Retryable(f"no device name is free for {volume}") from device_error
 
 
 def _name_of(volume: str, ctx: Context) -> str:

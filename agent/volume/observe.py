@@ -53,7 +53,7 @@ def observe(ctx: Context) -> Observed:
     released_by = claim.instance if claim is not None and claim.number in released and not dead else ""
     snapshots = _snapshots(ctx, source, released_by)
     status = _status(ctx, claim, source, known, others)
-    absent = {each: ctx.memory.watch.seconds("absent", each) for each in others if each not in known}
+    absent = {name: ctx.memory.watch.seconds("absent", name) for name in others if name not in known}
     silent = {}
     for other in others:
         seconds = _silent(ctx, other, claim, status)
@@ -218,8 +218,8 @@ def _volumes(ctx: Context) -> tuple[Volume, ...]:
 
 def _others(ctx: Context, claim: Claim | None, volumes: tuple[Volume, ...]) -> frozenset[str]:
     """Instances that hold something we may want."""
-    found = {a.instance for volume in volumes for a in volume.attachments if a.state in HELD_STATES}
-    return frozenset(found | ({claim.instance} if claim is not None else set())) - {ctx.desired.instance}
+    holders = {a.instance for volume in volumes for a in volume.attachments if a.state in HELD_STATES}
+    return frozenset(holders | ({claim.instance} if claim is not None else set())) - {ctx.desired.instance}
 
 
 def _is_here(ctx: Context, source: Source) -> bool:
@@ -251,10 +251,10 @@ def _asked_snapshot(ctx: Context, source: Source | None, snapshots: tuple[Snapsh
 
 
 def _asked_copy(ctx: Context, volumes: tuple[Volume, ...]) -> str | None:
-    made = ctx.memory.copy
-    if made is None or not ctx.recently("copy", made, 2 * DESCRIBE_LAG_SECONDS):
+    copy_id = ctx.memory.copy
+    if copy_id is None or not ctx.recently("copy", copy_id, 2 * DESCRIBE_LAG_SECONDS):
         return None
-    return None if any(volume.id == made for volume in volumes) else made
+    return None if any(volume.id == copy_id for volume in volumes) else copy_id
 
 
 def _dead_copies(volumes: tuple[Volume, ...], claim: Claim | None, zone: str) -> int:
@@ -303,7 +303,7 @@ def _with_host(ctx: Context, seen: Observed) -> Observed:
 
 def _devices(ctx: Context, volumes: tuple[Volume, ...], mounted: str | None) -> dict[str, DeviceSeen]:
     """The run's volumes that this machine has as disks."""
-    found = {}
+    devices = {}
     for volume in volumes:
         attached_as = next((a.device for a in volume.attachments if a.instance == ctx.desired.instance), "")
         if volume.zone != ctx.desired.zone:
@@ -313,5 +313,5 @@ def _devices(ctx: Context, volumes: tuple[Volume, ...], mounted: str | None) -> 
             continue
         filesystem = "" if path == mounted else ctx.host.filesystem(path)
         blank = path != mounted and not filesystem and ctx.host.is_blank(path)
-        found[volume.id] = DeviceSeen(path, filesystem, blank)
-    return found
+        devices[volume.id] = DeviceSeen(path, filesystem, blank)
+    return devices

@@ -280,22 +280,22 @@ def _held_by(volume: Volume, instance: str) -> bool:
 def _free(desired: Desired, seen: Observed, volume: Volume) -> Action | None:
     """What must happen before nobody else has `volume`, or None. A living holder is waited for, never robbed."""
     for attachment in volume.attachments:
-        other = attachment.instance
-        if other == desired.instance or attachment.state not in HELD_STATES:
+        holder = attachment.instance
+        if holder == desired.instance or attachment.state not in HELD_STATES:
             continue
-        state, since = seen.instance_state(other), seen.attached_for.get((volume.id, other), 0.0)
-        why = f"{volume.id} is {attachment.state} at {other}, which is {state}"
+        state, since = seen.instance_state(holder), seen.attached_for.get((volume.id, holder), 0.0)
+        why = f"{volume.id} is {attachment.state} at {holder}, which is {state}"
         if state == "stopped" and attachment.state != "detaching":
-            return DetachFrom(volume.id, other, why)
-        if state in DEAD_STATES or (state == "absent" and _is_long_gone(seen, other)):
+            return DetachFrom(volume.id, holder, why)
+        if state in DEAD_STATES or (state == "absent" and _is_long_gone(seen, holder)):
             # A terminated instance's volumes come free by themselves, within seconds. By force only from the dead: a
             # detach that was asked for at a stopped instance can be stuck for ever.
             if since >= STUCK_SECONDS:
-                return DetachFrom(volume.id, other, why, force=since >= FORCE_SECONDS)
-            return _held(why, other)
-        if state != "absent" and not _is_ours(desired, seen, seen.known[other]):
-            return _await_foreign(f"{why} and not of this run", volume.id, other, since)
-        return _await_release(seen, other, f"{other} has {volume.id} ({attachment.state})")
+                return DetachFrom(volume.id, holder, why, force=since >= FORCE_SECONDS)
+            return _held(why, holder)
+        if state != "absent" and not _is_ours(desired, seen, seen.known[holder]):
+            return _await_foreign(f"{why} and not of this run", volume.id, holder, since)
+        return _await_release(seen, holder, f"{holder} has {volume.id} ({attachment.state})")
     return None
 
 
@@ -322,14 +322,16 @@ def _attach(desired: Desired, seen: Observed, target: Volume, attached: bool) ->
     blocked = _free(desired, seen, target)
     if blocked is not None:
         return blocked
-    own = next((a for a in target.attachments if a.instance == desired.instance and a.state in HELD_STATES), None)
-    if own is not None:
+    attachments_here = (a for a in target.attachments if a.instance == desired.instance)
+    attachment = next((a for a in attachments_here if a.state in HELD_STATES), None)
+    if attachment is not None:
         since = seen.attached_for.get((target.id, desired.instance), 0.0)
-        if own.state in ("detaching", "busy"):
+        if attachment.state in ("detaching", "busy"):
             if since >= STUCK_SECONDS:
                 # Nobody is robbed: it is attached to us, and we have nothing mounted.
                 force = since >= FORCE_SECONDS and seen.mounted is None
-                return DetachFrom(target.id, desired.instance, f"{own.state} has been stuck for {since:.0f} s", force)
+                why = f"{attachment.state} has been stuck for {since:.0f} s"
+                return DetachFrom(target.id, desired.instance, why, force)
             return _held(f"{target.id} is being detached from here", desired.instance)
         return None
     if attached or target.id in seen.attach_asked:
@@ -343,9 +345,10 @@ def _attach(desired: Desired, seen: Observed, target: Volume, attached: bool) ->
 
 def _await_device(desired: Desired, seen: Observed, target: Volume) -> Action:
     since = seen.attached_for.get((target.id, desired.instance), 0.0)
-    own = next((a for a in target.attachments if a.instance == desired.instance), None)
-    if since >= STUCK_SECONDS and own is not None:
-        return DetachFrom(target.id, desired.instance, f"{own.state} for {since:.0f} s and no device has appeared")
+    attachment = next((a for a in target.attachments if a.instance == desired.instance), None)
+    if since >= STUCK_SECONDS and attachment is not None:
+        why = f"{attachment.state} for {since:.0f} s and no device has appeared"
+        return DetachFrom(target.id, desired.instance, why)
     return Wait(f"{target.id} has no device yet", f"device of {target.id}", 3600.0, device_of=target.id)
 
 

@@ -65,13 +65,13 @@ def read_device(device: str, record: str, reader: Reader) -> None:
     """Without the page cache, which is not the one that a file is read from. OSError, ValueError without a record."""
     with open(record, encoding="utf-8") as file:
         text = file.read(_RECORD_BYTES_MAX + 1)
-    descriptor = os.open(device, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    fd = os.open(device, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     try:
-        extents = recorded(text, os.lseek(descriptor, 0, os.SEEK_END))
+        extents = recorded(text, os.lseek(fd, 0, os.SEEK_END))
         places = (place for offset, size in extents for place in range(offset, offset + size, BLOCK_BYTES))
-        reader.all_of([partial(reader.read_block, descriptor, place) for place in places])
+        reader.all_of([partial(reader.read_block, fd, place) for place in places])
     finally:
-        os.close(descriptor)
+        os.close(fd)
 
 
 def recorded(text: str, device_bytes: int) -> list[Extent]:
@@ -93,11 +93,11 @@ def _is_within(row: object, device_bytes: int) -> bool:
 
 def bounded(extents: Iterable[Extent]) -> list[Extent]:
     """The first of them, `EXTENTS_BYTES_MAX` in all."""
-    left, found = EXTENTS_BYTES_MAX, []
+    bytes_left, found = EXTENTS_BYTES_MAX, []
     for offset, size in extents:
-        if size > left:
+        if size > bytes_left:
             break
-        left -= size
+        bytes_left -= size
         found.append((offset, size))
     return found
 
@@ -115,9 +115,9 @@ def _by_folder(files: Iterable[str]) -> Iterable[tuple[str, list[str]]]:
 
 def newest(folder: Path, prefix: str = "") -> str:
     """The name of what was changed last in `folder`; "" if there is nothing that a trainer would load."""
-    with contextlib.suppress(OSError), untrusted_folders.folder(folder) as here, os.scandir(here) as entries:
-        found = [e for e in entries if e.name.startswith(prefix) and e.name[0] != "." and not e.is_symlink()]
-        return max(found, key=lambda e: e.stat(follow_symlinks=False).st_mtime).name if found else ""
+    with contextlib.suppress(OSError), untrusted_folders.folder(folder) as fd, os.scandir(fd) as entries:
+        candidates = [e for e in entries if e.name.startswith(prefix) and e.name[0] != "." and not e.is_symlink()]
+        return max(candidates, key=lambda e: e.stat(follow_symlinks=False).st_mtime).name if candidates else ""
     return ""
 
 
@@ -148,31 +148,31 @@ class Reader:
             os.preadv(device, [room], offset)
 
     def look(self, top: Path, below: str, names: Iterable[str]) -> None:
-        with untrusted_folders.folder(top, below) as here:
+        with untrusted_folders.folder(top, below) as fd:
             for name in names:
-                untrusted_folders.status_of(here, name)
+                untrusted_folders.status_of(fd, name)
 
     def walk(self, top: Path, below: str) -> None:
-        with untrusted_folders.folder(top, below) as here, os.scandir(here) as entries:
+        with untrusted_folders.folder(top, below) as fd, os.scandir(fd) as entries:
             for entry in entries:
                 work = self.walk if entry.is_dir(follow_symlinks=False) else self.read
                 self._tasks.put(partial(work, top, os.path.join(below, entry.name)))
 
     def read(self, top: Path, path: str) -> None:
-        with untrusted_folders.file(top, path) as here:
-            size = os.fstat(here).st_size
+        with untrusted_folders.file(top, path) as fd:
+            size = os.fstat(fd).st_size
             with self._lock:
                 if size > self._left:
                     return
                 self._left -= size
-            os.pread(here, CHUNK_BYTES, 0)
+            os.pread(fd, CHUNK_BYTES, 0)
         for offset in range(CHUNK_BYTES, size, CHUNK_BYTES):
             self._tasks.put(partial(_read_at, top, path, offset))
 
 
 def _read_at(top: Path, path: str, offset: int) -> None:
-    with untrusted_folders.file(top, path) as here:
-        os.pread(here, CHUNK_BYTES, offset)
+    with untrusted_folders.file(top, path) as fd:
+        os.pread(fd, CHUNK_BYTES, offset)
 
 
 if __name__ == "__main__":

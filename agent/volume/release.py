@@ -39,14 +39,14 @@ def create_handover(ctx: Context, held: Writer, saved_step: int | None) -> str:
     if not ctx.memory.releasing:
         ctx.memory.releasing = True
         ctx.beside(lambda: _mark_released(ctx, held.term))
-    asked = ctx.clock.monotonic()
+    start = ctx.clock.monotonic()
     snapshot, made = _own_handover(ctx, held), ctx.memory.handover
     if snapshot is not None:
         return snapshot
     if not made:
         tags = snapshot_tags(ctx, Purpose.HANDOVER, held.term, saved_step)
         made = ctx.memory.handover = ctx.ec2.create_snapshot(held.volume, tags).id
-    while ctx.clock.monotonic() - asked < LISTED_SECONDS_MAX:
+    while ctx.clock.monotonic() - start < LISTED_SECONDS_MAX:
         try:
             snapshot = _own_handover(ctx, held)
             if snapshot is not None:
@@ -61,16 +61,16 @@ def create_handover(ctx: Context, held: Writer, saved_step: int | None) -> str:
 def _mark_released(ctx: Context, term: int) -> None:
     """Tried until the store has it; this machine is about to end, and the thread with it. A fault is told once: the
     try after it comes a second later."""
-    began, told = ctx.clock.monotonic(), ""
+    start, message = ctx.clock.monotonic(), ""
     while True:
         try:
             ctx.store.put_json(LAYOUT.released(term), {"instance": ctx.desired.instance})
             return
         except SpothealError as error:
-            if error.message != told:
+            if error.message != message:
                 ctx.log.warning("the store does not know yet that the term is released", term=term, error=error.message)
-            told = error.message
-        if ctx.clock.monotonic() - began > RELEASE_SECONDS_MAX:
+            message = error.message
+        if ctx.clock.monotonic() - start > RELEASE_SECONDS_MAX:
             return
         ctx.clock.sleep(_LOOK_SECONDS)
 
@@ -82,7 +82,7 @@ def _has_failed(ctx: Context, snapshot: str) -> bool:
 
 def _own_handover(ctx: Context, held: Writer) -> str | None:
     """This term's handover, should it exist: CreateSnapshot takes no token, so a lost reply is found by tags."""
-    found = [
+    snapshots = [
         snapshot.id
         for snapshot in ctx.ec2.snapshots_of_run(ctx.desired.run)
         if snapshot.volume == held.volume
@@ -90,7 +90,7 @@ def _own_handover(ctx: Context, held: Writer) -> str | None:
         and snapshot.tags.get(TAG_PURPOSE) == Purpose.HANDOVER.value
         and snapshot.state != "error"
     ]
-    return min(found, default=None)
+    return min(snapshots, default=None)
 
 
 def create_base(ctx: Context, held: Writer, saved_step: int | None, *, first: bool = False) -> str:
@@ -100,10 +100,10 @@ def create_base(ctx: Context, held: Writer, saved_step: int | None, *, first: bo
     Conflict where it might stand in the way of the handover: while EC2 works on as many snapshots of a volume as it
     allows (EBS quotas: five, of an HDD volume one) it refuses the next, for hours where the first copies a whole disk.
     """
-    seen = ctx.ec2.snapshots_of_run(ctx.desired.run)
-    if first and any(snapshot.state != "error" for snapshot in seen):
+    snapshots = ctx.ec2.snapshots_of_run(ctx.desired.run)
+    if first and any(snapshot.state != "error" for snapshot in snapshots):
         return ""
-    pending = [snapshot.id for snapshot in seen if snapshot.volume == held.volume and snapshot.state == "pending"]
+    pending = [snapshot.id for snapshot in snapshots if snapshot.volume == held.volume and snapshot.state == "pending"]
     if pending:
         raise Conflict(f"{', '.join(pending)} of {held.volume} is not completed yet")
     volume = ctx.ec2.volume(held.volume)
@@ -128,8 +128,8 @@ def leave(ctx: Context) -> None:
     Nothing was written by a trainer in this term, so the snapshots of before stay good. Tried for ten seconds; what
     fails is put right by the end of this machine.
     """
-    began = ctx.clock.monotonic()
-    while ctx.clock.monotonic() - began < _LEAVE_SECONDS:
+    start = ctx.clock.monotonic()
+    while ctx.clock.monotonic() - start < _LEAVE_SECONDS:
         try:
             volumes = ctx.ec2.volumes_of_run(ctx.desired.run)
             me = ctx.desired.instance

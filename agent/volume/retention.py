@@ -67,8 +67,8 @@ def _free_stranded(ctx: Context, held: Writer, volumes: tuple[Volume, ...]) -> N
     stranded = [(v.id, a.instance, a.state) for v in volumes if _is_superseded(v, held) for a in v.attachments]
     if not stranded:
         return
-    found = ctx.ec2.instances(instance for _, instance, _ in stranded)
-    free = {instance.id for instance in found if instance.state in DEAD_STATES} | {ctx.desired.instance}
+    instances = ctx.ec2.instances(instance for _, instance, _ in stranded)
+    free = {instance.id for instance in instances if instance.state in DEAD_STATES} | {ctx.desired.instance}
     for volume, instance, state in stranded:
         if instance in free:
             ctx.ec2.detach(volume, instance, force=state == "detaching")

@@ -106,8 +106,8 @@ def source_of(holds: Mapping[int, str], volumes: tuple[Volume, ...]) -> Source |
     best = min(current, key=lambda volume: (-term_of(volume), volume.id), default=None)
     writer = max(holds, default=0)
     if writer and (best is None or term_of(best) <= writer):
-        found = next((volume for volume in alive if volume.id == holds[writer]), None)
-        return Source(holds[writer], found, writer)
+        volume_of_writer = next((volume for volume in alive if volume.id == holds[writer]), None)
+        return Source(holds[writer], volume_of_writer, writer)
     if best is not None:
         return Source(best.id, best, term_of(best))
     fresh = min((v for v in alive if state_of(v) == VolumeState.NEW.value), key=lambda v: v.id, default=None)

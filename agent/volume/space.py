@@ -32,15 +32,15 @@ def grown(top: Path, since: float, stop: Stop) -> list[dict[str, Any]]:
     A folder is one of the volume's, or one of the working copy's own. Ends early at `stop`: a folder that is being read
     keeps the volume busy.
     """
-    found: Counter[str] = Counter()
+    bytes_by_folder: Counter[str] = Counter()
     for path, status in untrusted_folders.files(top):
         if stop.is_set():
             break
         parts = Path(path).parts[:-1]
         folder = "/".join(parts[: 2 if parts[:1] == ("working-copy",) else 1])
         if status.st_mtime >= since:
-            found[folder] += status.st_blocks * 512
-    return [{"folder": folder, "bytes": size} for folder, size in found.most_common(_SHOWN) if size]
+            bytes_by_folder[folder] += status.st_blocks * 512
+    return [{"folder": folder, "bytes": size} for folder, size in bytes_by_folder.most_common(_SHOWN) if size]
 
 
 class SpaceWatch:

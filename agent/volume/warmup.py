@@ -151,7 +151,7 @@ def _within(files: Iterable[Path], ended: threading.Event) -> list[Path]:
 def _size_of(file: Path) -> int | None:
     """None for what is no regular file."""
     try:
-        seen = file.lstat()
+        status = file.lstat()
     except OSError:
         return None
-    return seen.st_size if stat.S_ISREG(seen.st_mode) else None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None

@@ -162,8 +162,8 @@ MUTANTS = (
     Mutant(
         "living holder never forced",
         PLAN,
-        '        return _await_release(seen, other, f"{other} has {volume.id} ({attachment.state})")\n',
-        "        return DetachFrom(volume.id, other, why, True)\n",
+        '        return _await_release(seen, holder, f"{holder} has {volume.id} ({attachment.state})")\n',
+        "        return DetachFrom(volume.id, holder, why, True)\n",
         PLAN_TESTS,
     ),
     Mutant(
