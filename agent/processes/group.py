@@ -37,12 +37,16 @@ _UMASK = 0o022
 # starting and registering one step for whoever reads the process table.
 _RUNNING: set[int] = set()
 _RUNNING_LOCK = threading.Lock()
+# No process has this user. The killer keeps it as its real and saved user, so that the trainer's processes may not
+# signal it: one that waited for it stopped it before it killed, and outlived the cage. Source: kill(2), "NOTES".
+_NO_USER = 2**32 - 3
 _KILL_ALL = (
     "import os, sys\n"
+    "user, no_user = map(int, sys.argv[1:])\n"
     "os.setgroups([])\n"
-    "os.setgid(int(sys.argv[2]))\n"
-    "os.setuid(int(sys.argv[1]))\n"
-    "if os.getuid() == os.geteuid() == int(sys.argv[1]) != 0:\n"
+    "os.setresgid(no_user, no_user, no_user)\n"
+    "os.setresuid(no_user, user, no_user)\n"
+    "if os.getresuid() == (no_user, user, no_user) and user != 0:\n"
     "    os.kill(-1, 9)\n"
 )
 _Started = tuple[subprocess.Popen[bytes], int | None]  # and the descriptor where refused calls of a cage are answered
@@ -326,7 +330,7 @@ def end_all_of(account: Account, clock: Clock, seconds: float = 5.0) -> list[int
     while survivors := owned_by(account.uid):
         try:
             subprocess.run(
-                [sys.executable, "-I", "-S", "-c", _KILL_ALL, str(account.uid), str(account.gid)],
+                [sys.executable, "-I", "-S", "-c", _KILL_ALL, str(account.uid), str(_NO_USER)],
                 stdin=subprocess.DEVNULL,
                 check=False,
                 timeout=seconds,

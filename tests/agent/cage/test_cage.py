@@ -268,6 +268,42 @@ def test_no_grandchild_outlives_the_trainer_whatever_it_does_to_hide(account: Ac
     assert owned_by(account.uid) == set()
 
 
+# Waits for whoever is about to kill it, and stops that at the moment at which it is of its own user.
+STOPS_ITS_KILLER = """
+import os, signal
+def killers():
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                if b"os.kill(-1, 9)" in file.read():
+                    yield int(pid)
+        except OSError:
+            continue
+open("seen", "w").close()
+while True:
+    for pid in killers():
+        while True:
+            try:
+                os.kill(pid, signal.SIGSTOP)
+                open("stopped", "w").close()
+            except PermissionError:
+                continue
+            except ProcessLookupError:
+                pass
+            break
+"""
+
+
+@root_only
+def test_no_process_of_the_trainer_stops_the_one_that_kills_it(account: Account, place: Path) -> None:
+    (place / "work/stops.py").write_text(STOPS_ITS_KILLER)
+    start = "for n in 1 2; do setsid /usr/bin/python3 stops.py & done; until test -e seen; do sleep 0.05; done"
+    for _ in range(3):
+        run(account, place, start, mark=True)
+        assert not (place / "work/stopped").exists()
+        assert owned_by(account.uid) == set()
+
+
 @root_only
 def test_what_a_git_or_a_setup_command_left_behind_ends_with_the_cage(account: Account, place: Path) -> None:
     (place / "work/seen").touch()
