@@ -46,6 +46,7 @@ _KEPT_FLAGS = {
     "nodiratime": _MS_NODIRATIME, "relatime": _MS_RELATIME,
 }  # fmt: skip
 _KERNELS_OWN = ("/proc", "/dev")  # rights decide there, and a trainer needs its own part of both
+_QUEUES = "/dev/mqueue"  # its files are the message queues of the IPC namespace in which it was mounted
 _GONE = (errno.ENOENT, errno.EINVAL, errno.ESTALE, errno.EACCES)  # mounts that went meanwhile, or were hidden
 
 
@@ -142,6 +143,8 @@ def _enclose(sandbox: dict[str, Any]) -> None:
         if os.path.isdir(place) and not os.path.islink(place):
             _mount("tmpfs", place, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777")
             open_here.append(place)
+    if _QUEUES in mounted:
+        _mount("mqueue", _QUEUES, "mqueue", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     for path in sandbox["hidden"]:
         _hide(path)
     for place in dict.fromkeys(os.path.realpath(place) for place in sandbox["emptied"]):

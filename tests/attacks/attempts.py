@@ -553,6 +553,11 @@ def a_message_queue_of_another(targets: dict[str, Any]) -> Any:
     return libc("mq_open", targets["queue"].encode(), os.O_RDWR)
 
 
+@attempt("ENOENT")
+def a_message_queue_of_another_by_its_file(targets: dict[str, Any]) -> Any:
+    return os.open("/dev/mqueue" + targets["queue"], os.O_RDONLY)
+
+
 # ------------------------------------------------------------------------------------------------------ other processes
 @attempt("EPERM")
 def ptrace_of_the_agent(targets: dict[str, Any]) -> Any:

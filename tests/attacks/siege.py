@@ -4,11 +4,13 @@ has the addresses of the metadata service; prints what came of each attempt as J
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,6 +32,7 @@ from spotheal.agent.protocol.names import StoreUrl
 
 PYTHON = "/usr/bin/python3"
 SHARED_MEMORY = 0x5B07
+QUEUES = Path("/dev/mqueue")
 SECONDS_MAX = 60.0
 
 
@@ -96,6 +99,13 @@ def services() -> None:
         threading.Thread(target=kind((address, port), Service).serve_forever, daemon=True).start()
 
 
+def show_queues() -> None:
+    """Their files, as systemd mounts them; `ip netns exec` has made the mounts our own."""
+    QUEUES.mkdir(exist_ok=True)
+    if not os.path.ismount(QUEUES):
+        subprocess.run(["mount", "-t", "mqueue", "mqueue", str(QUEUES)], check=True)
+
+
 def targets(folder: Path, volume: Path, relay_port: int) -> dict[str, Any]:
     os.environ["SECRET"] = "REAL SECRET"
     secret, program = folder / "secret", folder / "set-user-id"
@@ -113,6 +123,7 @@ def targets(folder: Path, volume: Path, relay_port: int) -> dict[str, Any]:
     libc = ctypes.CDLL(None)
     libc.shmget(SHARED_MEMORY, 4096, 0o1666)
     libc.mq_open(b"/spotheal-attack", os.O_CREAT | os.O_RDWR, 0o666, None)
+    show_queues()
     name = f"spotheal-attack-{os.getpid()}"
     listen("\0" + name)
     listen(f"/run/{name}.socket")
@@ -129,6 +140,9 @@ def targets(folder: Path, volume: Path, relay_port: int) -> dict[str, Any]:
 def remove(outside: dict[str, Any]) -> None:
     libc = ctypes.CDLL(None)
     libc.mq_unlink(outside["queue"].encode())
+    subprocess.run(["umount", str(QUEUES)], check=False)
+    with contextlib.suppress(OSError):  # systemd's: it is a mount again, and busy
+        QUEUES.rmdir()
     libc.shmctl(libc.shmget(outside["shared_memory"], 0, 0), 0, None)
     places = [f"{place}/{outside['temporary'][0]}" for place in ("/tmp", "/var/tmp", "/dev/shm")]
     for path in (*places, outside["service"], outside["late_service"]):
