@@ -8,7 +8,7 @@ from typing import Any
 
 from spotheal.fleet.rehearsal.ec2.filters import Field, Item, page, select, tag_list, tags_for
 from spotheal.fleet.rehearsal.ec2.fleets import begin, counted, end_fleet, history_item, refusal, set_targets, utc
-from spotheal.fleet.rehearsal.ec2.launchspecs import of_templates
+from spotheal.fleet.rehearsal.ec2.launchspecs import of_templates, unknown_types
 from spotheal.fleet.rehearsal.ec2.world import ApiError, Fleet, World, not_here
 
 Params = Mapping[str, Any]
@@ -51,6 +51,11 @@ def create_fleet(world: World, params: Params, caller: str | None) -> Item:
     )
     if not fleet.specs:
         raise ApiError("MissingParameter", "The request must contain the parameter LaunchTemplateConfigs")
+    # The words for a type that the region lacks (hashicorp/terraform-provider-aws PR 41272, at ModifyFleet).
+    if unknown := unknown_types(fleet.specs):
+        pools = ", ".join(f"ResourcePoolType(instanceType={name}, os=generic, addressing=novice)" for name in unknown)
+        listed = f"Unsupported instancetypes specified in the batch request[{pools}]"
+        raise ApiError("InvalidFleetConfig", f"Invalid: Parameter: InstanceTypes. {listed}")
     if token:
         world.tokens["CreateFleet", token] = (same, fleet.id, world.moment())
     begin(world, fleet)

@@ -22,8 +22,8 @@ def resolve(world: World, config: Params) -> tuple[Way, ...]:
         raise ApiError(_FAULTY, "Exactly one of LaunchSpecifications and LaunchTemplateConfigs must be specified.")
     ways = tuple(_of_specification(world, one) for one in plain) or of_templates(world, templated)
     # The words for a type that the region lacks (c6fc/npk issue 45); one that AWS does not know is its like.
-    if strange := _strange_types(ways):
-        invalid = ",".join(f"(InstanceType: {one} with Os: Linux/UNIX and EC2-VPC)" for one in strange)
+    if unknown := unknown_types(ways):
+        invalid = ",".join(f"(InstanceType: {name} with Os: Linux/UNIX and EC2-VPC)" for name in unknown)
         raise ApiError(_FAULTY, f"Invalid: {invalid}")
     return tuple({**way, "price": way["price"] or config.get("SpotPrice", "")} for way in ways)
 
@@ -65,9 +65,10 @@ def _of_template(world: World, data: Params, override: Params) -> Way:
     return _way(world, spec, subnet, zone, override)
 
 
-def _strange_types(ways: Iterable[Way]) -> list[str]:
+def unknown_types(ways: Iterable[Params]) -> list[str]:
+    """Instance types that AWS does not know, each once."""
     types = dict.fromkeys(str(way["spec"].get("InstanceType") or "") for way in ways)
-    return [one for one in types if one and one not in known_types()]
+    return [name for name in types if name and name not in known_types()]
 
 
 def _subnet(data: Params) -> str:

@@ -408,6 +408,19 @@ def test_a_template_is_made_once_has_versions_and_is_deleted(region: Region) -> 
     )
 
 
+@pytest.mark.parametrize("types", [["g5.xlage"], ["g4dn.xlarge", "g5.xlage"]])
+def test_an_ec2_fleet_with_a_type_that_aws_does_not_know_is_refused(region: Region, types: list[str]) -> None:
+    with pytest.raises(Exception, match=r"InvalidFleetConfig\).*g5\.xlage"):
+        region.ec2.create_fleet(
+            TargetCapacitySpecification={"TotalTargetCapacity": 1, "DefaultTargetCapacityType": "spot"},
+            LaunchTemplateConfigs=[{
+                "LaunchTemplateSpecification": {"LaunchTemplateId": a_template(region), "Version": "1"},
+                "Overrides": [{"InstanceType": name} for name in types],
+            }],
+        )  # fmt: skip
+    assert [] == region.rules.fleets()
+
+
 def an_ec2_fleet(region: Region, **more: Any) -> str:
     template = a_template(region)
     made = region.ec2.create_fleet(
