@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import os
 import re
+import secrets
 import stat
 import threading
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from spotheal.agent.aws.s3 import Store
+from spotheal.agent.aws.s3 import Halt, Store, go_on
 from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import Folders
 from spotheal.agent.protocol.clock import Clock, rfc3339
@@ -82,8 +83,11 @@ class Copies:
         self.abandon = threading.Event()  # a later copy is made in place of those under way
 
     # ---------------------------------------------------------------------------------------------------------- making
-    def copy(self, saved_step: int | None, *, last: bool = False, new_results: bool = True) -> bool:
-        """Make a copy now; whether it stands. Raises SpothealError where the store cannot be reached.
+    def copy(
+        self, saved_step: int | None, *, last: bool = False, new_results: bool = True, halt: Halt = go_on
+    ) -> bool:
+        """Make a copy now; whether it stands. Raises SpothealError where the store cannot be reached, or with what
+        `halt` says, which is asked at each part of a file.
 
         `last`: nothing writes any more, and nobody waits for what is surplus to be deleted. `new_results` False: of the
         results what the store has; the others are on their way to their own place.
@@ -97,7 +101,7 @@ class Copies:
             if self._is_given_up(last) or (attempt and self._clock.sleep(_PAUSE_SECONDS, until=self.abandon)):
                 return False
             try:
-                entries = self._send_all(last, new_results)
+                entries = self._send_all(last, new_results, halt)
             except Changed as changed:
                 self._log.info("a checkpoint changed while it was copied; copying again", file=str(changed))
                 continue
@@ -113,7 +117,7 @@ class Copies:
     def _is_given_up(self, last: bool) -> bool:
         return self.abandon.is_set() and not last
 
-    def _send_all(self, last: bool, new_results: bool) -> list[Entry] | None:
+    def _send_all(self, last: bool, new_results: bool, halt: Halt) -> list[Entry] | None:
         """Contents of every file; None where it was given up."""
         entries: list[Entry] = []
         seen: list[tuple[Path, os.stat_result]] = []
@@ -137,11 +141,11 @@ class Copies:
                 entries.append(self._send_as_it_is(path, status))
                 continue
             if is_result:
-                if (entry := self._send_result(path, status, new_results)) is not None:
+                if (entry := self._send_result(path, status, new_results, halt)) is not None:
                     entries.append(entry)
                 continue
             seen.append((path, status))
-            entries.append(self._send(path, status))
+            entries.append(self._send(path, status, halt))
         for path, status in seen:
             if _mark(path) != _mark_of(status):
                 raise Changed(path.name)
@@ -152,11 +156,11 @@ class Copies:
             self._too_sparse.add(path)
             self._log.warning("a file is left out of the copies in the store", file=self._name(path), why=why)
 
-    def _send(self, path: Path, status: os.stat_result) -> Entry:
-        digest = self._digest(path, status)
+    def _send(self, path: Path, status: os.stat_result, halt: Halt) -> Entry:
+        digest = self._digest(path, status, halt)
         assert self._sent is not None
         if digest not in self._sent:
-            self._store.put_file(_BLOBS + digest, self._top.resolve() / self._name(path))
+            self._store.put_file(_BLOBS + digest, self._top.resolve() / self._name(path), halt)
             if _mark(path) != _mark_of(status):
                 self._store.delete(_BLOBS + digest)  # what was sent may be a mixture, under a name that promises more
                 raise Changed(path.name)
@@ -164,13 +168,13 @@ class Copies:
         mode = stat.S_IMODE(status.st_mode)
         return Entry(self._name(path), status.st_size, digest, mode, status.st_mtime_ns)
 
-    def _send_result(self, path: Path, status: os.stat_result, new: bool) -> Entry | None:
+    def _send_result(self, path: Path, status: os.stat_result, new: bool, halt: Halt) -> Entry | None:
         """None where it is left to the next copy."""
         assert self._sent is not None
         try:
-            if not new and self._digest(path, status) not in self._sent:
+            if not new and self._digest(path, status, halt) not in self._sent:
                 return None
-            return self._send(path, status)
+            return self._send(path, status, halt)
         except Changed:
             if not new or status.st_size > _GROWING_BYTES_MAX:
                 return None
@@ -190,13 +194,15 @@ class Copies:
             self._sent.add(digest)
         return Entry(self._name(path), len(body), digest, stat.S_IMODE(status.st_mode), status.st_mtime_ns)
 
-    def _digest(self, path: Path, status: os.stat_result) -> str:
+    def _digest(self, path: Path, status: os.stat_result, halt: Halt) -> str:
         mark = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
         if mark not in self._hashes:
             digest = hashlib.sha256()
             with _open(self._top, path) as file:
                 while piece := file.read(1 << 20):
                     digest.update(piece)
+                    if reason := halt():
+                        raise Retryable(reason)
             if _mark(path) != _mark_of(status):
                 raise Changed(path.name)
             self._hashes[mark] = digest.hexdigest()
@@ -255,7 +261,7 @@ class Copies:
                 continue
             try:
                 entries = _entries_of(document)
-                self._fetch(entries)
+                self._fetch(entries, dict(self._store.sizes(_BLOBS)))
             except (NotFound, ValueError) as fault:
                 self._log.warning("a copy of the checkpoints is not whole; taking the one before", copy=key,
                                   why=str(fault))  # fmt: skip
@@ -271,26 +277,40 @@ class Copies:
             return found
         return None
 
-    def _fetch(self, entries: list[Entry]) -> None:
-        """All contents first, beside their places, then all renames. ValueError where contents are not what they were.
+    def _fetch(self, entries: list[Entry], sizes: Mapping[str, int]) -> None:
+        """All contents first, beside their places, then all renames. ValueError if contents are not what they were, or
+        something on the way to a place is a link. `sizes`: of what the store has.
+
+        No entry can guess the names beside the places: one that named the link beside another's place led out of the
+        run's folder.
         """
-        ready: list[tuple[Path, Path, Entry]] = []
+        ready: list[tuple[Path, Path]] = []
+        word = secrets.token_hex(8)
         try:
             for number, entry in enumerate(entries):
                 place = self._top / entry.path
+                self._refuse_links(entry)
+                if not entry.link and sizes.get(_BLOBS + entry.sha256, entry.size) != entry.size:
+                    raise ValueError(f"{entry.path}: its contents have another size than those that were copied")
                 place.parent.mkdir(parents=True, exist_ok=True)
-                beside = place.parent / f".{number}.read-back.tmp"
-                ready.append((beside, place, entry))
+                beside = place.parent / f".{word}-{number}.read-back.tmp"
+                ready.append((beside, place))
                 self._fetch_one(entry, beside)
         except (SpothealError, ValueError, OSError):
-            for beside, _, _ in ready:
+            for beside, _ in ready:
                 beside.unlink(missing_ok=True)
             raise
-        for beside, place, _ in ready:
+        for beside, place in ready:
             os.replace(beside, place)
 
+    def _refuse_links(self, entry: Entry) -> None:
+        """No trainer runs yet, so that nothing changes between this look and its use."""
+        *above, _ = PurePosixPath(entry.path).parts
+        for count in range(1, len(above) + 1):
+            if self._top.joinpath(*above[:count]).is_symlink():
+                raise ValueError(f"{entry.path!r} leads through a link")
+
     def _fetch_one(self, entry: Entry, beside: Path) -> None:
-        beside.unlink(missing_ok=True)
         if entry.link:
             beside.symlink_to(entry.link)
             return
@@ -352,6 +372,9 @@ def _entries_of(document: Mapping[str, Any]) -> list[Entry]:
             raise ValueError(f"{entry.path!r} leads out of the run's folder")
         if not entry.link and not re.fullmatch(r"[0-9a-f]{64}", entry.sha256):
             raise ValueError(f"{entry.path!r} has no contents")
+    names = {PurePosixPath(entry.path) for entry in entries}
+    if folder := next((str(name) for name in names if not names.isdisjoint(name.parents)), ""):
+        raise ValueError(f"{folder!r} lies below a file")
     return entries
 
 

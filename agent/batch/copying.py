@@ -35,16 +35,21 @@ class Copying:
         self._thread.start()
 
     def end(self, until: float | None, *, new_results: bool = True) -> bool:
-        """The trainer has ended: copy what it left. Tried until it stands or `until` (monotonic); None: one hour.
+        """The trainer has ended: copy what it left. Until it stands or `until` (monotonic), in the midst of a file too;
+        None: one hour.
 
         Whether the store has the newest state. `new_results` as of `Copies.copy`.
         """
         self._over.set()
         self._copies.abandon.set()
         until = self._clock.monotonic() + 3600.0 if until is None else until
+
+        def halt() -> str:
+            return "the time for the last copy is over" if self._clock.monotonic() > until else ""
+
         while not self._is_copied(state := self._state(), new_results):
             try:
-                if not self._copies.copy(self._saved_step(), last=True, new_results=new_results):
+                if not self._copies.copy(self._saved_step(), last=True, new_results=new_results, halt=halt):
                     return False
                 self._copied = state if new_results else (state[0], self._copied[1])
             except (SpothealError, OSError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,10 +104,10 @@ def test_a_file_that_changes_while_it_is_sent_is_sent_again_before_the_copy_stan
     path = one.write("model.pt", "half")
     send, changed = store.put_file, []
 
-    def put_file(key: str, source: Path) -> None:
+    def put_file(key: str, source: Path, halt: Any) -> None:
         if not changed:
             changed.append(path.write_text("whole and longer"))
-        send(key, source)
+        send(key, source, halt)
 
     monkeypatch.setattr(store, "put_file", put_file)
     monkeypatch.setattr("spotheal.agent.batch.copies._PAUSE_SECONDS", 0.01)
@@ -177,6 +178,47 @@ def test_a_manifest_that_leads_out_of_the_folder_is_no_copy(tmp_path: Path, stor
     assert disk(tmp_path, store, 2).copies.read_back() is None
 
 
+def planted(store: Store, *files: dict[str, Any]) -> None:
+    """A copy that somebody who may write to the store has put there."""
+    digest = hashlib.sha256(b"theirs").hexdigest()
+    store.put_bytes(f"checkpoints/blobs/{digest}", b"theirs")
+    whole = {"size": 6, "sha256": digest, "mode": 420, "mtime_ns": 0, "link": ""}
+    store.put_json("checkpoints/000001-000001.json", {"saved_step": 1, "files": [whole | file for file in files]})
+
+
+def test_no_link_of_a_copy_leads_another_file_of_it_out_of_the_folder(tmp_path: Path, store: Store) -> None:
+    """Its own name, and the one that a link has until all contents are there, led to any folder of the container."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for term, name in enumerate(("checkpoints/.0.read-back.tmp", "checkpoints/a"), 2):
+        planted(store, {"path": "checkpoints/a", "link": str(outside)}, {"path": f"{name}/b"})
+        other = disk(tmp_path, store, term)
+        other.copies.read_back()
+        assert list(outside.iterdir()) == []
+    (other.folders.checkpoints / "to-outside").symlink_to(outside)
+    planted(store, {"path": "checkpoints/to-outside/b"})
+    assert other.copies.read_back() is None and list(outside.iterdir()) == []
+
+
+def test_a_copy_in_which_a_file_is_a_folder_too_is_no_copy(tmp_path: Path, store: Store) -> None:
+    planted(store, {"path": "checkpoints/a"}, {"path": "checkpoints/a/b"})
+    assert disk(tmp_path, store, 2).copies.read_back() is None
+
+
+def test_contents_that_are_larger_than_the_copy_says_are_not_read_back(tmp_path: Path, store: Store) -> None:
+    """They would fill the host's disk before their digest was looked at."""
+    planted(store, {"path": "checkpoints/a", "size": 5})
+    assert disk(tmp_path, store, 2).copies.read_back() is None
+
+
+def test_the_last_copy_ends_in_time_however_large_a_file_is(tmp_path: Path, store: Store) -> None:
+    one = disk(tmp_path, store, 1)
+    clock = SystemClock()
+    copying = Copying(one.copies, one.folders, 3600.0, lambda: 5, clock, structlog.get_logger())
+    one.write("model.pt", "five")
+    assert not copying.end(clock.monotonic() - 1.0) and blobs(store) == []
+
+
 def test_results_come_back_too_and_one_that_changes_keeps_no_checkpoint_from_its_copy(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,10 +232,10 @@ def test_results_come_back_too_and_one_that_changes_keeps_no_checkpoint_from_its
     growing.write_text("0")
     send = store.put_file
 
-    def put_file(key: str, source: Path) -> None:
+    def put_file(key: str, source: Path, halt: Any) -> None:
         if source == growing:
             growing.write_text(growing.read_text() + "more")
-        send(key, source)
+        send(key, source, halt)
 
     monkeypatch.setattr(store, "put_file", put_file)
     assert one.copies.copy(5)
