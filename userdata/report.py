@@ -32,6 +32,7 @@ LOG = ROOT + "/var/log/spotheal/user-data.log"
 PASSING_SECONDS = 600.0  # how long a network that is down, throttling and AWS's own errors are waited for
 REFUSED_SECONDS = 60.0  # how long "not allowed" is: a role made moments ago is not known everywhere yet
 CREDENTIALS_SECONDS = 30.0
+ANSWER_BYTES_MAX = 64 << 20  # as of the agent (agent/aws/s3.py); botocore's wheel, our largest object, has 15 MB
 REPORTED = 3  # exit code of a boot that failed, to stub.sh: there is nothing left to report
 ENDS = ("done", "failed", "set-up failed", "limit", "parked", "cancelled")  # as in agent/protocol/names.py
 BOOTS_MAX = 5  # launches in a row that gained nothing: the run is parked (agent/life/finish.py has the same figure)
@@ -87,11 +88,12 @@ def http_call(
     body: bytes | None = None,
     timeout: float = 20.0,
 ) -> bytes:
-    """The body of the answer. Stuck or Passing where it is none, with what the server said."""
+    """The body of the answer. Stuck or Passing where it is none, with what the server said. What is larger than
+    anything of ours is cut off: then it is no JSON, and no wheel has its sha256."""
     request = urllib.request.Request(url, data=body, headers=headers or {}, method=method)
     try:
         with opener.open(request, timeout=timeout) as answer:
-            return bytes(answer.read())
+            return bytes(answer.read(ANSWER_BYTES_MAX))
     except urllib.error.HTTPError as error:
         text = error.read(2000).decode("utf-8", "replace")
         code = (re.findall(r"<Code>([^<]*)</Code>", text) or [""])[0]

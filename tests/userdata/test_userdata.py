@@ -505,6 +505,16 @@ def test_an_agent_whose_failure_cannot_be_counted_is_started_again(instance: Ins
 
 
 # --------------------------------------------------------------------------------------------------- faults that pass
+def test_an_object_of_any_size_takes_no_more_memory_than_ours(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may write to the store may write a status of a TiB; the machine that counts its failure has 1 GiB."""
+    monkeypatch.setattr(report, "ANSWER_BYTES_MAX", 4000)
+    cloud.objects["status.json"] = json.dumps({"phase": "done", "reason": "x" * 8000}).encode()
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    for name, value in cloud.environment().items():
+        monkeypatch.setenv(name, value)
+    assert report.Aws(REGION, STORE, report.Metadata()).document("status.json") == {}
+
+
 def test_faults_that_pass_are_waited_for(instance: Instance, cloud: Cloud) -> None:
     name = next(iter(WHEELS))
     cloud.faults = {LAUNCH: [0], "agent/manifest.json": [503, 500], f"agent/wheels/{name}": [0, 429]}
