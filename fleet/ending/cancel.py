@@ -10,7 +10,7 @@ from spotheal.agent.aws.ec2 import Instance, Volume
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import Clock, rfc3339
 from spotheal.agent.protocol.ends import saved_step
-from spotheal.agent.protocol.errors import Conflict, Retryable
+from spotheal.agent.protocol.errors import Retryable
 from spotheal.agent.protocol.names import FILLING, LAYOUT, TAG_JOB, TAG_PURPOSE, TAG_RUN, TAG_STORE, Phase
 from spotheal.agent.protocol.retrying import until_it_works
 from spotheal.fleet.request.request import TAG_LENGTH_MAX
@@ -36,14 +36,13 @@ class CancelPlan:
 
 
 def make_plan(session: Session, run: runs.Run) -> CancelPlan:
-    """The plan of a cancel. Conflict if the fleet recorded for the run carries another run's tags."""
+    """The plan of a cancel. Conflict if the fleet recorded for the run does not carry its tags."""
     document = run.fleet_document()
     fleet = str(document.get("fleet_id") or "")
     live = ""
     if fleet:
-        described = engine.describe(session.client("ec2"), fleet)
+        described = engine.describe_own(session.client("ec2"), fleet, run.id, run.job)
         if described is not None and described.is_live:
-            _check_owner(described, run)
             live = fleet
     instances = [instance for instance in session.ec2.instances_tagged(TAG_RUN, run.id) if instance.state not in _GONE]
     volumes = session.ec2.volumes_of_run(run.id, run.job)
@@ -122,14 +121,3 @@ def end_strays(session: Session, strays: Strays) -> None:
         session.ec2.cancel_fleet(fleet)
     for instance in strays.instances:
         session.ec2.terminate(instance)
-
-
-def _check_owner(fleet: engine.Fleet, run: runs.Run) -> None:
-    for tag, ours in ((TAG_RUN, run.id), (TAG_JOB, run.job)):
-        if fleet.tags.get(tag, ours) != ours:
-            look = "describe-fleets --fleet-ids" if engine.is_ec2_fleet(fleet.id) else (
-                "describe-spot-fleet-requests --spot-fleet-request-ids")  # fmt: skip
-            raise Conflict(
-                f"{fleet.id} carries {tag}={fleet.tags[tag]}, not {ours}: it is another run's, and is left alone",
-                next_step=f"look at it with `aws ec2 {look} {fleet.id}`",
-            )

@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any
 
 from spotheal.agent.aws.clients import translated
-from spotheal.agent.protocol.errors import NotFound, PermissionDenied
-from spotheal.agent.protocol.names import TAG_JOB
+from spotheal.agent.protocol.errors import Conflict, NotFound, PermissionDenied
+from spotheal.agent.protocol.names import TAG_JOB, TAG_RUN
 
 LIVE_STATES = ("submitted", "active", "modifying")
 _OTHER_ENGINE = 'your organisation forbids spot fleets; write `engine = "ec2-fleet"` under [fleet] in job.toml'
@@ -90,6 +90,23 @@ def describe(ec2: Any, fleet: str) -> Fleet | None:
             return _of_spot_fleet(fleets[0]) if fleets else None
     except NotFound:
         return None
+
+
+def describe_own(ec2: Any, fleet: str, run: str, job: str) -> Fleet | None:
+    """As `describe`, of a fleet that is about to be changed. Conflict if it is live and its tags do not say that it is
+    this run's: its id comes from the store, and who may write there could name any fleet of the account."""
+    described = describe(ec2, fleet)
+    if described is None or not described.is_live:
+        return described
+    for tag, ours in ((TAG_RUN, run), (TAG_JOB, job)):
+        if described.tags.get(tag) != ours:
+            command = "describe-fleets --fleet-ids" if is_ec2_fleet(fleet) else (
+                "describe-spot-fleet-requests --spot-fleet-request-ids")  # fmt: skip
+            raise Conflict(
+                f"{fleet} has {tag}={described.tags.get(tag, '')}, not {ours}: it is not this run's and is left alone",
+                next_step=f"look at it with `aws ec2 {command} {fleet}`",
+            )
+    return described
 
 
 def history(ec2: Any, fleet: str, since: datetime) -> tuple[FleetEvent, ...]:

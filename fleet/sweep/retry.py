@@ -60,12 +60,13 @@ def _claims(sweep: Run, index: int) -> list[int]:
     return [int(suffix) for suffix in suffixes if suffix.isdigit()]
 
 
-def make_room(session: Session, fleet: str, added: int, summary: dict[str, Any]) -> int | None:
+def make_room(session: Session, sweep: Run, fleet: str, added: int, summary: dict[str, Any]) -> int | None:
     """Raise the fleet's target for `added` runs that begin again, if no other run waits for an instance.
 
-    `summary`: the sweep's, after the runs were given back. Returns the new target, None if it stays.
+    `summary`: the sweep's, after the runs were given back. Returns the new target, None if it stays. Conflict if the
+    fleet is not the sweep's.
     """
-    state = engine.describe(session.client("ec2"), fleet)
+    state = engine.describe_own(session.client("ec2"), fleet, sweep.id, sweep.job)
     count = summary["runs"]
     if state is None or not state.is_live or count["waiting"] > added:
         return None

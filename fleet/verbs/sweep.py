@@ -348,7 +348,7 @@ def _retry(session: Session, sweep: Run, indices: Collection[int]) -> list[int]:
         say(f"run {index} begins again from its last checkpoint")
     summary = progress.summarise(progress.gather(session, sweep))
     fleet = str(summary["fleet"]["id"] or "")
-    if fleet and (count := again.make_room(session, fleet, len(retried), summary)) is not None:
+    if fleet and (count := again.make_room(session, sweep, fleet, len(retried), summary)) is not None:
         say(f"{fleet} goes to {count} instances")
     return retried
 
@@ -388,7 +388,7 @@ def scale(
     target = min(instances, max(remaining, 1))
     if target < instances:
         say(f"{remaining} runs are left: {target} instances do")
-    before = engine.describe(session.client("ec2"), fleet)
+    before = engine.describe_own(session.client("ec2"), fleet, job_run.id, job_run.job)
     if before is not None and before.target > target:
         ask(f"Go from {before.target} to {target} instances? AWS ends {before.target - target}.", yes)
     session.ec2.set_capacity(fleet, target, end_excess=True)

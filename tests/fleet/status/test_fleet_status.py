@@ -272,11 +272,16 @@ def test_cancel_asks_and_without_a_terminal_needs_yes(desk: Desk) -> None:
     assert len(desk.live_fleets()) == 1
 
 
-def test_a_fleet_that_carries_another_runs_tags_is_left_alone(desk: Desk) -> None:
+@pytest.mark.parametrize("tags", ["another run's", "none"])
+def test_a_fleet_that_does_not_carry_the_runs_tags_is_left_alone(desk: Desk, tags: str) -> None:
+    """Its id is in the store: who may write there could name any fleet of the account."""
     desk.request()
     job = desk.folder / "job.toml"
     job.write_text(job.read_text().replace('"cifar"', '"other"') + '[volume]\nname = "other"\n')
     other = desk.request()
+    if tags == "none":
+        fleets = desk.account.rules.world.fleets
+        fleets.put(replace(fleets.get(other["fleet_id"]), tags={}))
     mine = desk.good("status", "cifar")["run"]
     store = desk.store(mine)
     store.put_json(LAYOUT.fleet_document, {"fleet_id": other["fleet_id"]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from fleet_desk import BUCKET, Desk, HandClock, desk, moto_clients, wheels
 from spotheal.agent.protocol.clock import SystemClock
 from spotheal.agent.protocol.errors import ConfigError, ExitCode, WaitTimedOut
 from spotheal.agent.protocol.instance_config import InstanceConfig
-from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
+from spotheal.agent.protocol.names import LAYOUT, TAG_RUN, Phase, StoreUrl
 from spotheal.agent.record.ledger import read_events
 from spotheal.agent.sweep.queue import Entry, Queue, choose
 from spotheal.agent.sweep.worker import entry_of
@@ -153,6 +154,17 @@ def test_scale_changes_the_fleet_and_never_beyond_what_is_left(desk: Desk) -> No
     assert desk.live_fleets()[0].target == 2
     assert desk.good("sweep", "scale", "cifar", "1", "--yes")["instances"] == 1
     assert desk.live_fleets()[0].target == 1
+
+
+def test_no_fleet_but_the_sweeps_own_is_scaled_or_enlarged(desk: Desk) -> None:
+    """Its id is in the store: who may write there could name the fleet of another job."""
+    run = sweep(desk)["run"]
+    over(desk, run, 1, Phase.FAILED)
+    (fleet,) = desk.live_fleets()
+    desk.account.rules.world.fleets.put(replace(fleet, tags={**fleet.tags, TAG_RUN: "01J8Z3T2QK5V9W7X6Y5Z4A3B2C"}))
+    for verb in (("scale", "cifar", "1", "--yes"), ("retry", "cifar")):
+        assert desk.run("sweep", *verb).exit_code == ExitCode.CONFLICT, verb
+    assert desk.live_fleets()[0].target == fleet.target
 
 
 def over(desk: Desk, run: str, index: int, phase: Phase, claims: int = 1) -> None:
