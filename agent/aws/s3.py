@@ -11,13 +11,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from spotheal.agent.aws.clients import translated
 from spotheal.agent.files import untrusted_folders
 from spotheal.agent.protocol import bounded_json
+from spotheal.agent.protocol.documents import Claim
 from spotheal.agent.protocol.errors import Conflict, NotFound, PermissionDenied, Retryable
 from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.protocol.redaction import SECRETS
@@ -52,16 +52,6 @@ _ENDS = {phase.value for phase in Phase if phase.is_end}
 
 def _is_end(status: Mapping[str, Any]) -> bool:
     return str(status.get("phase")) in _ENDS
-
-
-@dataclass(frozen=True)
-class Claim:
-    """`terms/<number>`: this instance is the writer from now on; every lower number is fenced."""
-
-    number: int
-    instance: str
-    zone: str
-    time: str  # RFC 3339
 
 
 class Store:
@@ -152,7 +142,7 @@ class Store:
 
         A claim whose reply was lost is found again: the stored claim names this instance.
         """
-        body = json.dumps(asdict(claim)).encode()
+        body = json.dumps(claim.to_json()).encode()
         if self._put_if(LAYOUT.term(claim.number), body, None):
             self._claims[claim.number] = claim
             return True
@@ -165,10 +155,9 @@ class Store:
             if document is None:
                 return None
             try:
-                claim = Claim(number, str(document["instance"]), str(document["zone"]), str(document["time"]))
-            except KeyError as missing:
-                raise Retryable(f"{self._name(LAYOUT.term(number))} is no claim: it has no {missing}") from missing
-            self._claims[number] = claim
+                self._claims[number] = Claim.from_json({**document, "number": number})
+            except TypeError as fault:
+                raise Retryable(f"{self._name(LAYOUT.term(number))} is no claim: {fault}") from fault
         return self._claims[number]
 
     def highest_term(self) -> Claim | None:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from spotheal.agent.aws import clients
-from spotheal.agent.aws.s3 import Claim, Store
+from spotheal.agent.aws.s3 import Store
 from spotheal.agent.batch.copies import Copies
 from spotheal.agent.batch.copying import Copying
 from spotheal.agent.batch.ends import Counted, NoFleet, end_of_sweep, record_end, without_results
@@ -38,6 +38,7 @@ from spotheal.agent.money.messages import end_message
 from spotheal.agent.money.notify import Message, Messenger
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.contract import EXIT_SAVED_AND_STOPPED, Notice
+from spotheal.agent.protocol.documents import Claim
 from spotheal.agent.protocol.ends import End, Trained, decide_end
 from spotheal.agent.protocol.errors import ConfigError, Conflict, ExitCode, Fatal, Interrupted, Retryable
 from spotheal.agent.protocol.instance_config import InstanceConfig

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from spotheal.agent.aws.ec2 import Instance
 from spotheal.agent.aws.imds import Identity
-from spotheal.agent.aws.s3 import Claim, Store
+from spotheal.agent.aws.s3 import Store
 from spotheal.agent.life.stages import RunOver
 from spotheal.agent.money.bill_inputs import Known
 from spotheal.agent.nodes.heard import Heard, age_of
@@ -33,6 +33,7 @@ from spotheal.agent.nodes.plan import (
     place_of,
 )
 from spotheal.agent.protocol.clock import Clock, Stop, rfc3339
+from spotheal.agent.protocol.documents import Claim
 from spotheal.agent.protocol.ends import End as RunEnd
 from spotheal.agent.protocol.errors import Interrupted, Retryable, SetupFailed, SpothealError
 from spotheal.agent.protocol.names import LAYOUT, Phase

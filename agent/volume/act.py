@@ -6,8 +6,8 @@ from functools import partial
 from typing import NoReturn
 
 from spotheal.agent.aws.ec2 import DeviceNameTaken, TokenUsed, was_refused
-from spotheal.agent.aws.s3 import Claim
 from spotheal.agent.protocol.clock import rfc3339
+from spotheal.agent.protocol.documents import Claim
 from spotheal.agent.protocol.errors import MountRefused, Retryable, SpothealError
 from spotheal.agent.protocol.names import (
     LAYOUT,

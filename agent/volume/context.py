@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from spotheal.agent.aws.ec2 import Ec2, Snapshot
-from spotheal.agent.aws.s3 import Claim, Store
+from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import Clock, Stop
+from spotheal.agent.protocol.documents import Claim
 from spotheal.agent.volume.actions import Action
 from spotheal.agent.volume.seen import Desired, Observed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spotheal.agent.aws.s3 import Claim
+from spotheal.agent.protocol.documents import Claim
 from spotheal.agent.protocol.ends import End
 from spotheal.agent.protocol.errors import (
     CapacityError,

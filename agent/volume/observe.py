@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from spotheal.agent.aws.ec2 import Instance, Snapshot, Volume
-from spotheal.agent.aws.s3 import Claim
 from spotheal.agent.protocol.clock import parse_rfc3339
+from spotheal.agent.protocol.documents import Claim
 from spotheal.agent.protocol.names import LAYOUT, SILENT_SECONDS, TAG_SAVED_STEP, TAG_STATE, VolumeState
 from spotheal.agent.volume.actions import Action, Attach, MakeFilesystem, Mount, Promote, SetTerm, Supersede, TakeOver
 from spotheal.agent.volume.context import Context

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spotheal.agent.aws.ec2 import Instance, Snapshot, Volume
-from spotheal.agent.aws.s3 import Claim
+from spotheal.agent.protocol.documents import Claim
 from spotheal.agent.protocol.names import TAG_PURPOSE, TAG_REASON, TAG_STATE, TAG_TERM, Purpose, VolumeState
 
 REJECTED = "rejected: "  # begins spotheal:reason of a snapshot whose copy did not hold what it must

@@ -13,7 +13,8 @@ import pytest
 from botocore.exceptions import ClientError
 from moto import mock_aws
 
-from spotheal.agent.aws.s3 import Claim, Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.documents import Claim
 from spotheal.agent.protocol.errors import NotFound, PermissionDenied, Retryable
 from spotheal.agent.protocol.names import LAYOUT, StoreUrl
 from spotheal.fleet.rehearsal.services.objects import InMemoryS3

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from spotheal.agent.aws.ec2 import Instance
-from spotheal.agent.aws.s3 import Claim, Store
+from spotheal.agent.aws.s3 import Store
 from spotheal.agent.life.preflight import LookBack, between_interruptions, last_saved_at
 from spotheal.agent.protocol.clock import Clock, SystemClock, never
+from spotheal.agent.protocol.documents import Claim
 from spotheal.agent.protocol.errors import Interrupted, Retryable
 from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
 from spotheal.fleet.rehearsal.services.client import InMemoryS3

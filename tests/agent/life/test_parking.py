@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spotheal.agent.aws.ec2 import _SPOT_REASONS, Instance
-from spotheal.agent.aws.s3 import Claim
 from spotheal.agent.life.preflight import LookBack
 from spotheal.agent.protocol import ends
 from spotheal.agent.protocol.clock import SystemClock, never
+from spotheal.agent.protocol.documents import Claim
 from spotheal.agent.record.boot_record import Launch
 from spotheal.userdata import report
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from nodes_world import NOW, Run
 
-from spotheal.agent.aws.s3 import Claim
 from spotheal.agent.life.stages import RunOver
 from spotheal.agent.nodes.life import device_of
 from spotheal.agent.nodes.plan import ClaimTerm, End, Join, Machine, Place, Seen, Wait, decide
 from spotheal.agent.protocol.contract import EXIT_RANKS_LOST
+from spotheal.agent.protocol.documents import Claim
 from spotheal.agent.protocol.ends import End as RunEnd
 from spotheal.agent.protocol.errors import ConfigError, SetupFailed
 from spotheal.agent.protocol.job import parse_job

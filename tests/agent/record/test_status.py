@@ -7,9 +7,10 @@ from typing import Any
 
 import structlog
 
-from spotheal.agent.aws.s3 import Claim, Store
+from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import Stop
 from spotheal.agent.protocol.contract import Progress, Saved
+from spotheal.agent.protocol.documents import Claim
 from spotheal.agent.protocol.errors import Retryable
 from spotheal.agent.protocol.names import Phase, StoreUrl
 from spotheal.agent.record.status import Status

@@ -12,8 +12,9 @@ from handover_world import FakeClock
 from test_volume_ec2 import AT_ONCE, A, launch, spec
 
 from spotheal.agent.aws.ec2 import Ec2
-from spotheal.agent.aws.s3 import Claim, Store
+from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import SystemClock, never, rfc3339
+from spotheal.agent.protocol.documents import Claim
 from spotheal.agent.protocol.names import HEARTBEAT_SECONDS, LAYOUT, StoreUrl
 from spotheal.agent.volume.actions import POLL_SECONDS, FenceHolder
 from spotheal.agent.volume.context import Context

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 import pytest
 
 from spotheal.agent.aws.ec2 import Attachment, Instance, Snapshot, Volume, VolumeSpec
-from spotheal.agent.aws.s3 import Claim
+from spotheal.agent.protocol.documents import Claim
 from spotheal.agent.protocol.names import Phase, volume_token
 from spotheal.agent.volume.actions import (
     Attach,

@@ -13,7 +13,8 @@ from botocore.exceptions import ConnectionClosedError
 from moto import mock_aws
 from rulebook_world import VirtualClock, refused
 
-from spotheal.agent.aws.s3 import Claim, Store
+from spotheal.agent.aws.s3 import Store
+from spotheal.agent.protocol.documents import Claim
 from spotheal.agent.protocol.names import StoreUrl
 from spotheal.fleet.rehearsal.services.client import InMemoryS3
 
