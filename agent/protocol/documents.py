@@ -6,11 +6,10 @@ only another version knows is kept in `rest` and written again. Times are RFC 33
 
 from __future__ import annotations
 
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 AnyDocument = TypeVar("AnyDocument", bound="Document")
 
@@ -21,24 +20,22 @@ class Document:
 
     rest: Mapping[str, Any] = field(default_factory=dict, kw_only=True, hash=False, repr=False)
 
+    _kinds: ClassVar[dict[str, tuple[type, ...]]] = {}  # of each field, the types that it may have beside None
+
+    def __init_subclass__(cls) -> None:
+        hints = {name: hint for name, hint in get_type_hints(cls).items() if name not in ("rest", "_kinds")}
+        unions = {name: get_args(hint) if isinstance(hint, UnionType) else (hint,) for name, hint in hints.items()}
+        cls._kinds = {name: tuple(get_origin(kind) or kind for kind in union) for name, union in unions.items()}
+
     @classmethod
     def from_json(cls: type[AnyDocument], document: Mapping[str, Any]) -> AnyDocument:
         """TypeError if a field is absent that has no default."""
-        kinds = _kinds(cls)
-        read = {name: _read(kinds[name], value) for name, value in document.items() if name in kinds}
-        rest = {name: value for name, value in document.items() if name not in kinds}
+        read = {name: _read(cls._kinds[name], value) for name, value in document.items() if name in cls._kinds}
+        rest = {name: value for name, value in document.items() if name not in cls._kinds}
         return cls(**{name: value for name, value in read.items() if value is not None}, rest=rest)
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.rest, **{name: _written(getattr(self, name)) for name in _kinds(type(self))}}
-
-
-@cache
-def _kinds(document: Any) -> dict[str, tuple[type, ...]]:
-    """The types that each field may have, without None."""
-    hints = get_type_hints(document)
-    unions = {name: get_args(hint) if get_origin(hint) is types.UnionType else (hint,) for name, hint in hints.items()}
-    return {name: tuple(get_origin(kind) or kind for kind in union) for name, union in unions.items() if name != "rest"}
+        return {**self.rest, **{name: _written(getattr(self, name)) for name in self._kinds}}
 
 
 def _read(kinds: tuple[type, ...], value: Any) -> Any:
