@@ -4,6 +4,7 @@ surplus snapshot deleted, the zones of a fleet that names none."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -20,13 +21,14 @@ from spotheal.agent.aws.s3 import Store
 from spotheal.agent.life.finish import cancel
 from spotheal.agent.protocol.clock import SystemClock
 from spotheal.agent.protocol.errors import SpothealError
-from spotheal.agent.protocol.names import Phase, StoreUrl
+from spotheal.agent.protocol.names import TAG_JOB, TAG_RUN, Phase, StoreUrl
 from spotheal.agent.record.results import InStore
 from spotheal.agent.sweep.worker import Worker
 from spotheal.fleet.files.config import FleetConfig
 from spotheal.fleet.rehearsal.ec2.rulebook import Latencies, Rulebook
 from spotheal.fleet.rehearsal.services.client import InMemoryEc2
 from spotheal.fleet.request import steps, submit
+from spotheal.fleet.run.runs import Run
 from spotheal.fleet.run.session import Session
 
 __all__ = ["desk", "moto_clients", "wheels"]  # fixtures
@@ -145,8 +147,11 @@ def test_a_sweep_of_an_ec2_fleet_that_begins_a_run_again_gets_its_instance_back(
     from spotheal.fleet.sweep import retry
 
     rules, fleet, _ = begun("EC2 fleet")
+    sweep = Run("digits", "01J8Z3T2QK5V9W7X6Y5Z4A3B2C", Store(None, StoreUrl("b", "run")))
+    tags = {TAG_RUN: sweep.id, TAG_JOB: sweep.job}
+    rules.world.fleets.put(replace(next(one for one in rules.fleets() if one.id == fleet), tags=tags))
     client = InMemoryEc2(rules)
     session: Any = SimpleNamespace(client=lambda _: client, ec2=Ec2(client))
-    assert 3 == retry.make_room(session, fleet, 1, {"runs": {"running": 2, "waiting": 1}})
+    assert 3 == retry.make_room(session, sweep, fleet, 1, {"runs": {"running": 2, "waiting": 1}})
     (found,) = [one for one in rules.fleets() if one.id == fleet]
     assert found.target == 3
