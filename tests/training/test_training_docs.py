@@ -34,7 +34,7 @@ def test_every_block_of_the_page_has_a_test() -> None:
     here = {"The store", "The store, copying behind the training", "The sampler", "The notice",
             "A loop of your own: three lines", "Streaming data", "Accelerate"}  # fmt: skip
     assert set(documented.blocks()) == here | {
-        "Lightning", "Hugging Face Trainer", "Keras 3", "Sharded models: FSDP2"
+        "Adding us to a script", "Lightning", "Hugging Face Trainer", "Keras 3", "Sharded models: FSDP2"
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import signal
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from interrupted import EPOCHS, STEPS, gone, options, saved_step
 
 from spotheal.training.checkpoint import Store
 from spotheal.training.sampler import ExactSampler, exact_loader
-from spotheal.training.session import SavedAndStopped
+from spotheal.training.session import SavedAndStopped, Session
 
 pytestmark = pytest.mark.torch
 lightning: Any = None  # imported when a test runs: a worker that runs none of them need not wait for it
@@ -145,3 +146,54 @@ def test_the_block_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }
     documented.run("Lightning", names)
     assert [step for step, _ in Store("checkpoints").slots.found()] == [6]
+
+
+@functools.cache
+def data_class() -> Any:
+    class Data(lightning.LightningDataModule):  # type: ignore[misc]
+        def train_dataloader(self) -> Any:
+            return interrupted.loader()
+
+    return Data
+
+
+# With a logger each start has a new folder. Without one the next machine meets the config.yaml of the first.
+@pytest.mark.parametrize("logger", ["false", "{class_path: CSVLogger, init_args: {save_dir: logs}}"])
+def test_the_lines_for_the_command_line_of_lightning_go_on_exactly(
+    logger: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("jsonargparse", reason="LightningCLI needs it: pip install '.[integrations]'")
+    from lightning.pytorch.cli import LightningCLI
+
+    from spotheal.training.integrations.lightning import SpotCheckpoints
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    argv = [f"--trainer.max_epochs={EPOCHS}", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false",
+            "--trainer.enable_model_summary=false", f"--trainer.logger={logger}"]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["train.py", *argv])
+    after_step = Session.after_step
+
+    def life(folder: Path, stop_at: int = 0) -> dict[str, Any]:
+        def hears(self: Session, step: int, *arguments: Any, **named: Any) -> None:
+            if step == stop_at:
+                interrupted.notice(folder, self)
+            after_step(self, step, *arguments, **named)
+
+        folder.mkdir(exist_ok=True)
+        gone(folder)
+        with monkeypatch.context() as patch:
+            patch.chdir(folder)
+            patch.setattr(Session, "after_step", hears)
+            for name, value in interrupted.environment(folder).items():
+                patch.setenv(name, value)
+            names = {"Task": task_class(), "Data": data_class(), "LightningCLI": LightningCLI,
+                     "SpotCheckpoints": SpotCheckpoints}  # fmt: skip
+            return dict(documented.run("Adding us to a script", names)["cli"].model.state_dict())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in (4, 9):
+            with pytest.raises(SavedAndStopped):
+                life(tmp_path / "spot", step)
+            assert saved_step(tmp_path / "spot") == step
+        assert same(life(tmp_path / "spot"), life(tmp_path / "whole"))
