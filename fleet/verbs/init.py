@@ -133,8 +133,15 @@ def _words(command: str) -> tuple[str, ...]:
 
 def _refuse_existing(files: list[Path], force: bool) -> None:
     existing = [str(path) for path in files if path.exists()]
-    if existing and not force:
-        raise Conflict(f"{' and '.join(existing)}: there already", next_step="--force writes over it, --dir elsewhere")
+    if not existing or force:
+        return
+    both = len(existing) == len(files)
+    kept = "are there already and were kept" if both else "is there already and was kept"
+    check = f"`fleetctl validate {existing[0]}` checks them as they are; " if both else ""
+    raise Conflict(
+        f"{' and '.join(existing)} {kept}; nothing was written",
+        next_step=f"{check}`init --force` writes both files again, `--dir NAME` writes them elsewhere",
+    )
 
 
 def _check(wishes: object) -> None:

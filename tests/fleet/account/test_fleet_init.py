@@ -248,6 +248,25 @@ def test_files_that_are_there_are_never_written_over_without_force(cloud_desk: C
 
 
 @pytest.mark.parametrize(
+    ("files", "message", "next_step"),
+    [(["job.toml"], "job.toml is there already and was kept; nothing was written", "`init --force` writes both files"),
+     (["spot_fleet_config.json", "job.toml"],
+      "spot_fleet_config.json and job.toml are there already and were kept; nothing was written",
+      "`fleetctl validate spot_fleet_config.json` checks them as they are; `init --force` writes both files")],
+)  # fmt: skip
+def test_init_says_what_it_kept_and_the_next_step(
+    nowhere: Path, files: list[str], message: str, next_step: str
+) -> None:
+    for name in files:
+        Path(name).write_text("mine")
+    result = run(*COMMAND, "--offline")
+    words = " ".join(result.stderr.split())
+    assert result.exit_code == ExitCode.CONFLICT
+    assert f"{message} " in words and f"next: {next_step} again, `--dir NAME` writes them elsewhere" in words
+    assert files == sorted(path.name for path in nowhere.iterdir())[::-1]
+
+
+@pytest.mark.parametrize(
     ("code", "exit_code", "says"),
     [("AccessDeniedException", ExitCode.PERMISSION, "docs/permissions.md"),
      ("ThrottlingException", ExitCode.UNEXPECTED, "could not list the Deep Learning AMIs")],
