@@ -169,7 +169,7 @@ def _script_notes(config: JobConfig, clone: Path, commit: str) -> list[str]:
     script = script_of(config.job.command)
     path = posixpath.normpath(posixpath.join(config.job.directory, script))
     if not script:
-        return []
+        return _bare_name_notes(config, clone, commit)
     if entry := _git(["ls-tree", "-z", commit, "--", path], clone):
         is_program = script == config.job.command[0]
         return _program_notes(config, script, commit) if is_program and entry.startswith("100644") else []
@@ -189,8 +189,27 @@ def _program_notes(config: JobConfig, script: str, commit: str) -> list[str]:
     message = f"[job] command runs {script} itself, which is not executable in commit {commit[:10]}"
     if config.job.setup:
         return [f"{message}; without a `setup` that permits it, the trainer cannot start"]
+    raise ConfigError(message, next_step=_with_interpreter(script))
+
+
+def _bare_name_notes(config: JobConfig, clone: Path, commit: str) -> list[str]:
+    """ConfigError for a script of the repository that is named without `./`; a note if a `setup` may put it on PATH."""
+    name = config.job.command[0]
+    if "/" in name or not name.endswith((".py", ".sh")):
+        return []
+    path = posixpath.normpath(posixpath.join(config.job.directory, name))
+    if not (entry := _git(["ls-tree", "-z", commit, "--", path], clone)):
+        return []
+    message = f"[job] command runs {name}, but {name} is looked for on PATH, not in the repository"
+    if config.job.setup:
+        return [f"{message}; without a `setup` that installs it, the trainer cannot start"]
+    is_program = entry.startswith("100755")
+    raise ConfigError(message, next_step=f'write ["./{name}", …]' if is_program else _with_interpreter(name))
+
+
+def _with_interpreter(script: str) -> str:
     interpreter = "python" if script.endswith(".py") else "sh"
-    raise ConfigError(message, next_step=f'begin the command with its interpreter: ["{interpreter}", "{script}", …]')
+    return f'begin the command with its interpreter: ["{interpreter}", "{script}", …]'
 
 
 # --------------------------------------------------------------------------------------------------------------- remote

@@ -214,6 +214,22 @@ def test_a_script_without_interpreter_that_is_not_executable_is_refused_with_the
     assert check_script(job(".", command=command), checkout) == []
 
 
+def test_a_script_named_without_its_folder_is_refused_with_the_command_to_write(checkout: Path) -> None:
+    """A machine looks for `train.py` on PATH, where it is not, executable or not."""
+    command = ["train.py", "--epochs", "3"]
+    for mode, cure in (("-x", '["python", "train.py", …]'), ("+x", '["./train.py", …]')):
+        git(checkout, "update-index", f"--chmod={mode}", "train.py")
+        git(checkout, "commit", "-q", "--allow-empty", "-m", "mode")
+        git(checkout, "checkout", "-q", ".")
+        for check in (check_script, resolve):
+            with pytest.raises(ConfigError, match=r"train\.py is looked for on PATH, not in the repository") as caught:
+                check(job(".", command=command), checkout)
+            assert cure in caught.value.next_step
+    (note,) = check_script(job(".", command=command, setup=[["pip", "install", "."]]), checkout)
+    assert "looked for on PATH" in note
+    assert check_script(job(".", command=["elsewhere.py"]), checkout) == []  # a program of the machine image
+
+
 @pytest.mark.parametrize("more", [{"setup": [["make", "trainer.py"]]}, {"submodules": True}])
 def test_a_script_that_setup_or_a_submodule_may_bring_is_only_noted(checkout: Path, more: dict[str, Any]) -> None:
     (note,) = resolve(job(".", command=["python", "trainer.py"], **more), checkout).warnings
