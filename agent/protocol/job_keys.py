@@ -27,6 +27,7 @@ from spotheal.agent.protocol.job_values import (
     mount,
     one_of,
     policy,
+    python,
     rate,
     reference,
     results,
@@ -93,7 +94,7 @@ KEYS: tuple[Key, ...] = (
         matching(f"{REGION}|", "a region such as us-west-2"),
         "written by init, so that tomorrow's shell finds the job",
     ),
-    Key("job", "python", "", text, "what `python` means; default: the machine image's environment with torch"),
+    Key("job", "python", "", python, "what `python` means; default: the machine image's environment with torch"),
     Key("job", "keep", [], insides, "paths of the working copy that later runs on the same volume find too"),
     Key("job", "submodules", False, boolean, "check out submodules too"),
     Key(

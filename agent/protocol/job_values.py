@@ -20,7 +20,11 @@ POLICY_CHARACTERS_MAX = 2048
 SHOWN_OF_NOMINAL = 0.9
 _OPERATOR = re.compile(r"&&|\|\|?|;|&|[0-9&]?>>?|[0-9]?>&[0-9]?|<{1,3}")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-_HOME = re.compile(r"(?:~/|(?:-[\w-]+=)?\$(?:HOME\b|\{HOME\}))[\w./-]*")
+_HOME = re.compile(r"~/[\w./-]*")
+# Of the environment: capital letters. Hydra's own are small (`${base_lr}`), and the agent fills in ${SPOTHEAL_…}.
+_VARIABLE = re.compile(r"\$(?:[A-Z_][A-Z0-9_]*\b|\{(?!SPOTHEAL_)[A-Z_][A-Z0-9_]*\})")
+_PYTHON = re.compile(r"(python)?(\d+)(?:\.(\d+))?([\d.]*)t?")
+_PYTHON_MINORS = range(8, 16)  # torch 2.4 was the last for 3.8; torch 2.15 is the first for 3.15 (PyPI, 2026-11)
 _DURATION = re.compile(r"(\d+)\s*(s|m|h|d)")
 _DURATION_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _HOST_KEY = re.compile(r"[^\s@#-]\S* (?:ssh|ecdsa|sk)-[\w@.-]+ [A-Za-z0-9+/=]+(?: [^\n]*)?")
@@ -62,6 +66,21 @@ def integer(low: int, high: int) -> Check:
         return "" if good else f"must be a whole number from {low} to {high}"
 
     return check
+
+
+def python(value: Any) -> str:
+    """A name or a path; its version is judged if the name has one."""
+    match = _PYTHON.fullmatch(posixpath.basename(value)) if not text(value) else None
+    if not match:
+        return text(value)
+    named, major, minor, rest = match.groups()
+    if named and major == "3" and not rest and (minor is None or int(minor) in _PYTHON_MINORS):
+        return ""
+    first, last = (f'"python3.{minor}"' for minor in (_PYTHON_MINORS[0], _PYTHON_MINORS[-1]))
+    return (
+        f'must be "python3", a name from {first} to {last} (torch has no build for another), a path such as'
+        ' "/opt/pytorch/bin/python", or left out: then it is the machine image\'s with torch'
+    )
 
 
 def volume_type(value: Any) -> str:
@@ -115,8 +134,12 @@ def shell_sign(words: Sequence[str]) -> str:
     if not words or posixpath.basename(words[0]) == "find":  # whose -exec ends in `;`
         return ""
     signs = [words[0]] if _ASSIGNMENT.match(words[0]) else []
-    homes = [] if "-c" in words else [word for word in words if _HOME.fullmatch(word)]  # `sh -c` expands it
-    return next(iter([*signs, *(word for word in words if _OPERATOR.fullmatch(word)), *homes]), "")
+    expanded = [] if "-c" in words else [word for word in words if _is_expanded(word)]  # `sh -c` expands it
+    return next(iter([*signs, *(word for word in words if _OPERATOR.fullmatch(word)), *expanded]), "")
+
+
+def _is_expanded(word: str) -> bool:
+    return bool(_HOME.fullmatch(word) or _VARIABLE.search(word))
 
 
 def argv(value: Any) -> str:
@@ -125,7 +148,7 @@ def argv(value: Any) -> str:
         return 'must be a list of strings, such as ["python", "train.py"] (no shell reads it)'
     if not (sign := shell_sign(value)):
         return ""
-    is_sign = [bool(_OPERATOR.fullmatch(word) or _ASSIGNMENT.match(word) or _HOME.fullmatch(word)) for word in value]
+    is_sign = [bool(_OPERATOR.fullmatch(word) or _ASSIGNMENT.match(word) or _is_expanded(word)) for word in value]
     script = " ".join(word if bare else shlex.quote(word) for word, bare in zip(value, is_sign, strict=True))
     return f'{only_a_shell(sign)}; let a shell run it: ["sh", "-c", {json.dumps(script)}]'
 

@@ -110,7 +110,7 @@ def _words(command: str) -> tuple[str, ...]:
     import re
     import shlex
 
-    from spotheal.agent.protocol.job_values import only_a_shell
+    from spotheal.agent.protocol.job_values import only_a_shell, shell_sign
 
     try:
         words = tuple(shlex.split(command))
@@ -122,7 +122,7 @@ def _words(command: str) -> tuple[str, ...]:
     operators = [token for token in tokens if re.fullmatch(r"[();<>|&]+", token)]
     assignments = words[:1] if re.match(r"[A-Za-z_]\w*=", words[0]) else ()
     backticks = ["`" for word in words if "`" in word and not re.search(r"\s", word)]  # a quoted one is a script
-    shell = [*operators, *assignments, *backticks]
+    shell = [*operators, *assignments, *backticks, *filter(None, [shell_sign(words)])]
     if shell:
         script = f"sh -c {shlex.quote(command)}"
         # Between double quotes the reader's own shell would act on these.

@@ -185,7 +185,8 @@ def test_a_project_file_without_an_end_is_not_read(tmp_path: Path) -> None:
     ("command", "operator"),
     [("torchrun train.py && echo done", "&&"), ("python train.py | tee log", "|"), ("python train.py > log", ">"),
      ("python a.py; python b.py", ";"), ("python train.py --seed $(date +%s)", "("), ("python train.py `nproc`", "`"),
-     ("OMP_NUM_THREADS=1 python a.py", "OMP")],
+     ("OMP_NUM_THREADS=1 python a.py", "OMP"), ("python train.py --out $HOME/x", "$HOME"),
+     ("python train.py --data=${DATA}/x", "--data=${DATA}")],
 )  # fmt: skip
 def test_what_only_a_shell_understands_is_refused_with_the_form_that_works(
     cloud_desk: CloudDesk, command: str, operator: str

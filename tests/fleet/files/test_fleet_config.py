@@ -80,6 +80,8 @@ def test_the_profile_of_another_job_is_refused(tmp_path: Path) -> None:
         ("command", ["python", "train.py", "--data", "$HOME/data"], "$HOME/data"),
         ("command", ["python", "~/train.py"], "~/train.py"),
         ("command", ["python", "train.py", "--data=${HOME}/data"], "--data=${HOME}/data"),
+        ("command", ["python", "train.py", "--data=${DATA}"], "--data=${DATA}"),
+        ("setup", [["pip", "install", "$MY_WHEEL"]], "$MY_WHEEL"),
     ],
 )
 def test_what_only_a_shell_understands_is_refused_as_init_refuses_it(key: str, words: list[Any], sign: str) -> None:
@@ -98,11 +100,30 @@ def test_what_only_a_shell_understands_is_refused_as_init_refuses_it(key: str, w
         ["x", "A=1"],
         ["find", ".", "-exec", "x", ";"],
         ["sh", "-c", "$HOME/x"],
-        ["x", "--out=${SPOTHEAL_RESULTS_DIR}", "~", "^a$", "--cost=$5"],
+        ["x", "--out=${SPOTHEAL_RESULTS_DIR}", "~", "^a$", "--cost=$5", "dir=${hydra:runtime.cwd}", "lr=${base_lr}"],
     ],
 )
 def test_an_argument_that_only_looks_like_a_shells_is_taken(words: list[str]) -> None:
     assert parse_job({"job": {"name": "j", "repository": ".", "command": words}}).job.command == tuple(words)
+
+
+@pytest.mark.parametrize(
+    "name", ["python3.99", "python2.7", "python3.6", "python4", "3.11", "python3.11.4", "/usr/bin/python3.99"]
+)
+def test_a_python_that_torch_has_no_build_for_is_refused_with_the_names_that_it_has(name: str) -> None:
+    """It was found out on the machine, after the fleet had been paid for."""
+    with pytest.raises(ConfigError) as caught:
+        parse_job({"job": {"name": "j", "repository": ".", "command": ["x"], "python": name}})
+    assert 'must be "python3", a name from "python3.8" to "python3.15" (torch has no build for another)' in (
+        caught.value.message
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["", "python", "python3", "python3.8", "python3.13t", "/opt/pytorch/bin/python", "/opt/my env/bin/python3"]
+)
+def test_a_python_that_a_machine_may_have_is_taken(name: str) -> None:
+    assert parse_job({"job": {"name": "j", "repository": ".", "command": ["x"], "python": name}}).job.python == name
 
 
 def test_the_wrapper_of_the_api_is_taken_too() -> None:
