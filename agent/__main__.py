@@ -37,7 +37,7 @@ def _check(config: InstanceConfig) -> int:
     import spotheal.agent.nodes.life
     import spotheal.agent.sweep.worker  # noqa: F401
     from spotheal.agent.aws import clients
-    from spotheal.agent.life.stages import World
+    from spotheal.agent.life.world import World
 
     if missing := clients.missing_services():
         print(f"botocore has no models here of {', '.join(missing)}", file=sys.stderr)
@@ -49,7 +49,7 @@ def _check(config: InstanceConfig) -> int:
 def _run(config: InstanceConfig) -> int:
     # Imported here so that a wrong configuration is named at once, without boto3's third of a second.
     from spotheal.agent.life.run import run
-    from spotheal.agent.life.stages import World
+    from spotheal.agent.life.world import World
     from spotheal.agent.nodes.life import NodeLife
     from spotheal.agent.sweep.worker import run_sweep
 

@@ -29,8 +29,8 @@ from spotheal.agent.interruption.watcher import Interruption, Watcher
 from spotheal.agent.life.confinement import Confinement
 from spotheal.agent.life.finish import Finishing, store_results
 from spotheal.agent.life.preflight import patiently
-from spotheal.agent.life.stages import World
 from spotheal.agent.life.trainer_stage import Instruments, TrainerStage
+from spotheal.agent.life.world import World
 from spotheal.agent.machine.efs import Efs
 from spotheal.agent.money.budget import Budget
 from spotheal.agent.money.limits import Limits

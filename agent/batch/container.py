@@ -12,7 +12,7 @@ from spotheal.agent.aws.imds import Metadata
 from spotheal.agent.batch.child import Child
 from spotheal.agent.batch.place import place, read_config
 from spotheal.agent.files.paths import Paths
-from spotheal.agent.life.stages import World
+from spotheal.agent.life.world import World
 from spotheal.agent.machine.host import Host
 from spotheal.agent.money.notify import topic_region
 from spotheal.agent.protocol.clock import SystemClock

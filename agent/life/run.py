@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from spotheal.agent.life.boot import Boot, ends_the_run
 from spotheal.agent.life.gpus import Unsuitable
-from spotheal.agent.life.stages import Life, World, ends_the_run
+from spotheal.agent.life.stages import Life
+from spotheal.agent.life.world import World
 from spotheal.agent.protocol.ends import End, decide_end
 from spotheal.agent.protocol.errors import ExitCode, Interrupted
 from spotheal.agent.protocol.instance_config import InstanceConfig
@@ -15,7 +17,8 @@ def run(config: InstanceConfig, world: World, kind: type[Life] | None = None) ->
 
     Returns OK where the agent must not be started again, another code or SpothealError where another start may help.
     """
-    with (kind or Life)(config, world) as life:  # metadata: who am I; launch: counted before anything else can fail
+    boot = Boot.register(config, world)  # metadata: who am I; launch: counted before anything else can fail
+    with (kind or Life)(boot) as life:
         while True:
             try:
                 life.finish(train(life))  # finish: results, reason, fleet cancelled

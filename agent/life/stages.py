@@ -6,58 +6,45 @@ Only wiring and order are here; each stage is a module of its own.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec
 
-from spotheal.agent.aws import clients
-from spotheal.agent.aws.ec2 import Ec2
-from spotheal.agent.aws.imds import Metadata
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.files.folders import Folders
-from spotheal.agent.files.paths import Paths
 from spotheal.agent.interruption.handover import HandoverResult, Steps, hand_over
 from spotheal.agent.interruption.watcher import Interruption, Watcher
+from spotheal.agent.life.boot import Boot, RunOver
 from spotheal.agent.life.confinement import Confinement
 from spotheal.agent.life.finish import POWER_OFF_SECONDS, Finishing, cancel, record, store_results
 from spotheal.agent.life.gpu_check import GpuCheck
 from spotheal.agent.life.gpus import Bars, Found, Need, Unsuitable
 from spotheal.agent.life.on_demand import Rescue
 from spotheal.agent.life.preflight import LookBack, between_interruptions
-from spotheal.agent.life.spending import Money, used_gib
+from spotheal.agent.life.spending import used_gib
 from spotheal.agent.life.trainer_stage import Instruments, TrainerStage
 from spotheal.agent.machine.efs import Efs
-from spotheal.agent.machine.host import Host
-from spotheal.agent.machine.systemd_notify import Notifier
 from spotheal.agent.money.messages import interruption_message
-from spotheal.agent.money.notify import SECONDS_MAX, Message, topic_region
+from spotheal.agent.money.notify import SECONDS_MAX, Message
 from spotheal.agent.processes.foreign_command import Surroundings
-from spotheal.agent.protocol.clock import Clock, SystemClock, parse_rfc3339, rfc3339
+from spotheal.agent.protocol.clock import parse_rfc3339, rfc3339
 from spotheal.agent.protocol.contract import BETWEEN_INTERRUPTIONS
 from spotheal.agent.protocol.ends import BARRED, End, Trained
-from spotheal.agent.protocol.errors import ExitCode, Fatal, Interrupted, NoCredentials, Retryable, SpothealError
-from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.errors import ExitCode, Interrupted, Retryable, SpothealError
 from spotheal.agent.protocol.job_values import seconds
 from spotheal.agent.protocol.names import LAYOUT, TAG_JOB, TAG_NAME, TAG_RUN, EfsUrl, Phase
-from spotheal.agent.record.boot_record import Launch
-from spotheal.agent.record.ledger import Ledger
-from spotheal.agent.record.logs import Logs
 from spotheal.agent.record.results import LiveMetrics, place_of
 from spotheal.agent.record.run_state import RunMemory
-from spotheal.agent.record.status import Status
 from spotheal.agent.record.unplaced_results import BYTES_MAX, LISTED, Unplaced, unplaced_results
 from spotheal.agent.record.watchdog import (
     HEALING_SECONDS_MAX,
     HEARTBEAT_SECONDS_MAX,
     WATCH_SECONDS_MAX,
-    Liveness,
 )
 from spotheal.agent.repository.working_copy import (
     Fetched,
@@ -80,104 +67,24 @@ _NOTICES, _HEARTBEAT = "the watch for notices", "the heartbeat"  # loops that pr
 P = ParamSpec("P")
 
 
-@dataclass(frozen=True)
-class World:
-    """Everything that touches the world, so that a test can put its own in."""
-
-    clock: Clock
-    paths: Paths
-    host: Host
-    metadata: Metadata
-    logs: Logs
-    ec2: Any  # boto3 clients
-    s3: Any
-    scheduler: Any = None  # where the run has an on-demand rescue
-    sns: Any = None  # where [notify] names a topic
-    asked_to_stop: threading.Event = field(default_factory=threading.Event)  # SIGTERM
-    liveness: Liveness = field(default_factory=lambda: Liveness(SystemClock(), Notifier()))  # told to systemd
-    client: Callable[[str], Any] | None = None  # of ssm, secretsmanager and sts; None: boto3's
-
-    @classmethod
-    def real(cls, config: InstanceConfig) -> World:
-        clock, paths = SystemClock(), Paths.from_environment()
-        ec2, s3 = clients.client("ec2", config.region), clients.client("s3", config.region)
-        liveness = Liveness(clock, Notifier.from_environment())
-        rescued = seconds(config.job.fleet.on_demand_after)
-        scheduler = clients.client("scheduler", config.region) if rescued else None
-        logs = Logs(paths.logs, console=Path("/dev/console") if paths.is_whole_machine else None)
-        topic = config.job.notify.sns
-        sns = clients.client("sns", topic_region(topic) or config.region) if topic else None
-        return cls(clock, paths, Host(), Metadata(clock=clock), logs, ec2, s3, scheduler, sns, liveness=liveness)
-
-
-def ends_the_run(stage: Callable[P, End]) -> Callable[P, End]:
-    """A permanent fault in a stage is an end of the run: set-up failed, unless the fault itself names another end."""
-
-    @functools.wraps(stage)
-    def run(*args: P.args, **kwargs: P.kwargs) -> End:
-        try:
-            return stage(*args, **kwargs)
-        except RunOver as over:
-            return over.end
-        except NoCredentials:
-            raise
-        except Fatal as error:
-            return End(Phase.SETUP_FAILED, str(error))
-
-    return run
-
-
-class RunOver(SpothealError):
-    """A stage found that the run is over."""
-
-    def __init__(self, end: End) -> None:
-        super().__init__(end.reason)
-        self.end = end
-
-
 class Life:
     """One life of the agent on one instance."""
 
-    def __init__(self, config: InstanceConfig, world: World) -> None:
-        self._config, self._world = config, world
-        self._log, self._clock = world.logs.log, world.clock
-        self._store = Store(world.s3, config.store)
+    def __init__(self, boot: Boot) -> None:
+        config, world = boot.config, boot.world
+        self._boot, self._config, self._world = boot, config, world
+        self._log, self._clock, self._stop = boot.log, boot.clock, boot.stop
+        self._store, self._cloud, self._here = boot.store, boot.cloud, boot.here
+        self._launch, self._ledger, self._money, self._status = boot.launch, boot.ledger, boot.money, boot.status
         self._sources = Store(world.s3, config.sources or config.store)
-        self._cloud = Ec2(world.ec2, config.job.job.name)
-        self._here = world.metadata.identity(progress=lambda why: self._log.warning(why))
-        world.logs.bind(instance=self._here.instance, zone=self._here.zone)
-        self._log.info("this instance", type=self._here.instance_type, image=self._here.image)
-        self._refused: Fatal | None = None
-        try:
-            self._launch = Launch.count(self._store, self._here, self._clock, config.requested_at)
-        except NoCredentials:
-            raise
-        except Fatal as error:  # an end like any other, so that the fleet is cancelled and does not try for ever
-            self._launch, self._refused = Launch(self._store, self._here, {"starts": 1}), error
-        self._ledger = Ledger(self._store, self._clock, self._here.instance, self._here.zone)
-        self._money = Money.of(config, world, self._store, self._cloud, self._ledger, self._here)
-        self._ledger.note("boot", instance_type=self._here.instance_type, **self._money.boot_fields(world.paths))
-        self._status = Status(
-            self._store,
-            self._clock,
-            self._log,
-            job=config.job.job.name,
-            run=config.run,
-            instance=self._here.instance,
-            instance_type=self._here.instance_type,
-            zone=self._here.zone,
-            revision=config.revision,
-        )
         after = seconds(config.job.fleet.on_demand_after)
         self._rescue = Rescue(world.scheduler, config.job.job.name, config.run, after, self._clock, self._log)
-        self._stop = threading.Event()  # this machine goes away: every wait ends
         self._mount_point = world.paths.mount_point(config.job.volume.mount)
         self._folders = self._lay_out()
         self._warmup = Warmup(self._log)
-        self._client = world.client or (lambda service: clients.client(service, config.region))
         self._confinement = Confinement(
             config, world.paths, self._folders, self._here, world.metadata, self._clock, self._stop, self._log,
-            self._client,
+            boot.client,
         )  # fmt: skip
         self._results = place_of(config, world.s3, self._efs, lambda: self._confinement.account)
         scratch = self._folders.run_dir / f"metrics.{config.run}.jsonl"
@@ -201,7 +108,6 @@ class Life:
         self.leaving = False
         self.exit_code = ExitCode.OK  # of a life that leaves
         self._closing = threading.Event()  # the agent ends
-        self._threads: list[threading.Thread] = []
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="stage")
         self._liveness = world.liveness
         self._watcher = Watcher(
@@ -241,9 +147,7 @@ class Life:
         self._confinement.leave()
 
     def _beside(self, name: str, work: Callable[[], object]) -> None:
-        thread = threading.Thread(target=work, name=name, daemon=True)
-        thread.start()
-        self._threads.append(thread)
+        threading.Thread(target=work, name=name, daemon=True).start()
 
     def _beat(self) -> None:
         self._beats()
@@ -310,8 +214,8 @@ class Life:
     # ----------------------------------------------------------------------------------------------------- the stages
     def look_back(self) -> None:
         """Is the run over already? An instance that is launched into a run that has ended cancels its fleet again."""
-        if self._refused is not None:
-            raise self._refused
+        if self._boot.refused is not None:
+            raise self._boot.refused
         here = self._here.instance
         known = self._note_predecessor
         back = LookBack(self._store, self._cloud, self._launch, here, self._clock, self._stop, self._log, known)
@@ -662,7 +566,7 @@ class Life:
         world, here = self._world, self._here
         return Efs(
             place, region=self._config.region, zone=here.zone, root=world.paths.root, host=world.host,
-            client=lambda: self._client("efs"), clock=self._clock, stop=self._stop, log=self._log,
+            client=lambda: self._boot.client("efs"), clock=self._clock, stop=self._stop, log=self._log,
             for_trainer=self._config.job.on_machines,
         )  # fmt: skip
 

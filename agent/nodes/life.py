@@ -18,8 +18,9 @@ from typing import Any
 
 from spotheal.agent.files.folders import PRIVATE, Folders
 from spotheal.agent.interruption.handover import HandoverResult
+from spotheal.agent.life.boot import Boot, RunOver
 from spotheal.agent.life.finish import Finishing
-from spotheal.agent.life.stages import Life, RunOver, World
+from spotheal.agent.life.stages import Life
 from spotheal.agent.life.trainer_stage import Instruments
 from spotheal.agent.machine.efs import MOUNT_POINT, Efs
 from spotheal.agent.nodes.meeting import Meeting
@@ -27,7 +28,6 @@ from spotheal.agent.nodes.shared_copy import SharedCopy
 from spotheal.agent.protocol.clock import Stop
 from spotheal.agent.protocol.ends import End
 from spotheal.agent.protocol.errors import Retryable, SetupFailed
-from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job_values import seconds
 from spotheal.agent.protocol.names import EfsUrl, Phase
 from spotheal.agent.record.results import LiveMetrics
@@ -46,12 +46,13 @@ _NETWORK = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 class NodeLife(Life):
     """`meeting` is what its trainer's launcher asks where to meet the others."""
 
-    def __init__(self, config: InstanceConfig, world: World) -> None:
+    def __init__(self, boot: Boot) -> None:
+        config = boot.config
         place = config.job.store.results_place
         if not isinstance(place, EfsUrl):  # refused by `config`, which a newer job.json may not have gone through
             raise SetupFailed("a run on several machines keeps its checkpoints on EFS", next_step=_EFS)
         self._shared = place
-        super().__init__(config, world)
+        super().__init__(boot)
         self._meeting = Meeting(
             self._store, self._cloud, self._clock, self._log, self._here,
             run=config.run, machines=config.job.machines, wait_seconds=seconds(config.job.job.nodes_wait),

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from spotheal.agent.aws.ec2 import Instance
 from spotheal.agent.aws.imds import Identity
 from spotheal.agent.aws.s3 import Store
-from spotheal.agent.life.stages import RunOver
+from spotheal.agent.life.boot import RunOver
 from spotheal.agent.money.bill_inputs import Known
 from spotheal.agent.nodes.heard import Heard, age_of
 from spotheal.agent.nodes.plan import (

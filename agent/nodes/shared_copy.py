@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.files.folders import Folders
-from spotheal.agent.life.stages import RunOver
+from spotheal.agent.life.boot import RunOver
 from spotheal.agent.nodes.heard import Heard
 from spotheal.agent.nodes.meeting import Cloud
 from spotheal.agent.nodes.plan import End, Machine, Seen, machine_of, still_in_one

@@ -17,7 +17,8 @@ from spotheal.agent.files.folders import Folders, publish
 from spotheal.agent.interruption.handover import HandoverResult
 from spotheal.agent.life.finish import POWER_OFF_SECONDS, Finishing, cancel, record
 from spotheal.agent.life.run import run
-from spotheal.agent.life.stages import Life, World
+from spotheal.agent.life.stages import Life
+from spotheal.agent.life.world import World
 from spotheal.agent.money.budget import Budget
 from spotheal.agent.money.limits import Limits
 from spotheal.agent.protocol.ends import NOT_STORED, End

@@ -33,8 +33,9 @@ from simulated_world import (
 
 from spotheal.agent.aws.imds import NOTHING, Answer, Identity, Rebalance, SpotAction
 from spotheal.agent.interruption import watcher
-from spotheal.agent.life import run, stages, trainer_stage
+from spotheal.agent.life import boot, run, stages, trainer_stage
 from spotheal.agent.life.gpus import BARRED_LAUNCHES_MAX, Found
+from spotheal.agent.life.world import World
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.contract import Notice, Progress, Saved
 from spotheal.agent.protocol.ends import LAUNCHES_WITHOUT_PROGRESS_MAX, STARTS_WITHOUT_PROGRESS_MAX
@@ -97,7 +98,7 @@ class LifeRegion(Region):
     def __enter__(self) -> LifeRegion:
         threads = SimulatedThreading(self)
         self._patches = contextlib.ExitStack()
-        for module in (stages, status, ledger, watcher, trainer_stage):
+        for module in (boot, stages, status, ledger, watcher, trainer_stage):
             self._patch(module, "threading", threads)
         self._patch(run, "Life", SimulatedLife)
         self._patch(stages, "Watcher", SimulatedWatcher)
@@ -237,7 +238,7 @@ class LifeRegion(Region):
         """Of EC2 and S3, as this machine has them."""
         return InMemoryEc2(self.rules, machine.id), HangingS3(self)
 
-    def live(self, world: stages.World) -> int:
+    def live(self, world: World) -> int:
         """What the agent's process does; its exit code."""
         return int(run.run(self.config, world))
 
@@ -245,7 +246,7 @@ class LifeRegion(Region):
         """One process of the agent, from its start to its exit code."""
         ec2, s3 = self.clients(machine)
         log = Quiet(self.time, machine.id, self.story)
-        world = stages.World(
+        world = World(
             self.time,
             SimulatedPaths(),  # type: ignore[arg-type]
             LifeHost(self, machine),  # type: ignore[arg-type]

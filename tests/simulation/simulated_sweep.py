@@ -10,7 +10,8 @@ from typing import Any
 from simulated_life import CONFIG, LifeRegion, Machine, SimulatedLife, SimulatedTrainer
 from simulated_world import RUN, STEP_SECONDS, TAGS, Broken
 
-from spotheal.agent.life import stages, trainer_stage
+from spotheal.agent.life import trainer_stage
+from spotheal.agent.life.world import World
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.contract import Progress, Saved
 from spotheal.agent.protocol.names import LAYOUT, TAG_RUN
@@ -48,7 +49,7 @@ class SweepRegion(LifeRegion):
         document = json.dumps({"fleet_id": self.fleet}).encode()
         self.s3.put_object(Bucket="bucket", Key=f"digits/{RUN}/{LAYOUT.fleet_document}", Body=document)
 
-    def live(self, world: stages.World) -> int:
+    def live(self, world: World) -> int:
         return int(worker.run_sweep(self.config, world))
 
     # ----------------------------------------------------------------------------------------------------- what is seen

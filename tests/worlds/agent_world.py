@@ -16,7 +16,7 @@ from spotheal.agent.aws.imds import NOTHING, Answer, Identity, Metadata, Rebalan
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.files.paths import Paths
 from spotheal.agent.life.run import run
-from spotheal.agent.life.stages import World
+from spotheal.agent.life.world import World
 from spotheal.agent.machine.host import Host
 from spotheal.agent.protocol.clock import SystemClock, rfc3339
 from spotheal.agent.protocol.errors import ExitCode, Retryable

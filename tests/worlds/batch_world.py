@@ -18,7 +18,7 @@ from spotheal.agent.aws.s3 import Store
 from spotheal.agent.batch.child import Child
 from spotheal.agent.batch.place import Place, read_config
 from spotheal.agent.files.paths import Paths
-from spotheal.agent.life.stages import World
+from spotheal.agent.life.world import World
 from spotheal.agent.machine.host import Host
 from spotheal.agent.protocol.clock import SystemClock, rfc3339
 from spotheal.agent.protocol.instance_config import InstanceConfig

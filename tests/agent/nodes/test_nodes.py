@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from nodes_world import NOW, Run
 
-from spotheal.agent.life.stages import RunOver
+from spotheal.agent.life.boot import RunOver
 from spotheal.agent.nodes.life import device_of
 from spotheal.agent.nodes.plan import ClaimTerm, End, Join, Machine, Place, Seen, Wait, decide
 from spotheal.agent.protocol.contract import EXIT_RANKS_LOST

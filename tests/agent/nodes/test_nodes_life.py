@@ -20,7 +20,7 @@ from efs_world import FS
 from spotheal.agent.aws.imds import SpotAction
 from spotheal.agent.files.paths import Paths
 from spotheal.agent.life.run import run
-from spotheal.agent.life.stages import World
+from spotheal.agent.life.world import World
 from spotheal.agent.nodes.life import NodeLife
 from spotheal.agent.protocol.errors import ExitCode
 from spotheal.agent.record.logs import Logs

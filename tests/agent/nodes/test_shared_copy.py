@@ -14,7 +14,7 @@ from nodes_world import Run as Meetings
 from working_copies import FIRST, PYTHON, SECOND, WHERE, configured, fetched, texts, written
 
 from spotheal.agent.files.folders import Folders
-from spotheal.agent.life.stages import RunOver
+from spotheal.agent.life.boot import RunOver
 from spotheal.agent.nodes.shared_copy import TURN_SECONDS_MAX, SharedCopy
 from spotheal.agent.protocol.errors import Interrupted, Retryable
 from spotheal.agent.protocol.names import LAYOUT, Phase
