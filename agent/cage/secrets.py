@@ -7,25 +7,25 @@ Source: SSM API, GetParameters (ten names a call); Secrets Manager API, GetSecre
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from spotheal.agent.aws.clients import translated
-from spotheal.agent.processes.foreign_command import back_off
 from spotheal.agent.protocol.clock import Clock, Stop
 from spotheal.agent.protocol.errors import (
     Fatal,
-    Interrupted,
     NoCredentials,
     NotFound,
     PermissionDenied,
-    Retryable,
     SetupFailed,
+    SpothealError,
 )
 from spotheal.agent.protocol.redaction import LENGTH_MIN, SECRETS
 from spotheal.agent.protocol.retry_budget import Patience
+from spotheal.agent.protocol.retrying import back_off, until_it_works
 from spotheal.agent.protocol.secret_reference import SecretReference
 
 NETWORK_SECONDS_MAX = 600.0
@@ -62,25 +62,24 @@ class Vault:
         return values
 
     def _patiently(self, references: Mapping[str, SecretReference]) -> dict[tuple[str, str], str]:
-        patience, tries = Patience(self.clock, NETWORK_SECONDS_MAX, REFUSED_SECONDS_MAX), 0
-        while True:
-            try:
-                return self._fetch(set(references.values()))
-            except NoCredentials:
-                raise
-            except (Retryable, PermissionDenied) as error:
-                tries += 1
-                if patience.is_over(error, pause=back_off(tries)):
-                    if isinstance(error, PermissionDenied):
-                        raise _not_allowed(references, error) from error
-                    raise
-                self.log.warning("secrets cannot be fetched; trying again", error=error.message, after=back_off(tries))
-                if self.clock.sleep(back_off(tries), until=self.stop):
-                    raise Interrupted("stopped while secrets were fetched") from error
-            except Fatal as error:
-                raise SetupFailed(
-                    f"a secret cannot be fetched: {error.message}", next_step=error.next_step, code=error.code
-                ) from error
+        patience, tries = Patience(self.clock, NETWORK_SECONDS_MAX, REFUSED_SECONDS_MAX), itertools.count(1)
+
+        def passes(error: SpothealError) -> bool:
+            return not isinstance(error, NoCredentials) and patience.bears(error, pause=back_off(next(tries)))
+
+        try:
+            return until_it_works(
+                lambda: self._fetch(set(references.values())), self.clock, pause=back_off, passes=passes,
+                stop=self.stop, log=self.log, line="secrets cannot be fetched; trying again",
+            )  # fmt: skip
+        except NoCredentials:
+            raise
+        except PermissionDenied as error:
+            raise _not_allowed(references, error) from error
+        except Fatal as error:
+            raise SetupFailed(
+                f"a secret cannot be fetched: {error.message}", next_step=error.next_step, code=error.code
+            ) from error
 
     def _fetch(self, references: Iterable[SecretReference]) -> dict[tuple[str, str], str]:
         """(service, id) -> value; what is not there is left out."""

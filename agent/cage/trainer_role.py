@@ -16,13 +16,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from spotheal.agent.aws.clients import translated
-from spotheal.agent.processes.foreign_command import back_off
 from spotheal.agent.protocol.clock import Clock, Stop, rfc3339
 from spotheal.agent.protocol.errors import Fatal, NoCredentials, PermissionDenied, SetupFailed
 from spotheal.agent.protocol.names import TRAINER_ROLE, partition_of
 from spotheal.agent.protocol.redaction import SECRETS
 from spotheal.agent.protocol.retry_budget import REFUSED_SECONDS_MAX
-from spotheal.agent.protocol.retrying import until_it_works
+from spotheal.agent.protocol.retrying import back_off, until_it_works
 
 SESSION_SECONDS = 3600
 EARLY_SECONDS = 600.0
@@ -57,10 +56,9 @@ class TrainerRole:
         A refusal is borne for two minutes: a role that `request` has just made is not known everywhere. Interrupted
         where `stop` is set meanwhile.
         """
-        until = self.clock.monotonic() + REFUSED_SECONDS_MAX
         try:
             until_it_works(
-                self.credentials, self.clock, until=until, stop=stop, pause=back_off,
+                self.credentials, self.clock, seconds_max=REFUSED_SECONDS_MAX, stop=stop, pause=back_off,
                 passes=lambda error: isinstance(error, PermissionDenied) and not isinstance(error, NoCredentials),
             )  # fmt: skip
         except NoCredentials:

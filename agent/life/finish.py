@@ -17,9 +17,10 @@ from spotheal.agent.protocol.ends import (
     NOT_STORED,
     End,
 )
-from spotheal.agent.protocol.errors import Retryable, SpothealError
+from spotheal.agent.protocol.errors import Interrupted, Retryable, SpothealError
 from spotheal.agent.protocol.names import LAYOUT, TAG_REASON, TAG_SAVED_STEP, TAG_STATE, Phase, VolumeState
 from spotheal.agent.protocol.redaction import redacted
+from spotheal.agent.protocol.retrying import until_it_works
 from spotheal.agent.record.ledger import Ledger
 from spotheal.agent.record.results import InStore, Place
 from spotheal.agent.record.status import Status
@@ -174,15 +175,14 @@ def record(work: Finishing, end: End, missing: str = "") -> End:
 
 def _store_end(work: Finishing, end: End) -> End:
     """Tried for `RECORD_SECONDS_MAX`: a store that cannot be written must not keep a fleet alive."""
-    began = work.clock.monotonic()
-    while True:
-        try:
-            return End(*work.status.end(phase=end.phase, reason=end.reason))
-        except SpothealError as error:
-            work.log.error("the end is not stored yet", phase=end.phase.value, reason=end.reason, error=str(error))
-        if work.clock.monotonic() - began > RECORD_SECONDS_MAX:
-            return end
-        work.clock.sleep(_RETRY_SECONDS)
+    try:
+        return until_it_works(
+            lambda: End(*work.status.end(phase=end.phase, reason=end.reason)), work.clock, passes=SpothealError,
+            pause=_RETRY_SECONDS, seconds_max=RECORD_SECONDS_MAX, log=work.log, line="the end is not stored yet",
+        )  # fmt: skip
+    except SpothealError as error:
+        work.log.error("the end is not stored", phase=end.phase.value, reason=end.reason, error=str(error))
+        return end
 
 
 def _tag(work: Finishing, end: End, results_stored: bool) -> None:
@@ -210,20 +210,22 @@ def find_fleet(work: Finishing) -> str | None:
 
 def cancel(work: Finishing, stop: Stop) -> bool:
     """Cancel the fleet, trying until it is done or `stop` is set; False where there is no fleet to cancel."""
-    while True:
-        try:
-            fleet = find_fleet(work)
-            if fleet is None:
-                work.log.warning("this instance belongs to no fleet; nothing to cancel")
-                return False
-            work.log.info("cancelling the fleet", fleet=fleet)
-            work.cloud.cancel_fleet(fleet)
-            return True
-        except Retryable as error:
-            work.log.warning("the fleet is not cancelled yet; trying again", error=error.message)
-        except SpothealError as error:
-            # Not allowed, or a fleet that AWS does not know (any more). Trying on costs nothing, giving up may cost
-            # the price of a GPU until the fleet's own expiry.
-            work.log.error("the fleet could not be cancelled; trying again", error=str(error))
-        if work.clock.sleep(_RETRY_SECONDS, until=stop):
+
+    def once() -> bool:
+        fleet = find_fleet(work)
+        if fleet is None:
+            work.log.warning("this instance belongs to no fleet; nothing to cancel")
             return False
+        work.log.info("cancelling the fleet", fleet=fleet)
+        work.cloud.cancel_fleet(fleet)
+        return True
+
+    try:
+        # Also if that is not allowed, or AWS does not know the fleet (any more). Trying on costs nothing, giving up may
+        # cost the price of a GPU until the fleet's own expiry.
+        return until_it_works(
+            once, work.clock, pause=_RETRY_SECONDS, passes=SpothealError, stop=stop,
+            log=work.log, line="the fleet is not cancelled yet; trying again",
+        )  # fmt: skip
+    except Interrupted:
+        return False

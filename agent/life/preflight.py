@@ -101,12 +101,9 @@ def patiently(ask: Callable[[], T], clock: Clock, stop: Stop, log: Any) -> T:
     Raises Interrupted where `stop` is set, Retryable where it goes on for `PATIENCE_SECONDS`, and PermissionDenied
     where rights are refused for as long as healing bears it.
     """
-    return until_it_works(
-        ask, clock, stop=stop,
-        passes=Patience(clock, PATIENCE_SECONDS).bears,
-        pause=lambda _: _RETRY_SECONDS,
-        on_retry=lambda error, _: log.warning("looking back; trying again", error=error.message),
-    )  # fmt: skip
+    passes = Patience(clock, PATIENCE_SECONDS).bears
+    line = "looking back; trying again"
+    return until_it_works(ask, clock, pause=_RETRY_SECONDS, passes=passes, stop=stop, log=log, line=line)
 
 
 def last_saved_at(status: Mapping[str, Any]) -> str:

@@ -35,9 +35,10 @@ from spotheal.agent.processes.foreign_command import Surroundings
 from spotheal.agent.protocol.clock import parse_rfc3339, rfc3339
 from spotheal.agent.protocol.contract import BETWEEN_INTERRUPTIONS
 from spotheal.agent.protocol.ends import BARRED, End, Trained
-from spotheal.agent.protocol.errors import ExitCode, Interrupted, Retryable, SpothealError
+from spotheal.agent.protocol.errors import ExitCode, Interrupted, SpothealError
 from spotheal.agent.protocol.job_values import seconds
 from spotheal.agent.protocol.names import LAYOUT, TAG_JOB, TAG_NAME, TAG_RUN, EfsUrl, Phase
+from spotheal.agent.protocol.retrying import until_it_works
 from spotheal.agent.record.results import LiveMetrics, place_of
 from spotheal.agent.record.run_state import RunMemory
 from spotheal.agent.record.unplaced_results import BYTES_MAX, LISTED, Unplaced, unplaced_results
@@ -480,17 +481,15 @@ class Life:
         self._step_aside()
         self._status.leave()
         self._world.logs.ship(self._store, self._here.instance)
-        while True:
-            try:
-                self._cloud.terminate(self._here.instance)
-                break
-            except Retryable as error:
-                self._log.warning("this machine is not ended yet; trying again", error=error.message)
-            except SpothealError as error:  # a spot instance that switches itself off is ended too
-                self._log.error("this machine may not end itself; switching off", error=error.message)
-                break
-            if self._clock.sleep(5.0, until=self._world.asked_to_stop):
-                return
+        try:
+            until_it_works(
+                lambda: self._cloud.terminate(self._here.instance), self._clock, pause=5.0,
+                stop=self._world.asked_to_stop, log=self._log, line="this machine is not ended yet; trying again",
+            )  # fmt: skip
+        except Interrupted:
+            return
+        except SpothealError as error:  # a spot instance that switches itself off is ended too
+            self._log.error("this machine may not end itself; switching off", error=error.message)
         self._clock.sleep(POWER_OFF_SECONDS, until=self._world.asked_to_stop)
         if self._world.paths.is_whole_machine and not self._world.asked_to_stop.is_set():
             self._world.host.power_off()

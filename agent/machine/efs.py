@@ -27,8 +27,9 @@ from spotheal.agent.machine.host import Host
 from spotheal.agent.processes import programs
 from spotheal.agent.processes.account import Account
 from spotheal.agent.protocol.clock import Clock, Stop
-from spotheal.agent.protocol.errors import Fatal, Interrupted, NotFound, Retryable, SpothealError
+from spotheal.agent.protocol.errors import Fatal, NotFound, Retryable, SpothealError
 from spotheal.agent.protocol.names import EfsUrl, dns_suffix
+from spotheal.agent.protocol.retrying import until_it_works
 
 OPTIONS = "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport,nosuid,nodev"
 MOUNT_POINT = "var/lib/spotheal/shared/efs"  # its parent decides who may pass
@@ -88,7 +89,6 @@ class Efs:
         self._name = f"{place.file_system}.efs.{region}.{dns_suffix(region)}"
         self._zone, self._host, self._client = zone, host, client
         self._clock, self._stop, self._log = clock, stop, log
-        self._said = ""
         self._writing = threading.Lock()  # live metrics and the results meet here
 
     # ---------------------------------------------------------------------------------------------------------- mount
@@ -98,22 +98,19 @@ class Efs:
         Raises Fatal where trying on cannot help, Retryable after the last try, Interrupted where `stop` is set.
         """
         until = self._clock.monotonic() + seconds_max
-        while True:
+
+        def once() -> Path:
             seconds = until - self._clock.monotonic()
-            try:
-                with _MOUNTING:
-                    if not self._is_there():
-                        self._host.install_nfs_client()
-                        self._mount_once(max(5.0, min(_TRY_SECONDS, seconds)))
-                return self.mount_point
-            except Retryable as error:
-                if self._clock.monotonic() + _PAUSE_SECONDS >= until:
-                    raise
-                if error.message != self._said:  # once, for it may be tried for hours
-                    self._said = error.message
-                    self._log.warning("EFS is not mounted yet; trying on", error=error.message, cure=error.next_step)
-            if self._clock.sleep(_PAUSE_SECONDS, until=self._stop):
-                raise Interrupted(f"{self.place.file_system} was not mounted before this machine goes away")
+            with _MOUNTING:
+                if not self._is_there():
+                    self._host.install_nfs_client()
+                    self._mount_once(max(5.0, min(_TRY_SECONDS, seconds)))
+            return self.mount_point
+
+        return until_it_works(
+            once, self._clock, pause=_PAUSE_SECONDS, seconds_max=seconds_max, stop=self._stop,
+            log=self._log, line="EFS is not mounted yet; trying on",
+        )  # fmt: skip
 
     def _mount_once(self, seconds_max: float) -> None:
         source, target = self._source()

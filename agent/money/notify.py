@@ -20,12 +20,12 @@ from spotheal.agent.protocol.errors import Fatal, Retryable, SpothealError
 from spotheal.agent.protocol.job import NotifyTable
 from spotheal.agent.protocol.names import LAYOUT
 from spotheal.agent.protocol.redaction import redacted
+from spotheal.agent.protocol.retrying import back_off, until_it_works
 
 SCHEMA_VERSION = 1
 SECONDS_MAX = 30.0  # how long an end of the run waits for it, all channels together
 TAIL_LINES = 20
 _CONNECT_SECONDS, _READ_SECONDS = 5.0, 10.0
-_PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 1.0, 15.0
 _TEXT_MAX = 3500  # characters; Slack cuts at 40,000, a person much earlier
 _SUBJECT_MAX = 99  # SNS: fewer than 100, ASCII
 
@@ -69,28 +69,25 @@ class Messenger:
         return all([self._tell_one(name, send, message, until) for name, send in channels])
 
     def _tell_one(self, channel: str, send: Callable[[Message], None], message: Message, until: float) -> bool:
-        pause = _PAUSE_SECONDS
         delivered = False
-        while True:
-            try:
-                if not delivered and self.store.get_bytes(LAYOUT.told(message.mark, channel)) is not None:
-                    return True
-                if not delivered:
-                    send(message)
-                    delivered = True
-                self.store.put_json(LAYOUT.told(message.mark, channel), {"time": rfc3339(self.clock.now())})
-                self.log.info("told", channel=channel, what=message.event)
-                return True
-            except Retryable as error:
-                fault: SpothealError = error
-            except SpothealError as error:
-                self.log.error(f"the {channel} was not told", what=message.event, error=str(error))
-                return False
-            if self.clock.monotonic() + pause > until:
-                self.log.error(f"the {channel} was not told in time", what=message.event, error=fault.message)
-                return False
-            self.clock.sleep(pause)
-            pause = min(pause * 2, _PAUSE_SECONDS_MAX)
+
+        def once() -> None:
+            nonlocal delivered
+            if not delivered and self.store.get_bytes(LAYOUT.told(message.mark, channel)) is not None:
+                return
+            if not delivered:
+                send(message)
+                delivered = True
+            self.store.put_json(LAYOUT.told(message.mark, channel), {"time": rfc3339(self.clock.now())})
+            self.log.info("told", channel=channel, what=message.event)
+
+        try:
+            seconds_max = until - self.clock.monotonic()
+            until_it_works(once, self.clock, pause=lambda tries: min(back_off(tries), 15.0), seconds_max=seconds_max)
+        except SpothealError as error:
+            self.log.error(f"the {channel} was not told", what=message.event, error=str(error))
+            return False
+        return True
 
     # ----------------------------------------------------------------------------------------------------- the channels
     def _to_webhook(self, message: Message) -> None:

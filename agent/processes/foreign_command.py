@@ -15,7 +15,6 @@ from spotheal.agent.protocol.errors import Interrupted
 
 _LINES_KEPT = 400
 _LOOK_SECONDS = 0.2
-BACK_OFF_SECONDS_MAX = 60.0
 
 
 @dataclass(frozen=True)
@@ -86,8 +85,3 @@ def run_command(
     if not ended and not timed_out:
         raise Interrupted(f"stopped during {argv[0]}")
     return Finished(program.exit_code, tuple(lines), timed_out)
-
-
-def back_off(count: int) -> float:
-    """Seconds before try `count` + 1: 1, 2, 4 … 60."""
-    return min(BACK_OFF_SECONDS_MAX, 2.0 ** (count - 1))

@@ -44,7 +44,7 @@ class Launch:
             return cls(store, here, fields)
 
         budget = Patience(clock, COUNT_SECONDS_MAX, COUNT_SECONDS_MAX)
-        return until_it_works(count, clock, passes=budget.bears, pause=lambda _: 2.0)
+        return until_it_works(count, clock, passes=budget.bears, pause=2.0)
 
     @property
     def instance(self) -> str:

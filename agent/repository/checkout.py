@@ -9,28 +9,31 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import publish
 from spotheal.agent.processes import programs
 from spotheal.agent.processes.account import Account
 from spotheal.agent.processes.environment import base_environment
-from spotheal.agent.processes.foreign_command import Finished, Surroundings, back_off, run_command
+from spotheal.agent.processes.foreign_command import Finished, Surroundings, run_command
 from spotheal.agent.protocol import bounded_json
 from spotheal.agent.protocol.clock import Clock, Stop, never
-from spotheal.agent.protocol.errors import NotFound, PermissionDenied, Retryable, SetupFailed
+from spotheal.agent.protocol.errors import NotFound, Retryable, SetupFailed
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.names import LAYOUT
 from spotheal.agent.protocol.retry_budget import Patience
+from spotheal.agent.protocol.retrying import Passing, back_off, until_it_works
 from spotheal.agent.repository.git_access import SSH, GitAccess, access
 from spotheal.agent.repository.git_faults import Cause, Fault, classify, redacted, refusal, without_credentials
 
 COMMAND_SECONDS_MAX = 1800.0
 NETWORK_SECONDS_MAX = 1800.0  # how long a network that is down is waited for
 _UNKNOWN_TRIES = 3
+T = TypeVar("T")
 _CONFIG_SECONDS = 20.0
 _MARKER_BYTES_MAX = 1 << 16
 _LFS = r"^filter\.lfs\."  # of the system's configuration: all that is taken from it
@@ -201,41 +204,39 @@ class _Retry:
     def __post_init__(self) -> None:
         self._until = self.where.clock.monotonic() + self.seconds_max
 
-    def until_done(self, command: Any) -> Fault | None:
+    def until_done(self, command: Callable[[], Finished]) -> Fault | None:
         """Run `command` until it succeeds (None) or fails for a cause that waiting does not cure."""
-        tries = unknown = 0
-        while True:
-            ended: Finished = command()
+        unknown = 0
+
+        def once() -> Fault | None:
+            nonlocal unknown
+            ended = command()
             if ended.ok:
                 return None
             fault = classify(ended.lines, timed_out=ended.timed_out)
             unknown += fault.cause is Cause.UNKNOWN
             if fault.cause not in (Cause.NETWORK, Cause.UNKNOWN) or unknown >= _UNKNOWN_TRIES:
                 return fault
-            tries += 1
-            self._pause(tries, redacted(fault.message))
+            raise Retryable(redacted(fault.message))
 
-    def until_fetched(self, download: Any) -> None:
+        return self._patiently(once)
+
+    def until_fetched(self, download: Callable[[], object]) -> None:
         """PermissionDenied where rights are refused for as long as healing bears it."""
-        tries, patience = 0, Patience(self.where.clock, self.seconds_max)
-        while True:
-            try:
-                return download()  # type: ignore[no-any-return]
-            except (Retryable, PermissionDenied) as error:
-                if isinstance(error, PermissionDenied) and patience.is_over(error):
-                    raise
-                tries += 1
-                self._pause(tries, error.message)
+        self._patiently(download, Patience(self.where.clock, self.seconds_max).bears)
 
-    def _pause(self, tries: int, why: str) -> None:
-        clock = self.where.clock
-        if clock.monotonic() + back_off(tries) > self._until:
+    def _patiently(self, act: Callable[[], T], passes: Passing = Retryable) -> T:
+        try:
+            return until_it_works(
+                act, self.where.clock, pause=back_off, passes=passes, stop=self.where.stop,
+                seconds_max=self._until - self.where.clock.monotonic(),
+                log=self.log, line="the repository cannot be reached; trying again",
+            )  # fmt: skip
+        except Retryable as error:
             raise Retryable(
-                f"the repository {self.shown} could not be reached for {self.seconds_max:.0f} s: {why}",
+                f"the repository {self.shown} could not be reached for {self.seconds_max:.0f} s: {error.message}",
                 next_step="check the subnet's route to the internet, its DNS, and the repository's host",
-            )
-        self.log.warning("the repository cannot be reached; trying again", why=why, tries=tries, after=back_off(tries))
-        clock.sleep(back_off(tries), until=self.where.stop)
+            ) from error
 
 
 class _Git:

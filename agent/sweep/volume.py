@@ -8,6 +8,7 @@ from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.errors import NotFound, Retryable, SpothealError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.names import LAYOUT, TAG_STATE, VolumeState
+from spotheal.agent.protocol.retrying import until_it_works
 from spotheal.agent.volume.first import first_volume
 
 DELETE_SECONDS_MAX = 300.0
@@ -36,28 +37,27 @@ def delete(cloud: Ec2, config: InstanceConfig, instance: str, clock: Clock) -> s
 
     Also under a notice: it takes seconds, and nobody else would do it.
     """
-    start = clock.monotonic()
-    while True:
-        try:
-            all_volumes = cloud.volumes_of_run(config.run)
-            volumes = [volume for volume in all_volumes if volume.state not in ("deleting", "deleted")]
-            # The role may delete only what bears this mark; the volume of a run that is done bears another.
-            if unmarked := [volume.id for volume in volumes if volume.tags.get(TAG_STATE) != _NOT_NEEDED]:
-                cloud.tag(unmarked, {TAG_STATE: _NOT_NEEDED})
-            for volume in volumes:
-                if any(attachment.instance == instance for attachment in volume.attachments):
-                    cloud.detach(volume.id, instance)
-                elif not volume.attachments:
-                    cloud.delete_volume(volume.id)
-            if not volumes:
-                for snapshot in cloud.snapshots_of_run(config.run):
-                    cloud.delete_snapshot(snapshot.id)
-                return ""
-            reason = f"{', '.join(volume.id for volume in volumes)} cannot be deleted yet"
-        except (Retryable, NotFound) as error:  # a describe may still show what is gone
-            reason = error.message
-        except SpothealError as error:
-            return error.message
-        if clock.monotonic() - start > DELETE_SECONDS_MAX:
-            return reason
-        clock.sleep(_LOOK_SECONDS)
+
+    def once() -> None:
+        all_volumes = cloud.volumes_of_run(config.run)
+        volumes = [volume for volume in all_volumes if volume.state not in ("deleting", "deleted")]
+        # The role may delete only what bears this mark; the volume of a run that is done bears another.
+        if unmarked := [volume.id for volume in volumes if volume.tags.get(TAG_STATE) != _NOT_NEEDED]:
+            cloud.tag(unmarked, {TAG_STATE: _NOT_NEEDED})
+        for volume in volumes:
+            if any(attachment.instance == instance for attachment in volume.attachments):
+                cloud.detach(volume.id, instance)
+            elif not volume.attachments:
+                cloud.delete_volume(volume.id)
+        if volumes:
+            raise Retryable(f"{', '.join(volume.id for volume in volumes)} cannot be deleted yet")
+        for snapshot in cloud.snapshots_of_run(config.run):
+            cloud.delete_snapshot(snapshot.id)
+
+    try:
+        # A describe may still show what is gone.
+        passes = (Retryable, NotFound)
+        until_it_works(once, clock, pause=_LOOK_SECONDS, seconds_max=DELETE_SECONDS_MAX, passes=passes)
+    except SpothealError as error:
+        return error.message
+    return ""

@@ -28,8 +28,6 @@ from spotheal.agent.protocol.errors import (
     Interrupted,
     NoCredentials,
     NotFound,
-    PermissionDenied,
-    Retryable,
     SpothealError,
 )
 from spotheal.agent.protocol.instance_config import InstanceConfig
@@ -153,10 +151,8 @@ class Worker:
         """A store or an EC2 that is throttled is no reason to end."""
         try:
             return until_it_works(
-                lambda: self._queue.take(self._cloud), self._clock, stop=self._world.asked_to_stop,
-                passes=lambda error: isinstance(error, Retryable),
-                pause=lambda _: _RETRY_SECONDS,
-                on_retry=lambda error, _: self._log.warning("looking for a run; trying again", error=error.message),
+                lambda: self._queue.take(self._cloud), self._clock, pause=_RETRY_SECONDS,
+                stop=self._world.asked_to_stop, log=self._log, line="looking for a run; trying again",
             )  # fmt: skip
         except Interrupted:
             return Taken(None, self._config.entries)
@@ -188,29 +184,29 @@ class Worker:
 
     def _make_volume(self, config: InstanceConfig, store: Store) -> str:
         """"" where the run has its volume, else why it cannot be made. Interrupted where this machine stops."""
-        start, message = self._clock.monotonic(), ""
-        patience = Patience(self._clock, VOLUME_SECONDS_MAX)
-        while True:
-            try:
-                volume.make(self._cloud, store, config, self._here.zone)
-                return ""
-            except PermissionDenied as error:
-                if patience.is_over(error):
-                    if isinstance(error, NoCredentials):  # that says nothing about the run
-                        raise
-                    return str(error)
-                self._log.warning("the run's volume may not be made yet; trying again", error=error.message)
-            except Fatal as error:
-                return str(error)
-            except SpothealError as error:
-                seconds_max = SNAPSHOT_SECONDS_MAX if isinstance(error, NotFound) else VOLUME_SECONDS_MAX
-                if self._clock.monotonic() - start > seconds_max:
-                    return f"its volume could not be made in {seconds_max / 60:.0f} min: {error}"
-                if error.message != message:
-                    self._log.warning("the run's volume is not made yet; trying again", error=error.message)
-                    message = error.message
-            if self._clock.sleep(_RETRY_SECONDS, until=self._world.asked_to_stop):
-                raise Interrupted("this machine goes away")
+        start, patience = self._clock.monotonic(), Patience(self._clock, VOLUME_SECONDS_MAX)
+
+        def seconds_max(error: SpothealError) -> float:
+            return SNAPSHOT_SECONDS_MAX if isinstance(error, NotFound) else VOLUME_SECONDS_MAX
+
+        def passes(error: SpothealError) -> bool:
+            if isinstance(error, Fatal):
+                return patience.bears(error)
+            return self._clock.monotonic() - start <= seconds_max(error)
+
+        try:
+            until_it_works(
+                lambda: volume.make(self._cloud, store, config, self._here.zone), self._clock, pause=_RETRY_SECONDS,
+                passes=passes, stop=self._world.asked_to_stop,
+                log=self._log, line="the run's volume is not made yet; trying again",
+            )  # fmt: skip
+        except (Interrupted, NoCredentials):  # which say nothing about the run
+            raise
+        except Fatal as error:
+            return str(error)
+        except SpothealError as error:
+            return f"its volume could not be made in {seconds_max(error) / 60:.0f} min: {error}"
+        return ""
 
     def _end_entry(self, config: InstanceConfig, store: Store, end: End) -> None:
         """The end of a run that did not come to life here, where its other ends are read, too."""

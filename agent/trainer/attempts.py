@@ -6,8 +6,8 @@ import signal
 from dataclasses import dataclass, replace
 
 from spotheal.agent.protocol.contract import EXIT_DONE, EXIT_RANKS_LOST, EXIT_SAVED_AND_STOPPED
+from spotheal.agent.protocol.retrying import back_off
 
-BACK_OFF_SECONDS_MAX = 60.0
 UNASKED_STOPS_MAX = 3
 RANKS_LOST_MAX = 10  # in a row with no step gained: from then on each counts as a failure
 # A trainer without a progress file is believed to gain where its checkpoints change; one that writes its first
@@ -84,7 +84,7 @@ def decide(end: AttemptEnd, tally: Tally, failures_max: int) -> Done | Stopped |
     if code == EXIT_RANKS_LOST:
         tally = replace(tally, ranks_lost=tally.ranks_lost + 1)
         if tally.ranks_lost <= RANKS_LOST_MAX:
-            pause = min(BACK_OFF_SECONDS_MAX, 2.0 ** (tally.ranks_lost - 2))
+            pause = back_off(tally.ranks_lost - 1)
             return StartAgain(pause, tally, "the other machines of this world are gone")
     if code == EXIT_SAVED_AND_STOPPED:
         tally = replace(tally, unasked_stops=tally.unasked_stops + 1)
@@ -97,4 +97,4 @@ def decide(end: AttemptEnd, tally: Tally, failures_max: int) -> Done | Stopped |
         return GiveUp(tally, f"the trainer failed {times}; the last time it {end}")
     if tally.failures_at_all >= FAILURES_WITHOUT_PROGRESS_FILE_FACTOR * failures_max:
         return GiveUp(tally, f"the trainer failed {tally.failures_at_all} times and reports no steps; it {end}")
-    return StartAgain(min(BACK_OFF_SECONDS_MAX, 2.0 ** (tally.failures - 1)), tally, f"the trainer {end}")
+    return StartAgain(back_off(tally.failures), tally, f"the trainer {end}")

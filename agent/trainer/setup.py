@@ -15,9 +15,10 @@ from typing import Any
 from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import Folders, give, publish
 from spotheal.agent.processes import programs
-from spotheal.agent.processes.foreign_command import Finished, Surroundings, back_off, run_command
+from spotheal.agent.processes.foreign_command import Finished, Surroundings, run_command
 from spotheal.agent.protocol.errors import Retryable, SetupFailed
 from spotheal.agent.protocol.instance_config import InstanceConfig
+from spotheal.agent.protocol.retrying import back_off, until_it_works
 from spotheal.agent.trainer.environment import expand, trainer_environment
 from spotheal.agent.trainer.interpreter import Interpreter, probe
 
@@ -171,8 +172,8 @@ def _run(
     directory = folders.clone / config.job.job.directory
     argv = expand(command, environment, python)
     shown = json.dumps(list(command), ensure_ascii=False)  # as job.toml has it, on one line
-    until, tries = where.clock.monotonic() + network_seconds_max, 0
-    while True:
+
+    def once() -> None:
         log.info("setup", command=shown)
         try:
             ended = run_command(
@@ -190,24 +191,23 @@ def _run(
             ) from error
         if ended.ok:
             return
-        if not _NETWORK.search(ended.tail(100)):
-            how = (
-                f"had not ended after {COMMAND_SECONDS_MAX:.0f} s"
-                if ended.timed_out
-                else f"exited with {ended.exit_code}"
-            )
-            raise SetupFailed(
-                f"the setup command {shown} {how}; its last lines:\n{ended.tail(_TAIL_LINES)}",
-                next_step="correct `setup` in job.toml; `fleetctl rehearse` runs it here",
-            )
-        tries += 1
-        if where.clock.monotonic() + back_off(tries) > until:
+        if _NETWORK.search(ended.tail(100)):
             raise Retryable(
                 f"the network was down for the setup command {shown}:\n{ended.tail(_TAIL_LINES)}",
                 next_step="check the subnet's route to the internet",
             )
-        log.warning("the network failed a setup command; trying again", command=shown, after=back_off(tries))
-        where.clock.sleep(back_off(tries), until=where.stop)
+        how = f"exited with {ended.exit_code}"
+        if ended.timed_out:
+            how = f"had not ended after {COMMAND_SECONDS_MAX:.0f} s"
+        raise SetupFailed(
+            f"the setup command {shown} {how}; its last lines:\n{ended.tail(_TAIL_LINES)}",
+            next_step="correct `setup` in job.toml; `fleetctl rehearse` runs it here",
+        )
+
+    until_it_works(
+        once, where.clock, pause=back_off, seconds_max=network_seconds_max, stop=where.stop,
+        log=log, line="the network failed a setup command; trying again",
+    )  # fmt: skip
 
 
 def _drop_old(folder: Path, current: Path) -> None:

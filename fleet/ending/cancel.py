@@ -10,7 +10,6 @@ from spotheal.agent.aws.ec2 import Instance, Volume
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.clock import Clock, rfc3339
 from spotheal.agent.protocol.ends import saved_step
-from spotheal.agent.protocol.errors import Retryable
 from spotheal.agent.protocol.names import FILLING, LAYOUT, TAG_JOB, TAG_PURPOSE, TAG_RUN, TAG_STORE, Phase
 from spotheal.agent.protocol.retrying import until_it_works
 from spotheal.fleet.request.request import TAG_LENGTH_MAX
@@ -54,9 +53,8 @@ def carry_out(session: Session, run: runs.Run, plan: CancelPlan, clock: Clock) -
     """Cancel the fleet and its instances; the store then says who ended the run. Cancelled already is success."""
     if plan.fleet:
         until_it_works(
-            lambda: session.ec2.cancel_fleet(plan.fleet), clock, tries_max=CANCEL_TRIES,
-            pause=lambda tries: 2.0 * tries, passes=lambda error: isinstance(error, Retryable),
-        )  # fmt: skip
+            lambda: session.ec2.cancel_fleet(plan.fleet), clock, tries_max=CANCEL_TRIES, pause=lambda tries: 2.0 * tries
+        )
     else:  # a fleet that was cancelled by other means may have left its instances running
         for instance in plan.instances:
             session.ec2.terminate(instance.id)

@@ -100,14 +100,13 @@ def schedule(job: JobConfig, run: str, fleet: str, scope: policies.Scope, clock:
 def arm(scheduler: Any, arguments: dict[str, Any], clock: Clock) -> None:
     """Create the schedule, or give the run's old schedule its new fleet and time."""
 
-
     def create() -> None:
         with translated("schedule the on-demand rescue"):
             scheduler.create_schedule(**arguments)
 
     try:
         return until_it_works(
-            create, clock, tries_max=_ROLE_TRIES, pause=lambda _: _ROLE_SECONDS,
+            create, clock, tries_max=_ROLE_TRIES, pause=_ROLE_SECONDS,
             passes=lambda error: error.code == "ValidationException" and "role" in error.message.lower(),
         )  # fmt: skip
     except SpothealError as error:

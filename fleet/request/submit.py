@@ -278,14 +278,14 @@ def _send(
 def _request_fleet(session: Session, arguments: dict[str, Any], clock: Clock, until: float) -> str:
     """A new template or role may not be known everywhere yet: the call is repeated until `until` (monotonic)."""
 
-
     def is_young(error: SpothealError) -> bool:
         return error.code.startswith("InvalidLaunchTemplate") or any(sign in error.message for sign in _YOUNG_ROLE)
 
     client = session.client("ec2")
     return until_it_works(
-        lambda: engine.send(client, arguments), clock, passes=is_young, pause=lambda _: _TRY_SECONDS, until=until
-    )
+        lambda: engine.send(client, arguments), clock, pause=_TRY_SECONDS, passes=is_young,
+        seconds_max=until - clock.monotonic(),
+    )  # fmt: skip
 
 
 def _write_status(store: Store, ready: Ready, clock: Clock) -> None:

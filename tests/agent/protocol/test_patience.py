@@ -23,7 +23,10 @@ from spotheal.agent.sweep import volume
 from spotheal.agent.sweep.worker import Worker
 from spotheal.agent.volume import heal
 
-LOG = SimpleNamespace(warning=lambda text, **fields: logging.warning("%s %s", text, fields))
+LOG = SimpleNamespace(
+    warning=lambda text, **fields: logging.warning("%s %s", text, fields),
+    error=lambda text, **fields: logging.error("%s %s", text, fields),
+)
 
 
 class Service:

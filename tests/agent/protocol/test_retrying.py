@@ -10,7 +10,18 @@ import pytest
 from money_world import Hours
 
 from spotheal.agent.protocol.errors import Fatal, Interrupted, Retryable, SpothealError
-from spotheal.agent.protocol.retrying import until_it_works
+from spotheal.agent.protocol.retrying import back_off, until_it_works
+
+
+class Told:
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str, dict[str, Any]]] = []
+
+    def warning(self, line: str, **fields: Any) -> None:
+        self.lines.append(("warning", line, fields))
+
+    def error(self, line: str, **fields: Any) -> None:
+        self.lines.append(("error", line, fields))
 
 
 def failing(times: int, error: SpothealError) -> Callable[[], int]:
@@ -33,11 +44,34 @@ def again(act: Callable[[], int], clock: Hours, **options: Any) -> int:
 
 
 def test_it_is_called_until_it_works_with_the_pauses_that_were_asked_for() -> None:
-    clock, notes = Hours(), list[tuple[str, float]]()
-    count = again(failing(3, Retryable("slow")), clock, on_retry=lambda error, pause: notes.append((str(error), pause)))
-    assert count == 4
+    clock = Hours()
+    assert again(failing(3, Retryable("slow")), clock) == 4
     assert clock.monotonic() == 2 + 4 + 8
-    assert notes == [("slow", 2.0), ("slow", 4.0), ("slow", 8.0)]
+
+
+def test_the_pause_can_be_the_same_each_time() -> None:
+    clock = Hours()
+    assert until_it_works(failing(3, Retryable("slow")), clock, pause=5.0) == 4
+    assert clock.monotonic() == 15
+
+
+def test_an_error_is_told_once_and_again_if_it_changes_and_a_refusal_as_an_error() -> None:
+    log, answers = Told(), [Retryable("slow"), Retryable("slow"), Fatal("no", next_step="allow it"), Retryable("slow")]
+
+    def act() -> None:
+        if answers:
+            raise answers.pop(0)
+
+    until_it_works(act, Hours(), pause=2.0, passes=SpothealError, log=log, line="trying again")
+    assert log.lines == [
+        ("warning", "trying again", {"error": "slow", "after": 2.0}),
+        ("error", "trying again", {"error": "no", "after": 2.0, "cure": "allow it"}),
+        ("warning", "trying again", {"error": "slow", "after": 2.0}),
+    ]
+
+
+def test_pauses_that_double_end_at_a_minute() -> None:
+    assert [back_off(tries) for tries in (1, 2, 3, 6, 7, 2000)] == [1, 2, 4, 32, 60, 60]
 
 
 def test_what_does_not_pass_is_raised_at_once() -> None:
@@ -57,7 +91,7 @@ def test_the_last_error_is_raised_after_the_last_try_and_no_pause_follows_it() -
 def test_no_try_is_made_whose_pause_goes_beyond_the_time() -> None:
     clock = Hours()
     with pytest.raises(Retryable):
-        again(failing(9, Retryable("slow")), clock, until=7.0)
+        again(failing(9, Retryable("slow")), clock, seconds_max=7.0)
     assert clock.monotonic() == 2 + 4
 
 
