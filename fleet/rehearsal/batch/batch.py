@@ -100,9 +100,9 @@ class Batch:
     def _read_logs(self) -> None:
         for key, (container, group, stream) in list(self._followed.items()):
             over = container.poll() is not None
-            found = container.lines()
-            if found:
-                self.later(LOG_SECONDS, functools.partial(self.logs.write, group, stream, self.now(), found))
+            lines = container.lines()
+            if lines:
+                self.later(LOG_SECONDS, functools.partial(self.logs.write, group, stream, self.now(), lines))
             if over:
                 del self._followed[key]
 

@@ -24,13 +24,13 @@ class ProcessContainer:
     The disk is new for every attempt."""
 
     def __init__(self, folder: Path, job: Job, host: Instance, environment: dict[str, str], mounts: Path) -> None:
-        wanted = [str(word) for word in job.container().get("command") or [AGENT, "batch"]]
-        argv = [sys.executable, "-I", "-m", "spotheal.agent", *wanted[1:]] if wanted[:1] == [AGENT] else wanted
+        command = [str(word) for word in job.container().get("command") or [AGENT, "batch"]]
+        argv = [sys.executable, "-I", "-m", "spotheal.agent", *command[1:]] if command[:1] == [AGENT] else command
         script = f"#!/bin/sh\nexec {shlex.join(argv)}\n".encode()
         gpus = {GPUS: str(int(job.resource("GPU")))} if job.resource("GPU") else {}
-        given = {**environment, **gpus, **job.environment(), **_mounted(job, mounts)}
-        given["SPOTHEAL_ROOT"] = str(folder / "root")  # the image's own, in a container
-        self.machine = Machine(folder, Launch(host.id, host.zone, host.type, script, given))
+        variables = {**environment, **gpus, **job.environment(), **_mounted(job, mounts)}
+        variables["SPOTHEAL_ROOT"] = str(folder / "root")  # the image's own, in a container
+        self.machine = Machine(folder, Launch(host.id, host.zone, host.type, script, variables))
         self._console = folder / "console.log"
         self._read = 0
         self._code: int | None = None
@@ -49,12 +49,12 @@ class ProcessContainer:
         try:
             with self._console.open("rb") as file:
                 file.seek(self._read)
-                found = file.read()
+                text = file.read()
         except OSError:
             return []
-        end = len(found) if self._code is not None or self._killed else found.rfind(b"\n") + 1
+        end = len(text) if self._code is not None or self._killed else text.rfind(b"\n") + 1
         self._read += end
-        return found[:end].decode("utf-8", "replace").splitlines()
+        return text[:end].decode("utf-8", "replace").splitlines()
 
     def stop(self) -> None:
         """As `docker stop`: SIGTERM to the first process alone."""
@@ -78,12 +78,14 @@ def _mounted(job: Job, mounts: Path) -> dict[str, str]:
     """File systems lie where the machine keeps them, not where the definition mounts them: the one variable that names
     such a place is changed."""
     container = job.container()
-    systems = {one["name"]: (one.get("efsVolumeConfiguration") or {}).get("fileSystemId")
-               for one in container.get("volumes") or []}  # fmt: skip
-    places = {one["containerPath"]: systems.get(one["sourceVolume"]) for one in container.get("mountPoints") or []}
-    found = {}
+    systems = {volume["name"]: (volume.get("efsVolumeConfiguration") or {}).get("fileSystemId")
+               for volume in container.get("volumes") or []}  # fmt: skip
+    places = {
+        mount["containerPath"]: systems.get(mount["sourceVolume"]) for mount in container.get("mountPoints") or []
+    }
+    variables = {}
     for name, value in job.environment().items():
         if places.get(value):
-            found[name] = str(mounts / str(places[value]))
+            variables[name] = str(mounts / str(places[value]))
             (mounts / str(places[value])).mkdir(parents=True, exist_ok=True)
-    return found
+    return variables

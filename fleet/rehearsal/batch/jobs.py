@@ -44,10 +44,10 @@ class Jobs:
 
     # ------------------------------------------------------------------------------------------------------ the calls
     def submit(self, batch: Batch, params: Params) -> dict[str, Any]:
-        found = definition(batch, params["jobDefinition"])
-        where = queue(batch, params["jobQueue"])
-        if where.state != "ENABLED" or where.status not in ("VALID", "UPDATING"):
-            raise refused(f"JobQueue {where.name} is not in a VALID state or is DISABLED")
+        job_definition = definition(batch, params["jobDefinition"])
+        job_queue = queue(batch, params["jobQueue"])
+        if job_queue.state != "ENABLED" or job_queue.status not in ("VALID", "UPDATING"):
+            raise refused(f"JobQueue {job_queue.name} is not in a VALID state or is DISABLED")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", params["jobName"]):
             raise refused("Job name should match valid pattern")
         size = int((params.get("arrayProperties") or {}).get("size") or 0)
@@ -56,47 +56,48 @@ class Jobs:
         check_container(params.get("containerOverrides") or {}, whole=False)
         check_retry(params.get("retryStrategy") or {})
         self._check_dependencies(params, size)
-        job = Job(str(uuid.UUID(int=batch.random.getrandbits(128), version=4)), params["jobName"], where.name, found,
-                  dict(params), batch.now(), size=size)  # fmt: skip
+        job_id = str(uuid.UUID(int=batch.random.getrandbits(128), version=4))
+        name, now = params["jobName"], batch.now()
+        job = Job(job_id, name, job_queue.name, job_definition, dict(params), now, size=size)
         self.all[job.id] = job
         for index in range(size):
-            child = Job(f"{job.id}:{index}", job.name, where.name, found, dict(params), job.created, index=index,
-                        parent=job.id)  # fmt: skip
+            child_id, asked = f"{job.id}:{index}", dict(params)
+            child = Job(child_id, name, job_queue.name, job_definition, asked, now, index=index, parent=job.id)
             self.all[child.id] = child
         self._soon(SUBMIT_SECONDS)
         return {"jobArn": f"{batch.arn('job')}/{job.id}", "jobName": job.name, "jobId": job.id}
 
     def _check_dependencies(self, params: Params, size: int) -> None:
-        for one in params.get("dependsOn") or []:
-            kind, other = one.get("type"), one.get("jobId")
+        for dependency in params.get("dependsOn") or []:
+            kind, job_id = dependency.get("type"), dependency.get("jobId")
             if kind == "SEQUENTIAL":
-                if other or not size:
+                if job_id or not size:
                     raise refused("SEQUENTIAL dependencies are for array jobs, and name no job")
                 continue
-            if not other or other not in self.all:
-                raise refused(f"Job {other} does not exist")
-            if kind == "N_TO_N" and self.all[other].size != size:
+            if not job_id or job_id not in self.all:
+                raise refused(f"Job {job_id} does not exist")
+            if kind == "N_TO_N" and self.all[job_id].size != size:
                 raise refused("N_TO_N dependencies need two arrays of one size")
 
     def describe(self, batch: Batch, params: Params) -> dict[str, Any]:
         if len(params["jobs"]) > 100:
             raise refused("at most 100 jobs can be described")
-        return {"jobs": [self._shown(self.all[one]) for one in params["jobs"] if one in self.all]}
+        return {"jobs": [self._shown(self.all[job_id]) for job_id in params["jobs"] if job_id in self.all]}
 
     def listed(self, batch: Batch, params: Params) -> dict[str, Any]:
         """Of one status (RUNNING where none is named), newest first, at most 100 a page."""
-        wanted = params.get("jobStatus") or "RUNNING"
-        array, where = params.get("arrayJobId"), params.get("jobQueue")
-        if bool(array) == bool(where):
+        status = params.get("jobStatus") or "RUNNING"
+        array, job_queue = params.get("arrayJobId"), params.get("jobQueue")
+        if bool(array) == bool(job_queue):
             raise refused("exactly one of jobQueue, arrayJobId and multiNodeJobId must be given")
-        if wanted not in STATES:
-            raise refused(f"{wanted} is no job status")
-        name = queue(batch, str(where)).name if where else ""
-        found = [one for one in self.all.values() if one.status == wanted
-                 and (one.parent == array if array else not one.parent and one.queue == name)]  # fmt: skip
-        start, most = int(params.get("nextToken") or 0), min(int(params.get("maxResults") or 100), 100)
-        more = {"nextToken": str(start + most)} if start + most < len(found) else {}
-        return {"jobSummaryList": [_summary(one) for one in found[start : start + most]], **more}
+        if status not in STATES:
+            raise refused(f"{status} is no job status")
+        name = queue(batch, str(job_queue)).name if job_queue else ""
+        jobs = [job for job in self.all.values() if job.status == status
+                 and (job.parent == array if array else not job.parent and job.queue == name)]  # fmt: skip
+        start, size = int(params.get("nextToken") or 0), min(int(params.get("maxResults") or 100), 100)
+        next_page = {"nextToken": str(start + size)} if start + size < len(jobs) else {}
+        return {"jobSummaryList": [_summary(job) for job in jobs[start : start + size]], **next_page}
 
     def terminate(self, batch: Batch, params: Params) -> dict[str, Any]:
         """Running containers get SIGTERM, then SIGKILL; what does not run is cancelled."""
@@ -120,7 +121,7 @@ class Jobs:
     def _tree(self, job_id: str) -> list[Job]:
         if job_id not in self.all:
             raise refused(f"Job {job_id} does not exist")
-        return [one for one in self.all.values() if one.id == job_id or one.parent == job_id]
+        return [job for job in self.all.values() if job.id == job_id or job.parent == job_id]
 
     def _end_or_stop(self, job: Job, reason: str) -> None:
         container = self.containers.get(job.id)
@@ -130,8 +131,12 @@ class Jobs:
         elif not job.size:
             self._end(job, "FAILED", reason)
 
-    def end_all_of(self, where: str, reason: str) -> None:
-        for job in [one for one in self.all.values() if one.queue == where and not one.is_over and not one.parent]:
+    def end_all_of(self, job_queue: str, reason: str) -> None:
+        for job in [
+            candidate
+            for candidate in self.all.values()
+            if candidate.queue == job_queue and not candidate.is_over and not candidate.parent
+        ]:
             self.terminate(self._batch, {"jobId": job.id, "reason": reason})
 
     # --------------------------------------------------------------------------------------------------- as time passes
@@ -163,33 +168,33 @@ class Jobs:
     def _unblock(self, job: Job) -> None:
         top = self.all[job.parent] if job.parent else job
         waits = False
-        for one in top.asked.get("dependsOn") or []:
-            other = self._depended(one, job)
-            if other is None or other.status == "SUCCEEDED":
+        for dependency in top.asked.get("dependsOn") or []:
+            parent = self._depended(dependency, job)
+            if parent is None or parent.status == "SUCCEEDED":
                 continue
-            if other.status == "FAILED":
+            if parent.status == "FAILED":
                 self._end(job, "FAILED", "Dependent Job failed")
                 return
             waits = True
         if not waits:
             job.status, job.waits_since = "RUNNABLE", self._batch.moment()
 
-    def _depended(self, one: Mapping[str, str], job: Job) -> Job | None:
-        if one.get("type") == "SEQUENTIAL":
+    def _depended(self, dependency: Mapping[str, str], job: Job) -> Job | None:
+        if dependency.get("type") == "SEQUENTIAL":
             return self.all.get(f"{job.parent}:{(job.index or 0) - 1}") if job.index else None
-        if one.get("type") == "N_TO_N":
-            return self.all.get(f"{one['jobId']}:{job.index}")
-        return self.all.get(one["jobId"])
+        if dependency.get("type") == "N_TO_N":
+            return self.all.get(f"{dependency['jobId']}:{job.index}")
+        return self.all.get(dependency["jobId"])
 
     def _place(self, job: Job) -> None:
-        where = self._batch.queues.get(job.queue)
-        if where is None or where.state != "ENABLED":
+        job_queue = self._batch.queues.get(job.queue)
+        if job_queue is None or job_queue.state != "ENABLED":
             return
-        for name in where.environments:
-            found = self._batch.environments.get(name.rpartition("/")[2])
-            if found is None or found.state != "ENABLED" or found.status not in ("VALID", "UPDATING"):
+        for name in job_queue.environments:
+            environment = self._batch.environments.get(name.rpartition("/")[2])
+            if environment is None or environment.state != "ENABLED" or environment.status not in ("VALID", "UPDATING"):
                 continue
-            host = self._host(found, job)
+            host = self._host(environment, job)
             if host == "":
                 break  # one is on its way here: the next environment is for what does not fit into this one
             if host is not None:
@@ -199,60 +204,63 @@ class Jobs:
                 return
         self._soon(PLACE_SECONDS * 3)
 
-    def _host(self, found: Environment, job: Job) -> str | None:
+    def _host(self, place: Environment, job: Job) -> str | None:
         """A host that is idle; "": one comes up; None: there is no room here. One container a host."""
         for instance, (environment, _) in self.hosts.items():
-            there = self._batch.instance(instance)
-            if environment != found.name or there is None or there.state != "running" or there.leaving:
+            record = self._batch.instance(instance)
+            if environment != place.name or record is None or record.state != "running" or record.leaving:
                 continue
             if instance not in self._busy():
                 return instance
-        kind = instance_type(found.resources, job)
+        kind = instance_type(place.resources, job)
         if not kind:
             job.reason = "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - no instance type of the environment fits the job"
             return None
-        ours = [one for one, (environment, _) in self.hosts.items() if environment == found.name]
-        coming = [one for one in ours if (there := self._batch.instance(one)) and there.state == "pending"]
-        waiting = sum(one.status == "RUNNABLE" for one in self.all.values())
-        used = sum(self._vcpus(one) for one in ours)
-        needed = _SIZES[kind.partition(".")[2]]
+        ours = [host for host, (environment, _) in self.hosts.items() if environment == place.name]
+        coming = [host for host in ours if (record := self._batch.instance(host)) and record.state == "pending"]
+        waiting = sum(waiter.status == "RUNNABLE" for waiter in self.all.values())
+        used = sum(self._vcpus(host) for host in ours)
+        vcpus = _SIZES[kind.partition(".")[2]]
         if len(coming) >= waiting:
             return ""
-        if used + needed <= int(found.resources["maxvCpus"]):
-            return "" if self._launch(found, kind) else None
+        if used + vcpus <= int(place.resources["maxvCpus"]):
+            return "" if self._launch(place, kind) else None
         return "" if coming else None
 
     def _vcpus(self, instance: str) -> int:
-        found = self._batch.instance(instance)
-        return _SIZES.get(found.type.partition(".")[2], 4) if found and found.state in ("pending", "running") else 0
+        record = self._batch.instance(instance)
+        return _SIZES.get(record.type.partition(".")[2], 4) if record and record.state in ("pending", "running") else 0
 
     def _busy(self) -> set[str]:
-        starting = {one.running.host for one in self.all.values() if one.running is not None}
+        starting = {job.running.host for job in self.all.values() if job.running is not None}
         return starting | set(self.reserved.values())
 
-    def _launch(self, found: Environment, kind: str) -> bool:
+    def _launch(self, environment: Environment, kind: str) -> bool:
         """Where spot has no capacity the next environment of the queue is asked."""
         world = self._batch.world
         zones = [zone for zone in world.zones if world.no_capacity_until.get(zone, 0.0) <= world.moment()]
-        if found.is_spot and not zones:
+        if environment.is_spot and not zones:
             return False
         zone = world.random.choice(zones or list(world.zones))
-        role = str(found.resources["instanceRole"]).rpartition("/")[2]
+        role, tags = (
+            str(environment.resources["instanceRole"]).rpartition("/")[2],
+            environment.resources.get("tags") or {},
+        )
         spec = {"InstanceType": kind, "ImageId": "ami-0ec5000000000000a", "IamInstanceProfile": {"Name": role},
                 "TagSpecifications": [{"ResourceType": "instance", "Tags": [
                     {"Key": SERVICE_TAG, "Value": "batch"},
-                    *({"Key": key, "Value": value} for key, value in (found.resources.get("tags") or {}).items())]}],
+                    *({"Key": key, "Value": value} for key, value in tags.items())]}],
                 }  # fmt: skip
-        made = instances.launch(world, spec, zone, spot=found.is_spot)
-        self.hosts[made.id] = (found.name, world.moment())
+        instance = instances.launch(world, spec, zone, spot=environment.is_spot)
+        self.hosts[instance.id] = (environment.name, world.moment())
         return True
 
     def _start(self, job: Job, host: str) -> None:
-        there = self._batch.instance(host)
+        record = self._batch.instance(host)
         self.reserved.pop(job.id, None)
         if job.is_over or job.status != "STARTING":
             return
-        if there is None or there.state != "running" or host in self._busy():
+        if record is None or record.state != "running" or host in self._busy():
             job.status = "RUNNABLE"
             self._soon(PLACE_SECONDS)
             return
@@ -264,7 +272,7 @@ class Jobs:
             return
         job.status, job.started = "RUNNING", self._batch.now()
         job.reason = ""
-        self.containers[job.id] = self._batch.start(job, there)
+        self.containers[job.id] = self._batch.start(job, record)
         if job.timeout():
             attempt = job.running
             self._batch.later(job.timeout(), lambda: self._time_out(job, attempt))
@@ -281,15 +289,15 @@ class Jobs:
             code = container.poll()
             if code is not None:
                 self._ended(self.all[job_id], code, _EXITED, "")
-        busy, now = self._busy(), self._batch.moment()
-        wanted = any(job.status in ("RUNNABLE", "STARTING") for job in self.all.values())
+        busy, moment = self._busy(), self._batch.moment()
+        has_work = any(job.status in ("RUNNABLE", "STARTING") for job in self.all.values())
         for host, (environment, since) in list(self.hosts.items()):
-            there = self._batch.instance(host)
-            if there is None or there.state == "terminated":
+            record = self._batch.instance(host)
+            if record is None or record.state == "terminated":
                 self.hosts.pop(host)
-            elif host in busy or wanted:
-                self.hosts[host] = (environment, now)
-            elif now - since > IDLE_SECONDS and there.state == "running":
+            elif host in busy or has_work:
+                self.hosts[host] = (environment, moment)
+            elif moment - since > IDLE_SECONDS and record.state == "running":
                 instances.shut_down(self._batch.world, host, instances.BY_ITSELF)
 
     def host_shuts_down(self, instance: str) -> None:
@@ -304,8 +312,8 @@ class Jobs:
             self._ended(job, None, f"Host EC2 (instance {instance}) terminated.", "")
 
     def _on(self, instance: str) -> list[Job]:
-        return [one for one in self.all.values() if one.running and one.running.host == instance
-                and one.id in self.containers]  # fmt: skip
+        return [job for job in self.all.values() if job.running and job.running.host == instance
+                and job.id in self.containers]  # fmt: skip
 
     def _ended(self, job: Job, code: int | None, status_reason: str, reason: str) -> None:
         attempt = job.running
@@ -327,11 +335,11 @@ class Jobs:
         self._soon(PLACE_SECONDS)
 
     def _sum_up(self, parent: Job) -> None:
-        children = [one for one in self.all.values() if one.parent == parent.id]
-        if all(one.is_over for one in children):
-            failed = any(one.status == "FAILED" for one in children)
+        children = [child for child in self.all.values() if child.parent == parent.id]
+        if all(child.is_over for child in children):
+            failed = any(child.status == "FAILED" for child in children)
             self._end(parent, "FAILED" if failed else "SUCCEEDED", "Array Child Job failed" if failed else "")
-        elif any(one.status != "SUBMITTED" for one in children):
+        elif any(child.status != "SUBMITTED" for child in children):
             parent.status = "PENDING"
 
     # ------------------------------------------------------------------------------------------------------------ shown
@@ -343,7 +351,7 @@ class Jobs:
             container |= _of_attempt(last)
         array: dict[str, Any] = {}
         if job.size:
-            children = Counter(one.status for one in self.all.values() if one.parent == job.id)
+            children = Counter(attempt.status for attempt in self.all.values() if attempt.parent == job.id)
             array = {"size": job.size, "statusSummary": {state: children[state] for state in STATES}}
         elif job.index is not None:
             array = {"index": job.index}
@@ -355,9 +363,9 @@ class Jobs:
             "isTerminated": bool(job.terminated), "container": container, "arrayProperties": array,
             **{name: value for name, value in times.items() if value},
             "attempts": [
-                {"container": _of_attempt(one), "startedAt": one.started, "stoppedAt": one.stopped,
-                 "statusReason": one.status_reason}
-                for one in job.attempts
+                {"container": _of_attempt(attempt), "startedAt": attempt.started, "stoppedAt": attempt.stopped,
+                 "statusReason": attempt.status_reason}
+                for attempt in job.attempts
             ],
         }  # fmt: skip
 
@@ -369,27 +377,27 @@ Jobs.OPERATIONS = {"SubmitJob": Jobs.submit, "DescribeJobs": Jobs.describe, "Lis
 
 
 def _of_attempt(attempt: Attempt) -> dict[str, Any]:
-    found: dict[str, Any] = {"logStreamName": attempt.stream}
+    fields: dict[str, Any] = {"logStreamName": attempt.stream}
     if attempt.exit_code is not None:
-        found["exitCode"] = attempt.exit_code
-    return found | ({"reason": attempt.reason} if attempt.reason else {})
+        fields["exitCode"] = attempt.exit_code
+    return fields | ({"reason": attempt.reason} if attempt.reason else {})
 
 
 def _summary(job: Job) -> dict[str, Any]:
-    found: dict[str, Any] = {"jobId": job.id, "jobName": job.name, "status": job.status, "createdAt": job.created}
-    found |= {"statusReason": job.reason} if job.reason else {}
+    fields: dict[str, Any] = {"jobId": job.id, "jobName": job.name, "status": job.status, "createdAt": job.created}
+    fields |= {"statusReason": job.reason} if job.reason else {}
     if job.index is not None:
-        found["arrayProperties"] = {"index": job.index}
-    return found
+        fields["arrayProperties"] = {"index": job.index}
+    return fields
 
 
 def instance_type(resources: Params, job: Job) -> str:
     """The cheapest type that the job fits into; "" where there is none."""
     vcpus, gpus = job.resource("VCPU"), job.resource("GPU")
     fitting = []
-    for one in resources["instanceTypes"]:
-        one = _CHOICE.get(one, one)
-        names = [one] if "." in one else [f"{one}.{size}" for size in _SIZES]
+    for choice in resources["instanceTypes"]:
+        choice = _CHOICE.get(choice, choice)
+        names = [choice] if "." in choice else [f"{choice}.{size}" for size in _SIZES]
         for name in names:
             family, _, size = name.partition(".")
             if _SIZES.get(size, 0) >= vcpus and bool(_GPU_FAMILIES.match(family + ".")) >= bool(gpus):

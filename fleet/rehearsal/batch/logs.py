@@ -76,8 +76,8 @@ class CloudWatchLogs:
         return {}
 
     def _describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        found = sorted(name for name in self.groups if name.startswith(params.get("logGroupNamePrefix", "")))
-        return {"logGroups": [{"logGroupName": name, "arn": f"{self._arn}:{name}:*"} for name in found]}
+        names = sorted(name for name in self.groups if name.startswith(params.get("logGroupNamePrefix", "")))
+        return {"logGroups": [{"logGroupName": name, "arn": f"{self._arn}:{name}:*"} for name in names]}
 
     def _events(self, params: Mapping[str, Any]) -> dict[str, Any]:
         if int(params.get("limit") or 1) > _LIMIT_MAX:

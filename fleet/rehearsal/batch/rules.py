@@ -46,63 +46,68 @@ def create_environment(batch: Batch, params: Params) -> dict[str, Any]:
         raise refused(f"Error executing request, Exception : allocation strategy {strategy} is not for {kind}.")
     if kind == "SPOT" and strategy == "BEST_FIT" and not resources.get("spotIamFleetRole"):
         raise refused("Error executing request, Exception : spotIamFleetRole is required.")
-    for one in resources.get("ec2Configuration") or []:
-        if one["imageType"] not in IMAGE_TYPES:
-            raise refused(f"Error executing request, Exception : imageType {one['imageType']} is not supported.")
+    for setting in resources.get("ec2Configuration") or []:
+        if setting["imageType"] not in IMAGE_TYPES:
+            raise refused(f"Error executing request, Exception : imageType {setting['imageType']} is not supported.")
     arn = f"{batch.arn('compute-environment')}/{name}"
-    made = batch.environments[name] = Environment(name, arn, dict(params), state=str(params.get("state", "ENABLED")))
-    batch.later(VALID_SECONDS, lambda: _settle_environment(batch, made))
+    new_environment = batch.environments[name] = Environment(
+        name, arn, dict(params), state=str(params.get("state", "ENABLED"))
+    )
+    batch.later(VALID_SECONDS, lambda: _settle_environment(batch, new_environment))
     return {"computeEnvironmentName": name, "computeEnvironmentArn": arn}
 
 
-def _settle_environment(batch: Batch, made: Environment) -> None:
-    if fault := batch.role_fault(made.resources):
-        made.status, made.reason = "INVALID", f"CLIENT_ERROR - {fault}"
+def _settle_environment(batch: Batch, new_environment: Environment) -> None:
+    if fault := batch.role_fault(new_environment.resources):
+        new_environment.status, new_environment.reason = "INVALID", f"CLIENT_ERROR - {fault}"
     else:
-        made.status, made.reason = "VALID", "ComputeEnvironment Healthy"
+        new_environment.status, new_environment.reason = "VALID", "ComputeEnvironment Healthy"
 
 
 def update_environment(batch: Batch, params: Params) -> dict[str, Any]:
-    found = environment(batch, params["computeEnvironment"])
-    if found.status in ("CREATING", "UPDATING", "DELETING"):
+    record = environment(batch, params["computeEnvironment"])
+    if record.status in ("CREATING", "UPDATING", "DELETING"):
         raise refused("Cannot update, resource is being modified")
-    found.state = str(params.get("state") or found.state)
-    given = params.get("computeResources") or {}
-    found.asked["computeResources"] = found.resources | dict(given)
-    found.status = "UPDATING"
-    batch.later(GONE_SECONDS, lambda: _settle_environment(batch, found))
-    return {"computeEnvironmentName": found.name, "computeEnvironmentArn": found.arn}
+    record.state = str(params.get("state") or record.state)
+    resources = params.get("computeResources") or {}
+    record.asked["computeResources"] = record.resources | dict(resources)
+    record.status = "UPDATING"
+    batch.later(GONE_SECONDS, lambda: _settle_environment(batch, record))
+    return {"computeEnvironmentName": record.name, "computeEnvironmentArn": record.arn}
 
 
 def delete_environment(batch: Batch, params: Params) -> dict[str, Any]:
-    found = batch.environments.get(_short(params["computeEnvironment"]))
-    if found is None:
+    record = batch.environments.get(_short(params["computeEnvironment"]))
+    if record is None:
         return {}
-    if found.state != "DISABLED":
+    if record.state != "DISABLED":
         raise refused("Cannot delete, Compute environment state must be DISABLED")
-    if found.status == "UPDATING":
+    if record.status == "UPDATING":
         raise refused("Cannot delete, resource is being modified")
-    if any(found.name in map(_short, queue.environments) for queue in batch.queues.values()):
+    if any(record.name in map(_short, queue.environments) for queue in batch.queues.values()):
         raise refused("Cannot delete, found existing JobQueue relationship")
-    found.status = "DELETING"
-    batch.later(GONE_SECONDS, lambda: batch.environments.pop(found.name, None))
+    record.status = "DELETING"
+    batch.later(GONE_SECONDS, lambda: batch.environments.pop(record.name, None))
     return {}
 
 
 def environment(batch: Batch, name: str) -> Environment:
-    found = batch.environments.get(_short(name))
-    if found is None:
+    record = batch.environments.get(_short(name))
+    if record is None:
         raise refused(f"Compute environment {name} does not exist")
-    return found
+    return record
 
 
 def describe_environments(batch: Batch, params: Params) -> dict[str, Any]:
-    found = [one for one in batch.environments.values() if _is_asked(params.get("computeEnvironments"), one)]
+    environments = [
+        record for record in batch.environments.values() if _is_asked(params.get("computeEnvironments"), record)
+    ]
     return {"computeEnvironments": [
-        {"computeEnvironmentName": one.name, "computeEnvironmentArn": one.arn, "ecsClusterArn": f"{one.arn}-ecs",
-         "tags": one.asked.get("tags") or {}, "type": "MANAGED", "state": one.state, "status": one.status,
-         "statusReason": one.reason, "computeResources": one.resources}
-        for one in found
+        {"computeEnvironmentName": record.name, "computeEnvironmentArn": record.arn,
+         "ecsClusterArn": f"{record.arn}-ecs",
+         "tags": record.asked.get("tags") or {}, "type": "MANAGED", "state": record.state, "status": record.status,
+         "statusReason": record.reason, "computeResources": record.resources}
+        for record in environments
     ]}  # fmt: skip
 
 
@@ -115,61 +120,61 @@ def create_queue(batch: Batch, params: Params) -> dict[str, Any]:
     if not 1 <= len(order) <= 3:
         raise refused("computeEnvironmentOrder must have 1 to 3 entries")
     kinds = set()
-    for one in order:
-        found = environment(batch, one["computeEnvironment"])
-        if found.status != "VALID":
-            raise refused(f"{found.name} is not in a VALID state")
-        kinds.add(found.resources["type"] in ("EC2", "SPOT"))
+    for entry in order:
+        environment_of_entry = environment(batch, entry["computeEnvironment"])
+        if environment_of_entry.status != "VALID":
+            raise refused(f"{environment_of_entry.name} is not in a VALID state")
+        kinds.add(environment_of_entry.resources["type"] in ("EC2", "SPOT"))
     if len(kinds) > 1:
         raise refused("EC2 and Fargate compute environments cannot be mixed in one queue")
     arn = f"{batch.arn('job-queue')}/{name}"
-    made = batch.queues[name] = Queue(name, arn, dict(params), state=str(params.get("state", "ENABLED")))
-    batch.later(VALID_SECONDS / 2, lambda: setattr(made, "status", "VALID"))
+    new_queue = batch.queues[name] = Queue(name, arn, dict(params), state=str(params.get("state", "ENABLED")))
+    batch.later(VALID_SECONDS / 2, lambda: setattr(new_queue, "status", "VALID"))
     return {"jobQueueName": name, "jobQueueArn": arn}
 
 
 def update_queue(batch: Batch, params: Params) -> dict[str, Any]:
-    found = queue(batch, params["jobQueue"])
-    if found.status in ("CREATING", "UPDATING", "DELETING"):
+    record = queue(batch, params["jobQueue"])
+    if record.status in ("CREATING", "UPDATING", "DELETING"):
         raise refused("Cannot update, resource is being modified")
-    found.state = str(params.get("state") or found.state)
+    record.state = str(params.get("state") or record.state)
     if params.get("computeEnvironmentOrder"):
-        found.asked["computeEnvironmentOrder"] = params["computeEnvironmentOrder"]
-    found.status = "UPDATING"
-    batch.later(GONE_SECONDS, lambda: setattr(found, "status", "VALID"))
-    return {"jobQueueName": found.name, "jobQueueArn": found.arn}
+        record.asked["computeEnvironmentOrder"] = params["computeEnvironmentOrder"]
+    record.status = "UPDATING"
+    batch.later(GONE_SECONDS, lambda: setattr(record, "status", "VALID"))
+    return {"jobQueueName": record.name, "jobQueueArn": record.arn}
 
 
 def delete_queue(batch: Batch, params: Params) -> dict[str, Any]:
     """Jobs in it are terminated."""
-    found = batch.queues.get(_short(params["jobQueue"]))
-    if found is None:
+    record = batch.queues.get(_short(params["jobQueue"]))
+    if record is None:
         return {}
-    if found.state != "DISABLED":
+    if record.state != "DISABLED":
         raise refused("Cannot delete, Job queue state must be DISABLED")
-    if found.status == "UPDATING":
+    if record.status == "UPDATING":
         raise refused("Cannot delete, resource is being modified")
-    found.status = "DELETING"
-    batch.jobs.end_all_of(found.name, "the job queue was deleted")
-    batch.later(GONE_SECONDS, lambda: batch.queues.pop(found.name, None))
+    record.status = "DELETING"
+    batch.jobs.end_all_of(record.name, "the job queue was deleted")
+    batch.later(GONE_SECONDS, lambda: batch.queues.pop(record.name, None))
     return {}
 
 
 def queue(batch: Batch, name: str) -> Queue:
-    found = batch.queues.get(_short(name))
-    if found is None:
+    record = batch.queues.get(_short(name))
+    if record is None:
         raise refused(f"JobQueue {name} does not exist")
-    return found
+    return record
 
 
 def describe_queues(batch: Batch, params: Params) -> dict[str, Any]:
-    found = [one for one in batch.queues.values() if _is_asked(params.get("jobQueues"), one)]
+    queues = [record for record in batch.queues.values() if _is_asked(params.get("jobQueues"), record)]
     return {"jobQueues": [
-        {"jobQueueName": one.name, "jobQueueArn": one.arn, "state": one.state, "status": one.status,
-         "statusReason": "JobQueue Healthy", "priority": int(one.asked["priority"]),
-         "tags": one.asked.get("tags") or {},
-         "computeEnvironmentOrder": one.asked["computeEnvironmentOrder"]}
-        for one in found
+        {"jobQueueName": record.name, "jobQueueArn": record.arn, "state": record.state, "status": record.status,
+         "statusReason": "JobQueue Healthy", "priority": int(record.asked["priority"]),
+         "tags": record.asked.get("tags") or {},
+         "computeEnvironmentOrder": record.asked["computeEnvironmentOrder"]}
+        for record in queues
     ]}  # fmt: skip
 
 
@@ -184,7 +189,10 @@ def register_definition(batch: Batch, params: Params) -> dict[str, Any]:
     seconds = (params.get("timeout") or {}).get("attemptDurationSeconds")
     if seconds is not None and seconds < 60:
         raise refused("attemptDurationSeconds must be at least 60")
-    revision = 1 + max((one.revision for one in batch.definitions if one.name == name), default=0)
+    revision = 1 + max(
+        (revision_of_name.revision for revision_of_name in batch.definitions if revision_of_name.name == name),
+        default=0,
+    )
     arn = f"{batch.arn('job-definition')}/{name}:{revision}"
     batch.definitions.append(Definition(name, revision, arn, _echoed(params)))
     return {"jobDefinitionName": name, "jobDefinitionArn": arn, "revision": revision}
@@ -200,23 +208,23 @@ def _echoed(params: Params) -> dict[str, Any]:
 
 
 def check_container(properties: Params, *, whole: bool) -> None:
-    wanted = {one["type"]: one["value"] for one in properties.get("resourceRequirements") or []}
+    requirements = {entry["type"]: entry["value"] for entry in properties.get("resourceRequirements") or []}
     if whole and not properties.get("image"):
         raise refused("Container properties must have an image")
     for kind in ("VCPU", "MEMORY"):
-        if whole and kind not in wanted:
+        if whole and kind not in requirements:
             raise refused(f"resourceRequirements must contain {kind}")
-    if not all(re.fullmatch(r"\d+", value) for kind, value in wanted.items() if kind != "VCPU"):
+    if not all(re.fullmatch(r"\d+", value) for kind, value in requirements.items() if kind != "VCPU"):
         raise refused("MEMORY and GPU must be whole numbers")
-    if "MEMORY" in wanted and int(wanted["MEMORY"]) < _MEMORY_MIN:
+    if "MEMORY" in requirements and int(requirements["MEMORY"]) < _MEMORY_MIN:
         raise refused(f"MEMORY must be at least {_MEMORY_MIN} MiB")
-    if "GPU" in wanted and int(wanted["GPU"]) < 1:
+    if "GPU" in requirements and int(requirements["GPU"]) < 1:
         raise refused("GPU must be at least 1; leave it out for none")
-    for one in properties.get("environment") or []:
-        if str(one.get("name", "")).startswith("AWS_BATCH"):
+    for entry in properties.get("environment") or []:
+        if str(entry.get("name", "")).startswith("AWS_BATCH"):
             raise refused("Environment variables must not start with AWS_BATCH")
-    mounted = {one["sourceVolume"] for one in properties.get("mountPoints") or []}
-    if mounted - {one["name"] for one in properties.get("volumes") or []}:
+    mounted = {entry["sourceVolume"] for entry in properties.get("mountPoints") or []}
+    if mounted - {entry["name"] for entry in properties.get("volumes") or []}:
         raise refused("mountPoints name a volume that is none of the volumes")
 
 
@@ -239,11 +247,13 @@ def check_retry(strategy: Params) -> None:
 def definition(batch: Batch, named: str) -> Definition:
     """By name (the newest active), name:revision or ARN."""
     name, _, revision = named.rpartition("/")[2].partition(":")
-    found = [one for one in batch.definitions if one.name == name and one.status == "ACTIVE"]
-    found = [one for one in found if not revision or str(one.revision) == revision]
-    if not found:
+    candidates = [
+        candidate for candidate in batch.definitions if candidate.name == name and candidate.status == "ACTIVE"
+    ]
+    candidates = [candidate for candidate in candidates if not revision or str(candidate.revision) == revision]
+    if not candidates:
         raise refused(f"JobDefinition {named} not found or not ACTIVE")
-    return found[-1]
+    return candidates[-1]
 
 
 def deregister_definition(batch: Batch, params: Params) -> dict[str, Any]:
@@ -253,14 +263,15 @@ def deregister_definition(batch: Batch, params: Params) -> dict[str, Any]:
 
 def describe_definitions(batch: Batch, params: Params) -> dict[str, Any]:
     name, status = params.get("jobDefinitionName"), params.get("status")
-    asked = [one.rpartition("/")[2] for one in params.get("jobDefinitions") or []]
-    found = [
-        one for one in batch.definitions
-        if (not name or one.name == name) and (not status or one.status == status)
-        and (not asked or f"{one.name}:{one.revision}" in asked or one.name in asked)
+    names = [arn.rpartition("/")[2] for arn in params.get("jobDefinitions") or []]
+    definitions = [
+        record for record in batch.definitions
+        if (not name or record.name == name) and (not status or record.status == status)
+        and (not names or f"{record.name}:{record.revision}" in names or record.name in names)
     ]  # fmt: skip
     return {"jobDefinitions": [
-        {**one.asked, "jobDefinitionArn": one.arn, "revision": one.revision, "status": one.status} for one in found
+        {**record.asked, "jobDefinitionArn": record.arn, "revision": record.revision, "status": record.status}
+        for record in definitions
     ]}  # fmt: skip
 
 
@@ -275,8 +286,8 @@ def _short(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _is_asked(names: Any, one: Environment | Queue) -> bool:
-    return not names or one.name in names or one.arn in names
+def _is_asked(names: Any, record: Environment | Queue) -> bool:
+    return not names or record.name in names or record.arn in names
 
 
 OPERATIONS: Mapping[str, Callable[[Batch, Params], dict[str, Any]]] = {

@@ -41,7 +41,7 @@ class Queue:
     def environments(self) -> list[str]:
         """ARNs or names, in order."""
         order = sorted(self.asked.get("computeEnvironmentOrder") or [], key=lambda one: int(one["order"]))
-        return [str(one["computeEnvironment"]) for one in order]
+        return [str(entry["computeEnvironment"]) for entry in order]
 
 
 @dataclass
@@ -95,36 +95,42 @@ class Job:
 
     def container(self) -> dict[str, Any]:
         """The definition's container with what the submission overrides."""
-        found = dict(self.definition.asked["containerProperties"])
-        given = dict(self.asked.get("containerOverrides") or {})
-        found["environment"] = _merged(found.get("environment"), given.pop("environment", None), "name")
-        wanted = _merged(found.get("resourceRequirements"), given.pop("resourceRequirements", None), "type")
-        found["resourceRequirements"] = wanted
-        return found | {key: value for key, value in given.items() if value}
+        container = dict(self.definition.asked["containerProperties"])
+        overrides = dict(self.asked.get("containerOverrides") or {})
+        container["environment"] = _merged(container.get("environment"), overrides.pop("environment", None), "name")
+        requirements = _merged(
+            container.get("resourceRequirements"), overrides.pop("resourceRequirements", None), "type"
+        )
+        container["resourceRequirements"] = requirements
+        return container | {key: value for key, value in overrides.items() if value}
 
     def resource(self, kind: str) -> float:
-        wanted = {one["type"]: one["value"] for one in self.container()["resourceRequirements"]}
-        return float(wanted.get(kind, 0))
+        requirements = {
+            requirement["type"]: requirement["value"] for requirement in self.container()["resourceRequirements"]
+        }
+        return float(requirements.get(kind, 0))
 
     def retry(self) -> dict[str, Any]:
         return dict(self.asked.get("retryStrategy") or self.definition.asked.get("retryStrategy") or {"attempts": 1})
 
     def timeout(self) -> int:
-        asked = self.asked.get("timeout") or self.definition.asked.get("timeout") or {}
-        return int(asked.get("attemptDurationSeconds") or 0)
+        timeout = self.asked.get("timeout") or self.definition.asked.get("timeout") or {}
+        return int(timeout.get("attemptDurationSeconds") or 0)
 
     def environment(self) -> dict[str, str]:
         """What is in a container's environment, Batch's own variables among it."""
-        own = {"AWS_BATCH_JOB_ID": self.id, "AWS_BATCH_JOB_ATTEMPT": str(len(self.attempts) + 1),
+        job_variables = {"AWS_BATCH_JOB_ID": self.id, "AWS_BATCH_JOB_ATTEMPT": str(len(self.attempts) + 1),
                "AWS_BATCH_JQ_NAME": self.queue}  # fmt: skip
         if self.index is not None:
-            own["AWS_BATCH_JOB_ARRAY_INDEX"] = str(self.index)
-        return {str(one["name"]): str(one["value"]) for one in self.container()["environment"]} | own
+            job_variables["AWS_BATCH_JOB_ARRAY_INDEX"] = str(self.index)
+        return {
+            str(variable["name"]): str(variable["value"]) for variable in self.container()["environment"]
+        } | job_variables
 
 
 def _merged(base: Any, over: Any, key: str) -> list[dict[str, str]]:
-    found = {one[key]: dict(one) for one in base or []}
-    return list((found | {one[key]: dict(one) for one in over or []}).values())
+    entries = {entry[key]: dict(entry) for entry in base or []}
+    return list((entries | {entry[key]: dict(entry) for entry in over or []}).values())
 
 
 def matches(pattern: str | None, text: str | None) -> bool:
@@ -140,10 +146,10 @@ def is_retried(strategy: Params, tried: int, attempt: Attempt) -> bool:
     if tried >= int(strategy.get("attempts") or 1):
         return False
     code = None if attempt.exit_code is None else str(attempt.exit_code)
-    for one in strategy.get("evaluateOnExit") or []:
-        told = {"onStatusReason": attempt.status_reason, "onReason": attempt.reason, "onExitCode": code}
-        if one.get("onExitCode") is not None and code is None:
+    for condition in strategy.get("evaluateOnExit") or []:
+        values = {"onStatusReason": attempt.status_reason, "onReason": attempt.reason, "onExitCode": code}
+        if condition.get("onExitCode") is not None and code is None:
             continue
-        if all(matches(one.get(name), text) for name, text in told.items()):
-            return str(one["action"]).upper() == "RETRY"
+        if all(matches(condition.get(name), text) for name, text in values.items()):
+            return str(condition["action"]).upper() == "RETRY"
     return True

@@ -22,8 +22,12 @@ class AccessKey:
 
     @property
     def environment(self) -> dict[str, str]:
-        found = {"AWS_ACCESS_KEY_ID": self.id, "AWS_SECRET_ACCESS_KEY": self.secret, "AWS_SESSION_TOKEN": self.token}
-        return {name: value for name, value in found.items() if value}
+        variables = {
+            "AWS_ACCESS_KEY_ID": self.id,
+            "AWS_SECRET_ACCESS_KEY": self.secret,
+            "AWS_SESSION_TOKEN": self.token,
+        }
+        return {name: value for name, value in variables.items() if value}
 
 
 class AccessKeys:
@@ -35,8 +39,8 @@ class AccessKeys:
 
     def of(self, key: str) -> AccessKey:
         """Temporary keys begin with ASIA (IAM User Guide, "Unique identifiers") and have a session token."""
-        made = AccessKey(key, self.word("secret", key)[:40], self.word("token", key) if key[:4] == "ASIA" else "")
-        return self._given.get(key, made)
+        access_key = AccessKey(key, self.word("secret", key)[:40], self.word("token", key) if key[:4] == "ASIA" else "")
+        return self._given.get(key, access_key)
 
     def add(self, key: AccessKey) -> None:
         """One whose secret somebody else has made."""

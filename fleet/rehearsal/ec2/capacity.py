@@ -95,15 +95,17 @@ def _named(pool: Place) -> str:
 
 
 def _running(world: World) -> int:
-    return len([one for one in world.instances.all() if one.state in ("pending", "running", "shutting-down")])
+    return len(
+        [instance for instance in world.instances.all() if instance.state in ("pending", "running", "shutting-down")]
+    )
 
 
 def _fault(world: World, way: Mapping[str, Any]) -> str | None:
     """Why this way can never launch: an image or an instance profile that the scenario has taken away."""
     profile = way["spec"].get("IamInstanceProfile") or {}
     named = (way["spec"].get("ImageId"), profile.get("Name"), profile.get("Arn"))
-    taken = next((world.unusable[name] for name in named if name in world.unusable), None)
-    return taken or world.image_fault(str(way["spec"].get("ImageId", ""))) or world.launch_fault(way["spec"])
+    fault = next((world.unusable[name] for name in named if name in world.unusable), None)
+    return fault or world.image_fault(str(way["spec"].get("ImageId", ""))) or world.launch_fault(way["spec"])
 
 
 def _market_price(pool: Place) -> float:

@@ -35,9 +35,9 @@ def create_volume(world: World, params: Params, caller: str | None) -> Item:
     if zone not in world.zones:
         raise ApiError("InvalidZone.NotFound", f"The zone '{zone}' does not exist.")
     token = params.get("ClientToken", "")
-    known = _known(world, token, zone, params)
-    if known is not None:
-        return _volume(known)
+    earlier_volume = _known(world, token, zone, params)
+    if earlier_volume is not None:
+        return _volume(earlier_volume)
     source = _source(world, params)
     size = params.get("Size") or (source.size if source else 0)
     kind = params.get("VolumeType", "gp2")
@@ -70,10 +70,10 @@ def create_volume(world: World, params: Params, caller: str | None) -> Item:
 
 def _may_encrypt(world: World, caller: str | None, key: str | None, source: Snapshot | None) -> bool:
     """KMS is asked after the answer (EC2 API reference, CreateVolume). A snapshot of another key is encrypted again."""
-    other = source.kms_key if source is not None and source.kms_key != key else None
-    into = ("ReEncryptTo",) if other else ()
+    source_key = source.kms_key if source is not None and source.kms_key != key else None
+    into = ("ReEncryptTo",) if source_key else ()
     return (key is None or world.may_use_key(caller, key, ("GenerateDataKeyWithoutPlaintext", "Decrypt", *into))) and (
-        other is None or world.may_use_key(caller, other, ("Decrypt", "ReEncryptFrom"))
+        source_key is None or world.may_use_key(caller, source_key, ("Decrypt", "ReEncryptFrom"))
     )
 
 
@@ -91,9 +91,9 @@ def _known(world: World, token: str, zone: str, params: Params) -> Volume | None
             "IdempotentParameterMismatch",
             "The request uses the same client token as a previous, but non-identical request.",
         )
-    found = world.volumes.get(stored[1])
-    if found is not None:
-        return found
+    volume = world.volumes.get(stored[1])
+    if volume is not None:
+        return volume
     deleted, moment = world.deleted_volumes[stored[1]]
     if world.moment() - moment <= REMEMBERED_SECONDS:
         return deleted
@@ -107,13 +107,13 @@ def _known(world: World, token: str, zone: str, params: Params) -> Volume | None
 def terms_of_copies(world: World) -> set[str]:
     """`spotheal:term` of every request for a volume from a snapshot that was met; "0" is the operator's."""
     requests = [json.loads(value[0]) for key, value in world.tokens.items() if key[0] == "CreateVolume"]
-    found = {tags_for(request, "volume").get(TAG_TERM, "0") for request in requests if request.get("SnapshotId")}
-    return found - {"0"}
+    terms = {tags_for(request, "volume").get(TAG_TERM, "0") for request in requests if request.get("SnapshotId")}
+    return terms - {"0"}
 
 
 def _without_zone(params: Params) -> str:
-    left = {key: value for key, value in params.items() if key not in ("AvailabilityZone", "ClientToken", "DryRun")}
-    return json.dumps(left, sort_keys=True, default=str)
+    settings = {key: value for key, value in params.items() if key not in ("AvailabilityZone", "ClientToken", "DryRun")}
+    return json.dumps(settings, sort_keys=True, default=str)
 
 
 def _source(world: World, params: Params) -> Snapshot | None:
@@ -204,14 +204,14 @@ def attach_volume(world: World, params: Params, caller: str | None) -> Item:
             "CustomerKeyHasBeenRevoked",
             f"Volume {volume.id} cannot be attached. The encrypted volume was unable to access the KMS master key.",
         )
-    held = attached_to(world, instance.id)
-    taken = {one.attachment.device for one in held if one.attachment} | {ROOT_DEVICE, "/dev/sda1"}
-    if device in taken:
+    volumes = attached_to(world, instance.id)
+    used_devices = {other.attachment.device for other in volumes if other.attachment} | {ROOT_DEVICE, "/dev/sda1"}
+    if device in used_devices:
         raise ApiError(
             "InvalidParameterValue",
             f"Invalid value '{device}' for unixDevice. Attachment point {device} is already in use",
         )
-    if len(held) >= _ATTACHMENTS_MAX:
+    if len(volumes) >= _ATTACHMENTS_MAX:
         raise ApiError("AttachmentLimitExceeded", f"Attachment limit exceeded for instance {instance.id}")
     attachment = Attachment(instance.id, device, "attaching", world.now(), world.number())
     volume = world.volumes.put(replace(volume, state="in-use", attachment=attachment))
@@ -223,65 +223,65 @@ def attach_volume(world: World, params: Params, caller: str | None) -> Item:
 ROOT_DEVICE = "/dev/xvda"
 
 
-def _attached(world: World, volume_id: str, asked: Attachment) -> None:
+def _attached(world: World, volume_id: str, attachment: Attachment) -> None:
     volume = world.volumes.get(volume_id)
-    if volume is None or volume.attachment != asked:  # detached, or attached anew, meanwhile
+    if volume is None or volume.attachment != attachment:  # detached, or attached anew, meanwhile
         return
-    attached = replace(asked, state="attached")
+    attached = replace(attachment, state="attached")
     world.volumes.put(replace(volume, attachment=attached))
 
     def appears() -> None:
-        now = world.volumes.get(volume_id)
-        if now is not None and now.attachment == attached:
-            world.tell(world.hooks.on_attach, volume_id, asked.instance, asked.device)
+        volume = world.volumes.get(volume_id)
+        if volume is not None and volume.attachment == attached:
+            world.tell(world.hooks.on_attach, volume_id, attachment.instance, attachment.device)
 
     world.later(world.latencies.device_node, appears)
 
 
 def detach_volume(world: World, params: Params, caller: str | None) -> Item:
     volume = world.volume(params["VolumeId"])
-    held = volume.attachment
-    if held is None:
+    attachment = volume.attachment
+    if attachment is None:
         raise ApiError("IncorrectState", f"Volume '{volume.id}' is in the '{volume.state}' state.")
-    if params.get("InstanceId") and params["InstanceId"] != held.instance:
+    if params.get("InstanceId") and params["InstanceId"] != attachment.instance:
         world.instance(params["InstanceId"])
         raise ApiError(
             "InvalidAttachment.NotFound", f"Volume '{volume.id}' is not attached to '{params['InstanceId']}'"
         )
-    if params.get("Device") and params["Device"] != held.device:
+    if params.get("Device") and params["Device"] != attachment.device:
         raise ApiError("InvalidAttachment.NotFound", f"Volume '{volume.id}' is not attached as '{params['Device']}'")
     force = bool(params.get("Force"))
-    if held.state in ("detaching", "busy") and not force:
-        raise ApiError("IncorrectState", f"Volume '{volume.id}' is in the '{held.state}' state.")
-    leaving = replace(held, state="detaching")
+    if attachment.state in ("detaching", "busy") and not force:
+        raise ApiError("IncorrectState", f"Volume '{volume.id}' is in the '{attachment.state}' state.")
+    leaving = replace(attachment, state="detaching")
     volume = world.volumes.put(replace(volume, attachment=leaving))
     if force or not world.faults.take("detaches_stuck"):
-        world.later(world.latencies.detach, lambda: _detach(world, volume.id, held, force))
+        world.later(world.latencies.detach, lambda: _detach(world, volume.id, attachment, force))
     return _attachment(volume)
 
 
-def _detach(world: World, volume_id: str, held: Attachment, force: bool) -> None:
+def _detach(world: World, volume_id: str, attachment: Attachment, force: bool) -> None:
     volume = world.volumes.get(volume_id)
-    if volume is None or volume.attachment is None or volume.attachment.number != held.number:
+    if volume is None or volume.attachment is None or volume.attachment.number != attachment.number:
         return
     mounted = world.hooks.is_mounted
-    if not force and mounted is not None and mounted(volume_id, held.instance):
+    if not force and mounted is not None and mounted(volume_id, attachment.instance):
         world.volumes.put(replace(volume, attachment=replace(volume.attachment, state="busy")))
-        world.later(BUSY_LOOK_SECONDS, lambda: _detach(world, volume_id, held, force))
+        world.later(BUSY_LOOK_SECONDS, lambda: _detach(world, volume_id, attachment, force))
         return
     let_go(world, volume)
 
 
 def let_go(world: World, volume: Volume) -> None:
     """End the attachment of `volume` now (detached, or its instance is terminated)."""
-    held = volume.attachment
-    assert held is not None
+    attachment = volume.attachment
+    assert attachment is not None
     world.volumes.put(replace(volume, state="available" if volume.state == "in-use" else volume.state, attachment=None))
-    world.tell(world.hooks.on_detach, volume.id, held.instance, held.device)
+    world.tell(world.hooks.on_detach, volume.id, attachment.instance, attachment.device)
 
 
 def attached_to(world: World, instance_id: str) -> list[Volume]:
-    return [one for one in world.volumes.all() if one.attachment and one.attachment.instance == instance_id]
+    return [volume for volume in world.volumes.all() if volume.attachment and volume.attachment.instance == instance_id]
 
 
 # --------------------------------------------------------------------------------------------------- shaped as by boto3
@@ -298,31 +298,31 @@ def _volume(volume: Volume) -> Item:
         "MultiAttachEnabled": False,
         "Attachments": [_attachment(volume)] if volume.attachment else [],
     }
-    more = {
+    optional_fields = {
         "Iops": volume.iops,
         "Throughput": volume.throughput,
         "KmsKeyId": volume.kms_key,
         "VolumeInitializationRate": volume.initialization_rate,
         "Tags": tag_list(volume.tags) or None,
     }
-    return item | {key: value for key, value in more.items() if value is not None}
+    return item | {key: value for key, value in optional_fields.items() if value is not None}
 
 
 def _attachment(volume: Volume) -> Item:
-    held = volume.attachment
-    assert held is not None
+    attachment = volume.attachment
+    assert attachment is not None
     return {
         "VolumeId": volume.id,
-        "InstanceId": held.instance,
-        "Device": held.device,
-        "State": held.state,
-        "AttachTime": held.time,
+        "InstanceId": attachment.instance,
+        "Device": attachment.device,
+        "State": attachment.state,
+        "AttachTime": attachment.time,
         "DeleteOnTermination": False,
     }
 
 
 def _held(key: str) -> Field:
-    return lambda item: [one[key] for one in item["Attachments"]]
+    return lambda item: [attachment[key] for attachment in item["Attachments"]]
 
 
 _VOLUME_FIELDS: dict[str, Field] = {

@@ -21,20 +21,20 @@ _STATES = {
 
 def create_fleet(world: World, params: Params, caller: str | None) -> Item:
     token = params.get("ClientToken", "")
-    same = json.dumps({**params, "ClientToken": ""}, sort_keys=True, default=str)
+    fingerprint = json.dumps({**params, "ClientToken": ""}, sort_keys=True, default=str)
     stored = world.tokens.get(("CreateFleet", token)) if token else None
     if stored is not None:
-        if stored[0] != same:
+        if stored[0] != fingerprint:
             raise ApiError("IdempotentParameterMismatch", "The client token was used with other parameters.")
         return {"FleetId": stored[1]}
     kind = params.get("Type") or "maintain"
     if kind not in ("maintain", "request"):
         raise not_here(f"CreateFleet of type {kind}")
-    wanted = params["TargetCapacitySpecification"]
-    total, on_demand = int(wanted["TotalTargetCapacity"]), wanted.get("OnDemandTargetCapacity")
+    target = params["TargetCapacitySpecification"]
+    total, on_demand = int(target["TotalTargetCapacity"]), target.get("OnDemandTargetCapacity")
     if on_demand is None:
         spot = (
-            wanted.get("DefaultTargetCapacityType", "on-demand") == "spot" or wanted.get("SpotTargetCapacity") == total
+            target.get("DefaultTargetCapacityType", "on-demand") == "spot" or target.get("SpotTargetCapacity") == total
         )
         on_demand = 0 if spot else total
     fleet = Fleet(
@@ -57,7 +57,7 @@ def create_fleet(world: World, params: Params, caller: str | None) -> Item:
         listed = f"Unsupported instancetypes specified in the batch request[{pools}]"
         raise ApiError("InvalidFleetConfig", f"Invalid: Parameter: InstanceTypes. {listed}")
     if token:
-        world.tokens["CreateFleet", token] = (same, fleet.id, world.moment())
+        world.tokens["CreateFleet", token] = (fingerprint, fleet.id, world.moment())
     begin(world, fleet)
     return {"FleetId": fleet.id}
 
@@ -80,31 +80,31 @@ def modify_fleet(world: World, params: Params, caller: str | None) -> Item:
     fleet = _known(world, params["FleetId"])
     if fleet.state != "active" or fleet.kind != "maintain":
         raise ApiError("InvalidFleetState", f"The fleet {fleet.id} cannot be modified now.")
-    wanted = params.get("TargetCapacitySpecification") or {}
+    target = params.get("TargetCapacitySpecification") or {}
     policy = "default" if params.get("ExcessCapacityTerminationPolicy", "termination") == "termination" else "no"
-    set_targets(world, fleet, wanted.get("TotalTargetCapacity"), wanted.get("OnDemandTargetCapacity"), policy)
+    set_targets(world, fleet, target.get("TotalTargetCapacity"), target.get("OnDemandTargetCapacity"), policy)
     return {"Return": True}
 
 
 def describe_fleets(world: World, params: Params, caller: str | None) -> Item:
-    found = [one for one in world.fleets.at(world.viewed()) if one.id.startswith("fleet-")]
+    fleets = [fleet for fleet in world.fleets.at(world.viewed()) if fleet.id.startswith("fleet-")]
     if params.get("FleetIds"):
-        found = [_known(world, one) for one in params["FleetIds"]]
+        fleets = [_known(world, fleet_id) for fleet_id in params["FleetIds"]]
     fields: dict[str, Field] = {
         "fleet-state": lambda one: [one["FleetState"]],
         "type": lambda one: [one["Type"]],
         "activity-status": lambda one: [one.get("ActivityStatus", "")],
     }
-    items = select([_shaped(world, one) for one in found], params.get("Filters"), fields)
+    items = select([_shaped(world, fleet) for fleet in fleets], params.get("Filters"), fields)
     return page(params, items, "Fleets", world.page_size)
 
 
 def describe_fleet_instances(world: World, params: Params, caller: str | None) -> Item:
     fleet = _known(world, params["FleetId"])
     items = [
-        {"InstanceId": one.id, "InstanceType": one.type, "SpotInstanceRequestId": one.spot_request}
-        for one in world.instances.at(world.viewed())
-        if one.fleet == fleet.id and one.state in ("pending", "running")
+        {"InstanceId": instance.id, "InstanceType": instance.type, "SpotInstanceRequestId": instance.spot_request}
+        for instance in world.instances.at(world.viewed())
+        if instance.fleet == fleet.id and instance.state in ("pending", "running")
     ]
     return {**page(params, items, "ActiveInstances", world.page_size), "FleetId": fleet.id}
 
@@ -118,12 +118,12 @@ def describe_fleet_history(world: World, params: Params, caller: str | None) -> 
         kind = {"fleetRequestChange": "fleet-change", "instanceChange": "instance-change", "error": "service-error"}
         if event.time >= since and params.get("EventType") in (None, kind.get(event.type)):
             items.append({**history_item(event), "EventType": kind.get(event.type, event.type)})
-    more = {"FleetId": fleet.id, "StartTime": since, "LastEvaluatedTime": world.now().replace(microsecond=0)}
-    return {**page(params, items, "HistoryRecords", world.page_size), **more}
+    times = {"FleetId": fleet.id, "StartTime": since, "LastEvaluatedTime": world.now().replace(microsecond=0)}
+    return {**page(params, items, "HistoryRecords", world.page_size), **times}
 
 
 def _known(world: World, fleet_id: str) -> Fleet:
-    fleet = next((one for one in world.fleets.at(world.viewed()) if one.id == fleet_id), None)
+    fleet = next((candidate for candidate in world.fleets.at(world.viewed()) if candidate.id == fleet_id), None)
     if fleet is None:
         raise ApiError("InvalidFleetId.NotFound", f"The fleet ID '{fleet_id}' does not exist")
     return fleet
@@ -132,15 +132,15 @@ def _known(world: World, fleet_id: str) -> Fleet:
 def _shaped(world: World, fleet: Fleet) -> Item:
     running = counted(world, fleet.id)
     config = fleet.config
-    wanted = {**config["TargetCapacitySpecification"], "TotalTargetCapacity": fleet.target}
+    target = {**config["TargetCapacitySpecification"], "TotalTargetCapacity": fleet.target}
     shaped: Item = {
         "FleetId": fleet.id,
         "FleetState": _STATES.get(fleet.state, fleet.state),
         "CreateTime": fleet.created,
         "Type": fleet.kind,
-        "TargetCapacitySpecification": {**wanted, "OnDemandTargetCapacity": fleet.on_demand},
-        "FulfilledCapacity": float(sum(one.weight for one in running)),
-        "FulfilledOnDemandCapacity": float(sum(one.weight for one in running if not one.is_spot)),
+        "TargetCapacitySpecification": {**target, "OnDemandTargetCapacity": fleet.on_demand},
+        "FulfilledCapacity": float(sum(instance.weight for instance in running)),
+        "FulfilledOnDemandCapacity": float(sum(instance.weight for instance in running if not instance.is_spot)),
         "LaunchTemplateConfigs": config["LaunchTemplateConfigs"],
         "TerminateInstancesWithExpiration": fleet.terminate_at_expiry,
         "ReplaceUnhealthyInstances": False,

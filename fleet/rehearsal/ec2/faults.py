@@ -62,10 +62,10 @@ class Faults:
 
     def take(self, counter: str) -> bool:
         """Use up one of a counter; False where it stands at zero."""
-        left = int(getattr(self, counter))
-        if left > 0:
-            setattr(self, counter, left - 1)
-        return left > 0
+        count = int(getattr(self, counter))
+        if count > 0:
+            setattr(self, counter, count - 1)
+        return count > 0
 
     def plan(
         self,

@@ -27,15 +27,15 @@ def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
 
 def tags_for(params: Mapping[str, Any], resource_type: str) -> dict[str, str]:
     """Tags of `TagSpecifications` for one type of resource; `aws:` keys are refused."""
-    found: dict[str, str] = {}
+    tags: dict[str, str] = {}
     for specification in params.get("TagSpecifications") or []:
         if specification.get("ResourceType") == resource_type:
-            found.update(checked_tags(specification.get("Tags") or []))
-    return found
+            tags.update(checked_tags(specification.get("Tags") or []))
+    return tags
 
 
 def checked_tags(tags: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    tags_by_key: dict[str, str] = {}
     for tag in tags:
         key, value = tag.get("Key", ""), tag.get("Value", "") or ""
         if key.lower().startswith("aws:"):
@@ -46,10 +46,10 @@ def checked_tags(tags: Iterable[Mapping[str, str]]) -> dict[str, str]:
             raise ApiError("InvalidParameterValue", "Tag key cannot be empty")
         if len(key) > 128 or len(value) > 256:
             raise ApiError("InvalidParameterValue", f"Tag {key[:40]!r} exceeds the maximum length")
-        found[key] = value
-    if len(found) > 50:
+        tags_by_key[key] = value
+    if len(tags_by_key) > 50:
         raise ApiError("TagLimitExceeded", "The maximum number of tags for a resource is 50")
-    return found
+    return tags_by_key
 
 
 def select(
@@ -57,10 +57,10 @@ def select(
 ) -> list[Item]:
     """The items that match all filters; a filter with an unknown name is an error, as at EC2."""
     filters = list(filters or [])
-    if sum(len(one.get("Values") or []) for one in filters) > FILTER_VALUES_MAX:
-        said = f"The maximum number of filter values specified on a single call is {FILTER_VALUES_MAX}"
-        raise ApiError("FilterLimitExceeded", said)
-    tests = [_test(str(one.get("Name", "")), one.get("Values") or [], fields) for one in filters]
+    if sum(len(condition.get("Values") or []) for condition in filters) > FILTER_VALUES_MAX:
+        message = f"The maximum number of filter values specified on a single call is {FILTER_VALUES_MAX}"
+        raise ApiError("FilterLimitExceeded", message)
+    tests = [_test(str(condition.get("Name", "")), condition.get("Values") or [], fields) for condition in filters]
     return [item for item in items if all(test(item) for test in tests)]
 
 
@@ -82,7 +82,7 @@ def _test(name: str, values: list[str], fields: Mapping[str, Field]) -> Callable
     if not values:
         raise ApiError("InvalidParameterValue", f"The filter '{name}' has no values")
     pattern = re.compile("|".join(_pattern(value) for value in values))
-    return lambda item: any(pattern.fullmatch(_text(found)) for found in get(item))
+    return lambda item: any(pattern.fullmatch(_text(text)) for text in get(item))
 
 
 @functools.lru_cache(maxsize=1000)
@@ -98,11 +98,11 @@ def named(items: list[Item], ids: list[str] | None, key: str, code: str) -> list
     """Only the items named by `ids` (all of them where none is named); an absent one is an error."""
     if not ids:
         return items
-    found = {item[key]: item for item in items}
-    absent = [one for one in ids if one not in found]
+    by_name = {item[key]: item for item in items}
+    absent = [name for name in ids if name not in by_name]
     if absent:
         raise ApiError(code, _absent(code, absent))
-    return [found[one] for one in dict.fromkeys(ids)]
+    return [by_name[name] for name in dict.fromkeys(ids)]
 
 
 def _absent(code: str, ids: list[str]) -> str:
@@ -111,22 +111,23 @@ def _absent(code: str, ids: list[str]) -> str:
         return "At least one of the launch templates specified in the request does not exist."
     if code == "InvalidAMIID.NotFound":
         return f"The image id '[{', '.join(ids)}]' does not exist"
-    what = {"InvalidVolume.NotFound": "volume", "InvalidSnapshot.NotFound": "snapshot"}.get(code, "instance ID")
+    kind = {"InvalidVolume.NotFound": "volume", "InvalidSnapshot.NotFound": "snapshot"}.get(code, "instance ID")
     if len(ids) > 1:
-        return f"The {what}s '{', '.join(ids)}' do not exist"
-    return f"The {what} '{ids[0]}' does not exist{'' if what == 'instance ID' else '.'}"
+        return f"The {kind}s '{', '.join(ids)}' do not exist"
+    return f"The {kind} '{ids[0]}' does not exist{'' if kind == 'instance ID' else '.'}"
 
 
-def page(params: Mapping[str, Any], items: list[Item], key: str, page_size: int, least: int = 1) -> Item:
+def page(params: Mapping[str, Any], items: list[Item], key: str, page_size: int, size_min: int = 1) -> Item:
     """One page of `items`, with NextToken where more follow."""
-    wanted = params.get("MaxResults")
-    if wanted is not None and wanted < least:
+    requested_size = params.get("MaxResults")
+    if requested_size is not None and requested_size < size_min:
         raise ApiError(
             "InvalidParameterValue",
-            f"Value ( {wanted} ) for parameter maxResults is invalid. Expecting a value greater than {least}.",
+            f"Value ( {requested_size} ) for parameter maxResults is invalid. "
+            f"Expecting a value greater than {size_min}.",
         )
     start = _offset(params.get("NextToken"))
-    stop = start + min(wanted or page_size, page_size)
+    stop = start + min(requested_size or page_size, page_size)
     answer: Item = {key: items[start:stop]}
     if stop < len(items):
         answer["NextToken"] = base64.urlsafe_b64encode(f"after {stop}".encode()).decode()

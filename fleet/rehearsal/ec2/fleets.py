@@ -32,10 +32,10 @@ def request_spot_fleet(world: World, params: Params, caller: str | None) -> Item
         if config.get(key) in (None, ""):
             raise ApiError("MissingParameter", f"The request must contain the parameter {key}")
     token = config.get("ClientToken", "")
-    same = json.dumps(config, sort_keys=True, default=str)
+    fingerprint = json.dumps(config, sort_keys=True, default=str)
     stored = world.tokens.get(("RequestSpotFleet", token)) if token else None
     if stored is not None:
-        if stored[0] != same:
+        if stored[0] != fingerprint:
             raise ApiError("IdempotentParameterMismatch", "The client token was used with other parameters.")
         return {"SpotFleetRequestId": stored[1]}
     if not str(config["IamFleetRole"]).startswith("arn:aws"):
@@ -55,7 +55,7 @@ def request_spot_fleet(world: World, params: Params, caller: str | None) -> Item
         tags=tags_for(config, "spot-fleet-request"),
     )
     if token:
-        world.tokens["RequestSpotFleet", token] = (same, fleet.id, world.moment())
+        world.tokens["RequestSpotFleet", token] = (fingerprint, fleet.id, world.moment())
     begin(world, fleet)
     return {"SpotFleetRequestId": fleet.id}
 
@@ -83,9 +83,9 @@ def _expire(world: World, fleet_id: str) -> None:
     fleet = world.fleets.get(fleet_id)
     if fleet is None or fleet.valid_until is None or fleet.state in _CANCELLED:
         return
-    left = (fleet.valid_until - world.now()).total_seconds()
-    if left > 0.001:  # the wall clock was set back, or the expiry put off
-        world.later(left, lambda: _expire(world, fleet_id))
+    seconds = (fleet.valid_until - world.now()).total_seconds()
+    if seconds > 0.001:  # the wall clock was set back, or the expiry put off
+        world.later(seconds, lambda: _expire(world, fleet_id))
         return
     record(world, fleet_id, "fleetRequestChange", "expired", "")
     end_fleet(world, fleet, fleet.terminate_at_expiry)
@@ -94,12 +94,18 @@ def _expire(world: World, fleet_id: str) -> None:
 # --------------------------------------------------------------------------------------------------------------- engine
 def members(world: World, fleet_id: str) -> list[Instance]:
     """Instances of the fleet that are not gone: those under a notice and the stopped ones too."""
-    return [one for one in world.instances.all() if one.fleet == fleet_id and one.state != "terminated"]
+    return [
+        instance for instance in world.instances.all() if instance.fleet == fleet_id and instance.state != "terminated"
+    ]
 
 
 def counted(world: World, fleet_id: str) -> list[Instance]:
     """The instances that fulfil the fleet's capacity: not those that AWS is taking away."""
-    return [one for one in members(world, fleet_id) if not one.leaving and one.state in ("pending", "running")]
+    return [
+        instance
+        for instance in members(world, fleet_id)
+        if not instance.leaving and instance.state in ("pending", "running")
+    ]
 
 
 def balance(world: World, fleet_id: str) -> None:
@@ -107,13 +113,13 @@ def balance(world: World, fleet_id: str) -> None:
     fleet = world.fleets.get(fleet_id)
     if fleet is None or fleet.state not in ("active", "modifying"):
         return
-    had = any(one.fleet == fleet_id for one in world.instances.all())
+    had = any(instance.fleet == fleet_id for instance in world.instances.all())
     if had and fleet.kind == "request":
         return
     on_its_way = world.launching.get(fleet_id, 0)
-    least = min(int(spec["weight"]) for spec in fleet.specs)
+    smallest_weight = min(int(spec["weight"]) for spec in fleet.specs)
     missing = fleet.target - _weight(counted(world, fleet_id))
-    while missing - on_its_way * least > 0:
+    while missing - on_its_way * smallest_weight > 0:
         on_its_way += 1
         world.later(world.latencies.replacement if had else world.latencies.launch, lambda: _launch(world, fleet_id))
     world.launching[fleet_id] = on_its_way
@@ -131,36 +137,36 @@ def _launch(world: World, fleet_id: str) -> None:
         return
     if _weight(counted(world, fleet_id)) >= fleet.target:
         return
-    spot = len([one for one in counted(world, fleet_id) if not one.is_spot]) >= fleet.on_demand
-    found = place(world, fleet, spot)
-    if isinstance(found, NoPlace):
-        _try_later(world, fleet, found)
+    spot = len([member for member in counted(world, fleet_id) if not member.is_spot]) >= fleet.on_demand
+    place_of_launch = place(world, fleet, spot)
+    if isinstance(place_of_launch, NoPlace):
+        _try_later(world, fleet, place_of_launch)
         return
-    spec, zone = found.way, found.zone
-    own = {TAG_EC2_FLEET if _is_ec2(fleet) else TAG_SPOT_FLEET: fleet_id}
-    made = instances.launch(
-        world, spec["spec"], zone, spot=spot, fleet=fleet_id, fleet_tags=own, weight=int(spec["weight"])
+    spec, zone = place_of_launch.way, place_of_launch.zone
+    tags = {TAG_EC2_FLEET if _is_ec2(fleet) else TAG_SPOT_FLEET: fleet_id}
+    instance = instances.launch(
+        world, spec["spec"], zone, spot=spot, fleet=fleet_id, fleet_tags=tags, weight=int(spec["weight"])
     )
-    what = {
-        "instanceType": made.type,
-        "image": made.image,
+    event = {
+        "instanceType": instance.type,
+        "image": instance.image,
         "productDescription": "Linux/UNIX",
         "availabilityZone": zone,
     }
-    record(world, fleet_id, "instanceChange", "launched", json.dumps(what), made.id)
+    record(world, fleet_id, "instanceChange", "launched", json.dumps(event), instance.id)
     _set_activity(world, fleet_id)
 
 
-def _try_later(world: World, fleet: Fleet, why: NoPlace) -> None:
-    for one in why.refusals:
-        record(world, fleet.id, one.type, one.sub_type, one.description)
+def _try_later(world: World, fleet: Fleet, refused: NoPlace) -> None:
+    for refusal in refused.refusals:
+        record(world, fleet.id, refusal.type, refusal.sub_type, refusal.description)
     world.launching[fleet.id] = world.launching.get(fleet.id, 0) + 1
     world.later(world.latencies.set_aside, lambda: _launch(world, fleet.id))
     _set_activity(world, fleet.id)
 
 
-def _weight(found: list[Instance]) -> int:
-    return sum(one.weight for one in found)
+def _weight(instances: list[Instance]) -> int:
+    return sum(instance.weight for instance in instances)
 
 
 def _set_activity(world: World, fleet_id: str) -> None:
@@ -186,15 +192,15 @@ def end_fleet(world: World, fleet: Fleet, terminate: bool) -> str:
     A fleet that has no instance, too, is `deleted_running` or `deleted_terminating` at first (moto's
     `test_delete_fleet`, which was run against AWS).
     """
-    left = members(world, fleet.id)
+    instances_of_fleet = members(world, fleet.id)
     state = "cancelled_terminating" if terminate else "cancelled_running"
     world.ending.add(fleet.id)
     world.fleets.put(replace(fleet, state=state))
     record(world, fleet.id, "fleetRequestChange", state, "")
     world.launching[fleet.id] = 0
     if terminate:
-        for one in left:
-            _end_later(world, one.id)
+        for instance in instances_of_fleet:
+            _end_later(world, instance.id)
     world.later(world.latencies.fleet_terminate, lambda: _seen_to_its_end(world, fleet.id))
     world.later(world.latencies.cancelled_visible, lambda: world.fleets.remove(fleet.id))
     return state
@@ -228,14 +234,14 @@ def settle(world: World) -> None:
 
 def _record_ends(world: World, fleet_id: str) -> None:
     ended = {event.instance for event in world.history[fleet_id] if event.sub_type == "terminated"}
-    told = {event.instance for event in world.history[fleet_id] if event.sub_type == "termination_notified"}
-    for one in world.instances.all():
-        if one.fleet != fleet_id:
+    notified = {event.instance for event in world.history[fleet_id] if event.sub_type == "termination_notified"}
+    for instance in world.instances.all():
+        if instance.fleet != fleet_id:
             continue
-        if one.notice is not None and one.id not in told:
-            record(world, fleet_id, "instanceChange", "termination_notified", "", one.id)
-        if one.state == "terminated" and one.id not in ended:
-            record(world, fleet_id, "instanceChange", "terminated", one.reason[1], one.id)
+        if instance.notice is not None and instance.id not in notified:
+            record(world, fleet_id, "instanceChange", "termination_notified", "", instance.id)
+        if instance.state == "terminated" and instance.id not in ended:
+            record(world, fleet_id, "instanceChange", "terminated", instance.reason[1], instance.id)
 
 
 def cancel_spot_fleet_requests(world: World, params: Params, caller: str | None) -> Item:
@@ -292,42 +298,44 @@ def set_targets(world: World, fleet: Fleet, target: int | None, on_demand: int |
     record(world, fleet.id, "fleetRequestChange", "modify_in_progress", f"target capacity {target}")
     running = counted(world, fleet.id)
     excess = _weight(running) - target
-    for one in running:
-        if policy.lower() == "default" and excess >= one.weight:
-            excess -= one.weight
-            _end_later(world, one.id)
+    for instance in running:
+        if policy.lower() == "default" and excess >= instance.weight:
+            excess -= instance.weight
+            _end_later(world, instance.id)
     world.launching[fleet.id] = 0  # what is set aside does not keep another kind of instance waiting
     balance(world, fleet.id)
 
 
 # ------------------------------------------------------------------------------------------------------------- describe
 def known(world: World, fleet_id: str) -> Fleet:
-    fleet = next((one for one in world.fleets.at(world.viewed()) if one.id == fleet_id), None)
+    fleet = next((candidate for candidate in world.fleets.at(world.viewed()) if candidate.id == fleet_id), None)
     if fleet is None:
         raise ApiError("InvalidSpotFleetRequestId.NotFound", f"The spot fleet request ID '{fleet_id}' does not exist")
     return fleet
 
 
 def describe_spot_fleet_requests(world: World, params: Params, caller: str | None) -> Item:
-    wanted = params.get("SpotFleetRequestIds")
-    found = [one for one in world.fleets.at(world.viewed()) if one.id.startswith("sfr-")]
-    if wanted:
-        found = [known(world, one) for one in wanted]
-    return page(params, [_shaped(world, one) for one in found], "SpotFleetRequestConfigs", world.page_size)
+    fleet_ids = params.get("SpotFleetRequestIds")
+    fleets = [fleet for fleet in world.fleets.at(world.viewed()) if fleet.id.startswith("sfr-")]
+    if fleet_ids:
+        fleets = [known(world, fleet_id) for fleet_id in fleet_ids]
+    return page(params, [_shaped(world, fleet) for fleet in fleets], "SpotFleetRequestConfigs", world.page_size)
 
 
 def describe_spot_fleet_instances(world: World, params: Params, caller: str | None) -> Item:
     known(world, params["SpotFleetRequestId"])
-    there = [one for one in world.instances.at(world.viewed()) if one.fleet == params["SpotFleetRequestId"]]
+    members_of_fleet = [
+        instance for instance in world.instances.at(world.viewed()) if instance.fleet == params["SpotFleetRequestId"]
+    ]
     items = [
         {
-            "InstanceId": one.id,
-            "InstanceType": one.type,
-            "SpotInstanceRequestId": one.spot_request,
+            "InstanceId": instance.id,
+            "InstanceType": instance.type,
+            "SpotInstanceRequestId": instance.spot_request,
             "InstanceHealth": "healthy",
         }
-        for one in there
-        if one.state in ("pending", "running")
+        for instance in members_of_fleet
+        if instance.state in ("pending", "running")
     ]
     return {
         **page(params, items, "ActiveInstances", world.page_size),
@@ -345,8 +353,12 @@ def describe_spot_fleet_request_history(world: World, params: Params, caller: st
         for event in world.history[fleet_id]
         if event.time >= since and params.get("EventType") in (None, event.type)
     ]
-    more = {"SpotFleetRequestId": fleet_id, "StartTime": since, "LastEvaluatedTime": world.now().replace(microsecond=0)}
-    return {**page(params, items, "HistoryRecords", world.page_size), **more}
+    times = {
+        "SpotFleetRequestId": fleet_id,
+        "StartTime": since,
+        "LastEvaluatedTime": world.now().replace(microsecond=0),
+    }
+    return {**page(params, items, "HistoryRecords", world.page_size), **times}
 
 
 def history_item(event: FleetEvent) -> Item:
@@ -365,7 +377,7 @@ def _shaped(world: World, fleet: Fleet) -> Item:
         "TargetCapacity": fleet.target,
         "OnDemandTargetCapacity": fleet.on_demand,
         "FulfilledCapacity": float(_weight(running)),
-        "OnDemandFulfilledCapacity": float(_weight([one for one in running if not one.is_spot])),
+        "OnDemandFulfilledCapacity": float(_weight([instance for instance in running if not instance.is_spot])),
         "AllocationStrategy": fleet.config.get("AllocationStrategy", "lowestPrice"),
         "Type": fleet.kind,
     }

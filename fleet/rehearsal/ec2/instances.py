@@ -122,8 +122,8 @@ def run_instances(world: World, params: Params, caller: str | None) -> Item:
     token = params.get("ClientToken", "")
     stored = world.tokens.get(("RunInstances", token)) if token else None
     if stored is not None:
-        found = [one for one in world.instances.all() if one.reservation == stored[1]]
-        return _reservation(world, found)
+        earlier = [instance for instance in world.instances.all() if instance.reservation == stored[1]]
+        return _reservation(world, earlier)
     zone = (params.get("Placement") or {}).get("AvailabilityZone") or world.zone_of_subnet(params.get("SubnetId", ""))
     zone = zone or world.random.choice(world.zones)
     if zone not in world.zones:
@@ -138,16 +138,16 @@ def run_instances(world: World, params: Params, caller: str | None) -> Item:
     spot = (params.get("InstanceMarketOptions") or {}).get("MarketType") == "spot"
     reservation = world.new_id("r")
     spec = {key: value for key, value in params.items() if key not in ("MinCount", "MaxCount", "ClientToken", "DryRun")}
-    made = [launch(world, spec, zone, spot=spot, reservation=reservation) for _ in range(params["MaxCount"])]
+    new_instances = [launch(world, spec, zone, spot=spot, reservation=reservation) for _ in range(params["MaxCount"])]
     if token:
         world.tokens["RunInstances", token] = (None, reservation, world.moment())
-    return _reservation(world, made)
+    return _reservation(world, new_instances)
 
 
 # ------------------------------------------------------------------------------------------------------------------ end
 def terminate_instances(world: World, params: Params, caller: str | None) -> Item:
     changes = []
-    for instance in [world.instance(one) for one in params["InstanceIds"]]:
+    for instance in [world.instance(instance_id) for instance_id in params["InstanceIds"]]:
         before = instance.state
         shut_down(world, instance.id, BY_USER)
         changes.append(_change(instance.id, before, world.instances[instance.id].state))
@@ -156,7 +156,7 @@ def terminate_instances(world: World, params: Params, caller: str | None) -> Ite
 
 def stop_instances(world: World, params: Params, caller: str | None) -> Item:
     changes = []
-    for instance in [world.instance(one) for one in params["InstanceIds"]]:
+    for instance in [world.instance(instance_id) for instance_id in params["InstanceIds"]]:
         if instance.is_spot:
             raise ApiError(
                 "UnsupportedOperation", f"You can't stop the Spot Instance '{instance.id}' of a one-time request"
@@ -193,9 +193,9 @@ def cut(world: World, instance_id: str, reason: tuple[str, str]) -> None:
     instance = world.instances.get(instance_id)
     if instance is None or instance.state == "terminated":
         return
-    now = world.now()
-    ended = replace(instance, state="terminated", reason=reason, reason_at=instance.reason_at or now, leaving=True)
-    world.instances.put(replace(ended, ended=now))
+    moment = world.now()
+    ended = replace(instance, state="terminated", reason=reason, reason_at=instance.reason_at or moment, leaving=True)
+    world.instances.put(replace(ended, ended=moment))
     close_request(world, instance, "instance-terminated-no-capacity")
     world.tell(world.hooks.on_terminate, instance_id)
     for volume in attached_to(world, instance_id):
@@ -223,9 +223,9 @@ def stop(world: World, instance_id: str, reason: tuple[str, str]) -> None:
     world.tell(world.hooks.on_shutdown, instance_id, world.latencies.shutdown)
 
     def stopped() -> None:
-        now = world.instances.get(instance_id)
-        if now is not None and now.state == "stopping":
-            world.instances.put(replace(now, state="stopped"))
+        instance = world.instances.get(instance_id)
+        if instance is not None and instance.state == "stopping":
+            world.instances.put(replace(instance, state="stopped"))
             world.tell(world.hooks.on_stop, instance_id)
 
     world.later(world.latencies.shutdown, stopped)
@@ -248,8 +248,8 @@ def give_notice(world: World, instance_id: str, action: str, lead: float) -> Non
     close_request(world, instance, "marked-for-stop" if action == "stop" else "marked-for-termination")
 
     def comes_true() -> None:
-        now = world.instances.get(instance_id)
-        if now is None or now.notice != notice:  # withdrawn, or given again
+        instance = world.instances.get(instance_id)
+        if instance is None or instance.notice != notice:  # withdrawn, or given again
             return
         if action == "terminate":
             shut_down(world, instance_id, BY_SPOT)
@@ -262,40 +262,40 @@ def give_notice(world: World, instance_id: str, action: str, lead: float) -> Non
 # ------------------------------------------------------------------------------------------------------------- describe
 def describe_instances(world: World, params: Params, caller: str | None) -> Item:
     no_ids_with_pages(params, "InstanceIds")
-    items = [item(world, one) for one in world.instances.at(world.viewed())]
+    items = [item(world, instance) for instance in world.instances.at(world.viewed())]
     items = named(items, params.get("InstanceIds"), "InstanceId", "InvalidInstanceID.NotFound")
-    found = select(items, params.get("Filters"), _FIELDS)
-    paged = page(params, found, "Instances", world.page_size, 5)
+    items_on_page = select(items, params.get("Filters"), _FIELDS)
+    paged = page(params, items_on_page, "Instances", world.page_size, 5)
     reservations: dict[str, Item] = {}
-    for one in paged.pop("Instances"):
-        reservation = world.instances.get(one["InstanceId"])
-        key = reservation.reservation if reservation else f"r-{one['InstanceId'][2:]}"
+    for instance_item in paged.pop("Instances"):
+        reservation = world.instances.get(instance_item["InstanceId"])
+        key = reservation.reservation if reservation else f"r-{instance_item['InstanceId'][2:]}"
         whole = {"ReservationId": key, "OwnerId": world.account, "Groups": [], "Instances": []}
-        reservations.setdefault(key, whole)["Instances"].append(one)
+        reservations.setdefault(key, whole)["Instances"].append(instance_item)
     return {"Reservations": list(reservations.values()), **paged}
 
 
 def describe_instance_status(world: World, params: Params, caller: str | None) -> Item:
     no_ids_with_pages(params, "InstanceIds")
-    items = [item(world, one) for one in world.instances.at(world.viewed())]
+    items = [item(world, instance) for instance in world.instances.at(world.viewed())]
     items = named(items, params.get("InstanceIds"), "InstanceId", "InvalidInstanceID.NotFound")
     if not params.get("IncludeAllInstances"):
-        items = [one for one in items if one["State"]["Name"] == "running"]
-    found = [
+        items = [status for status in items if status["State"]["Name"] == "running"]
+    statuses = [
         {
-            "InstanceId": one["InstanceId"],
-            "AvailabilityZone": one["Placement"]["AvailabilityZone"],
-            "InstanceState": one["State"],
-            "InstanceStatus": _health(one),
-            "SystemStatus": _health(one),
+            "InstanceId": status["InstanceId"],
+            "AvailabilityZone": status["Placement"]["AvailabilityZone"],
+            "InstanceState": status["State"],
+            "InstanceStatus": _health(status),
+            "SystemStatus": _health(status),
         }
-        for one in select(items, params.get("Filters"), _FIELDS)
+        for status in select(items, params.get("Filters"), _FIELDS)
     ]
-    return page(params, found, "InstanceStatuses", world.page_size, 5)
+    return page(params, statuses, "InstanceStatuses", world.page_size, 5)
 
 
-def _health(one: Item) -> Item:
-    return {"Status": "ok" if one["State"]["Name"] == "running" else "not-applicable"}
+def _health(instance_item: Item) -> Item:
+    return {"Status": "ok" if instance_item["State"]["Name"] == "running" else "not-applicable"}
 
 
 # --------------------------------------------------------------------------------------------------- shaped as by boto3
@@ -362,21 +362,21 @@ def _transition(instance: Instance) -> str:
 def _devices(world: World, instance: Instance) -> list[Item]:
     """The root volume is only named here: it is no volume of the tables."""
     root = {"VolumeId": f"vol-{instance.id[2:]}", "Status": "attached", "DeleteOnTermination": True}
-    held = [
-        (one.attachment.device, one.id, one.attachment.state)
-        for one in attached_to(world, instance.id)
-        if one.attachment
+    devices = [
+        (data_volume.attachment.device, data_volume.id, data_volume.attachment.state)
+        for data_volume in attached_to(world, instance.id)
+        if data_volume.attachment
     ]
-    more = [
+    data_devices = [
         {"DeviceName": device, "Ebs": {"VolumeId": volume, "Status": state, "DeleteOnTermination": False}}
-        for device, volume, state in held
+        for device, volume, state in devices
     ]
-    return [{"DeviceName": ROOT_DEVICE, "Ebs": root}, *more]
+    return [{"DeviceName": ROOT_DEVICE, "Ebs": root}, *data_devices]
 
 
-def _reservation(world: World, made: list[Instance]) -> Item:
-    items = [item(world, one) for one in made]
-    return {"ReservationId": made[0].reservation, "OwnerId": world.account, "Groups": [], "Instances": items}
+def _reservation(world: World, instances: list[Instance]) -> Item:
+    items = [item(world, instance) for instance in instances]
+    return {"ReservationId": instances[0].reservation, "OwnerId": world.account, "Groups": [], "Instances": items}
 
 
 def _change(instance_id: str, before: str, after: str) -> Item:

@@ -20,7 +20,7 @@ def resolve(world: World, config: Params) -> tuple[Way, ...]:
     plain, templated = config.get("LaunchSpecifications") or [], config.get("LaunchTemplateConfigs") or []
     if bool(plain) == bool(templated):
         raise ApiError(_FAULTY, "Exactly one of LaunchSpecifications and LaunchTemplateConfigs must be specified.")
-    ways = tuple(_of_specification(world, one) for one in plain) or of_templates(world, templated)
+    ways = tuple(_of_specification(world, specification) for specification in plain) or of_templates(world, templated)
     # The words for a type that the region lacks (c6fc/npk issue 45); one that AWS does not know is its like.
     if unknown := unknown_types(ways):
         invalid = ",".join(f"(InstanceType: {name} with Os: Linux/UNIX and EC2-VPC)" for name in unknown)
@@ -41,14 +41,14 @@ def of_templates(world: World, configs: Iterable[Params]) -> tuple[Way, ...]:
     return tuple(ways)
 
 
-def _of_specification(world: World, one: Params) -> Way:
-    if not one.get("ImageId"):
+def _of_specification(world: World, specification: Params) -> Way:
+    if not specification.get("ImageId"):
         raise ApiError(_FAULTY, "Parameter: ImageId is required in a launch specification.")
-    if not one.get("InstanceType") and not one.get("InstanceRequirements"):
+    if not specification.get("InstanceType") and not specification.get("InstanceRequirements"):
         raise ApiError(_FAULTY, "Parameter: InstanceType is required in a launch specification.")
-    user_data(one.get("UserData"))
-    zones = (one.get("Placement") or {}).get("AvailabilityZone", "")
-    return _way(world, dict(one), one.get("SubnetId", ""), zones, one)
+    user_data(specification.get("UserData"))
+    zones = (specification.get("Placement") or {}).get("AvailabilityZone", "")
+    return _way(world, dict(specification), specification.get("SubnetId", ""), zones, specification)
 
 
 def _of_template(world: World, data: Params, override: Params) -> Way:
@@ -72,13 +72,16 @@ def unknown_types(ways: Iterable[Params]) -> list[str]:
 
 
 def _subnet(data: Params) -> str:
-    return next((str(one["SubnetId"]) for one in data.get("NetworkInterfaces") or [] if one.get("SubnetId")), "")
+    return next(
+        (str(interface["SubnetId"]) for interface in data.get("NetworkInterfaces") or [] if interface.get("SubnetId")),
+        "",
+    )
 
 
 def _way(world: World, spec: dict[str, Any], subnets: str, zones: str, terms: Params) -> Way:
     """`subnets` and `zones` may be lists with commas, as in a launch specification; `terms` has weight and price."""
     named = [zone.strip() for zone in zones.split(",") if zone.strip()]
-    for subnet in (one.strip() for one in subnets.split(",") if one.strip()):
+    for subnet in (part.strip() for part in subnets.split(",") if part.strip()):
         zone = world.zone_of_subnet(subnet)
         if zone is None:
             raise ApiError("InvalidSubnetID.NotFound", f"The subnet ID '{subnet}' does not exist")

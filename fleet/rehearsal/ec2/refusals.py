@@ -32,7 +32,7 @@ def of_ec2(action: str, form: Mapping[str, str], region: str, own_region: str, *
         return ApiError(WRONG_REGION, f"this local cloud is in {own_region}, and the call is for {region}")
     if action == "DescribeInstanceTypes":
         named = [value for key, value in form.items() if key.startswith("InstanceType.")]
-        if strange := [one for one in named if one not in known_types()]:
+        if strange := [type_name for type_name in named if type_name not in known_types()]:
             text = f"The following supplied instance types do not exist: [{', '.join(strange)}]"
             return ApiError("InvalidInstanceType", text)
     if is_owned or action in _OURS or not _OWNED.search(action) or _NOT_OWNED.search(action):
@@ -43,10 +43,10 @@ def of_ec2(action: str, form: Mapping[str, str], region: str, own_region: str, *
 def of_s3(environ: Mapping[str, Any], account: str) -> ApiError | None:
     """S3 knows two conditions of a put, `If-None-Match: *` and `If-Match: ETAG`, one at a time."""
     if environ["REQUEST_METHOD"] == "PUT":
-        absent, same = environ.get("HTTP_IF_NONE_MATCH", ""), environ.get("HTTP_IF_MATCH", "")
-        if absent not in ("", "*") or same == "*" or (absent and same):
-            said = "A header you provided implies functionality that is not implemented"
-            return ApiError("NotImplemented", said, 501)
+        absent, if_match = environ.get("HTTP_IF_NONE_MATCH", ""), environ.get("HTTP_IF_MATCH", "")
+        if absent not in ("", "*") or if_match == "*" or (absent and if_match):
+            message = "A header you provided implies functionality that is not implemented"
+            return ApiError("NotImplemented", message, 501)
     upload = parse_qs(environ.get("QUERY_STRING", "")).get("uploadId", [""])[0]
     if environ["REQUEST_METHOD"] == "POST" and upload:
         bucket = s3_backends[account]["aws"].buckets.get(unquote(environ.get("PATH_INFO", "")).split("/")[1])
@@ -59,8 +59,8 @@ def of_iam(action: str, form: Mapping[str, str], account: str) -> ApiError | Non
     name = service_roles.ROLES.get(form.get("AWSServiceName", "")) if action == "CreateServiceLinkedRole" else None
     if name is None or all(role.name != name for role in iam_backends[account]["aws"].roles.values()):
         return None
-    taken = f"Service role name {name} has been taken in this account, please try a different suffix."
-    return ApiError("InvalidInput", taken, 400)
+    message = f"Service role name {name} has been taken in this account, please try a different suffix."
+    return ApiError("InvalidInput", message, 400)
 
 
 def of_sts(action: str, form: Mapping[str, str]) -> ApiError | None:

@@ -220,8 +220,8 @@ class Rulebook:
     def withdraw_notice(self, instance: str) -> None:
         """The notice disappears and nothing comes of it. The replacement that was begun stays."""
         with self.inside() as world:
-            found = world.instances[instance]
-            world.instances.put(replace(found, notice=None))
+            record = world.instances[instance]
+            world.instances.put(replace(record, notice=None))
 
     def kill(self, instance: str) -> None:
         """Terminated by spot without a notice: the power is cut now."""
@@ -244,10 +244,10 @@ class Rulebook:
             for zone in zones or world.zones:
                 world.no_capacity_until[zone] = world.moment() + seconds
 
-    def limit_instances(self, most: int | None) -> None:
+    def limit_instances(self, limit: int | None) -> None:
         """The account's quota of instances; None lifts it."""
         with self.inside() as world:
-            world.instances_max = most
+            world.instances_max = limit
 
     def refuse_launches(self, name: str, message: str) -> None:
         """Fleets cannot launch with this image or instance profile; the history says `message`."""
@@ -296,8 +296,8 @@ class Rulebook:
     def attached(self, instance: str) -> list[tuple[str, str, str]]:
         """(volume, device, state) of what is attached to `instance`."""
         with self.inside() as world:
-            held = [(one.id, one.attachment) for one in ebs.attached_to(world, instance)]
-            return [(volume, one.device, one.state) for volume, one in held if one is not None]
+            pairs = [(state.id, state.attachment) for state in ebs.attached_to(world, instance)]
+            return [(volume, state.device, state.state) for volume, state in pairs if state is not None]
 
     def zone_moves(self) -> int:
         """Terms under which an instance made its volume from a snapshot. The ledger is no witness of it: a machine that
@@ -319,4 +319,4 @@ class Rulebook:
         """The instance that has this access key id, or None: an operator."""
         if not key.startswith("ASIA"):
             return None
-        return next((one.id for one in self.instances() if self.key_of(one.id) == key), None)
+        return next((record.id for record in self.instances() if self.key_of(record.id) == key), None)

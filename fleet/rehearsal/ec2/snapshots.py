@@ -28,13 +28,13 @@ def create_snapshot(world: World, params: Params, caller: str | None) -> Item:
     volume = world.volume(params["VolumeId"])
     if volume.state not in ("available", "in-use"):
         raise ApiError("IncorrectState", f"The volume '{volume.id}' is '{volume.state}'.")
-    own = [one for one in world.snapshots.all() if one.volume == volume.id and one.state != "completed"]
-    pending = [one for one in own if one.state == "pending"]
-    if len(own) >= _AT_A_TIME_OF.get(volume.type, _AT_A_TIME):
+    unfinished = [copy for copy in world.snapshots.all() if copy.volume == volume.id and copy.state != "completed"]
+    pending = [copy for copy in unfinished if copy.state == "pending"]
+    if len(unfinished) >= _AT_A_TIME_OF.get(volume.type, _AT_A_TIME):
         raise ApiError(
             "ConcurrentSnapshotLimitExceeded", "Maximum allowed in-progress snapshots for a single volume exceeded."
         )
-    if any(world.moment() - one.began < world.latencies.snapshot_interval for one in pending):
+    if any(world.moment() - copy.began < world.latencies.snapshot_interval for copy in pending):
         raise ApiError(
             "SnapshotCreationPerVolumeRateExceeded",
             "The maximum per volume CreateSnapshot request rate has been exceeded. Use an increasing or variable sleep"

@@ -26,20 +26,23 @@ _ON_DEMAND = {
 
 
 def describe_spot_instance_requests(world: World, params: Params, caller: str | None) -> Item:
-    items = [_request(world, one) for one in world.requests.at(world.viewed())]
-    wanted = params.get("SpotInstanceRequestIds")
-    items = named(items, wanted, "SpotInstanceRequestId", "InvalidSpotInstanceRequestID.NotFound")
-    found = select(items, params.get("Filters"), _REQUEST_FIELDS)
-    return page(params, found, "SpotInstanceRequests", world.page_size, 5)
+    items = [_request(world, request) for request in world.requests.at(world.viewed())]
+    request_ids = params.get("SpotInstanceRequestIds")
+    items = named(items, request_ids, "SpotInstanceRequestId", "InvalidSpotInstanceRequestID.NotFound")
+    selected = select(items, params.get("Filters"), _REQUEST_FIELDS)
+    return page(params, selected, "SpotInstanceRequests", world.page_size, 5)
 
 
 def describe_spot_price_history(world: World, params: Params, caller: str | None) -> Item:
     """One price for each type and zone, which never changes. At least a type must be named."""
     zones = [params["AvailabilityZone"]] if params.get("AvailabilityZone") else list(world.zones)
     types = params.get("InstanceTypes") or [
-        value for one in params.get("Filters") or [] if one["Name"] == "instance-type" for value in one["Values"]
+        value
+        for condition in params.get("Filters") or []
+        if condition["Name"] == "instance-type"
+        for value in condition["Values"]
     ]
-    found = [
+    prices = [
         {
             "InstanceType": kind,
             "AvailabilityZone": zone,
@@ -57,7 +60,7 @@ def describe_spot_price_history(world: World, params: Params, caller: str | None
         "product-description": lambda one: [one["ProductDescription"]],
         "spot-price": lambda one: [one["SpotPrice"]],
     }
-    return page(params, select(found, params.get("Filters"), fields), "SpotPriceHistory", world.page_size)
+    return page(params, select(prices, params.get("Filters"), fields), "SpotPriceHistory", world.page_size)
 
 
 def describe_instance_type_offerings(world: World, params: Params, caller: str | None) -> Item:

@@ -55,10 +55,10 @@ def delete_tags(world: World, params: Params, caller: str | None) -> Item:
         if str(tag.get("Key", "")).startswith("aws:"):
             raise ApiError("InvalidParameterValue", "Tag keys starting with 'aws:' are reserved for internal use")
     for table, thing in _things(world, params):
-        left = {
+        remaining_tags = {
             key: value for key, value in thing.tags.items() if key.startswith("aws:") or not _meant(named, key, value)
         }
-        table.put(replace(thing, tags=left))
+        table.put(replace(thing, tags=remaining_tags))
     return {}
 
 
@@ -70,7 +70,7 @@ def _meant(named: list[Mapping[str, str]] | None, key: str, value: str) -> bool:
 
 def _things(world: World, params: Params) -> list[tuple[Table[Any], Any]]:
     """All the things named, before the first is changed: a call with an unknown id changes nothing."""
-    found = []
+    resources = []
     for resource in params.get("Resources") or []:
         kind = next((kind for prefix, kind in PREFIXES.items() if resource.startswith(prefix)), None)
         if kind is None:
@@ -85,8 +85,8 @@ def _things(world: World, params: Params) -> list[tuple[Table[Any], Any]]:
         thing = table.get(resource)
         if thing is None:
             raise ApiError("InvalidID", f"The ID '{resource}' is not valid")
-        found.append((table, thing))
-    return found
+        resources.append((table, thing))
+    return resources
 
 
 def describe_tags(world: World, params: Params, caller: str | None) -> Item:
@@ -99,8 +99,10 @@ def describe_tags(world: World, params: Params, caller: str | None) -> Item:
                     for key, value in sorted(thing.tags.items())
                 ]
     filters = [
-        {"Name": "key-value:" + one["Name"][4:], "Values": one["Values"]} if one["Name"].startswith("tag:") else one
-        for one in params.get("Filters") or []
+        {"Name": "key-value:" + condition["Name"][4:], "Values": condition["Values"]}
+        if condition["Name"].startswith("tag:")
+        else condition
+        for condition in params.get("Filters") or []
     ]
     fields: dict[str, Field] = {
         "resource-id": lambda one: [one["ResourceId"]],
@@ -108,9 +110,9 @@ def describe_tags(world: World, params: Params, caller: str | None) -> Item:
         "key": lambda one: [one["Key"]],
         "value": lambda one: [one["Value"]],
     }
-    for one in filters:
-        if str(one["Name"]).startswith("key-value:"):
-            fields[one["Name"]] = _value_of(str(one["Name"])[10:])
+    for condition in filters:
+        if str(condition["Name"]).startswith("key-value:"):
+            fields[condition["Name"]] = _value_of(str(condition["Name"])[10:])
     return page(params, select(items, filters, fields), "Tags", world.page_size, 5)
 
 

@@ -17,24 +17,24 @@ Params = Mapping[str, Any]
 
 def create_launch_template(world: World, params: Params, caller: str | None) -> Item:
     token = params.get("ClientToken", "")
-    same = json.dumps({**params, "DryRun": None}, sort_keys=True, default=str)
+    fingerprint = json.dumps({**params, "DryRun": None}, sort_keys=True, default=str)
     stored = world.tokens.get(("CreateLaunchTemplate", token)) if token else None
     if stored is not None:
-        if stored[0] != same:
+        if stored[0] != fingerprint:
             raise ApiError("IdempotentParameterMismatch", "The client token was used with other parameters.")
-        known = world.templates.get(stored[1])
-        if known is not None:
-            return {"LaunchTemplate": _template(known)}
+        earlier = world.templates.get(stored[1])
+        if earlier is not None:
+            return {"LaunchTemplate": _template(earlier)}
     name = params["LaunchTemplateName"]
     if not re.fullmatch(r"[a-zA-Z0-9().\-/_]{3,128}", name):
         raise ApiError(
             "InvalidLaunchTemplateName.MalformedException", f"The launch template name {name!r} is malformed."
         )
-    if any(one.name == name for one in world.templates.all()):
+    if any(template_of_account.name == name for template_of_account in world.templates.all()):
         raise ApiError("InvalidLaunchTemplateName.AlreadyExistsException", "Launch template name already in use.")
     data = params["LaunchTemplateData"]
     user_data(data.get("UserData"))
-    made = world.templates.put(
+    template = world.templates.put(
         Template(
             id=world.new_id("lt"),
             name=name,
@@ -44,8 +44,8 @@ def create_launch_template(world: World, params: Params, caller: str | None) -> 
         )
     )
     if token:
-        world.tokens["CreateLaunchTemplate", token] = (same, made.id, world.moment())
-    return {"LaunchTemplate": _template(made)}
+        world.tokens["CreateLaunchTemplate", token] = (fingerprint, template.id, world.moment())
+    return {"LaunchTemplate": _template(template)}
 
 
 def create_launch_template_version(world: World, params: Params, caller: str | None) -> Item:
@@ -61,13 +61,13 @@ def create_launch_template_version(world: World, params: Params, caller: str | N
 
 def modify_launch_template(world: World, params: Params, caller: str | None) -> Item:
     if params.get("LaunchTemplateId") and params.get("LaunchTemplateName"):
-        said = "Either provide launch template ID or launch template name to modify the template."
-        raise ApiError("InvalidParameterCombination", said)
+        message = "Either provide launch template ID or launch template name to modify the template."
+        raise ApiError("InvalidParameterCombination", message)
     template = find(world, params)
     number = params.get("DefaultVersion", "$Default")
     if number.isdigit() and not 1 <= int(number) <= len(template.versions):
-        said = f"The launch template version {number} is not found for the specified launch template."
-        raise ApiError("InvalidLaunchTemplateId.VersionNotFound", said)
+        message = f"The launch template version {number} is not found for the specified launch template."
+        raise ApiError("InvalidLaunchTemplateId.VersionNotFound", message)
     template = world.templates.put(replace(template, default=version_of(template, number)))
     return {"LaunchTemplate": _template(template)}
 
@@ -79,10 +79,10 @@ def delete_launch_template(world: World, params: Params, caller: str | None) -> 
 
 
 def describe_launch_templates(world: World, params: Params, caller: str | None) -> Item:
-    items = [_template(one) for one in world.templates.at(world.viewed())]
+    items = [_template(template) for template in world.templates.at(world.viewed())]
     items = named(items, params.get("LaunchTemplateIds"), "LaunchTemplateId", "InvalidLaunchTemplateId.NotFound")
-    wanted = params.get("LaunchTemplateNames")
-    items = named(items, wanted, "LaunchTemplateName", "InvalidLaunchTemplateName.NotFoundException")
+    names = params.get("LaunchTemplateNames")
+    items = named(items, names, "LaunchTemplateName", "InvalidLaunchTemplateName.NotFoundException")
     fields: dict[str, Field] = {
         "launch-template-name": lambda one: [one["LaunchTemplateName"]],
         "create-time": lambda one: [one["CreateTime"]],
@@ -94,9 +94,9 @@ def describe_launch_template_versions(world: World, params: Params, caller: str 
     if not (params.get("LaunchTemplateId") or params.get("LaunchTemplateName")):
         raise _unnamed(params.get("Versions") or [])
     template = find(world, params)
-    wanted = [version_of(template, one) for one in params.get("Versions") or []]
-    numbers = wanted or list(range(len(template.versions), 0, -1))
-    return page(params, [_version(template, one) for one in numbers], "LaunchTemplateVersions", world.page_size)
+    numbers_of_versions = [version_of(template, number) for number in params.get("Versions") or []]
+    numbers = numbers_of_versions or list(range(len(template.versions), 0, -1))
+    return page(params, [_version(template, number) for number in numbers], "LaunchTemplateVersions", world.page_size)
 
 
 def _unnamed(versions: list[str]) -> ApiError:
@@ -115,12 +115,12 @@ def find(world: World, params: Params) -> Template:
     if bool(template_id) == bool(name):
         raise ApiError("MissingParameter", "Exactly one of the launch template's id and name must be given")
     if template_id:
-        found = world.templates.get(template_id)
-        if found is None:
+        template_by_id = world.templates.get(template_id)
+        if template_by_id is None:
             message = f"The specified launch template, with template ID {template_id}, does not exist."
             raise ApiError("InvalidLaunchTemplateId.NotFound", message)
-        return found
-    by_name = next((one for one in world.templates.all() if one.name == name), None)
+        return template_by_id
+    by_name = next((template for template in world.templates.all() if template.name == name), None)
     if by_name is None:
         message = f"The specified launch template, with template name {name}, does not exist."
         raise ApiError("InvalidLaunchTemplateName.NotFoundException", message)

@@ -32,10 +32,10 @@ class ApiError(Exception):
         self.status = status
 
 
-def not_here(what: str) -> ApiError:
+def not_here(call: str) -> ApiError:
     """What AWS does and this cloud does not, said by name: a wrong answer would be taken for AWS's."""
-    said = f"This local cloud does not do {what}: it is for fleetctl and the agent (docs/rehearsal.md)."
-    return ApiError("UnsupportedOperation", said)
+    message = f"This local cloud does not do {call}: it is for fleetctl and the agent (docs/rehearsal.md)."
+    return ApiError("UnsupportedOperation", message)
 
 
 class Thing(Protocol):
@@ -85,19 +85,19 @@ class Table(Generic[T]):
         """The things as they were then (not before the oldest version that is remembered)."""
         if moment >= self._moment():
             return self.all()
-        found = []
+        things = []
         for versions in self._past.values():
-            then = next((thing for time, thing in reversed(versions) if time <= moment), None)
-            if then is not None:
-                found.append(then)
-        return found
+            version = next((thing for time, thing in reversed(versions) if time <= moment), None)
+            if version is not None:
+                things.append(version)
+        return things
 
     def _remember(self, thing_id: str, thing: T | None) -> None:
         self.changes += 1
-        now = self._moment()
+        moment = self._moment()
         versions = self._past.setdefault(thing_id, [])
-        versions.append((now, thing))
-        while len(versions) > 1 and versions[1][0] < now - _REMEMBERED_SECONDS:
+        versions.append((moment, thing))
+        while len(versions) > 1 and versions[1][0] < moment - _REMEMBERED_SECONDS:
             versions.pop(0)
 
 
@@ -332,10 +332,10 @@ class World:
 
     def now(self) -> datetime:
         """The wall clock at `moment()`, in whole milliseconds."""
-        now = self.clock.now()
+        time = self.clock.now()
         if self._inside is not None:
-            now -= timedelta(seconds=self.clock.monotonic() - self._inside)
-        return now.replace(microsecond=now.microsecond // 1000 * 1000)
+            time -= timedelta(seconds=self.clock.monotonic() - self._inside)
+        return time.replace(microsecond=time.microsecond // 1000 * 1000)
 
     def viewed(self) -> float:
         """The moment that the describe in hand shows."""
@@ -381,11 +381,11 @@ class World:
     def instance(self, instance_id: str) -> Instance:
         return self._find(self.instances, instance_id, "i-", "InvalidInstanceID.NotFound", "instance ID")
 
-    def _find(self, table: Table[T], thing_id: str, prefix: str, code: str, what: str) -> T:
+    def _find(self, table: Table[T], thing_id: str, prefix: str, code: str, kind: str) -> T:
         if not thing_id.startswith(prefix):
             raise ApiError(code.replace(".NotFound", ".Malformed"), f'Invalid id: "{thing_id}"')
-        found = table.get(thing_id)
+        thing = table.get(thing_id)
         # Other calls than describes find a young thing late too, though sooner than describes show it.
-        if found is None or table.age(thing_id) < self.lag / 4:
-            raise ApiError(code, f"The {what} '{thing_id}' does not exist.")
-        return found
+        if thing is None or table.age(thing_id) < self.lag / 4:
+            raise ApiError(code, f"The {kind} '{thing_id}' does not exist.")
+        return thing

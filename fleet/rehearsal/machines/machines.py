@@ -234,9 +234,9 @@ class Machine:
 
     def _rows(self) -> list[dict[str, Any]]:
         """As on a GPU instance: the root disk, a blank instance-store disk that is not ours, then what was attached."""
-        own = self.folder / "own-disks"
-        root = Disk("vol-00000000000000001", own / "root", own / "nothing")
-        store = Disk("", own / "store", own / "nothing")
+        own_disks = self.folder / "own-disks"
+        root = Disk("vol-00000000000000001", own_disks / "root", own_disks / "nothing")
+        store = Disk("", own_disks / "store", own_disks / "nothing")
         rows = [
             self._row(0, root, "vol00000000000000001", root=True),
             self._row(1, store, "AWS00000000000000001", model="Amazon EC2 NVMe Instance Storage"),

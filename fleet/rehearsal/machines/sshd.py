@@ -74,8 +74,8 @@ class Shells:
         folder.mkdir(mode=0o700, exist_ok=True)
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, parents=True, exist_ok=True)  # sshd refuses to start without
-        made = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", instance, "-f", str(folder / "host_key")]
-        if subprocess.run(made, stdin=subprocess.DEVNULL, capture_output=True).returncode != 0:
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", instance, "-f", str(folder / "host_key")]
+        if subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode != 0:
             return
         port = _free_port()
         (folder / "authorized_keys").write_text(f"{key}\n" if key else "")
@@ -130,9 +130,9 @@ class Shells:
         for server in reversed(self._servers.values()):
             lines += [f"Host {server.address}", "  HostName 127.0.0.1", f"  Port {server.port}",
                       f"  User {getpass.getuser()}", ""]  # fmt: skip
-        beside = self.config.with_suffix(".part")
-        beside.write_text("\n".join(lines))
-        beside.replace(self.config)
+        new_file = self.config.with_suffix(".part")
+        new_file.write_text("\n".join(lines))
+        new_file.replace(self.config)
 
 
 def _login(environment: dict[str, str]) -> str:

@@ -40,8 +40,8 @@ class Volumes:
 
     def __init__(self, folder: Path) -> None:
         self._volumes, self._snapshots = folder / "volumes", folder / "snapshots"
-        for each in (self._volumes, self._snapshots):
-            each.mkdir(parents=True, exist_ok=True)
+        for place in (self._volumes, self._snapshots):
+            place.mkdir(parents=True, exist_ok=True)
 
     def disk(self, volume: str) -> Disk:
         return Disk(volume, self._volumes / volume / "image", self._volumes / volume / "files")
@@ -75,13 +75,13 @@ def _copy(source: Path, target: Path) -> None:
     """`target` appears whole or not at all; blocks are shared where the filesystem can, holes stay holes."""
     part = target.with_name(f".{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    done = subprocess.run(
+    process = subprocess.run(
         ["cp", "-a", "--reflink=auto", "--sparse=always", "--", str(source), str(part)],
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode != 0:
+    if process.returncode != 0:
         shutil.rmtree(part, ignore_errors=True)
-        raise Fatal(f"{source.name} could not be copied to {target.name}: {done.stderr.strip()}")
+        raise Fatal(f"{source.name} could not be copied to {target.name}: {process.stderr.strip()}")
     part.rename(target)

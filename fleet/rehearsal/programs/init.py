@@ -123,13 +123,13 @@ def descendants(root: int) -> list[int]:
             except OSError:
                 continue
             children.setdefault(parent, []).append(int(name))
-    found: list[int] = []
+    pids: list[int] = []
     queue = [root]
     while queue:
         for child in children.get(queue.pop(), []):
-            found.append(child)
+            pids.append(child)
             queue.append(child)
-    return found
+    return pids
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def options(arguments: list[str], flags: str, valued: str) -> tuple[dict[str, st
     """Options and operands; `flags` and `valued` are words such as `-J=--json`, the first spelling is the key."""
     kinds = {spelling: (word.split("=")[0], False) for word in flags.split() for spelling in word.split("=")}
     kinds |= {spelling: (word.split("=")[0], True) for word in valued.split() for spelling in word.split("=")}
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     operands: list[str] = []
     queue = list(arguments)
     while queue:
@@ -53,22 +53,22 @@ def options(arguments: list[str], flags: str, valued: str) -> tuple[dict[str, st
             fail(f"unrecognized option '{word}' (the rehearsal's stand-in knows {flags} {valued})")
         key, takes = kinds[name]
         if not takes:
-            found[key] = "yes"
+            values[key] = "yes"
             if equals and not word.startswith("--"):
                 queue.insert(0, f"-{value}")  # -Jb is -J -b
         else:
             if not equals and not queue:
                 fail(f"option '{word}' requires an argument")
-            given = value if equals else queue.pop(0)
-            found[key] = f"{found[key]},{given}" if key in found else given
-    return found, operands
+            option_value = value if equals else queue.pop(0)
+            values[key] = f"{values[key]},{option_value}" if key in values else option_value
+    return values, operands
 
 
 # ----------------------------------------------------------------------------------------------------- devices, mounts
 def devices() -> list[Record]:
     with open(os.path.join(FOLDER, "devices.json"), encoding="utf-8") as file:
-        found: list[Record] = json.load(file)["devices"]
-    return found
+        records: list[Record] = json.load(file)["devices"]
+    return records
 
 
 def device_at(path: str) -> Record | None:
@@ -104,21 +104,25 @@ def signature(image: str) -> tuple[str, str]:
     return "", ""
 
 
-def same(one: str, other: str) -> bool:
-    return os.path.abspath(one) == os.path.abspath(other) or os.path.realpath(one) == os.path.realpath(other)
+def same(path: str, other_path: str) -> bool:
+    return os.path.abspath(path) == os.path.abspath(other_path) or os.path.realpath(path) == os.path.realpath(
+        other_path
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- programs
 def lsblk(arguments: list[str]) -> None:
-    given, operands = options(
+    values, operands = options(
         arguments, "-J=--json -b=--bytes -p=--paths -d=--nodeps -a=--all -O=--output-all -n=--noheadings", "-o=--output"
     )
-    if "-J" not in given:
+    if "-J" not in values:
         fail("the rehearsal's stand-in prints only --json")
-    every = "name path serial size fstype uuid mountpoint mountpoints type model ro"
-    columns = (every if "-O" in given else given.get("-o", every).lower().replace(",", " ")).split()
+    default_columns = "name path serial size fstype uuid mountpoint mountpoints type model ro"
+    columns = (
+        default_columns if "-O" in values else values.get("-o", default_columns).lower().replace(",", " ")
+    ).split()
     with mounts() as table:
-        rows = [row(device, columns, table, given) for device in devices() if wanted(device, operands)]
+        rows = [row(device, columns, table, values) for device in devices() if wanted(device, operands)]
     if operands and not rows:
         fail(f"{operands[0]}: not a block device", 32)
     print(json.dumps({"blockdevices": rows}, indent=3))
@@ -128,17 +132,17 @@ def wanted(device: Record, operands: list[str]) -> bool:
     return not operands or any(device is not None and device_at(path) == device for path in operands)
 
 
-def row(device: Record, columns: list[str], table: list[Record], given: dict[str, str]) -> Record:
+def row(device: Record, columns: list[str], table: list[Record], arguments: dict[str, str]) -> Record:
     fstype, identity = signature(device["image"])
     mounted = [entry["target"] for entry in table if entry["device"] == device["path"]]
     root = device.get("root", False)
     size = device["size_bytes"]
     values: Record = {
-        "name": device["path"] if "-p" in given else os.path.basename(device["path"]),
+        "name": device["path"] if "-p" in arguments else os.path.basename(device["path"]),
         "kname": os.path.basename(device["path"]),
         "path": device["path"],
         "serial": device["serial"],
-        "size": size if "-b" in given else f"{size / 2**30:g}G",
+        "size": size if "-b" in arguments else f"{size / 2**30:g}G",
         "fstype": fstype or None,
         "uuid": identity or None,
         "mountpoint": mounted[0] if mounted else None,
@@ -154,7 +158,7 @@ def row(device: Record, columns: list[str], table: list[Record], given: dict[str
     if unknown:
         fail(f"unknown column: {unknown[0].upper()}")
     result = {column: values[column] for column in columns}
-    if root and "-d" not in given:
+    if root and "-d" not in arguments:
         part = dict(values, name=f"{values['name']}p1", kname=f"{values['kname']}p1", path=f"{device['path']}p1")
         part |= {"type": "part", "fstype": "ext4", "mountpoint": "/", "mountpoints": ["/"], "serial": None}
         result["children"] = [{column: part[column] for column in columns}]
@@ -162,55 +166,55 @@ def row(device: Record, columns: list[str], table: list[Record], given: dict[str
 
 
 def blkid(arguments: list[str]) -> None:
-    given, operands = options(arguments, "-p=--probe -i", "-o=--output -s=--match-tag -c=--cache-file")
-    found = False
+    values, operands = options(arguments, "-p=--probe -i", "-o=--output -s=--match-tag -c=--cache-file")
+    has_tags = False
     for path in operands or [device["path"] for device in devices()]:
         device = device_at(path)
         if device is None:
             fail(f"error: {path}: No such file or directory", 2)
         fstype, identity = signature(device["image"])
         tags = {"UUID": identity, "TYPE": fstype} if fstype else {}
-        if given.get("-s"):
-            tags = {name: value for name, value in tags.items() if name in given["-s"].split(",")}
-        found = found or bool(tags)
-        form = given.get("-o", "full")
+        if values.get("-s"):
+            tags = {name: value for name, value in tags.items() if name in values["-s"].split(",")}
+        has_tags = has_tags or bool(tags)
+        form = values.get("-o", "full")
         if form == "value":
             print("".join(f"{value}\n" for value in tags.values()), end="")
         elif form == "export" and tags:
             print("\n".join([f"DEVNAME={path}", *(f"{name}={value}" for name, value in tags.items())]))
         elif tags:
             print(f"{path}: " + " ".join(f'{name}="{value}"' for name, value in tags.items()))
-    if not found:
+    if not has_tags:
         sys.exit(2)
 
 
 def findmnt(arguments: list[str]) -> None:
-    given, operands = options(
+    values, operands = options(
         arguments,
         "-J=--json -n=--noheadings -l=--list -f=--first-only -r=--raw -b=--bytes -e=--evaluate -k=--kernel",
         "-o=--output -M=--mountpoint -T=--target -S=--source -t=--types",
     )
-    columns = given.get("-o", "target,source,fstype,options").lower().split(",")
+    columns = values.get("-o", "target,source,fstype,options").lower().split(",")
     root = {"target": "/", "device": next((d["path"] + "p1" for d in devices() if d.get("root")), ""), "fstype": "ext4"}
     with mounts() as table:
-        shown = [root, *table]
-    if "-M" in given:
-        shown = [entry for entry in shown if same(entry["target"], given["-M"])]
-    if "-S" in given:
-        shown = [entry for entry in shown if same(entry["device"], given["-S"])]
-    if "-T" in given:
-        real = os.path.realpath(given["-T"])
-        below = [e for e in shown if (real + "/").startswith(os.path.realpath(e["target"]).rstrip("/") + "/")]
-        shown = sorted(below, key=lambda entry: len(os.path.realpath(entry["target"])))[-1:]
+        entries = [root, *table]
+    if "-M" in values:
+        entries = [entry for entry in entries if same(entry["target"], values["-M"])]
+    if "-S" in values:
+        entries = [entry for entry in entries if same(entry["device"], values["-S"])]
+    if "-T" in values:
+        real = os.path.realpath(values["-T"])
+        below = [e for e in entries if (real + "/").startswith(os.path.realpath(e["target"]).rstrip("/") + "/")]
+        entries = sorted(below, key=lambda entry: len(os.path.realpath(entry["target"])))[-1:]
     for operand in operands:
-        shown = [entry for entry in shown if same(entry["target"], operand) or same(entry["device"], operand)]
-    if not shown:
+        entries = [entry for entry in entries if same(entry["target"], operand) or same(entry["device"], operand)]
+    if not entries:
         sys.exit(1)
-    rows = [{column: shown_as(entry, column) for column in columns} for entry in shown]
-    if "-J" in given:
+    rows = [{column: shown_as(entry, column) for column in columns} for entry in entries]
+    if "-J" in values:
         print(json.dumps({"filesystems": rows}, indent=3))
     else:
-        if "-n" not in given:
+        if "-n" not in values:
             print(" ".join(columns).upper())
         print("\n".join(" ".join(str(value) for value in entry.values()) for entry in rows))
 
@@ -228,23 +232,23 @@ def shown_as(entry: Record, column: str) -> str:
 
 
 def mount(arguments: list[str]) -> None:
-    given, operands = options(arguments, "-v=--verbose -w=--rw", "-t=--types -o=--options")
+    values, operands = options(arguments, "-v=--verbose -w=--rw", "-t=--types -o=--options")
     if len(operands) != 2:
         fail("bad usage", 1)
     source, target = operands
-    if given.get("-t") == "nfs4":
-        return mount_nfs(source, target, given.get("-o", ""))
+    if values.get("-t") == "nfs4":
+        return mount_nfs(source, target, values.get("-o", ""))
     device = device_at(source)
     if device is None:
         fail(f"{target}: special device {source} does not exist.", MOUNT_FAILED)
     fstype, identity = signature(device["image"])
-    if not fstype or given.get("-t", fstype) not in (fstype, "auto"):
+    if not fstype or values.get("-t", fstype) not in (fstype, "auto"):
         fail(f"{target}: wrong fs type, bad option, bad superblock on {source}.", MOUNT_FAILED)
     with mounts(write=True) as table:
         if any(entry["device"] == device["path"] or same(entry["target"], target) for entry in table):
             fail(f"{target}: {source} already mounted or mount point busy.", MOUNT_FAILED)
         twin = any(entry.get("uuid") == identity for entry in table)
-        if fstype == "xfs" and twin and "nouuid" not in given.get("-o", ""):
+        if fstype == "xfs" and twin and "nouuid" not in values.get("-o", ""):
             fail(f"{target}: wrong fs type, bad option, bad superblock on {source} (duplicate UUID).", MOUNT_FAILED)
         if not os.path.isdir(target):
             fail(f"{target}: mount point does not exist.", MOUNT_FAILED)
@@ -257,19 +261,19 @@ def mount(arguments: list[str]) -> None:
         os.symlink(device["files"], target)
         entry = {"device": device["path"], "volume": device["volume"], "target": target, "fstype": fstype}
         entry |= {"uuid": identity, "covered": covered, "frozen": False, "files": device["files"]}
-        entry["options"] = ",".join(["rw", "relatime", *filter(None, [given.get("-o", "")])])
+        entry["options"] = ",".join(["rw", "relatime", *filter(None, [values.get("-o", "")])])
         table.append(entry)
 
 
-def mount_nfs(source: str, target: str, wanted: str) -> None:
+def mount_nfs(source: str, target: str, mount_options: str) -> None:
     """A file system of the rehearsal's EFS. A port that is closed answers nothing: mount waits, as a real one does."""
     host, _, path = source.partition(":")
-    found = nfs_at(host)
-    if not found["address"] or path != "/":
-        said = "Name or service not known" if not found["address"] else f"No such file or directory: {path}"
-        print(f"mount.nfs4: Failed to resolve server {host}: {said}", file=sys.stderr)
+    server = nfs_at(host)
+    if not server["address"] or path != "/":
+        message = "Name or service not known" if not server["address"] else f"No such file or directory: {path}"
+        print(f"mount.nfs4: Failed to resolve server {host}: {message}", file=sys.stderr)
         sys.exit(MOUNT_FAILED)
-    if not found["open"]:
+    if not server["open"]:
         signal.pause()
     with mounts(write=True) as table:
         if any(same(entry["target"], target) for entry in table):
@@ -277,9 +281,13 @@ def mount_nfs(source: str, target: str, wanted: str) -> None:
         if not os.path.isdir(target) or os.listdir(target):
             fail(f"{target}: mount point does not exist.", MOUNT_FAILED)
         os.rmdir(target)
-        os.symlink(found["folder"], target)
+        os.symlink(server["folder"], target)
         entry: Record = {"device": source, "volume": "", "fstype": "nfs4", "uuid": "", "covered": "", "frozen": False}
-        entry |= {"target": os.path.abspath(target), "files": found["folder"], "options": f"rw,relatime,{wanted}"}
+        entry |= {
+            "target": os.path.abspath(target),
+            "files": server["folder"],
+            "options": f"rw,relatime,{mount_options}",
+        }
         table.append(entry)
 
 
@@ -294,10 +302,10 @@ def nfs_at(host: str) -> Record:
     # What only this machine knows: the last part of its metadata service's address.
     key = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "").rpartition("/")[2]
     try:
-        asked = urllib.request.Request(f"{url}/_cloud/nfs?{query}", headers={"X-Machine-Key": key})
-        with direct.open(asked, timeout=10) as answer:
-            found: Record = json.load(answer)
-            return found
+        request = urllib.request.Request(f"{url}/_cloud/nfs?{query}", headers={"X-Machine-Key": key})
+        with direct.open(request, timeout=10) as answer:
+            record: Record = json.load(answer)
+            return record
     except (OSError, ValueError):
         return {"address": "", "open": False, "folder": ""}
 
@@ -382,13 +390,13 @@ def processes() -> list[int]:
 
 
 def mkfs_xfs(arguments: list[str]) -> None:
-    given, operands = options(arguments, "-f -q -K", "-L -m")
-    make_filesystem("xfs", operands, "-f" in given)
+    values, operands = options(arguments, "-f -q -K", "-L -m")
+    make_filesystem("xfs", operands, "-f" in values)
 
 
 def mkfs_ext4(arguments: list[str]) -> None:
-    given, operands = options(arguments, "-F -q -v", "-L -m -E -U")
-    make_filesystem("ext4", operands, "-F" in given)
+    values, operands = options(arguments, "-F -q -v", "-L -m -E -U")
+    make_filesystem("ext4", operands, "-F" in values)
 
 
 def make_filesystem(fstype: str, operands: list[str], force: bool) -> None:
@@ -418,16 +426,16 @@ def make_filesystem(fstype: str, operands: list[str], force: bool) -> None:
 
 
 def fsfreeze(arguments: list[str]) -> None:
-    given, operands = options(arguments, "-f=--freeze -u=--unfreeze", "")
-    if len(operands) != 1 or ("-f" in given) == ("-u" in given):
+    values, operands = options(arguments, "-f=--freeze -u=--unfreeze", "")
+    if len(operands) != 1 or ("-f" in values) == ("-u" in values):
         fail("bad usage")
     with mounts(write=True) as table:
         entry = next((entry for entry in table if same(entry["target"], operands[0])), None)
         if entry is None:
             fail(f"{operands[0]}: is not a mountpoint")
-        if entry["frozen"] == ("-f" in given):
+        if entry["frozen"] == ("-f" in values):
             fail(f"{operands[0]}: freeze failed: Device or resource busy")
-        entry["frozen"] = "-f" in given
+        entry["frozen"] = "-f" in values
 
 
 def sync(arguments: list[str]) -> None:
@@ -441,14 +449,14 @@ def nvidia_smi(arguments: list[str]) -> None:
     if not gpus:
         print("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
         sys.exit(9)
-    known = {
+    columns = {
         "--query-gpu=index": [str(index) for index in range(gpus)],
         "--query-gpu=memory.total": [f"{os.environ.get('SPOTHEAL_REHEARSAL_GPU_MIB') or 81559} MiB"] * gpus,
         "--query-compute-apps=gpu_uuid,pid": [],
     }
-    if len(arguments) != 2 or arguments[0] not in known or arguments[1] != "--format=csv,noheader":
-        fail(f"unrecognized options {arguments} (the rehearsal's stand-in knows {', '.join(known)})")
-    print("".join(f"{line}\n" for line in known[arguments[0]]), end="")
+    if len(arguments) != 2 or arguments[0] not in columns or arguments[1] != "--format=csv,noheader":
+        fail(f"unrecognized options {arguments} (the rehearsal's stand-in knows {', '.join(columns)})")
+    print("".join(f"{line}\n" for line in columns[arguments[0]]), end="")
 
 
 def snap(arguments: list[str]) -> None:

@@ -117,8 +117,10 @@ class Endpoint:
 
     def key_of_person(self, person: str = "") -> AccessKey:
         """The key of one of `PEOPLE`, by default of the first, or `OWNER`'s."""
-        found = next(iter(PEOPLE)) if not person else next((key for key, who in PEOPLE.items() if who == person), OWNER)
-        return self.rulebook.world.keys.of(found)
+        key_id = (
+            next(iter(PEOPLE)) if not person else next((key for key, name in PEOPLE.items() if name == person), OWNER)
+        )
+        return self.rulebook.world.keys.of(key_id)
 
     def metadata(self, instance: str) -> Imds:
         """The metadata service of `instance`, started at the first call."""
@@ -204,16 +206,16 @@ class Endpoint:
         if self.batch is not None and (service == "batch" or target.startswith("Logs_20140328.")):
             body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             path = environ.get("PATH_INFO", "")
-            said = self.batch.answer(path, body) if service == "batch" else self.batch.answer_logs(target, body)
-            return _send(start_response, said[0], json.dumps(said[1]).encode())
+            answer = self.batch.answer(path, body) if service == "batch" else self.batch.answer_logs(target, body)
+            return _send(start_response, answer[0], json.dumps(answer[1]).encode())
         if service == "scheduler":
             body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             status, document = self.schedules.answer(environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), body)
             return _send(start_response, status, json.dumps(document).encode())
         if service == "elasticfilesystem":
             body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            asked = environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")
-            status, document = self.efs.answer(*asked, body)
+            request = environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")
+            status, document = self.efs.answer(*request, body)
             return _send(start_response, status, b"" if status == 204 else json.dumps(document).encode())
         if service == "iam" and (fault := refusals.of_iam(action, form, self.rulebook.account)):
             return _send(start_response, fault.status, _iam_error(fault.code, fault.message))
@@ -232,17 +234,19 @@ class Endpoint:
 
     def _send_ssh_key(self, environ: Environ) -> tuple[int, dict[str, Any]]:
         """As the EC2 Instance Connect API answers it."""
-        given = json.loads(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)) or b"{}")
-        found = self.rulebook.instance(str(given.get("InstanceId")))
-        key = str(given.get("SSHPublicKey", "")).strip()
-        if found is None:
+        parameters = json.loads(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)) or b"{}")
+        record = self.rulebook.instance(str(parameters.get("InstanceId")))
+        key = str(parameters.get("SSHPublicKey", "")).strip()
+        if record is None:
             return 400, {"__type": "EC2InstanceNotFoundException", "Message": "The instance could not be found."}
-        if found.state != "running":
-            said = f"The instance is in the state {found.state}."
-            return 400, {"__type": "EC2InstanceStateInvalidException", "Message": said}
-        if not re.fullmatch(r"(ssh-(rsa|ed25519)) [A-Za-z0-9+/=]+( [^\n]*)?", key) or not given.get("InstanceOSUser"):
+        if record.state != "running":
+            message = f"The instance is in the state {record.state}."
+            return 400, {"__type": "EC2InstanceStateInvalidException", "Message": message}
+        if not re.fullmatch(r"(ssh-(rsa|ed25519)) [A-Za-z0-9+/=]+( [^\n]*)?", key) or not parameters.get(
+            "InstanceOSUser"
+        ):
             return 400, {"__type": "InvalidArgsException", "Message": "One of the parameters is not valid."}
-        if not self.send_key(found.id, key):
+        if not self.send_key(record.id, key):
             return 500, {"__type": "EC2InstanceUnavailableException", "Message": "The instance does not answer."}
         return 200, {"RequestId": str(uuid.uuid4()), "Success": True}
 
@@ -261,11 +265,11 @@ class Endpoint:
         key = _header(environ, "X-Machine-Key").encode()
         with self._metadata_lock:
             keys = [server.key.encode() for server in self._metadata.values()]
-        if not any(hmac.compare_digest(key, known) for known in keys):
+        if not any(hmac.compare_digest(key, machine_key) for machine_key in keys):
             return _send(start_response, 403, b"")
-        given = dict(parse_qsl(environ.get("QUERY_STRING", "")))
-        found = self.efs.mountable(given.get("host", ""), given.get("instance", ""))
-        return _send(start_response, 200, json.dumps(found).encode())
+        parameters = dict(parse_qsl(environ.get("QUERY_STRING", "")))
+        answer = self.efs.mountable(parameters.get("host", ""), parameters.get("instance", ""))
+        return _send(start_response, 200, json.dumps(answer).encode())
 
     def _ordered(self, environ: Environ, start_response: StartResponse, caller: str | None) -> Iterable[bytes]:
         """People give orders, their instances do not."""
@@ -273,8 +277,8 @@ class Endpoint:
         if caller is not None and not caller.startswith("user/"):
             return _send(start_response, 403, b"it is an instance's")
         try:
-            given = dict(parse_qsl(environ.get("QUERY_STRING", "")))
-            answer = self.control(environ["PATH_INFO"].removeprefix("/_cloud/"), given)
+            parameters = dict(parse_qsl(environ.get("QUERY_STRING", "")))
+            answer = self.control(environ["PATH_INFO"].removeprefix("/_cloud/"), parameters)
         except (KeyError, ValueError) as fault:
             return _send(start_response, 400, str(fault.args[0]).encode())
         return _send(start_response, 200, json.dumps(answer).encode())
@@ -285,9 +289,9 @@ class Endpoint:
         request_id = str(uuid.uuid4())
         try:
             params = _parameters(action, form)
-            who = self.keys.get(key)  # a role's; an instance's are the rule book's to ask for
+            role_name = self.keys.get(key)  # a role's; an instance's are the rule book's to ask for
             with self.rulebook.inside():
-                refused = self.authorization.ec2(action, params, who)
+                refused = self.authorization.ec2(action, params, role_name)
             if refused:
                 raise ApiError("UnauthorizedOperation", refused, 403)
             result = self.rulebook.call(action, params, self.rulebook.caller_of(key))
@@ -325,25 +329,28 @@ class Endpoint:
         """Of the role as it stands in the account; one that `fleetctl request` has not made may do what that one may,
         and one with policies of somebody else's may do everything."""
         world = self.rulebook.world
-        found = next((one for one in iam_backends[world.account]["aws"].roles.values() if one.name == role), None)
-        if found is None:
+        role_record = next(
+            (candidate for candidate in iam_backends[world.account]["aws"].roles.values() if candidate.name == role),
+            None,
+        )
+        if role_record is None:
             store = StoreUrl("*", "")
             job = role.removeprefix(policies.JOB_ROLE) if role.startswith(policies.JOB_ROLE) else ""
             scope = policies.Scope(world.account, world.region, StoreUrl("*", job) if job else store, job=job)
             documents = (policies.instance_role, policies.instance_with_rescue, policies.instance_of_sweep)
             return [document(scope) for document in documents]
-        if found.managed_policies or not all(name.startswith("spotheal-") for name in found.policies):
+        if role_record.managed_policies or not all(name.startswith("spotheal-") for name in role_record.policies):
             return [{"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}]
-        return [json.loads(text) if isinstance(text, str) else text for text in found.policies.values()]
+        return [json.loads(text) if isinstance(text, str) else text for text in role_record.policies.values()]
 
     def _s3(self, environ: Environ, start_response: StartResponse, key: str) -> Iterable[bytes]:
         if self.store_faults.throttled(environ["REQUEST_METHOD"]):
             body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
             return _send(start_response, 503, body)
-        asked = environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")
-        if self.authorization.s3(self._caller(key), *asked):
+        request = environ["REQUEST_METHOD"], environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")
+        if self.authorization.s3(self._caller(key), *request):
             return _send(start_response, 403, _ACCESS_DENIED)
-        if young := self.account.bucket_fault(*asked):
+        if young := self.account.bucket_fault(*request):
             return _send(start_response, *young)
         if refusal := refusals.of_s3(environ, self.rulebook.account):
             return _send(start_response, refusal.status, _s3_error(refusal))
@@ -353,19 +360,21 @@ class Endpoint:
             environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or -1)))
             with self._conditional:
                 return list(self._forward(environ, start_response, operation, key))
-        if asked[0] in ("GET", "HEAD") and not self.authorization.tells_what_is_missing(self._caller(key), asked[1]):
+        if request[0] in ("GET", "HEAD") and not self.authorization.tells_what_is_missing(
+            self._caller(key), request[1]
+        ):
             return self._hiding_what_is_missing(environ, start_response, operation, key)
         return self._forward(environ, start_response, operation, key)
 
     def _hiding_what_is_missing(
         self, environ: Environ, start_response: StartResponse, operation: str, key: str
     ) -> Iterable[bytes]:
-        said: list[tuple[str, Any]] = []
-        answer = self._forward(environ, lambda status, headers, _=None: said.append((status, headers)), operation, key)
+        heads: list[tuple[str, Any]] = []
+        answer = self._forward(environ, lambda status, headers, _=None: heads.append((status, headers)), operation, key)
         body = b"".join(answer)
-        if said[0][0].startswith("404") and b"NoSuchBucket" not in body:
+        if heads[0][0].startswith("404") and b"NoSuchBucket" not in body:
             return _send(start_response, 403, b"" if environ["REQUEST_METHOD"] == "HEAD" else _ACCESS_DENIED)
-        start_response(*said[0])
+        start_response(*heads[0])
         return [body]
 
     def _forward(self, environ: Environ, start_response: StartResponse, operation: str, key: str) -> Iterable[bytes]:
@@ -377,8 +386,8 @@ class Endpoint:
             return start_response(status, headers, error)
 
         application: Any = self._moto.get_application(environ)
-        found: Iterable[bytes] = application(environ, started)
-        return found
+        body: Iterable[bytes] = application(environ, started)
+        return body
 
     def lend(self, seconds: float) -> dict[str, str]:
         """Temporary credentials of the first of `PEOPLE`, as environment variables: what `aws configure
@@ -398,20 +407,25 @@ class Endpoint:
         return f"{self.url}{_ROLES}{path}"
 
     def _role_credentials(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        held = self._containers.get(environ["PATH_INFO"].removeprefix(_ROLES))
-        if held is None:
+        instance = self._containers.get(environ["PATH_INFO"].removeprefix(_ROLES))
+        if instance is None:
             return _send(start_response, 403, _ACCESS_DENIED)
-        ends, key = self.rulebook.world.clock.now() + timedelta(hours=6), self.rulebook.world.keys.of(held)
-        found = {"AccessKeyId": key.id, "SecretAccessKey": key.secret, "Token": key.token, "Expiration": rfc3339(ends)}
-        return _send(start_response, 200, json.dumps(found).encode())
+        ends, key = self.rulebook.world.clock.now() + timedelta(hours=6), self.rulebook.world.keys.of(instance)
+        document = {
+            "AccessKeyId": key.id,
+            "SecretAccessKey": key.secret,
+            "Token": key.token,
+            "Expiration": rfc3339(ends),
+        }
+        return _send(start_response, 200, json.dumps(document).encode())
 
     def _caller(self, key: str) -> str | None:
         """An instance, `role/NAME` for a role's keys from elsewhere, one of the people; None for the owner."""
         return self.keys.get(key) or self.rulebook.caller_of(key)
 
     def _identity(self, caller: str) -> bytes:
-        found = self.rulebook.instance(caller)
-        role = found.role if found and found.role else "none"
+        record = self.rulebook.instance(caller)
+        role = record.role if record and record.role else "none"
         account = self.rulebook.account
         return (
             '<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult>'
@@ -425,18 +439,18 @@ class Endpoint:
         return next((zone for zone, subnets in zones.items() if subnet in subnets), None)
 
 
-def _denied(service: str, said: str) -> bytes:
+def _denied(service: str, message: str) -> bytes:
     if service in ("iam", "sts", "sns"):
-        return _iam_error("AuthorizationError" if service == "sns" else "AccessDenied", said)
-    return json.dumps({"__type": "AccessDeniedException", "message": said}).encode()
+        return _iam_error("AuthorizationError" if service == "sns" else "AccessDenied", message)
+    return json.dumps({"__type": "AccessDeniedException", "message": message}).encode()
 
 
 def _header(environ: Environ, name: str) -> str:
     return str(environ.get(f"HTTP_{name.upper().replace('-', '_')}", ""))
 
 
-def _iam_error(code: str, said: str) -> bytes:
-    error = f"<Error><Type>Sender</Type><Code>{code}</Code><Message>{escape(said)}</Message></Error>"
+def _iam_error(code: str, message: str) -> bytes:
+    error = f"<Error><Type>Sender</Type><Code>{code}</Code><Message>{escape(message)}</Message></Error>"
     return f"<ErrorResponse>{error}<RequestId>{uuid.uuid4()}</RequestId></ErrorResponse>".encode()
 
 

@@ -106,10 +106,10 @@ class BatchOutcome(Outcome):
             "status": self.status,
             "phase": self.phase,
             "reason": self.reason,
-            "children": [asdict(one) for one in self.children],
+            "children": [asdict(child) for child in self.children],
             "interruptions": sum(kind == "notice" for _, kind in self.struck),
             "kills": sum(kind == "kill" for _, kind in self.struck),
-            "steps_lost": sum(one.lost for one in self.children),
+            "steps_lost": sum(child.lost for child in self.children),
             "dependent_job": self.dependent,
             "lines": self.lines,
             "lines_lost": self.lines_lost,
@@ -129,9 +129,9 @@ class BatchOutcome(Outcome):
         for title in ("child", "state", "attempts", "began at step", "done again", "host"):
             table.add_column(title)
         struck = dict(self.struck)
-        for one in self.children:
-            table.add_row(str(one.index), one.status, str(one.attempts), ", ".join(map(str, one.resumed)),
-                          str(one.lost), struck.get(one.index, ""))  # fmt: skip
+        for child in self.children:
+            table.add_row(str(child.index), child.status, str(child.attempts), ", ".join(map(str, child.resumed)),
+                          str(child.lost), struck.get(child.index, ""))  # fmt: skip
         return Group(table, report.figures([
             ("array", f"{self.status}; {self.reason}"),
             ("dependent job", f"{self.dependent}{', after the array' if self.dependent_waited else ''}"),
@@ -142,32 +142,33 @@ class BatchOutcome(Outcome):
         ]), report.verdict(self.broken))  # fmt: skip
 
 
-def _broken(seen: BatchOutcome) -> Iterator[str]:
-    if seen.status != "SUCCEEDED" or seen.phase != Phase.DONE.value:
-        yield f"the array did not succeed: {seen.status}, {seen.phase}: {seen.reason}"
-    struck = dict(seen.struck)
-    for one in seen.children:
-        if not {"model/model.safetensors", "metrics.json"} <= set(one.files):
-            yield f"the results of child {one.index} are not whole: {', '.join(one.files) or 'nothing is there'}"
-        if not one.has_own_parameters:
-            yield f"child {one.index} was trained with other parameters than entry {one.index} has"
-        kind = struck.get(one.index)
-        if kind and (one.attempts < 2 or not one.resumed or one.resumed[-1] == 0):
-            yield f"child {one.index}, whose host went away, did not go on from its checkpoints: began at {one.resumed}"
-        if kind == "notice" and one.lost:
-            yield f"{one.lost} steps of child {one.index} were lost although its host had a notice"
-        if not kind and one.attempts != 1:
-            yield f"child {one.index} was tried {one.attempts} times without need"
+def _broken(outcome: BatchOutcome) -> Iterator[str]:
+    if outcome.status != "SUCCEEDED" or outcome.phase != Phase.DONE.value:
+        yield f"the array did not succeed: {outcome.status}, {outcome.phase}: {outcome.reason}"
+    struck = dict(outcome.struck)
+    for child in outcome.children:
+        if not {"model/model.safetensors", "metrics.json"} <= set(child.files):
+            yield f"the results of child {child.index} are not whole: {', '.join(child.files) or 'nothing is there'}"
+        if not child.has_own_parameters:
+            yield f"child {child.index} was trained with other parameters than entry {child.index} has"
+        kind = struck.get(child.index)
+        if kind and (child.attempts < 2 or not child.resumed or child.resumed[-1] == 0):
+            yield f"child {child.index}, whose host went away, did not go on from its checkpoints: " \
+                f"began at {child.resumed}"
+        if kind == "notice" and child.lost:
+            yield f"{child.lost} steps of child {child.index} were lost although its host had a notice"
+        if not kind and child.attempts != 1:
+            yield f"child {child.index} was tried {child.attempts} times without need"
     if set(struck.values()) != {"notice", "kill"}:
-        yield f"not both faults took place before the end: {seen.struck}"
-    if seen.dependent != "SUCCEEDED" or not seen.dependent_waited:
-        yield f"the job that depends on the array: {seen.dependent}, waited: {seen.dependent_waited}"
-    if seen.lines_lost or seen.lines_repeated or not seen.lines:
-        yield f"of the containers' lines {seen.lines_lost} were lost and {seen.lines_repeated} repeated"
-    if seen.left:
-        yield f"left at Batch: {', '.join(seen.left)}"
-    if seen.refused:
-        yield f"the job's role did not allow {seen.refused[0]}"
+        yield f"not both faults took place before the end: {outcome.struck}"
+    if outcome.dependent != "SUCCEEDED" or not outcome.dependent_waited:
+        yield f"the job that depends on the array: {outcome.dependent}, waited: {outcome.dependent_waited}"
+    if outcome.lines_lost or outcome.lines_repeated or not outcome.lines:
+        yield f"of the containers' lines {outcome.lines_lost} were lost and {outcome.lines_repeated} repeated"
+    if outcome.left:
+        yield f"left at Batch: {', '.join(outcome.left)}"
+    if outcome.refused:
+        yield f"the job's role did not allow {outcome.refused[0]}"
 
 
 # ------------------------------------------------------------------------------------------------------------ the whole
@@ -217,7 +218,7 @@ class _Array:
         self._run, self._store = order.instance.run, Store(self._session.client("s3"), order.instance.store)
         self._dependent, _ = self._submit(None, ({"jobId": self._array},))
         self._say(f"an array of {len(ENTRIES)} is submitted, and a job that depends on it")
-        followers = [threading.Thread(target=self._follow, args=(one,)) for one in (self._array, self._dependent)]
+        followers = [threading.Thread(target=self._follow, args=(job,)) for job in (self._array, self._dependent)]
         for follower in followers:
             follower.daemon = True
             follower.start()
@@ -242,8 +243,8 @@ class _Array:
         return submitting.send(self._session, order, self._clock, lambda text: None), order
 
     def _follow(self, job_id: str) -> None:
-        def line(found: Line) -> None:
-            self._lines[f"{job_id[:8]} {found.label}", found.text] += 1
+        def line(log_line: Line) -> None:
+            self._lines[f"{job_id[:8]} {log_line.label}", log_line.text] += 1
 
         try:
             Followed(self._session, self._names, job_id, self._clock, self._say, line).to_the_end()
@@ -271,8 +272,12 @@ class _Array:
         container = self._cloud.batch.jobs.containers.get(f"{self._array}:{index}")
         if not isinstance(container, ProcessContainer):
             return False
-        found = progress_of(Folders.at(container.machine.root, "/").progress_file)
-        if found is None or not found[0].steps_total or not _EARLY <= found[0].step / found[0].steps_total <= _LATE:
+        progress = progress_of(Folders.at(container.machine.root, "/").progress_file)
+        if (
+            progress is None
+            or not progress[0].steps_total
+            or not _EARLY <= progress[0].step / progress[0].steps_total <= _LATE
+        ):
             return False
         try:
             return kind == "notice" or any(key.endswith(".json") for key in store.keys(LAYOUT.checkpoints))
@@ -304,27 +309,27 @@ class _Array:
                 self._streams[labels.get(name, name), text] += 1
 
     def _delete(self) -> None:
-        there = deleting.look(self._session, self._names)
-        deleting.carry_out(self._session, self._names, there, self._clock, lambda text: None)
+        resources = deleting.look(self._session, self._names)
+        deleting.carry_out(self._session, self._names, resources, self._clock, lambda text: None)
         batch = self._cloud.batch
-        left = [*batch.environments, *batch.queues]
-        left += [one.arn for one in batch.definitions if one.status == "ACTIVE"]
-        left += [one for one in deleting.look(self._session, self._names).roles]
-        self._left = (*left, *(name for name in batch.logs.groups))
+        leftovers = [*batch.environments, *batch.queues]
+        leftovers += [definition.arn for definition in batch.definitions if definition.status == "ACTIVE"]
+        leftovers += [role for role in deleting.look(self._session, self._names).roles]
+        self._left = (*leftovers, *(name for name in batch.logs.groups))
         self._say("everything at Batch is deleted")
 
     def outcome(self) -> BatchOutcome:
         array, dependent = self._described[self._array], self._described[self._dependent]
         status = self._store.read_status() or {}
         waited = int(dependent.get("startedAt") or 0) >= int(array.get("stoppedAt") or 0) > 0
-        told, there = self._lines, self._streams
-        hosts = [one for one in self._cloud.rules.instances() if self._cloud.batch.owns(one)]
+        lines, streams = self._lines, self._streams
+        hosts = [instance for instance in self._cloud.rules.instances() if self._cloud.batch.owns(instance)]
         return BatchOutcome(
             run=self._run, seconds=time.monotonic() - self._began, status=str(array["status"]),
             phase=str(status.get("phase")), reason=self._failure or str(status.get("reason") or ""),
             children=tuple(self._child(index) for index in range(len(ENTRIES))),
             struck=tuple(sorted(self._struck.items())), dependent=str(dependent["status"]), dependent_waited=waited,
-            lines=sum(told.values()), lines_lost=(there - told).total(), lines_repeated=(told - there).total(),
+            lines=sum(lines.values()), lines_lost=(streams - lines).total(), lines_repeated=(lines - streams).total(),
             hosts=len(hosts), left=self._left, refused=tuple(self._cloud.endpoint.authorization.refused),
         )  # fmt: skip
 
@@ -341,21 +346,22 @@ class _Array:
             lost += max(0, last - step)
         prefix = f"{LAYOUT.results}{index}/"
         files = tuple(key.removeprefix(prefix) for key in self._store.keys(prefix))
-        said = (self._store.get_json(f"{prefix}metrics.json") or {}).get("config") or {}
+        config = (self._store.get_json(f"{prefix}metrics.json") or {}).get("config") or {}
         return ChildStory(index, str(job["status"]), len(job["attempts"]), tuple(resumed), lost, files,
-                          {name: said.get(name) for name in ENTRIES[index]} == ENTRIES[index])  # fmt: skip
+                          {name: config.get(name) for name in ENTRIES[index]} == ENTRIES[index])  # fmt: skip
 
     def _furthest(self, store: Store) -> list[int]:
         """How far each attempt but the last was: told by its progress, or by the end of its trainer."""
-        found = []
+        furthest = []
         for launch in store.launches()[:-1]:
             text = (store.get_bytes(LAYOUT.progress(str(launch["instance"]))) or b"").decode()
             events = read_events((store.get_bytes(LAYOUT.ledger) or b"").decode())
-            ends = [int(one["last_step"]) for one in events if one["event"] == "trainer-ended"
-                    and one["instance"] == launch["instance"] and isinstance(one.get("last_step"), int)]  # fmt: skip
+            ended = [event for event in events
+                     if event["event"] == "trainer-ended" and event["instance"] == launch["instance"]]  # fmt: skip
+            ends = [int(event["last_step"]) for event in ended if isinstance(event.get("last_step"), int)]
             steps = [int(json.loads(line)["step"]) for line in text.splitlines()]
-            found.append(max([*ends, *steps], default=0))
-        return found
+            furthest.append(max([*ends, *steps], default=0))
+        return furthest
 
     def keep(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

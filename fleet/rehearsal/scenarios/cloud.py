@@ -113,8 +113,8 @@ class Cloud:
     # ---------------------------------------------------------------------------------------------------- the scenario
     def make(self, fault: Fault, instance: str) -> str:
         """Make `fault` happen to `instance`; returns what a person is told."""
-        found = self.rules.instance(instance)
-        zone = found.zone if found else ""
+        record = self.rules.instance(instance)
+        zone = record.zone if record else ""
         match fault:
             case Interrupt(lead):
                 self.rules.interrupt(instance, "terminate", lead)
@@ -142,13 +142,13 @@ class Cloud:
         return sum(call.outcome == "RequestLimitExceeded" for call in list(self.rules.calls))
 
     def _other_zone(self, zone: str) -> str:
-        others = [other for other in self.allowed_zones() if other != zone]
-        return others[0] if others else zone
+        zones = [zone_of_fleet for zone_of_fleet in self.allowed_zones() if zone_of_fleet != zone]
+        return zones[0] if zones else zone
 
     def allowed_zones(self) -> list[str]:
         """The zones the fleet may use, in order."""
-        found = [zone for fleet in self.rules.fleets() for spec in fleet.specs for zone in spec["zones"]]
-        return sorted(set(found)) or list(self.rules.zones)
+        zones = [zone for fleet in self.rules.fleets() for spec in fleet.specs for zone in spec["zones"]]
+        return sorted(set(zones)) or list(self.rules.zones)
 
     # ---------------------------------------------------------------------------------------------- rules made true
     def _hook(self) -> None:
@@ -173,14 +173,14 @@ class Cloud:
             do(machine)
 
     def _on_launch(self, instance: str) -> None:
-        found = self.rules.instance(instance)
-        if found is None or self._closing.is_set():
+        record = self.rules.instance(instance)
+        if record is None or self._closing.is_set():
             return
         self.launched_at[instance] = time.monotonic()
-        if self.batch.owns(found):
+        if self.batch.owns(record):
             return  # a host of Batch: what runs on it are its containers
-        machine = self.machines.launch(self._launch(found))
-        later = threading.Timer(BOOT_SECONDS, self._start_shell, (found, machine))
+        machine = self.machines.launch(self._launch(record))
+        later = threading.Timer(BOOT_SECONDS, self._start_shell, (record, machine))
         later.daemon = True
         later.start()
         self.rules.consoles[instance] = lambda: _text(machine.folder / "console.log")
@@ -220,18 +220,18 @@ class Cloud:
     def _on_end(self, machine: Machine) -> None:
         """A machine that switched itself off, or whose processes somebody killed: EC2 notices."""
         self.shells.end(machine.launch.instance)
-        found = self.rules.instance(machine.launch.instance)
-        if not self._closing.is_set() and found is not None and found.state in ("pending", "running"):
+        record = self.rules.instance(machine.launch.instance)
+        if not self._closing.is_set() and record is not None and record.state in ("pending", "running"):
             self.rules.powered_off(machine.launch.instance)
 
     def _on_volume_created(self, volume: str, snapshot: str | None) -> None:
-        found = self.rules.volume(volume)
-        assert found is not None
-        self.volumes.create(volume, found.size, snapshot or "")
+        record = self.rules.volume(volume)
+        assert record is not None
+        self.volumes.create(volume, record.size, snapshot or "")
 
     def _holder_still(self, volume: str) -> AbstractContextManager[None]:
-        found = self.rules.volume(volume)
-        machine = self.machines.get(found.attachment.instance) if found and found.attachment else None
+        record = self.rules.volume(volume)
+        machine = self.machines.get(record.attachment.instance) if record and record.attachment else None
         return nullcontext() if machine is None else machine.still()
 
     def _is_mounted(self, volume: str, instance: str) -> bool:
@@ -268,8 +268,8 @@ class Cloud:
     def _images(self, repository: str) -> set[str] | None:
         from moto.ecr.models import ecr_backends
 
-        found = ecr_backends[self.rules.account][self.rules.region].repositories.get(repository)
-        return None if found is None else {str(tag) for image in found.images for tag in image.image_tags}
+        stored = ecr_backends[self.rules.account][self.rules.region].repositories.get(repository)
+        return None if stored is None else {str(tag) for image in stored.images for tag in image.image_tags}
 
     def _batch_fault(self, resources: Mapping[str, Any]) -> str:
         profile = str(resources["instanceRole"])

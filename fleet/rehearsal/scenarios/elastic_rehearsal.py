@@ -100,11 +100,11 @@ class ElasticOutcome(Outcome):
         return _broken(self)
 
     def figures(self) -> dict[str, Any]:
-        lost = [one.lost for one in self.struck]
+        lost = [strike.lost for strike in self.struck]
         return {
             **{name: value for name, value in asdict(self).items() if name != "end"},
             "interval": SAVE_STEPS,
-            "steps_redone": sum(one for one in lost if one is not None) if None not in lost else None,
+            "steps_redone": sum(count for count in lost if count is not None) if None not in lost else None,
             **self.end.to_document(),
         }
 
@@ -116,7 +116,7 @@ class ElasticOutcome(Outcome):
         return Group(report.figures([
             ("run", f"{self.run}: {self.end.phase or 'unknown'}, {self.end.reason}"),
             ("machines", f"{self.machines}; worlds of {', '.join(map(str, self.worlds))} ranks"),
-            *(("struck", _in_words(one)) for one in self.struck),
+            *(("struck", _in_words(strike)) for strike in self.struck),
             ("rendezvous", f"{self.rendezvous}, a new one where its host went"),
             ("loaded", _loads(self)),
             ("working copy", f"made {self.copies} times for {self.machines} machines, `setup` ran {self.setups} times"),
@@ -126,47 +126,49 @@ class ElasticOutcome(Outcome):
         ]), report.verdict(self.broken))  # fmt: skip
 
 
-def _in_words(one: Struck) -> str:
-    how = "got a notice" if one.notice else "was killed"
-    host = ", and with it the rendezvous" if one.hosted else ""
-    return f"{one.instance} {how} at step {one.step}{host}: {one.lost} steps done again"
+def _in_words(strike: Struck) -> str:
+    manner = "got a notice" if strike.notice else "was killed"
+    host = ", and with it the rendezvous" if strike.hosted else ""
+    return f"{strike.instance} {manner} at step {strike.step}{host}: {strike.lost} steps done again"
 
 
-def _loads(seen: ElasticOutcome) -> str:
-    by_others = ", ".join(f"by {now} what {before} had saved" for before, now in seen.resharded) or "by no other world"
-    return by_others + (f"; the last set has {seen.set_ranks} shards" if seen.set_ranks is not None else "")
+def _loads(outcome: ElasticOutcome) -> str:
+    by_others = (
+        ", ".join(f"by {after} what {before} had saved" for before, after in outcome.resharded) or "by no other world"
+    )
+    return by_others + (f"; the last set has {outcome.set_ranks} shards" if outcome.set_ranks is not None else "")
 
 
-def _broken(seen: ElasticOutcome) -> Iterator[str]:
-    yield from seen.end.faults()
-    if len(seen.struck) < _FAULTS:
-        yield f"only {len(seen.struck)} of {_FAULTS} machines were taken before the end"
-    for one in seen.struck:
-        if one.lost is None:
-            yield f"whether steps were lost with {one.instance} is not known"
-        elif one.lost > (0 if one.notice else SAVE_STEPS):
-            how = "got a notice" if one.notice else "was killed"
-            yield f"{one.lost} steps were lost with {one.instance}, which {how}"
-    sizes = seen.worlds
+def _broken(outcome: ElasticOutcome) -> Iterator[str]:
+    yield from outcome.end.faults()
+    if len(outcome.struck) < _FAULTS:
+        yield f"only {len(outcome.struck)} of {_FAULTS} machines were taken before the end"
+    for strike in outcome.struck:
+        if strike.lost is None:
+            yield f"whether steps were lost with {strike.instance} is not known"
+        elif strike.lost > (0 if strike.notice else SAVE_STEPS):
+            manner = "got a notice" if strike.notice else "was killed"
+            yield f"{strike.lost} steps were lost with {strike.instance}, which {manner}"
+    sizes = outcome.worlds
     shrank = next((at for at, (a, b) in enumerate(pairwise(sizes)) if b < a), None)
     if shrank is None:
         yield f"the world never shrank: {sizes}"
     elif all(b <= a for a, b in pairwise(sizes[shrank:])):
         yield f"no replacement joined the world: {sizes}"
-    if not any(before > now for before, now in seen.resharded):
+    if not any(before > after for before, after in outcome.resharded):
         yield "no checkpoint was loaded by fewer ranks than had saved it"
-    if not any(before < now for before, now in seen.resharded):
+    if not any(before < after for before, after in outcome.resharded):
         yield "no checkpoint was loaded by more ranks than had saved it"
-    if seen.scenario == SHARDED and (seen.set_ranks,) != sizes[-1:]:
-        yield f"the last set has {seen.set_ranks or 'no'} shards, and the worlds had {sizes} ranks"
-    if seen.ends != 1 or seen.cancels != 1:
-        yield f"the end was recorded {seen.ends} times and the fleet cancelled {seen.cancels} times, not once"
-    if not {"model.safetensors", "metrics.json"} <= set(seen.results):
-        yield f"the results on EFS are not whole: {', '.join(seen.results) or 'nothing is there'}"
-    if (seen.copies, seen.setups) != (1, 1):
-        yield f"the working copy was made {seen.copies} times and `setup` ran {seen.setups} times, not once"
-    if seen.end.volumes_left:
-        yield f"{seen.end.volumes_left} volumes are left; these machines need none"
+    if outcome.scenario == SHARDED and (outcome.set_ranks,) != sizes[-1:]:
+        yield f"the last set has {outcome.set_ranks or 'no'} shards, and the worlds had {sizes} ranks"
+    if outcome.ends != 1 or outcome.cancels != 1:
+        yield f"the end was recorded {outcome.ends} times and the fleet cancelled {outcome.cancels} times, not once"
+    if not {"model.safetensors", "metrics.json"} <= set(outcome.results):
+        yield f"the results on EFS are not whole: {', '.join(outcome.results) or 'nothing is there'}"
+    if (outcome.copies, outcome.setups) != (1, 1):
+        yield f"the working copy was made {outcome.copies} times and `setup` ran {outcome.setups} times, not once"
+    if outcome.end.volumes_left:
+        yield f"{outcome.end.volumes_left} volumes are left; these machines need none"
 
 
 # ---------------------------------------------------------------------------------------------------------- the whole
@@ -244,39 +246,41 @@ class _Elastic:
     def _look(self) -> None:
         """How far they are, by the progress file that all of them share, and who is in which rendezvous."""
         self._look_where_they_began()
-        found = progress_of(self._path("progress", "progress.json"))
-        if found is not None:
-            self._is_saved = is_saved(found[0], SAVE_STEPS)
-            self._step, self._total = found[0].step, found[0].steps_total or self._total
+        progress = progress_of(self._path("progress", "progress.json"))
+        if progress is not None:
+            self._is_saved = is_saved(progress[0], SAVE_STEPS)
+            self._step, self._total = progress[0].step, progress[0].steps_total or self._total
         if time.monotonic() - self._looked < _STORE_SECONDS:
             return
         self._looked = time.monotonic()
         try:
-            self._nodes = [one for key in self._store.keys(LAYOUT.nodes) if (one := self._store.get_json(key))]
+            self._nodes = [node for key in self._store.keys(LAYOUT.nodes) if (node := self._store.get_json(key))]
         except SpothealError:
             return
-        for one in self._nodes:
-            term, name = one.get("term"), str(one.get("instance"))
+        for node in self._nodes:
+            term, name = node.get("term"), str(node.get("instance"))
             if isinstance(term, int) and (name, term) not in self._told:
                 self._told.add((name, term))
                 self._terms.add(term)
-                self._say(f"{name} {'hosts' if one.get('leads') else 'joins'} rendezvous {term}")
+                self._say(f"{name} {'hosts' if node.get('leads') else 'joins'} rendezvous {term}")
 
     def _view(self) -> View:
         """All that train are shown as such, not the one alone that writes the status."""
-        seen = self._watch.view()
-        training = {str(one.get("instance")) for one in self._nodes if one.get("term") is not None}
+        view = self._watch.view()
+        training = {str(node.get("instance")) for node in self._nodes if node.get("term") is not None}
         machines = tuple(
-            replace(one, state="training") if one.instance in training and one.state == "healing" else one
-            for one in seen.machines
+            replace(machine, state="training")
+            if machine.instance in training and machine.state == "healing"
+            else machine
+            for machine in view.machines
         )
-        return replace(seen, machines=machines, step=self._step, steps_total=self._total or None)
+        return replace(view, machines=machines, step=self._step, steps_total=self._total or None)
 
     def _path(self, *parts: str) -> Path:
         systems = self._cloud.endpoint.efs.folder
         assert systems is not None
-        found = next(iter(sorted(systems.iterdir())))
-        return found.joinpath(self._folder, *parts)
+        system = next(iter(sorted(systems.iterdir())))
+        return system.joinpath(self._folder, *parts)
 
     def _look_where_they_began(self) -> None:
         """As ranks say it: on a busy machine the progress file may be past that step again when it is read."""
@@ -302,14 +306,14 @@ class _Elastic:
         if self._struck and (self._struck[-1].lost is None or self._step < self._struck[-1].step + SAVE_STEPS):
             return
         alive = [machine for machine in self._cloud.machines.all() if self._is_free(machine)]
-        doing = {str(one.get("instance")): one for one in self._nodes}
-        here = [machine for machine in alive if doing.get(machine.launch.instance, {}).get("term") is not None]
-        if len(here) < MOST or self._worlds(here[0])[-1:] != [MOST]:
+        doing = {str(node.get("instance")): node for node in self._nodes}
+        candidates = [machine for machine in alive if doing.get(machine.launch.instance, {}).get("term") is not None]
+        if len(candidates) < MOST or self._worlds(candidates[0])[-1:] != [MOST]:
             return
         notice = bool(self._struck)
         if not (notice or self._is_saved):
             return
-        for machine in here:
+        for machine in candidates:
             name = machine.launch.instance
             if bool(doing[name].get("leads")) is notice:
                 self._struck.append(Struck(name, notice, notice, self._step))
@@ -322,15 +326,15 @@ class _Elastic:
 
     def _end_drought(self) -> None:
         """There is spot capacity again once the world has shrunk."""
-        alive = [one for one in self._cloud.machines.all() if one.running]
-        if self._drought and any((self._worlds(one) or [MOST])[-1] < MOST for one in alive):
+        alive = [machine for machine in self._cloud.machines.all() if machine.running]
+        if self._drought and any((self._worlds(machine) or [MOST])[-1] < MOST for machine in alive):
             self._drought = False
             self._cloud.make(NoCapacity(0.0), self._struck[0].instance)
             self._say("spot capacity is there again")
 
     def _is_free(self, machine: Machine) -> bool:
-        found = self._cloud.rules.instance(machine.launch.instance)
-        return machine.running and found is not None and found.state == "running" and found.notice is None
+        record = self._cloud.rules.instance(machine.launch.instance)
+        return machine.running and record is not None and record.state == "running" and record.notice is None
 
     def _worlds(self, machine: Machine) -> list[int]:
         """The sizes of the worlds that the machine was in, as its launcher said them."""
@@ -340,7 +344,7 @@ class _Elastic:
     def outcome(self) -> ElasticOutcome:
         rules, machines = self._cloud.rules, self._cloud.machines.all()
         calls = [call for call in list(rules.calls) if call.operation in ("CancelSpotFleetRequests", "DeleteFleets")]
-        found = {pair for machine in machines for pair in _RESHARDED.findall(_log(machine))}
+        resharded_pairs = {pair for machine in machines for pair in _RESHARDED.findall(_log(machine))}
         return ElasticOutcome(
             scenario=self._scenario,
             run=self._run,
@@ -353,7 +357,7 @@ class _Elastic:
             ends=sum(event["event"] == "end" for event in self._watch.events),
             cancels=sum(call.outcome == "ok" for call in calls),
             results=self._results(),
-            resharded=tuple(sorted((int(before), int(now)) for before, now in found)),
+            resharded=tuple(sorted((int(before), int(after)) for before, after in resharded_pairs)),
             copies=sum(_log(machine).count("the working copy is made") for machine in machines),
             setups=self._setups(),
             set_ranks=set_ranks(self._path("checkpoints")),
@@ -361,8 +365,8 @@ class _Elastic:
 
     def _longest(self, machines: Sequence[Machine]) -> tuple[int, ...]:
         """The worlds of the machine that was in most of them."""
-        found = sorted((self._worlds(machine) for machine in machines), key=len)
-        return tuple(found[-1]) if found else ()
+        histories = sorted((self._worlds(machine) for machine in machines), key=len)
+        return tuple(histories[-1]) if histories else ()
 
     def _setups(self) -> int:
         try:
@@ -373,8 +377,8 @@ class _Elastic:
     def _results(self) -> tuple[str, ...]:
         folder = self._path()
         ours = ("checkpoints", "working", "logs", "keep", "progress", "working-copy", ".spotheal")
-        found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-        return tuple(sorted(path.as_posix() for path in found if path.parts[0] not in ours))
+        files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+        return tuple(sorted(path.as_posix() for path in files if path.parts[0] not in ours))
 
 
 def _log(machine: Machine) -> str:

@@ -33,11 +33,11 @@ class FirstWord:
 
         Time in which the rehearsal itself was stopped does not count.
         """
-        now = self._clock.monotonic()
-        since_look = now - self._looked
+        moment = self._clock.monotonic()
+        since_look = moment - self._looked
         if self._is_heard or since_look < _STORE_SECONDS:
             return
-        self._looked = now
+        self._looked = moment
         self._is_heard = any(_has_agent(store) for store in self._stores)
         if self._cloud.launched_at:
             self._silent += min(since_look, _STEP_SECONDS_MAX)

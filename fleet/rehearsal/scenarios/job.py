@@ -85,16 +85,20 @@ def example(
     """
     repository = folder / "repository"
     repository.mkdir(parents=True)
-    held = files or {"README": "What an operator's repository would be: here the trainer comes with spotheal.\n"}
-    for name, text in held.items():
+    repository_files = files or {
+        "README": "What an operator's repository would be: here the trainer comes with spotheal.\n"
+    }
+    for name, text in repository_files.items():
         (repository / name).write_text(text, encoding="utf-8")
     git(repository, "init", "--quiet", "--initial-branch", "main")
-    git(repository, "add", *held)
+    git(repository, "add", *repository_files)
     git(repository, "commit", "--quiet", "--message", "The trainer is spotheal's own")
     job_file, fleet_file = folder / "job.toml", folder / "spot_fleet_config.json"
     words = json.dumps(list(command or (EXAMPLE_RANKS_COMMAND if ranks else EXAMPLE_COMMAND)))
-    more = 'nproc_per_node = "gpu"\n' if ranks else ""
-    text = _EXAMPLE_JOB.format(name=_EXAMPLE_NAME, repository=json.dumps(str(repository)), command=words, more=more)
+    extra_keys = 'nproc_per_node = "gpu"\n' if ranks else ""
+    text = _EXAMPLE_JOB.format(
+        name=_EXAMPLE_NAME, repository=json.dumps(str(repository)), command=words, more=extra_keys
+    )
     job_file.write_text(text)
     fleet_file.write_text(json.dumps(example_fleet(_EXAMPLE_NAME), indent=2) + "\n")
     return users(fleet_file, job_file)
@@ -131,21 +135,23 @@ def users(fleet_file: Path | None, job_file: Path | None = None) -> Rehearsed:
 
 def gpus_of(job: JobConfig) -> int:
     """How many GPUs the rehearsed machines show, so that the job finds what it asks for."""
-    asked = job.job.nproc_per_node
-    ranks = EXAMPLE_RANKS if asked == "gpu" else int(asked) if asked != 1 else 0
+    processes = job.job.nproc_per_node
+    ranks = EXAMPLE_RANKS if processes == "gpu" else int(processes) if processes != 1 else 0
     return max(ranks, job.job.gpus, 1 if job.job.gpu_memory_gib else 0)
 
 
 def git(folder: Path, *arguments: str) -> None:
     """git with an author of its own, whatever the operator's settings are."""
-    who = {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER")
+    identity = {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER")
            for key, value in (("NAME", "rehearsal"), ("EMAIL", "rehearsal@localhost"))}  # fmt: skip
-    environment = {**os.environ, **who, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    environment = {**os.environ, **identity, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     if shutil.which("git") is None:
         raise ConfigError("the program git is not on this machine", next_step="install it: `apt-get install git`")
-    done = subprocess.run(["git", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ConfigError(f"git {arguments[0]} failed in {folder}: {done.stderr.strip()}")
+    process = subprocess.run(
+        ["git", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    if process.returncode != 0:
+        raise ConfigError(f"git {arguments[0]} failed in {folder}: {process.stderr.strip()}")
 
 
 # ------------------------------------------------------------------------------------------------------------- the job
@@ -177,16 +183,16 @@ def _without_secrets(job: JobConfig, notes: list[str]) -> JobConfig:
         return job
     notes.append(f"[secrets] {', '.join(job.secrets)}: yours are not fetched; here each is {STAND_IN_SECRET!r}")
     elsewhere = [name for name, text in job.secrets.items() if not is_own_secret(job.job.name, text)]
-    kept = {name: text for name, text in job.secrets.items() if name not in elsewhere}
+    remaining = {name: text for name, text in job.secrets.items() if name not in elsewhere}
     stand_ins = dict.fromkeys(elsewhere, STAND_IN_SECRET)
-    return replace(job, environment={**job.environment, **stand_ins}, secrets=kept)
+    return replace(job, environment={**job.environment, **stand_ins}, secrets=remaining)
 
 
 def is_own_secret(job: str, text: str) -> bool:
     """Whether the reference `text` is one that `fleetctl secret put` writes for the job."""
-    found = SecretReference.parse(text)
-    own = secrets.reference(job, "NAME", found.service).id.removesuffix("NAME")
-    return found.id.startswith(own) and not found.field
+    reference = SecretReference.parse(text)
+    prefix = secrets.reference(job, "NAME", reference.service).id.removesuffix("NAME")
+    return reference.id.startswith(prefix) and not reference.field
 
 
 def _user() -> str:
@@ -262,11 +268,11 @@ def localise(fleet: FleetConfig, subnets: dict[str, str], template: str) -> tupl
     return replace(fleet, document=document), notes
 
 
-def _replace_subnets(place: dict[str, Any], given: dict[str, str]) -> None:
+def _replace_subnets(place: dict[str, Any], subnets: dict[str, str]) -> None:
     if place.get("SubnetId"):
         named = [part.strip() for part in place["SubnetId"].split(",")]
-        place["SubnetId"] = ", ".join(dict.fromkeys(given.get(subnet, subnet) for subnet in named))
+        place["SubnetId"] = ", ".join(dict.fromkeys(subnets.get(subnet, subnet) for subnet in named))
     for card in place.get("NetworkInterfaces", []):
         if card.get("SubnetId"):
-            card["SubnetId"] = given.get(card["SubnetId"], card["SubnetId"])
+            card["SubnetId"] = subnets.get(card["SubnetId"], card["SubnetId"])
         card.pop("Groups", None)

@@ -84,15 +84,17 @@ def main(arguments: list[str]) -> int:
 
 def _train(config: InstanceConfig, folders: Folders, repository: str) -> int:
     clock, log = SystemClock(), _Lines()
-    own = replace(config, job=replace(config.job, job=replace(config.job.job, repository=repository)))
-    where = Surroundings(None, clock, never())
-    code = checkout(own, folders.fetched, clock=clock, log=log)
+    local_config = replace(config, job=replace(config.job, job=replace(config.job.job, repository=repository)))
+    surroundings = Surroundings(None, clock, never())
+    code = checkout(local_config, folders.fetched, clock=clock, log=log)
     folders.make(None)
-    found = find_interpreter(own, folders, where, log)
-    copy = make_working_copy(own, folders, where, found.path, log, fetched=Fetched(code, files_of(code)))
-    interpreter = prepare(own, folders, found, where, log, copy=copy)
+    found = find_interpreter(local_config, folders, surroundings, log)
+    copy = make_working_copy(
+        local_config, folders, surroundings, found.path, log, fetched=Fetched(code, files_of(code))
+    )
+    interpreter = prepare(local_config, folders, found, surroundings, log, copy=copy)
     ended = Supervisor(
-        own,
+        local_config,
         folders,
         clock,
         log,

@@ -52,10 +52,13 @@ def _bar(instance: InstanceStory, seconds: float) -> Text:
         return min(_WIDTH, max(0, round(moment / max(seconds, 1e-9) * _WIDTH)))
 
     ended = column(seconds if instance.ended is None else instance.ended)
-    begun = column(instance.launched)
+    start_column = column(instance.launched)
     trained = ended if instance.trained is None else min(column(instance.trained), ended)
     return Text.assemble(
-        " " * begun, ("." * (trained - begun), "dim"), ("#" * (ended - trained), "cyan"), " " * (_WIDTH - ended)
+        " " * start_column,
+        ("." * (trained - start_column), "dim"),
+        ("#" * (ended - trained), "cyan"),
+        " " * (_WIDTH - ended),
     )
 
 
@@ -100,11 +103,11 @@ def _machines(summary: Summary) -> str:
 
 
 def _all_steps(summary: Summary) -> str:
-    total, again = summary.story.steps_total, summary.steps_redone
-    if total is None and again is None:
+    total, redone = summary.story.steps_total, summary.steps_redone
+    if total is None and redone is None:
         return _NO_STEPS
     noticed, otherwise = _known(summary.steps_lost_with_notice), _known(summary.steps_lost_without_notice)
-    return f"{_known(total)} in all; done again {_known(again)}: {noticed} after notices, {otherwise} otherwise"
+    return f"{_known(total)} in all; done again {_known(redone)}: {noticed} after notices, {otherwise} otherwise"
 
 
 def fleet(end: End) -> str:

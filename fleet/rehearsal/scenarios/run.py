@@ -169,8 +169,8 @@ class _Rehearsal:
             stage.until_over(cloud, watch, lambda: self._look(cloud, watch), self._options.seconds_max)
             fault = self._await(reference) if reference is not None else ""
             self._say("comparing the weights" if reference is not None else "reading the weights")
-            told = tuple(sink.events) if self._rehearsed.job.notify.webhook else None
-            summary = summarise(replace(self._story(cloud, watch, ready, reference, fault), webhook=told))
+            notifications = tuple(sink.events) if self._rehearsed.job.notify.webhook else None
+            summary = summarise(replace(self._story(cloud, watch, ready, reference, fault), webhook=notifications))
             if self._options.report is not None:
                 self._report(session, ready, self._options.report)
         finally:
@@ -196,8 +196,8 @@ class _Rehearsal:
         for note in notes:
             self._say(note)
         job = stand_in(session, fleet, self._rehearsed.job, sink, self._say)
-        ready, done = stage.request(session, replace(self._rehearsed, fleet=fleet, job=job), planned=self._begin)
-        self._say(f"run {ready.plan.run} requested, volume {done['volume_id']}")
+        ready, answer = stage.request(session, replace(self._rehearsed, fleet=fleet, job=job), planned=self._begin)
+        self._say(f"run {ready.plan.run} requested, volume {answer['volume_id']}")
         return session, ready
 
     def _begin(self) -> None:
@@ -241,10 +241,10 @@ class _Rehearsal:
 
     # ---------------------------------------------------------------------------------------------------- while it runs
     def _look(self, cloud: Cloud, watch: Watch) -> None:
-        seen = watch.trainer(self._touched)
-        event = due(self._scenario.events, self._taken, seen)
-        if event is not None and seen is not None:
-            self._make(cloud, event, seen.instance)
+        view = watch.trainer(self._touched)
+        event = due(self._scenario.events, self._taken, view)
+        if event is not None and view is not None:
+            self._make(cloud, event, view.instance)
         for news in watch.news():
             self._say(news)
         self._show.show(watch.view())
@@ -309,12 +309,12 @@ def _digest(volume: Path | None) -> dict[str, Any]:
 
     if volume is None:
         return {}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "spotheal.fleet.rehearsal.scenarios.weights", str(volume)],
         capture_output=True,
         text=True,
         check=False,
     )
     with suppress(ValueError):
-        return json.loads(done.stdout)  # type: ignore[no-any-return]
+        return json.loads(process.stdout)  # type: ignore[no-any-return]
     return {}

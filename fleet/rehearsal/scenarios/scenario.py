@@ -125,19 +125,19 @@ class Seen:
     saved: bool = False
 
 
-def due(events: tuple[Event, ...], taken: int, seen: Seen | None) -> Event | None:
+def due(events: tuple[Event, ...], count: int, view: Seen | None) -> Event | None:
     """The event to make now, None where none is due. `taken` events of `events` were made already."""
-    if taken >= len(events) or seen is None or seen.touched:
+    if count >= len(events) or view is None or view.touched:
         return None
-    event = events[taken]
-    if seen.step is None or seen.first_step is None:
-        return event if not seen.reports and (seen.saved or seen.training_seconds >= UNSAVED_SECONDS) else None
-    if seen.step <= seen.first_step:
+    event = events[count]
+    if view.step is None or view.first_step is None:
+        return event if not view.reports and (view.saved or view.training_seconds >= UNSAVED_SECONDS) else None
+    if view.step <= view.first_step:
         return None
-    fraction = event.fraction if seen.saved else max(event.fraction, UNSAVED_FRACTION)
-    if seen.steps_total and seen.step >= fraction * seen.steps_total:
+    fraction = event.fraction if view.saved else max(event.fraction, UNSAVED_FRACTION)
+    if view.steps_total and view.step >= fraction * view.steps_total:
         return event
-    return event if seen.training_seconds >= event.seconds * (1 if seen.saved else 5) else None
+    return event if view.training_seconds >= event.seconds * (1 if view.saved else 5) else None
 
 
 def is_saved(progress: Progress, interval: int) -> bool:

@@ -84,9 +84,9 @@ def serving(region: str, folder: Path | None = None, seed: int = 0, strict: bool
     _keep_private(place)
     zones = tuple(f"{region}{letter}" for letter in "abcd")
     # As an image with torch has it: the interpreter that `python` means on the instances is this one.
-    more = passed_on() | {"CONDA_PREFIX": sys.prefix}
+    variables = passed_on() | {"CONDA_PREFIX": sys.prefix}
     try:
-        with Cloud(place.resolve(), region, zones, seed, more) as cloud:
+        with Cloud(place.resolve(), region, zones, seed, variables) as cloud:
             if strict:
                 cloud.endpoint.account.be_strict()
             cloud.shells.is_on = cloud.shows_gpus = True
@@ -128,7 +128,7 @@ def serve(region: str, folder: Path | None, ready: Callable[[Cloud], None]) -> N
 
 
 # ------------------------------------------------------------------------------------------------------------- control
-def obey(cloud: Cloud, order: str, given: dict[str, str]) -> dict[str, Any]:
+def obey(cloud: Cloud, order: str, arguments: dict[str, str]) -> dict[str, Any]:
     """What an order came to; ValueError or KeyError where it makes no sense."""
     rules = cloud.rules
     if order == "state":
@@ -137,22 +137,22 @@ def obey(cloud: Cloud, order: str, given: dict[str, str]) -> dict[str, Any]:
         rules.no_capacity((), 0.0)
         return {"said": "capacity everywhere"}
     if order == "quota":
-        most = given.get("instances", "")
-        rules.limit_instances(int(most) if most else None)
-        return {"said": f"at most {most} instances" if most else "no limit of instances"}
+        limit = arguments.get("instances", "")
+        rules.limit_instances(int(limit) if limit else None)
+        return {"said": f"at most {limit} instances" if limit else "no limit of instances"}
     if order == "schedules":
         count = cloud.endpoint.schedules.bring_forward()
         return {"said": f"the time of {count} schedules has come" if count else "there is no schedule"}
     live = [one.id for one in rules.instances() if one.state in ("pending", "running") and not one.leaving]
-    instance = given.get("instance") or (live[-1] if live else "")
-    fault = _fault(order, given)
+    instance = arguments.get("instance") or (live[-1] if live else "")
+    fault = _fault(order, arguments)
     if not isinstance(fault, (NoCapacity, Throttle, NextZone)) and instance not in live:
         raise KeyError(f"no instance {instance} is running" if instance else "no instance is running")
     return {"said": cloud.make(fault, instance), "instance": instance or None}
 
 
-def _fault(order: str, given: dict[str, str]) -> Fault:
-    seconds = float(given["seconds"]) if given.get("seconds") else None
+def _fault(order: str, arguments: dict[str, str]) -> Fault:
+    seconds = float(arguments["seconds"]) if arguments.get("seconds") else None
     faults: dict[str, Callable[[], Fault]] = {
         "interrupt": lambda: Interrupt(NOTICE_SECONDS if seconds is None else seconds),
         "kill": Kill,
@@ -171,15 +171,17 @@ def state(cloud: Cloud) -> dict[str, Any]:
     rules = cloud.rules
     return {
         "instances": [
-            {"id": one.id, "state": one.state, "zone": one.zone, "type": one.type, "reason": one.reason[0],
-             "folder": str(machine.folder) if (machine := cloud.machines.get(one.id)) else None}
-            for one in rules.instances()
+            {"id": instance.id, "state": instance.state, "zone": instance.zone, "type": instance.type,
+             "reason": instance.reason[0],
+             "folder": str(machine.folder) if (machine := cloud.machines.get(instance.id)) else None}
+            for instance in rules.instances()
         ],
-        "volumes": [{"id": one.id, "state": one.state, "zone": one.zone, "tags": dict(one.tags)}
-                    for one in rules.volumes()],
-        "snapshots": [{"id": one.id, "state": one.state, "tags": dict(one.tags)} for one in rules.snapshots()],
-        "fleets": [{"id": one.id, "state": one.state} for one in rules.fleets()],
-        "templates": [one.name for one in rules.world.templates.all()],
+        "volumes": [{"id": volume.id, "state": volume.state, "zone": volume.zone, "tags": dict(volume.tags)}
+                    for volume in rules.volumes()],
+        "snapshots": [{"id": snapshot.id, "state": snapshot.state, "tags": dict(snapshot.tags)}
+                      for snapshot in rules.snapshots()],
+        "fleets": [{"id": fleet.id, "state": fleet.state} for fleet in rules.fleets()],
+        "templates": [template.name for template in rules.world.templates.all()],
         "schedules": cloud.endpoint.schedules.names(),
         "calls": rules.counts(),
     }  # fmt: skip
@@ -194,15 +196,15 @@ def _signature(url: str) -> dict[str, str]:
     from spotheal.agent.aws.clients import translated
 
     with translated("read the key of the local cloud"):
-        found = botocore.session.Session().get_credentials()
-    if found is None:
+        credentials = botocore.session.Session().get_credentials()
+    if credentials is None:
         raise PermissionDenied("there is no key of the local cloud here", next_step=_TAKE_OVER)
     request = AWSRequest("POST", url)
-    SigV4Auth(found.get_frozen_credentials(), "spotheal-cloud", "us-east-1").add_auth(request)
+    SigV4Auth(credentials.get_frozen_credentials(), "spotheal-cloud", "us-east-1").add_auth(request)
     return dict(request.headers)
 
 
-def send(order: str, given: dict[str, str]) -> dict[str, Any]:
+def send(order: str, arguments: dict[str, str]) -> dict[str, Any]:
     """Give an order to the local cloud that AWS_ENDPOINT_URL names."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL", "").rstrip("/")
     if urllib.parse.urlsplit(endpoint).hostname not in ("127.0.0.1", "localhost"):
@@ -210,16 +212,16 @@ def send(order: str, given: dict[str, str]) -> dict[str, Any]:
             "AWS_ENDPOINT_URL names no cloud on this machine",
             next_step=f"start one with `fleetctl cloud`, and {_TAKE_OVER}",
         )
-    url = f"{endpoint}{_PATH}{urllib.parse.quote(order)}?{urllib.parse.urlencode(given)}"
+    url = f"{endpoint}{_PATH}{urllib.parse.quote(order)}?{urllib.parse.urlencode(arguments)}"
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(urllib.request.Request(url, headers=_signature(url), method="POST"), timeout=30) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
+            document: dict[str, Any] = json.load(answer)
+            return document
     except urllib.error.HTTPError as error:
         if error.code == 403:
-            said = error.read().decode("utf-8", "replace")
-            raise PermissionDenied(f"{endpoint} refuses the key in use: {said}", next_step=_TAKE_OVER) from None
+            message = error.read().decode("utf-8", "replace")
+            raise PermissionDenied(f"{endpoint} refuses the key in use: {message}", next_step=_TAKE_OVER) from None
         raise NotFound(error.read().decode("utf-8", "replace") or str(error)) from None
     except (OSError, ValueError) as error:
         raise SpothealError(f"{endpoint} does not answer: {error}", next_step="is `fleetctl cloud` running?") from None

@@ -128,8 +128,8 @@ def _without_proxy(environment: Any) -> dict[str, str]:
 
 
 def passed_on() -> dict[str, str]:
-    found = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
-    return found | _without_proxy(os.environ)
+    variables = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
+    return variables | _without_proxy(os.environ)
 
 
 # ---------------------------------------------------------------------------------------------------------- the request
@@ -145,12 +145,12 @@ def request(
     from spotheal.fleet.request import gather, plan, submit, wheelhouse
 
     clock, job = SystemClock(), rehearsed.job
-    wanted = gather.Wanted(rehearsed.fleet, job, rehearsed.job_file, rehearsed.fleet_file)
-    gather.settle_region(session, wanted)
+    wishes = gather.Wanted(rehearsed.fleet, job, rehearsed.job_file, rehearsed.fleet_file)
+    gather.settle_region(session, wishes)
     root = session.store_root(job.store.url)
     usable_at = make_account(session, rehearsed, root, is_sweep=sweep is not None)
     ready = gather.make_plan(
-        session, wanted, plan.Begin(), root, wheelhouse.build(), clock, allow_paths=True, sweep=sweep
+        session, wishes, plan.Begin(), root, wheelhouse.build(), clock, allow_paths=True, sweep=sweep
     )
     time.sleep(max(0.0, usable_at - time.monotonic()))
     planned()
@@ -168,8 +168,8 @@ def make_account(session: Session, rehearsed: Rehearsed, root: StoreUrl, *, is_s
 
     for text in set(rehearsed.job.secrets.values()):
         secrets.put(session, SecretReference.parse(text), STAND_IN_SECRET)
-    found = prerequisites.look(session, rehearsed.fleet, rehearsed.job, root, sweep=is_sweep)
-    for step in found.steps:
+    state = prerequisites.look(session, rehearsed.fleet, rehearsed.job, root, sweep=is_sweep)
+    for step in state.steps:
         prerequisites.make(session, step)
     return time.monotonic() + account.IAM_SECONDS
 
@@ -189,7 +189,7 @@ def until_over(cloud: Cloud, watch: Watch, look: Callable[[], None], seconds_max
         time.sleep(LOOK_SECONDS)
     # A fleet is `cancelled` when its last machine is gone, which takes EC2 a moment longer than the machine.
     limit = time.monotonic() + _SETTLE_SECONDS_MAX
-    while any(one.state == "cancelled_terminating" for one in cloud.rules.fleets()) and time.monotonic() < limit:
+    while any(fleet.state == "cancelled_terminating" for fleet in cloud.rules.fleets()) and time.monotonic() < limit:
         time.sleep(LOOK_SECONDS)
     watch.look(store_too=True)
 

@@ -67,12 +67,12 @@ class End:
     api_calls: int = 0
     refused: tuple[str, ...] = ()  # calls of agents that the instances' role does not allow: action and resource
 
-    def faults(self, what: str = "the job") -> Iterator[str]:
+    def faults(self, subject: str = "the job") -> Iterator[str]:
         """Where `what` is not done, or its fleet was not cancelled by an agent."""
         by = self.fleet_cancelled_by
         if self.phase != Phase.DONE.value:
             ended = ": ".join(part for part in (self.phase or "its phase is unknown", self.reason) if part)
-            yield f"{what} did not finish: {ended}"
+            yield f"{subject} did not finish: {ended}"
         if not (self.fleet_state or "").startswith(("cancelled", "deleted")):
             yield f"the fleet was not cancelled: its state is {self.fleet_state or 'unknown'}"
         if by is None or not by.startswith("i-"):
@@ -170,16 +170,16 @@ class Summary:
     def notes(self) -> tuple[str, ...]:
         """What the rehearsal could not try or see of the user's script."""
         story = self.story
-        taken, planned = story.events_taken, story.events_planned
-        if story.example or not taken:
+        events, planned = story.events_taken, story.events_planned
+        if story.example or not events:
             return ()
-        ended = f"the training ended after {taken} of the scenario's {planned} events: more epochs would try them all"
+        ended = f"the training ended after {events} of the scenario's {planned} events: more epochs would try them all"
         unseen = (
             "whether your script loads what it saved is unknown: the folder of temporary files keeps no times of access"
             " (mounted with noatime?); with TMPDIR set to a folder that does, the rehearsal sees it"
         )
         is_unseen = not story.sees_reads and story.reports_no_steps
-        return (*([ended] if taken < planned else []), *([unseen] if is_unseen else []))
+        return (*([ended] if events < planned else []), *([unseen] if is_unseen else []))
 
     def to_document(self) -> dict[str, Any]:
         """The JSON object of `--output json`; figures that cannot be known are null."""
@@ -270,9 +270,9 @@ def _leftovers(end: End) -> Iterator[str]:
 def _work_lost(story: Story) -> Iterator[str]:
     """A script of which nothing survives trains to its end as well as any other, so its end proves nothing."""
     yield from from_nothing(
-        Attempt(one.instance, one.instance, one.resumed_step, one.last_step, one.saved_step)
-        for one in story.instances
-        if one.has_trained
+        Attempt(instance.instance, instance.instance, instance.resumed_step, instance.last_step, instance.saved_step)
+        for instance in story.instances
+        if instance.has_trained
     )
     if not story.example and story.reports_no_steps:
         yield from story.not_resumed
@@ -311,9 +311,9 @@ def _weight_faults(story: Story, exact: bool | None) -> Iterator[str]:
     if story.reference_fault:
         yield f"the uninterrupted run failed, so nothing can be compared: {story.reference_fault}"
     elif exact is None and (story.final_sha256 or story.reference_sha256):
-        left, missing = ("the interrupted", "the uninterrupted") if story.final_sha256 else (
+        interrupted, missing = ("the interrupted", "the uninterrupted") if story.final_sha256 else (
             "the uninterrupted", "the interrupted")  # fmt: skip
-        yield f"{left} run left weights, {missing} one none: they cannot be compared"
+        yield f"{interrupted} run left weights, {missing} one none: they cannot be compared"
     elif exact is None:
         return  # a trainer without weight files: `Summary.compares_nothing`
     elif not exact:

@@ -63,21 +63,21 @@ class Survival:
 
     def look(self, instance: str, folders: Folders, log: Path) -> None:
         machine = self._machines.setdefault(instance, _Machine())
-        now = time.monotonic()
+        moment = time.monotonic()
         if machine.started is None:
             if not machine.links:
                 machine.links = self._link(instance, folders)
                 machine.reads = Reads(machine.links.values()) if machine.links else None
             if not _holds(log, _MARK):
                 return
-            machine.started, machine.first = now, dict(files_of(folders, folders.home))
-        elif now - machine.listed < LIST_SECONDS:
+            machine.started, machine.first = moment, dict(files_of(folders, folders.home))
+        elif moment - machine.listed < LIST_SECONDS:
             return
-        machine.listed, machine.before_last = now, machine.last
+        machine.listed, machine.before_last = moment, machine.last
         machine.last = dict(files_of(folders, folders.home)) or machine.last  # an unmounted volume shows nothing
         if machine.saved is None and any(_is_save(machine.first, *item) for item in machine.last.items()):
-            machine.saved = now
-        machine.written.update(name for name, seen in machine.last.items() if _is_work(machine.first, name, seen))
+            machine.saved = moment
+        machine.written.update(name for name, state in machine.last.items() if _is_work(machine.first, name, state))
         if machine.reads is not None:
             is_resumed = machine.reads.any()
             if not is_resumed:
@@ -91,14 +91,14 @@ class Survival:
         wrote = {name for machine in self._machines.values() for name in machine.written}
         if self._links is None or not wrote:
             return {}
-        there = [(name, seen) for name, seen in files_of(folders, folders.home) if name in wrote]
-        found: dict[str, Path] = {}
-        for name, _ in sorted(there, key=lambda item: item[1].changed)[-_LINKS_MAX:]:
-            link = self._links / f"{instance}-{len(found)}"
+        files = [(name, state) for name, state in files_of(folders, folders.home) if name in wrote]
+        links: dict[str, Path] = {}
+        for name, _ in sorted(files, key=lambda item: item[1].changed)[-_LINKS_MAX:]:
+            link = self._links / f"{instance}-{len(links)}"
             with suppress(OSError):
                 os.link(path_of(folders, folders.home, name), link, follow_symlinks=False)
-                found[name] = link
-        return found
+                links[name] = link
+        return links
 
     @property
     def sees_reads(self) -> bool:
@@ -115,8 +115,8 @@ class Survival:
         started = [(name, machine) for name, machine in self._machines.items() if machine.started is not None]
         lines = []
         for (name, machine), (successor, following) in pairwise(started):
-            left = any(_is_work(machine.first, *item) for item in following.first.items())
-            if not machine.written and not left:
+            has_work = any(_is_work(machine.first, *item) for item in following.first.items())
+            if not machine.written and not has_work:
                 lines.append(f"{successor} began from nothing: the trainer on {name} had saved nothing when it went;"
                              " save now and then, and load the newest save at the start")  # fmt: skip
             elif following.begun_anew:
@@ -157,12 +157,12 @@ def _is_named_save(name: str) -> bool:
     return place == "checkpoints" or is_save(path)
 
 
-def _is_work(first: Files, name: str, seen: Seen) -> bool:
-    return is_written(first, name, seen) and _NO_SAVE.fullmatch(name) is None
+def _is_work(first: Files, name: str, state: Seen) -> bool:
+    return is_written(first, name, state) and _NO_SAVE.fullmatch(name) is None
 
 
-def _is_save(first: Files, name: str, seen: Seen) -> bool:
-    return _is_work(first, name, seen) and (seen.size >= _SAVE_BYTES_MIN or name.startswith("checkpoints/"))
+def _is_save(first: Files, name: str, state: Seen) -> bool:
+    return _is_work(first, name, state) and (state.size >= _SAVE_BYTES_MIN or name.startswith("checkpoints/"))
 
 
 def _holds(log: Path, mark: bytes) -> bool:

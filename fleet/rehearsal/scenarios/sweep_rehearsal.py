@@ -98,20 +98,20 @@ class SweepOutcome(Outcome):
         return _broken(self)
 
     def figures(self) -> dict[str, Any]:
-        lost = {notice: [one.lost for one in self.struck if one.notice is notice] for notice in (True, False)}
+        lost = {notice: [strike.lost for strike in self.struck if strike.notice is notice] for notice in (True, False)}
         return {
             "scenario": "sweep",
             "run": self.run,
             **self.end.to_document(),
             "runs": len(self.entries),
-            "done": sum(one.state == "done" for one in self.entries),
+            "done": sum(entry.state == "done" for entry in self.entries),
             "instances": len(self.instances),
-            "interruptions": sum(one.notice for one in self.struck),
-            "kills": sum(not one.notice for one in self.struck),
+            "interruptions": sum(strike.notice for strike in self.struck),
+            "kills": sum(not strike.notice for strike in self.struck),
             "steps_lost_with_notice": _sum(lost[True]),
             "steps_lost_without_notice": _sum(lost[False]),
-            "entries": [asdict(one) for one in self.entries],
-            "struck": [{**asdict(one), "lost": one.lost} for one in self.struck],
+            "entries": [asdict(entry) for entry in self.entries],
+            "struck": [{**asdict(strike), "lost": strike.lost} for strike in self.struck],
         }
 
     def render(self) -> RenderableType:
@@ -123,12 +123,16 @@ class SweepOutcome(Outcome):
         table = Table(box=None, pad_edge=False, header_style="bold")
         for title in ("run", "state", "instances", "began at step", "steps", "parameters"):
             table.add_column(title)
-        for one in self.entries:
-            own = ", ".join(f"{name}={value}" for name, value in ENTRIES[one.index].items() if name != "batch_size")
-            resumed = ", ".join(map(str, one.resumed))
-            table.add_row(str(one.index), one.state, str(one.claims), resumed, str(one.steps_total or "-"), own)
+        for entry in self.entries:
+            parameters = ", ".join(
+                f"{name}={value}" for name, value in ENTRIES[entry.index].items() if name != "batch_size"
+            )
+            resumed = ", ".join(map(str, entry.resumed))
+            table.add_row(
+                str(entry.index), entry.state, str(entry.claims), resumed, str(entry.steps_total or "-"), parameters
+            )
         names = {True: "notice", False: "kill"}
-        lost = [f"{names[one.notice]}: run {one.index}, {one.lost} steps done again" for one in self.struck]
+        lost = [f"{names[strike.notice]}: run {strike.index}, {strike.lost} steps done again" for strike in self.struck]
         return Group(table, report.figures([
             ("sweep", f"{self.run}: {self.end.phase or 'unknown'}, {self.end.reason}"),
             ("machines", f"{len(self.instances)}; {'; '.join(lost)}"),
@@ -139,32 +143,32 @@ class SweepOutcome(Outcome):
 
 
 def _sum(lost: Sequence[int | None]) -> int | None:
-    known = [one for one in lost if one is not None]
-    return sum(known) if len(known) == len(lost) else None
+    counts = [count for count in lost if count is not None]
+    return sum(counts) if len(counts) == len(lost) else None
 
 
-def _broken(seen: SweepOutcome) -> Iterator[str]:
-    yield from seen.end.faults("the sweep")
-    for one in seen.entries:
-        if one.state != "done":
-            yield f"run {one.index} is {one.state}"
-        elif one.ends != 1:
-            yield f"run {one.index} ended {one.ends} times"
-        elif not {"model/model.safetensors", "model/best.safetensors", "metrics.json"} <= set(one.files):
-            yield f"the results of run {one.index} are not whole: {', '.join(one.files) or 'nothing is there'}"
-        elif not one.has_own_parameters:
-            yield f"run {one.index} was trained with other parameters than entry {one.index} has"
-    if len(seen.struck) < _FAULTS:
-        yield f"only {len(seen.struck)} of {_FAULTS} faults took place before the end"
-    for fault in seen.struck:
+def _broken(outcome: SweepOutcome) -> Iterator[str]:
+    yield from outcome.end.faults("the sweep")
+    for entry in outcome.entries:
+        if entry.state != "done":
+            yield f"run {entry.index} is {entry.state}"
+        elif entry.ends != 1:
+            yield f"run {entry.index} ended {entry.ends} times"
+        elif not {"model/model.safetensors", "model/best.safetensors", "metrics.json"} <= set(entry.files):
+            yield f"the results of run {entry.index} are not whole: {', '.join(entry.files) or 'nothing is there'}"
+        elif not entry.has_own_parameters:
+            yield f"run {entry.index} was trained with other parameters than entry {entry.index} has"
+    if len(outcome.struck) < _FAULTS:
+        yield f"only {len(outcome.struck)} of {_FAULTS} faults took place before the end"
+    for fault in outcome.struck:
         if fault.lost is None:
             yield f"where the run of {fault.instance} went on is not known"
         elif fault.notice and fault.lost:
             yield f"{fault.lost} steps were lost although {fault.instance} had a notice"
         elif fault.lost > SAVE_STEPS:
             yield f"{fault.lost} steps were lost with {fault.instance}; a checkpoint is saved every {SAVE_STEPS}"
-    if seen.end.volumes_left or seen.end.snapshots_left:
-        yield f"{seen.end.volumes_left} volumes and {seen.end.snapshots_left} snapshots are left, not none"
+    if outcome.end.volumes_left or outcome.end.snapshots_left:
+        yield f"{outcome.end.volumes_left} volumes and {outcome.end.snapshots_left} snapshots are left, not none"
 
 
 # ---------------------------------------------------------------------------------------------------------- the whole
@@ -240,15 +244,15 @@ class _Sweep:
             return
         for machine in self._cloud.machines.all():
             name = machine.launch.instance
-            found, progress = self._cloud.rules.instance(name), self._progress(machine)
-            own = (row for row in self._rows if row["instance"] == name and row["phase"] == Phase.TRAINING.value)
-            index = next((int(row["index"]) for row in own), None)
-            free = found is not None and found.state == "running" and found.notice is None
+            record, progress = self._cloud.rules.instance(name), self._progress(machine)
+            rows = (row for row in self._rows if row["instance"] == name and row["phase"] == Phase.TRAINING.value)
+            index = next((int(row["index"]) for row in rows), None)
+            free = record is not None and record.state == "running" and record.notice is None
             if not free or index is None or progress is None or not progress.steps_total:
                 continue
             if not _EARLY < progress.step / progress.steps_total < _LATE:
                 continue
-            if any(one.index == index for one in self._struck):
+            if any(strike.index == index for strike in self._struck):
                 continue
             notice = not self._struck
             if not (notice or is_saved(progress, SAVE_STEPS)):
@@ -259,8 +263,8 @@ class _Sweep:
             return
 
     def _progress(self, machine: Machine) -> Progress | None:
-        found = progress_of(self._watch.folders(machine).progress_file)
-        return None if found is None else found[0]
+        progress = progress_of(self._watch.folders(machine).progress_file)
+        return None if progress is None else progress[0]
 
     # -------------------------------------------------------------------------------------------------------- the end
     def outcome(self) -> SweepOutcome:
@@ -271,7 +275,7 @@ class _Sweep:
             run=self._sweep.id,
             end=self._watch.end(),
             entries=tuple(self._entry(row, events[row["index"]]) for row in self._rows),
-            struck=tuple(self._followed(one, events) for one in self._struck),
+            struck=tuple(self._followed(strike, events) for strike in self._struck),
             instances=self._watch.stories(),
         )
 
@@ -296,7 +300,9 @@ class _Sweep:
 
     def _followed(self, struck: Struck, events: dict[int, list[dict[str, Any]]]) -> Struck:
         """Where the run of a machine that went away was, and where it went on."""
-        machine = next(one for one in self._cloud.machines.all() if one.launch.instance == struck.instance)
+        machine = next(
+            candidate for candidate in self._cloud.machines.all() if candidate.launch.instance == struck.instance
+        )
         progress = self._progress(machine)
         after = [event for event in events.get(struck.index, []) if event["event"] == "trainer-started"
                  and str(event["time"]) > struck.time and event.get("instance") != struck.instance]  # fmt: skip
@@ -308,5 +314,5 @@ class _Sweep:
         if isinstance(started.get("resumed_step"), int):
             return int(started["resumed_step"])
         key = f"{LAYOUT.entry(index)}/{LAYOUT.trainer_log(str(started.get('instance')))}"
-        said = re.search(rb"(?:resumed|beginning) at step (\d+) of", self._sweep.store.get_bytes(key) or b"")
-        return int(said.group(1)) if said else None
+        match = re.search(rb"(?:resumed|beginning) at step (\d+) of", self._sweep.store.get_bytes(key) or b"")
+        return int(match.group(1)) if match else None

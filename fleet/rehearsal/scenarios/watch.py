@@ -53,8 +53,8 @@ def in_words(event: dict[str, Any]) -> str:
 class Watch:
     """Look at everything again with `look`; all else answers from what was seen. `began`: monotonic."""
 
-    def __init__(self, cloud: Cloud, store: Store, mount: str, began: float, *, reports: bool = False) -> None:
-        self._cloud, self.store, self._mount, self.began = cloud, store, mount, began
+    def __init__(self, cloud: Cloud, store: Store, mount: str, start: float, *, reports: bool = False) -> None:
+        self._cloud, self.store, self._mount, self.began = cloud, store, mount, start
         self.reports = reports  # whether the trainer is known to write progress
         self._saves_at_notice = reports  # the example's trainers always have something to lose
         self.survival = Survival(cloud.folder / "links")
@@ -82,7 +82,7 @@ class Watch:
             self._look_into_store()
 
     def _look_at(self, machine: Machine) -> None:
-        seen = self._machines.setdefault(machine.launch.instance, _Seen())
+        sighting = self._machines.setdefault(machine.launch.instance, _Seen())
         if machine.running:
             log = Paths(machine.root).logs / "agent.log"
             self.survival.look(machine.launch.instance, self.folders(machine), log)
@@ -91,9 +91,9 @@ class Watch:
         if progress is None:
             return
         self.reports = True
-        seen.first = seen.first or progress
-        seen.last = progress
-        seen.training_since = seen.training_since or time.monotonic()
+        sighting.first = sighting.first or progress
+        sighting.last = progress
+        sighting.training_since = sighting.training_since or time.monotonic()
 
     def _look_into_store(self) -> None:
         try:
@@ -103,8 +103,8 @@ class Watch:
             return
         instance = self.status.get("instance")
         if self.status.get("phase") == Phase.TRAINING.value and instance:
-            seen = self._machines.setdefault(str(instance), _Seen())
-            seen.training_since = seen.training_since or time.monotonic()
+            sighting = self._machines.setdefault(str(instance), _Seen())
+            sighting.training_since = sighting.training_since or time.monotonic()
 
     def folders(self, machine: Machine) -> Folders:
         return Folders.at(machine.root, self._mount)
@@ -113,23 +113,23 @@ class Watch:
     def trainer(self, touched: set[str]) -> Seen | None:
         """The trainer that runs now, on the machine launched last that has one."""
         for machine in reversed(self._cloud.machines.all()):
-            seen = self._machines.get(machine.launch.instance)
-            if machine.running and seen is not None and seen.training_since is not None:
+            sighting = self._machines.get(machine.launch.instance)
+            if machine.running and sighting is not None and sighting.training_since is not None:
                 instance = machine.launch.instance
-                found = self._cloud.rules.instance(instance)
-                if found is None or found.state != "running":
+                record = self._cloud.rules.instance(instance)
+                if record is None or record.state != "running":
                     continue
                 return Seen(
                     instance=instance,
-                    touched=instance in touched or found.notice is not None,
-                    training_seconds=time.monotonic() - seen.training_since,
+                    touched=instance in touched or record.notice is not None,
+                    training_seconds=time.monotonic() - sighting.training_since,
                     reports=self.reports,
-                    first_step=seen.first.step if seen.first else None,
-                    step=seen.last.step if seen.last else None,
-                    steps_total=seen.last.steps_total if seen.last else None,
+                    first_step=sighting.first.step if sighting.first else None,
+                    step=sighting.last.step if sighting.last else None,
+                    steps_total=sighting.last.steps_total if sighting.last else None,
                     saved=self._saves_at_notice
                     or self.survival.has_saved(instance)
-                    or bool(seen.last and seen.last.saved),
+                    or bool(sighting.last and sighting.last.saved),
                 )
         return None
 
@@ -143,19 +143,19 @@ class Watch:
 
     def _machine_view(self, machine: Machine) -> MachineView:
         launch = machine.launch
-        seen = self._machines.get(launch.instance, _Seen())
-        found = self._cloud.rules.instance(launch.instance)
+        sighting = self._machines.get(launch.instance, _Seen())
+        record = self._cloud.rules.instance(launch.instance)
         ended = machine.ended_at
         if ended is not None:
             state = "ended"
-        elif found is not None and found.notice is not None:
+        elif record is not None and record.notice is not None:
             state = "under notice"
-        elif seen.training_since is not None:
+        elif sighting.training_since is not None:
             state = "training"
         else:
             state = "booting" if not (self.folders(machine).run_dir.exists()) else "healing"
         seconds = (ended or time.monotonic()) - self._cloud.launched_at.get(launch.instance, self.began)
-        step = seen.last.step if seen.last else None
+        step = sighting.last.step if sighting.last else None
         return MachineView(launch.instance, launch.zone, launch.instance_type, state, seconds, step)
 
     def is_over(self) -> bool:
@@ -189,18 +189,18 @@ class Watch:
 
     def _story(self, machine: Machine) -> InstanceStory:
         launch = machine.launch
-        seen = self._machines.get(launch.instance, _Seen())
-        last = seen.last
+        sighting = self._machines.get(launch.instance, _Seen())
+        last = sighting.last
         return InstanceStory(
             instance=launch.instance,
             zone=launch.zone,
             instance_type=launch.instance_type,
             launched=self._since(self._cloud.launched_at.get(launch.instance)) or 0.0,
             booted=self._since(machine.started_at),
-            trained=self._since(seen.training_since),
+            trained=self._since(sighting.training_since),
             ended=self._since(machine.ended_at),
             end=self._end(machine),
-            resumed_step=self._resumed_step(launch.instance, seen),
+            resumed_step=self._resumed_step(launch.instance, sighting),
             last_step=last.step if last else None,
             saved_step=last.saved.step if last and last.saved else None,
         )
@@ -208,22 +208,22 @@ class Watch:
     def _since(self, moment: float | None) -> float | None:
         return None if moment is None else moment - self.began
 
-    def _resumed_step(self, instance: str, seen: _Seen) -> int | None:
+    def _resumed_step(self, instance: str, sighting: _Seen) -> int | None:
         """What the agent wrote into the ledger, else the first progress that was seen on that machine."""
         started = [e for e in self.events if e["event"] == "trainer-started" and e.get("instance") == instance]
         step = started[0].get("resumed_step") if started else None
         if isinstance(step, int):
             return step
-        return seen.first.step if seen.first else None
+        return sighting.first.step if sighting.first else None
 
     def _end(self, machine: Machine) -> str:
         if machine.ended_at is None:
             return "running"
         instance = machine.launch.instance
-        found = self._cloud.rules.instance(instance)
+        record = self._cloud.rules.instance(instance)
         if instance in self._cloud.killed:
             return "killed"
-        if found is not None and found.notice is not None:
+        if record is not None and record.notice is not None:
             return "interrupted"
         if machine.powered_off:
             return "powered off"
@@ -249,9 +249,9 @@ class Watch:
 
     def final_volume(self) -> Path | None:
         """The files of the job's volume: of those left that are no superseded ones the one with the highest term."""
-        left = [v for v in self._cloud.rules.volumes() if v.state not in ("deleting", "deleted")]
-        kept = [v for v in left if v.tags.get(TAG_STATE) != VolumeState.SUPERSEDED.value] or left
-        if not kept:
+        volumes = [v for v in self._cloud.rules.volumes() if v.state not in ("deleting", "deleted")]
+        current = [v for v in volumes if v.tags.get(TAG_STATE) != VolumeState.SUPERSEDED.value] or volumes
+        if not current:
             return None
-        best = max(kept, key=lambda volume: int(volume.tags.get(TAG_TERM, "0") or 0))
+        best = max(current, key=lambda volume: int(volume.tags.get(TAG_TERM, "0") or 0))
         return self._cloud.volumes.disk(best.id).files

@@ -60,9 +60,9 @@ def digest(volume: Path) -> dict[str, Any]:
     listed = []
     for path in files:
         name = path.relative_to(base).as_posix()
-        own = file_digest(path, generators)
-        listed.append({"file": name, "sha256": own})
-        total.update(f"{name if of == 'results' else path.name} {own}\n".encode())
+        digest_of_file = file_digest(path, generators)
+        listed.append({"file": name, "sha256": digest_of_file})
+        total.update(f"{name if of == 'results' else path.name} {digest_of_file}\n".encode())
     for path in _newest(volume / "checkpoints") if of == "results" else ():
         file_digest(path, generators)
     return {
@@ -73,9 +73,11 @@ def digest(volume: Path) -> dict[str, Any]:
     }
 
 
-def apart(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, ...]:
+def apart(digests: Mapping[str, str], other_digests: Mapping[str, str]) -> tuple[str, ...]:
     """The names of the generators that are not the same in both."""
-    return tuple(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)))
+    return tuple(
+        sorted(name for name in digests.keys() | other_digests.keys() if digests.get(name) != other_digests.get(name))
+    )
 
 
 def file_digest(path: Path, generators: dict[str, Any] | None = None) -> str:
@@ -98,8 +100,8 @@ def file_digest(path: Path, generators: dict[str, Any] | None = None) -> str:
 def _generator(place: str) -> str:
     """The name of the generator whose state lies there, "" for anything else."""
     if (ours := _OURS.search(place)) is not None:
-        own, folder, number, kind = ours.groups()
-        rank = int(own or number or 0) + (folder == "others")
+        prefix, folder, number, kind = ours.groups()
+        rank = int(prefix or number or 0) + (folder == "others")
         return f"{kind} of rank {rank}" if rank else kind
     foreign = _FOREIGN.search(place)
     return place[: foreign.end()].rstrip("/_.") if foreign is not None else ""
@@ -125,9 +127,9 @@ def _newest(folder: Path) -> list[Path]:
 
 def _beside_newest(folder: Path) -> list[Path]:
     """The weight files in the folder of the newest one."""
-    found = _weights(folder)
-    newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
-    return [path for path in found if newest is not None and path.parent == newest.parent]
+    weights = _weights(folder)
+    newest = max(weights, key=lambda path: path.stat().st_mtime_ns, default=None)
+    return [path for path in weights if newest is not None and path.parent == newest.parent]
 
 
 def _is_weights(path: Path) -> bool:

@@ -63,13 +63,13 @@ class Account:
     _seen: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        there = {role.name for role in self._iam.roles.values()}
+        role_names = {role.name for role in self._iam.roles.values()}
         for service, name in service_roles.ROLES.items():
-            if not self.strict and name not in there:  # this account has had spot instances before
+            if not self.strict and name not in role_names:  # this account has had spot instances before
                 self._iam.create_service_linked_role(service, "", "")
-        made = "2017-12-27T18:41:34+00:00"
+        date = "2017-12-27T18:41:34+00:00"
         document = {"Version": "2012-10-17", "Statement": []}
-        data = {"DefaultVersionId": "v1", "Path": "/service-role/", "CreateDate": made, "UpdateDate": made,
+        data = {"DefaultVersionId": "v1", "Path": "/service-role/", "CreateDate": date, "UpdateDate": date,
                 "Document": document}  # fmt: skip
         for name in (FLEET_POLICY, *BATCH_POLICIES):
             policy = AWSManagedPolicy.from_data(name, self.world.account, "us-east-1", data)
@@ -82,7 +82,9 @@ class Account:
         """AWS's default security group lets its own members in (VPC User Guide, "Default security groups"); moto's is
         closed."""
         ec2 = ec2_backends[self.world.account][self.world.region]
-        group = next(one for groups in ec2.groups.values() for one in groups.values() if one.name == "default")
+        group = next(
+            candidate for groups in ec2.groups.values() for candidate in groups.values() if candidate.name == "default"
+        )
         ec2.authorize_security_group_ingress(group.id, "-1", "", "", [], source_groups=[{"GroupId": group.id}])
 
     @property
@@ -93,7 +95,7 @@ class Account:
         """As an account in which nobody has launched anything yet: AWS's own roles are not there either."""
         self.strict = True
         names = service_roles.ROLES.values()
-        for role in [one for one in self._iam.roles.values() if one.name in names]:
+        for role in [candidate for candidate in self._iam.roles.values() if candidate.name in names]:
             del self._iam.roles[role.id]
 
     # ------------------------------------------------------------------------------------------------ services by JSON
@@ -139,7 +141,14 @@ class Account:
         return {"ServiceCode": "ec2", "QuotaCode": code, "QuotaName": name, "Value": value, "Adjustable": True}
 
     def _products(self, params: Mapping[str, Any]) -> JsonAnswer:
-        kind = next((str(one["Value"]) for one in params.get("Filters", []) if one["Field"] == "instanceType"), "")
+        kind = next(
+            (
+                str(condition["Value"])
+                for condition in params.get("Filters", [])
+                if condition["Field"] == "instanceType"
+            ),
+            "",
+        )
         if not kind:
             return 200, {"PriceList": [], "FormatVersion": "aws_v1"}
         price = {"priceDimensions": {"x": {"unit": "Hrs", "pricePerUnit": {"USD": f"{on_demand_price(kind):.10f}"}}}}
@@ -162,8 +171,8 @@ class Account:
         names = sorted(name for name in _IMAGES if name.startswith(path) and params.get("Recursive"))
         start = int(params.get("NextToken") or 0)
         end = start + int(params.get("MaxResults") or 10)
-        more = {"NextToken": str(end)} if end < len(names) else {}
-        return 200, {"Parameters": [self._image(name) for name in names[start:end]], **more}
+        token = {"NextToken": str(end)} if end < len(names) else {}
+        return 200, {"Parameters": [self._image(name) for name in names[start:end]], **token}
 
     def _image(self, name: str) -> dict[str, Any]:
         value = f"ami-0{zlib.crc32(name.encode()):08x}{zlib.crc32(name[::-1].encode()):08x}"
@@ -174,8 +183,8 @@ class Account:
         secret = self._secrets.get(params.get("Name", ""))
         if secret is None or not secret.is_deleted():
             return None
-        why = "You can't create this secret because a secret with this name is already scheduled for deletion."
-        return 400, {"__type": "InvalidRequestException", "message": why}
+        message = "You can't create this secret because a secret with this name is already scheduled for deletion."
+        return 400, {"__type": "InvalidRequestException", "message": message}
 
     def _secret(self, params: Mapping[str, Any]) -> JsonAnswer | None:
         """moto says 404 of an unknown one, and changes and deletes one that is scheduled for deletion."""
@@ -201,8 +210,8 @@ class Account:
         name = str(profile.get("Name") or str(profile.get("Arn", "")).rpartition("/")[2])
         if not self.strict or not name:
             return None
-        found = next((one for one in self._iam.instance_profiles.values() if one.name == name), None)
-        if found is None or not found.roles or self._is_young(f"profile {name}"):
+        known = {candidate.name: candidate for candidate in self._iam.instance_profiles.values()}
+        if name not in known or not known[name].roles or self._is_young(f"profile {name}"):
             return f"Value ({name}) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name"
         return None
 
@@ -221,23 +230,23 @@ class Account:
         if not query.startswith(("publicAccessBlock", "encryption")) or age >= BUCKET_SECONDS:
             return None
         if age < BUCKET_SECONDS / 2:
-            status, code, said = 404, "NoSuchBucket", "The specified bucket does not exist"
+            status, code, message = 404, "NoSuchBucket", "The specified bucket does not exist"
         else:
-            status, code, said = 409, "OperationAborted", (
+            status, code, message = 409, "OperationAborted", (
                 "A conflicting conditional operation is currently in progress against this resource. Please try again."
             )  # fmt: skip
-        return status, f"<Error><Code>{code}</Code><Message>{said}</Message></Error>".encode()
+        return status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
 
     def role_fault(self, arn: str) -> str | None:
         if not self.strict:
             return None
         name = arn.rpartition("/")[2]
-        if not any(one.name == name for one in self._iam.roles.values()) or self._is_young(f"role {name}"):
+        if not any(role.name == name for role in self._iam.roles.values()) or self._is_young(f"role {name}"):
             return "Parameter: SpotFleetRequestConfig.IamFleetRole is invalid."
         return None
 
-    def _is_young(self, what: str) -> bool:
-        return self.world.moment() - self._seen.setdefault(what, self.world.moment()) < IAM_SECONDS
+    def _is_young(self, thing: str) -> bool:
+        return self.world.moment() - self._seen.setdefault(thing, self.world.moment()) < IAM_SECONDS
 
     def note_iam(self, action: str, name: str) -> None:
         """IAM made something: its age counts from now."""
@@ -252,10 +261,12 @@ class Account:
         if action == "CreatePolicy" and size > MANAGED_CHARACTERS_MAX:
             return f"Cannot exceed quota for PolicySize: {MANAGED_CHARACTERS_MAX}"
         if action == "PutRolePolicy":
-            role = next((one for one in self._iam.roles.values() if one.name == form.get("RoleName")), None)
-            there = dict(role.policies) if role else {}
-            there.pop(form.get("PolicyName", ""), None)
-            texts = [text if isinstance(text, str) else json.dumps(text) for text in there.values()]
+            role = next(
+                (candidate for candidate in self._iam.roles.values() if candidate.name == form.get("RoleName")), None
+            )
+            sizes = dict(role.policies) if role else {}
+            sizes.pop(form.get("PolicyName", ""), None)
+            texts = [text if isinstance(text, str) else json.dumps(text) for text in sizes.values()]
             if size + sum(len(re.sub(r"\s", "", text)) for text in texts) > INLINE_CHARACTERS_MAX:
                 name = form.get("RoleName", "")
                 return f"Maximum policy size of {INLINE_CHARACTERS_MAX} bytes exceeded for role {name}"

@@ -36,8 +36,8 @@ def of_people(scope: policies.Scope) -> dict[str, Documents]:
     """The printed policies that each caller of `PEOPLE` has, with every option."""
     operator: Documents = [make(scope) for make in policies.DOCUMENTS[Who.OPERATOR]]
     administrator: Documents = [make(scope) for make in policies.DOCUMENTS[Who.ADMINISTRATOR]]
-    both, first, second = PEOPLE.values()
-    return {both: [*operator, *administrator], first: operator, second: administrator}
+    shared, first, second = PEOPLE.values()
+    return {shared: [*operator, *administrator], first: operator, second: administrator}
 
 
 def printed_scope(world: World) -> policies.Scope:
@@ -72,15 +72,15 @@ class Authorization:
         if not refused:
             return ""
         encoded = base64.b64encode(hashlib.sha512(refused.encode()).digest() * 12).decode()
-        said = f"You are not authorized to perform this operation. {refused}"
-        return f"{said} Encoded authorization failure message: {encoded}"
+        message = f"You are not authorized to perform this operation. {refused}"
+        return f"{message} Encoded authorization failure message: {encoded}"
 
     def may_use_key(self, caller: str | None, key: str, actions: tuple[str, ...]) -> bool:
         """Whether the key is there and enabled, and EC2 may do all of this with it in the name of `caller`."""
         from moto.kms.models import kms_backends
 
-        found = kms_backends[self._world.account][self._world.region].keys.get(key.rpartition("/")[2])
-        if found is None or found.key_state != "Enabled":
+        master_key = kms_backends[self._world.account][self._world.region].keys.get(key.rpartition("/")[2])
+        if master_key is None or master_key.key_state != "Enabled":
             return False
         return caller is None or not self._all(caller, questions.of_key(self._world, key, actions))
 
@@ -91,20 +91,20 @@ class Authorization:
     def tells_what_is_missing(self, caller: str | None, path: str) -> bool:
         """Whether S3 answers 404 for an absent object: to a caller who may list it. Others get 403."""
         bucket, _, key = path.lstrip("/").partition("/")
-        asked = f"prefix={quote(key)}" if self.key_counts_as_prefix else ""
-        return caller is None or self._refusal(caller, questions.of_s3("GET", bucket, asked)) is None
+        query = f"prefix={quote(key)}" if self.key_counts_as_prefix else ""
+        return caller is None or self._refusal(caller, questions.of_s3("GET", bucket, query)) is None
 
     def request(self, caller: str | None, service: str, operation: str, body: bytes, path: str) -> str:
         """A request to another service."""
-        asked = questions.of_request(self._world, service, operation, body, path)
-        return "" if caller is None else self._all(caller, asked)
+        questions_of_request = questions.of_request(self._world, service, operation, body, path)
+        return "" if caller is None else self._all(caller, questions_of_request)
 
     def service(self, caller: str, action: str, resource: str) -> bool:
         """Whether `caller` may do one thing."""
         return not self._all(caller, [Question(action, resource)])
 
-    def _all(self, caller: str, asked: Iterable[Question]) -> str:
-        refused = self._refusal(caller, asked)
+    def _all(self, caller: str, questions: Iterable[Question]) -> str:
+        refused = self._refusal(caller, questions)
         if refused is None:
             return ""
         self.refused.append((caller, refused.action, refused.resource))
@@ -113,12 +113,12 @@ class Authorization:
             f" because no identity-based policy allows the {refused.action} action."
         )
 
-    def _refusal(self, caller: str, asked: Iterable[Question]) -> Question | None:
+    def _refusal(self, caller: str, questions: Iterable[Question]) -> Question | None:
         """The first of the questions that is answered with no."""
         documents = self._documents(caller)
         narrowed = [self.session_policies[caller]] if caller in self.session_policies else None
         region = {"aws:RequestedRegion": (self._world.region,)}
-        for question in asked:
+        for question in questions:
             whole = Question(question.action, question.resource, {**region, **question.context})
             self.on_question(caller, whole)
             if not is_allowed(documents, whole) or (narrowed is not None and not is_allowed(narrowed, whole)):
@@ -128,11 +128,11 @@ class Authorization:
     def _documents(self, caller: str) -> Documents:
         if caller in self._people:
             return self._people[caller]
-        found = self._world.instances.get(caller)
-        return self._roles(caller.split("/")[1] if caller.startswith("role/") else found.role if found else "")
+        instance = self._world.instances.get(caller)
+        return self._roles(caller.split("/")[1] if caller.startswith("role/") else instance.role if instance else "")
 
     def _arn(self, caller: str) -> str:
-        account, found = self._world.account, self._world.instances.get(caller)
-        if found is not None:
-            return f"arn:aws:sts::{account}:assumed-role/{found.role}/{caller}"
+        account, instance = self._world.account, self._world.instances.get(caller)
+        if instance is not None:
+            return f"arn:aws:sts::{account}:assumed-role/{instance.role}/{caller}"
         return f"arn:aws:iam::{account}:{caller}"

@@ -77,106 +77,109 @@ class FileSystems:
     def tags_of(self, name: str) -> dict[str, str]:
         """Of a file system, or of the one that a mount target belongs to."""
         target = self._targets.get(name)
-        found = self._systems.get(target.file_system if target else name)
-        return {tag["Key"]: tag["Value"] for tag in (found.asked.get("Tags") or [] if found else [])}
+        resource = self._systems.get(target.file_system if target else name)
+        return {tag["Key"]: tag["Value"] for tag in (resource.asked.get("Tags") or [] if resource else [])}
 
     # ------------------------------------------------------------------------------------------------------ the calls
-    def create_file_system(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        token = str(asked.get("CreationToken") or "")
+    def create_file_system(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        token = str(parameters.get("CreationToken") or "")
         if not 1 <= len(token) <= 64:
             raise ApiError("ValidationException", "1 validation error detected: CreationToken must have 1 to 64", 400)
-        same = next((one for one in self._live_systems() if one.token == token), None)
-        if same is not None:
-            raise ApiError("FileSystemAlreadyExists", f"File system '{same.id}' has this creation token", 409)
-        mode, throughput = asked.get("PerformanceMode", _MODES[0]), asked.get("ThroughputMode", _THROUGHPUTS[0])
-        rate = asked.get("ProvisionedThroughputInMibps")
+        earlier = next((candidate for candidate in self._live_systems() if candidate.token == token), None)
+        if earlier is not None:
+            raise ApiError("FileSystemAlreadyExists", f"File system '{earlier.id}' has this creation token", 409)
+        mode, throughput = (
+            parameters.get("PerformanceMode", _MODES[0]),
+            parameters.get("ThroughputMode", _THROUGHPUTS[0]),
+        )
+        rate = parameters.get("ProvisionedThroughputInMibps")
         if mode not in _MODES or throughput not in _THROUGHPUTS:
             raise ApiError("ValidationException", "Member must satisfy enum value set", 400)
         if throughput == "elastic" and mode == "maxIO":
             raise ApiError("BadRequest", "Elastic throughput mode is not supported with maxIO performance mode.", 400)
         if (throughput == "provisioned") != (rate is not None):
-            said = "ProvisionedThroughputInMibps must be set with throughput mode provisioned, and only with it."
-            raise ApiError("BadRequest", said, 400)
+            message = "ProvisionedThroughputInMibps must be set with throughput mode provisioned, and only with it."
+            raise ApiError("BadRequest", message, 400)
         if rate is not None and not 1 <= float(rate) <= _PROVISIONED_MAX:
             raise ApiError("ThroughputLimitExceeded", f"The limit is {_PROVISIONED_MAX:.0f} MiB/s.", 400)
-        made = FileSystem(self._new_id("fs"), token, dict(asked), self._now(), self.rulebook.world.now())
-        self._systems[made.id] = made
+        file_system = FileSystem(self._new_id("fs"), token, dict(parameters), self._now(), self.rulebook.world.now())
+        self._systems[file_system.id] = file_system
         if self.folder is not None:
-            (self.folder / made.id).mkdir(parents=True, exist_ok=True)
-        return self._shown(made)
+            (self.folder / file_system.id).mkdir(parents=True, exist_ok=True)
+        return self._shown(file_system)
 
-    def describe_file_systems(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        found = self._live_systems()
-        if name := asked.get("FileSystemId"):
-            found = [self._system(str(name))]
-        if token := asked.get("CreationToken"):
-            found = [one for one in found if one.token == token]
-        return {"FileSystems": [self._shown(one) for one in found]}
+    def describe_file_systems(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        systems = self._live_systems()
+        if name := parameters.get("FileSystemId"):
+            systems = [self._system(str(name))]
+        if token := parameters.get("CreationToken"):
+            systems = [system for system in systems if system.token == token]
+        return {"FileSystems": [self._shown(system) for system in systems]}
 
-    def delete_file_system(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        found = self._system(str(asked["FileSystemId"]))
-        if any(one.file_system == found.id for one in self._live_targets()):
-            raise ApiError("FileSystemInUse", f"File system '{found.id}' has mount targets created in it.", 409)
-        self._systems[found.id] = replace(found, deleted=self._now())
+    def delete_file_system(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        system = self._system(str(parameters["FileSystemId"]))
+        if any(target.file_system == system.id for target in self._live_targets()):
+            raise ApiError("FileSystemInUse", f"File system '{system.id}' has mount targets created in it.", 409)
+        self._systems[system.id] = replace(system, deleted=self._now())
         return {}
 
-    def create_mount_target(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        system = self._system(str(asked["FileSystemId"]))
+    def create_mount_target(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        system = self._system(str(parameters["FileSystemId"]))
         if self._state(system, self.seconds.file_system) != "available":
             raise ApiError("IncorrectFileSystemLifeCycleState", "The file system is not in state available.", 409)
-        subnet = self._subnet(str(asked["SubnetId"]))
-        groups = tuple(asked.get("SecurityGroups") or ()) or (self._default_group(subnet.vpc_id),)
+        subnet = self._subnet(str(parameters["SubnetId"]))
+        groups = tuple(parameters.get("SecurityGroups") or ()) or (self._default_group(subnet.vpc_id),)
         for group in groups:
             if self._group(group) is None:
                 raise ApiError("SecurityGroupNotFound", f"The SecurityGroup ID '{group}' does not exist", 400)
-        others = [one for one in self._live_targets() if one.file_system == system.id]
-        if any(one.zone == subnet.availability_zone for one in others):
+        siblings = [candidate for candidate in self._live_targets() if candidate.file_system == system.id]
+        if any(candidate.zone == subnet.availability_zone for candidate in siblings):
             raise ApiError("MountTargetConflict", "mount target already exists in this AZ", 409)
-        if any(one.vpc != subnet.vpc_id for one in others):
+        if any(candidate.vpc != subnet.vpc_id for candidate in siblings):
             raise ApiError("MountTargetConflict", "requested subnet for new mount target is not in the same VPC", 409)
-        taken = {one.address for one in self._targets.values()}
+        used_addresses = {candidate.address for candidate in self._targets.values()}
         base = subnet.cidr_block.rpartition(".")[0]
-        address = next(one for one in (f"{base}.{last}" for last in range(77, 250)) if one not in taken)
-        made = MountTarget(
+        address = next(
+            candidate for candidate in (f"{base}.{last}" for last in range(77, 250)) if candidate not in used_addresses
+        )
+        target = MountTarget(
             self._new_id("fsmt"), system.id, subnet.id, subnet.availability_zone, subnet.vpc_id, address, groups,
             self._now(),
         )  # fmt: skip
-        self._targets[made.id] = made
-        return self._shown_target(made)
+        self._targets[target.id] = target
+        return self._shown_target(target)
 
-    def describe_mount_targets(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        if name := asked.get("MountTargetId"):
+    def describe_mount_targets(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        if name := parameters.get("MountTargetId"):
             return {"MountTargets": [self._shown_target(self._target(str(name)))]}
-        if not asked.get("FileSystemId"):
+        if not parameters.get("FileSystemId"):
             raise ApiError("BadRequest", "One of FileSystemId, MountTargetId and AccessPointId must be given", 400)
-        system = self._system(str(asked["FileSystemId"]))
-        found = [one for one in self._live_targets() if one.file_system == system.id]
-        return {"MountTargets": [self._shown_target(one) for one in found]}
+        system = self._system(str(parameters["FileSystemId"]))
+        targets = [target for target in self._live_targets() if target.file_system == system.id]
+        return {"MountTargets": [self._shown_target(target) for target in targets]}
 
-    def describe_mount_target_security_groups(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        return {"SecurityGroups": list(self._target(str(asked["MountTargetId"])).groups)}
+    def describe_mount_target_security_groups(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        return {"SecurityGroups": list(self._target(str(parameters["MountTargetId"])).groups)}
 
-    def delete_mount_target(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        found = self._target(str(asked["MountTargetId"]))
-        self._targets[found.id] = replace(found, deleted=self._now())
+    def delete_mount_target(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        target = self._target(str(parameters["MountTargetId"]))
+        self._targets[target.id] = replace(target, deleted=self._now())
         return {}
 
     # --------------------------------------------------------------------------------------------------- for machines
     def mountable(self, host: str, instance: str) -> dict[str, Any]:
         """What an instance finds under a name or an address: `address` "" where DNS has none, `open` whether a
         security group of the mount target lets the instance in."""
-        found = self.rulebook.instance(instance)
-        zone = found.zone if found else ""
+        record = self.rulebook.instance(instance)
+        zone = record.zone if record else ""
         match = re.match(r"(fs-[0-9a-f]+)\.efs\.", host)
-        ready = [one for one in self._live_targets() if self._state(one, self.seconds.mount_target) == "available"]
-        if match:
-            ready = [one for one in ready if (one.file_system, one.zone) == (match.group(1), zone)]
+        for target in self._live_targets():
+            is_named = (target.file_system, target.zone) == (match[1], zone) if match else target.address == host
+            if is_named and self._state(target, self.seconds.mount_target) == "available" and self.folder is not None:
+                break
         else:
-            ready = [one for one in ready if one.address == host]
-        if not ready or self.folder is None:
             return {"address": "", "open": False, "folder": ""}
-        target = ready[0]
-        groups = self._groups_of(found.spec if found else {}, target.vpc)
+        groups = self._groups_of(record.spec if record else {}, target.vpc)
         is_open = any(self._lets_in(group, groups) for group in target.groups)
         return {"address": target.address, "open": is_open, "folder": str(self.folder / target.file_system)}
 
@@ -206,8 +209,8 @@ class FileSystems:
         return self._ec2.get_security_group_from_id(name)
 
     def _default_group(self, vpc: str) -> str:
-        found = self._ec2.get_security_group_from_name("default", vpc)
-        return str(found.id) if found else ""
+        group = self._ec2.get_security_group_from_name("default", vpc)
+        return str(group.id) if group else ""
 
     def _now(self) -> float:
         return self.rulebook.world.moment()
@@ -216,67 +219,67 @@ class FileSystems:
         self._count += 1
         return f"{kind}-{self._count:017x}"
 
-    def _is_gone(self, one: FileSystem | MountTarget) -> bool:
-        return one.deleted is not None and self._now() - one.deleted >= self.seconds.delete
+    def _is_gone(self, resource: FileSystem | MountTarget) -> bool:
+        return resource.deleted is not None and self._now() - resource.deleted >= self.seconds.delete
 
     def _live_systems(self) -> list[FileSystem]:
-        return [one for one in self._systems.values() if not self._is_gone(one)]
+        return [system for system in self._systems.values() if not self._is_gone(system)]
 
     def _live_targets(self) -> list[MountTarget]:
-        return [one for one in self._targets.values() if not self._is_gone(one)]
+        return [target for target in self._targets.values() if not self._is_gone(target)]
 
-    def _state(self, one: FileSystem | MountTarget, takes: float) -> str:
-        if one.deleted is not None:
+    def _state(self, resource: FileSystem | MountTarget, takes: float) -> str:
+        if resource.deleted is not None:
             return "deleting"
-        return "creating" if self._now() - one.made < takes else "available"
+        return "creating" if self._now() - resource.made < takes else "available"
 
     def _system(self, name: str) -> FileSystem:
-        found = next((one for one in self._live_systems() if one.id == name), None)
-        if found is None:
+        system = next((candidate for candidate in self._live_systems() if candidate.id == name), None)
+        if system is None:
             raise ApiError("FileSystemNotFound", f"File system '{name}' does not exist.", 404)
-        return found
+        return system
 
     def _target(self, name: str) -> MountTarget:
-        found = next((one for one in self._live_targets() if one.id == name), None)
-        if found is None:
+        target = next((candidate for candidate in self._live_targets() if candidate.id == name), None)
+        if target is None:
             raise ApiError("MountTargetNotFound", f"Mount target '{name}' does not exist.", 404)
-        return found
+        return target
 
-    def _shown(self, one: FileSystem) -> dict[str, Any]:
-        tags = list(one.asked.get("Tags") or [])
-        where = f"{self.rulebook.region}:{self.rulebook.account}"
-        rate = one.asked.get("ProvisionedThroughputInMibps")
+    def _shown(self, system: FileSystem) -> dict[str, Any]:
+        tags = list(system.asked.get("Tags") or [])
+        scope = f"{self.rulebook.region}:{self.rulebook.account}"
+        rate = system.asked.get("ProvisionedThroughputInMibps")
         return {
-            "OwnerId": self.rulebook.account, "CreationToken": one.token, "FileSystemId": one.id,
-            "FileSystemArn": f"arn:aws:elasticfilesystem:{where}:file-system/{one.id}",
-            "CreationTime": one.made_at.timestamp(),
-            "LifeCycleState": self._state(one, self.seconds.file_system),
+            "OwnerId": self.rulebook.account, "CreationToken": system.token, "FileSystemId": system.id,
+            "FileSystemArn": f"arn:aws:elasticfilesystem:{scope}:file-system/{system.id}",
+            "CreationTime": system.made_at.timestamp(),
+            "LifeCycleState": self._state(system, self.seconds.file_system),
             "Name": next((tag["Value"] for tag in tags if tag["Key"] == "Name"), ""),
-            "NumberOfMountTargets": sum(target.file_system == one.id for target in self._live_targets()),
+            "NumberOfMountTargets": sum(target.file_system == system.id for target in self._live_targets()),
             "SizeInBytes": {"Value": 6144, "ValueInIA": 0, "ValueInStandard": 6144},
-            "PerformanceMode": one.asked.get("PerformanceMode", _MODES[0]),
-            "Encrypted": bool(one.asked.get("Encrypted")),
-            "ThroughputMode": one.asked.get("ThroughputMode", _THROUGHPUTS[0]), "Tags": tags,
+            "PerformanceMode": system.asked.get("PerformanceMode", _MODES[0]),
+            "Encrypted": bool(system.asked.get("Encrypted")),
+            "ThroughputMode": system.asked.get("ThroughputMode", _THROUGHPUTS[0]), "Tags": tags,
             **({} if rate is None else {"ProvisionedThroughputInMibps": float(rate)}),
         }  # fmt: skip
 
-    def _shown_target(self, one: MountTarget) -> dict[str, Any]:
+    def _shown_target(self, target: MountTarget) -> dict[str, Any]:
         return {
-            "OwnerId": self.rulebook.account, "MountTargetId": one.id, "FileSystemId": one.file_system,
-            "SubnetId": one.subnet, "LifeCycleState": self._state(one, self.seconds.mount_target),
-            "IpAddress": one.address, "NetworkInterfaceId": f"eni-{one.id[-17:]}", "VpcId": one.vpc,
-            "AvailabilityZoneName": one.zone, "AvailabilityZoneId": f"usw2-az{ord(one.zone[-1]) - 96}",
+            "OwnerId": self.rulebook.account, "MountTargetId": target.id, "FileSystemId": target.file_system,
+            "SubnetId": target.subnet, "LifeCycleState": self._state(target, self.seconds.mount_target),
+            "IpAddress": target.address, "NetworkInterfaceId": f"eni-{target.id[-17:]}", "VpcId": target.vpc,
+            "AvailabilityZoneName": target.zone, "AvailabilityZoneId": f"usw2-az{ord(target.zone[-1]) - 96}",
         }  # fmt: skip
 
     # -------------------------------------------------------------------------------------------------------- the wire
     def answer(self, method: str, path: str, query: str, body: bytes) -> tuple[int, dict[str, Any]]:
         """What AWS answers to an HTTP request, or its error with the `__type` that botocore reads."""
-        asked: dict[str, Any] = {name: values[-1] for name, values in parse_qs(query).items()}
-        asked |= json.loads(body) if body else {}
+        parameters: dict[str, Any] = {name: values[-1] for name, values in parse_qs(query).items()}
+        parameters |= json.loads(body) if body else {}
         kind, _, name = unquote(path.removeprefix(_PREFIX)).lstrip("/").partition("/")
         name, _, part = name.partition("/")
         if name:
-            asked["FileSystemId" if kind == "file-systems" else "MountTargetId"] = name
+            parameters["FileSystemId" if kind == "file-systems" else "MountTargetId"] = name
         calls: dict[tuple[str, str, str], tuple[int, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
             ("POST", "file-systems", ""): (201, self.create_file_system),
             ("GET", "file-systems", ""): (200, self.describe_file_systems),
@@ -291,7 +294,7 @@ class FileSystems:
         status, call = calls[method, kind, part]
         try:
             with self.rulebook.inside():
-                return status, call(asked)
+                return status, call(parameters)
         except ApiError as error:
             return error.status, {"__type": error.code, "ErrorCode": error.code, "Message": error.message}
 
@@ -313,13 +316,13 @@ class InMemoryEfs:
         call = getattr(self, name)
         return type("Paginator", (), {"paginate": staticmethod(lambda **asked: [call(**asked)])})
 
-    def _call(self, operation: str, **asked: Any) -> dict[str, Any]:
+    def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
         from spotheal.fleet.rehearsal.services.client import client_error
 
         try:
             with self._systems.rulebook.inside():
-                found: dict[str, Any] = getattr(self._systems, operation)(asked)
-                return found
+                answer: dict[str, Any] = getattr(self._systems, operation)(parameters)
+                return answer
         except ApiError as error:
             name = "".join(word.title() for word in operation.split("_"))
             raise client_error(name, error.code, error.message, error.status) from error

@@ -85,17 +85,17 @@ def make_file_system(session: Session, fleet: FleetConfig) -> str:
     """What `fleetctl results create-efs` does; its id."""
     from spotheal.fleet.account import efs
 
-    asked = efs.Modes("generalPurpose", "bursting")
-    ready = efs.plan(session, "rehearsal", asked, efs.look_at_network(session, fleet), chosen=False)
+    modes = efs.Modes("generalPurpose", "bursting")
+    ready = efs.plan(session, "rehearsal", modes, efs.look_at_network(session, fleet), chosen=False)
     return efs.create(session, ready, SystemClock(), lambda _: None)
 
 
 def _make_bucket(session: Session, bucket: str) -> None:
     """As its owner made it, long before the job."""
-    where = {} if session.region == "us-east-1" else {
+    location = {} if session.region == "us-east-1" else {
         "CreateBucketConfiguration": {"LocationConstraint": session.region}}  # fmt: skip
     s3 = _owner(session, "s3")
-    s3.create_bucket(Bucket=bucket, **where)
+    s3.create_bucket(Bucket=bucket, **location)
     s3.get_waiter("bucket_exists").wait(Bucket=bucket, WaiterConfig={"Delay": 1, "MaxAttempts": 10})
 
 

@@ -142,11 +142,11 @@ class Imds:
         if instance is None or instance.state == "terminated":
             _hang_up(request)
             return
-        found = self._value(instance, request.path.partition("?")[0].rstrip("/"))
-        if found is None:
+        value = self._value(instance, request.path.partition("?")[0].rstrip("/"))
+        if value is None:
             _send(request, 404, _HTML.replace("It works!", "404 - Not Found"))
         else:
-            _send(request, 200, found)
+            _send(request, 200, value)
 
     def _is_ill(self, request: BaseHTTPRequestHandler) -> bool:
         fault = self.fault
@@ -252,16 +252,16 @@ class Imds:
         }
 
     def _credentials(self, instance: Instance) -> dict[str, str]:
-        now = self.rulebook.world.clock.now()
+        time = self.rulebook.world.clock.now()
         key = self.rulebook.world.keys.of(self.rulebook.key_of(instance.id))
         return {
             "Code": "Success",
-            "LastUpdated": rfc3339(now),
+            "LastUpdated": rfc3339(time),
             "Type": "AWS-HMAC",
             "AccessKeyId": key.id,
             "SecretAccessKey": key.secret,
             "Token": key.token,
-            "Expiration": rfc3339(now + timedelta(hours=_CREDENTIALS_HOURS)),
+            "Expiration": rfc3339(time + timedelta(hours=_CREDENTIALS_HOURS)),
         }
 
 

@@ -90,20 +90,20 @@ class InMemoryS3:
                     412,
                 )
             etag = f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
-            now = self._clock.now().replace(microsecond=0)
-            objects[Key] = _Object(bytes(body), etag, now, ContentType, dict(Metadata or {}))
+            time = self._clock.now().replace(microsecond=0)
+            objects[Key] = _Object(bytes(body), etag, time, ContentType, dict(Metadata or {}))
             return {"ETag": etag}
 
         return self._answer("PutObject", act)
 
     def get_object(self, Bucket: str, Key: str, Range: str | None = None, **_: Any) -> dict[str, Any]:
         def act() -> dict[str, Any]:
-            found = self._object("GetObject", Bucket, Key, "NoSuchKey")
-            body = found.body
+            stored = self._object("GetObject", Bucket, Key, "NoSuchKey")
+            body = stored.body
             if Range is not None:
                 first, _, last = Range.removeprefix("bytes=").partition("-")
                 body = body[int(first) : int(last) + 1 if last else None] if first else body[-int(last) :]
-            return {**_head(found), "ContentLength": len(body), "Body": StreamingBody(io.BytesIO(body), len(body))}
+            return {**_head(stored), "ContentLength": len(body), "Body": StreamingBody(io.BytesIO(body), len(body))}
 
         return self._answer("GetObject", act)
 
@@ -120,7 +120,7 @@ class InMemoryS3:
     def delete_objects(self, Bucket: str, Delete: dict[str, Any], **_: Any) -> dict[str, Any]:
         def act() -> dict[str, Any]:
             objects = self._objects("DeleteObjects", Bucket)
-            keys = [one["Key"] for one in Delete["Objects"]]
+            keys = [item["Key"] for item in Delete["Objects"]]
             for key in keys:
                 objects.pop(key, None)
             return {"Deleted": [{"Key": key} for key in keys]}
@@ -134,9 +134,9 @@ class InMemoryS3:
                 if isinstance(CopySource, dict)
                 else CopySource.lstrip("/").partition("/")
             )
-            found = self._object("CopyObject", bucket, key, "NoSuchKey")
-            self._objects("CopyObject", Bucket)[Key] = found
-            return {"CopyObjectResult": {"ETag": found.etag, "LastModified": found.modified}}
+            source = self._object("CopyObject", bucket, key, "NoSuchKey")
+            self._objects("CopyObject", Bucket)[Key] = source
+            return {"CopyObjectResult": {"ETag": source.etag, "LastModified": source.modified}}
 
         return self._answer("CopyObject", act)
 
@@ -156,8 +156,10 @@ class InMemoryS3:
             prefixes: list[str] = []
             last, truncated = "", False
             objects = self._objects("ListObjectsV2", Bucket)
-            for key in sorted(one for one in objects if one.startswith(Prefix) and one > after):
-                found = objects[key]
+            for key in sorted(
+                common_prefix for common_prefix in objects if common_prefix.startswith(Prefix) and common_prefix > after
+            ):
+                stored = objects[key]
                 rest = key[len(Prefix) :]
                 common = Prefix + rest.partition(Delimiter)[0] + Delimiter if Delimiter and Delimiter in rest else ""
                 if common and (common in prefixes or (after and after.startswith(common))):
@@ -170,16 +172,19 @@ class InMemoryS3:
                 if common:
                     prefixes.append(common)
                 else:
-                    size = len(found.body)
-                    contents.append({"Key": key, "Size": size, "ETag": found.etag,
-                                     "LastModified": found.modified.replace(microsecond=0)})  # fmt: skip
+                    size = len(stored.body)
+                    contents.append({"Key": key, "Size": size, "ETag": stored.etag,
+                                     "LastModified": stored.modified.replace(microsecond=0)})  # fmt: skip
             answer: dict[str, Any] = {
                 "IsTruncated": truncated,
                 "KeyCount": len(contents) + len(prefixes),
                 "Prefix": Prefix,
             }
-            more = {"Contents": contents, "CommonPrefixes": [{"Prefix": one} for one in prefixes]}
-            answer |= {key: value for key, value in more.items() if value}
+            entries = {
+                "Contents": contents,
+                "CommonPrefixes": [{"Prefix": common_prefix} for common_prefix in prefixes],
+            }
+            answer |= {key: value for key, value in entries.items() if value}
             return answer | ({"NextContinuationToken": last} if truncated else {})
 
         return self._answer("ListObjectsV2", act)
@@ -226,11 +231,11 @@ class InMemoryS3:
         return self._buckets[bucket]
 
     def _object(self, operation: str, bucket: str, key: str, code: str) -> _Object:
-        found = self._objects(operation, bucket).get(key)
-        if found is None:
+        stored = self._objects(operation, bucket).get(key)
+        if stored is None:
             message = "Not Found" if code == "404" else "The specified key does not exist."
             raise _error(operation, code, message, 404)
-        return found
+        return stored
 
 
 class _Pages:
@@ -248,17 +253,17 @@ class _Pages:
             params["ContinuationToken"] = page["NextContinuationToken"]
 
 
-def _same(asked: str, found: _Object) -> bool:
-    return asked.strip('"') == found.etag.strip('"')
+def _same(etag: str, stored: _Object) -> bool:
+    return etag.strip('"') == stored.etag.strip('"')
 
 
-def _head(found: _Object) -> dict[str, Any]:
+def _head(stored: _Object) -> dict[str, Any]:
     return {
-        "ContentLength": len(found.body),
-        "ETag": found.etag,
-        "LastModified": found.modified,
-        "ContentType": found.content_type,
-        "Metadata": dict(found.metadata),
+        "ContentLength": len(stored.body),
+        "ETag": stored.etag,
+        "LastModified": stored.modified,
+        "ContentType": stored.content_type,
+        "Metadata": dict(stored.metadata),
     }
 
 

@@ -67,23 +67,25 @@ def of_ec2(world: World, operation: str, params: Params) -> Questions:
 def _of_making(world: World, operation: str, params: Params) -> Questions:
     action, (kind, sources) = f"ec2:{operation}", _MAKES[operation]
     config = params.get("SpotFleetRequestConfig") or params
-    specifications = {one["ResourceType"]: one for one in config.get("TagSpecifications") or []}
+    specifications = {
+        specification["ResourceType"]: specification for specification in config.get("TagSpecifications") or []
+    }
     yield Question(action, _arn_of(world, kind, "*"), _requested(specifications.get(kind)))
     for name in (str(params[source]) for source in sources if params.get(source)):
         yield Question(action, ec2_arn(world, name), _tags(world, name))
-    for one in specifications.values():
-        context = {**_requested(one), "ec2:CreateAction": (operation,)}
-        yield Question("ec2:CreateTags", _arn_of(world, one["ResourceType"], "*"), context)
+    for specification in specifications.values():
+        context = {**_requested(specification), "ec2:CreateAction": (operation,)}
+        yield Question("ec2:CreateTags", _arn_of(world, specification["ResourceType"], "*"), context)
     if operation in _LAUNCHES:
         yield from _of_launching(world, operation, config)
 
 
 def _of_launching(world: World, operation: str, config: Params) -> Questions:
     """Of instances, now or by the fleet: templates, roles, and the tags that templates name."""
-    own = [config] if operation == "RunInstances" else list(config.get("LaunchSpecifications") or [])
-    data = list(own)
-    for one in config.get("LaunchTemplateConfigs") or []:
-        template = _template(world, one.get("LaunchTemplateSpecification") or {})
+    specifications = [config] if operation == "RunInstances" else list(config.get("LaunchSpecifications") or [])
+    data = list(specifications)
+    for choice in config.get("LaunchTemplateConfigs") or []:
+        template = _template(world, choice.get("LaunchTemplateSpecification") or {})
         if template is not None:
             yield Question(f"ec2:{operation}", ec2_arn(world, template.id), _tags(world, template.id))
             data.append(template.versions[-1][0])
@@ -91,12 +93,12 @@ def _of_launching(world: World, operation: str, config: Params) -> Questions:
         yield Question("ec2:RunInstances", _arn_of(world, "instance", "*"))
     if config.get("IamFleetRole"):
         yield _passing(str(config["IamFleetRole"]), "spotfleet.amazonaws.com")
-    profiles = (one.get("IamInstanceProfile") or {} for one in data)
-    names = (str(one.get("Name") or str(one.get("Arn", "")).rpartition("/")[2]) for one in profiles)
+    profiles = (launch.get("IamInstanceProfile") or {} for launch in data)
+    names = (str(profile.get("Name") or str(profile.get("Arn", "")).rpartition("/")[2]) for profile in profiles)
     for name in dict.fromkeys(filter(None, names)):
         yield _passing(_role_arn(world, name), "ec2.amazonaws.com")
-    for one in data if operation != "RunInstances" else ():
-        for tagged in one.get("TagSpecifications") or []:
+    for launch in data if operation != "RunInstances" else ():
+        for tagged in launch.get("TagSpecifications") or []:
             context = {**_requested(tagged), "ec2:CreateAction": ("RunInstances",)}
             yield Question("ec2:CreateTags", _arn_of(world, tagged.get("ResourceType", "instance"), "*"), context)
 
@@ -122,16 +124,23 @@ def _named(world: World, params: Params) -> Iterator[str]:
 
 
 def _template(world: World, named: Params) -> Any:
-    wanted = named.get("LaunchTemplateId"), named.get("LaunchTemplateName")
-    return next((one for one in world.templates.all() if one.id == wanted[0] or one.name == wanted[1]), None)
+    references = named.get("LaunchTemplateId"), named.get("LaunchTemplateName")
+    return next(
+        (
+            template
+            for template in world.templates.all()
+            if template.id == references[0] or template.name == references[1]
+        ),
+        None,
+    )
 
 
 def _tags(world: World, name: str) -> dict[str, tuple[str, ...]]:
     tables = (world.volumes, world.snapshots, world.instances, world.fleets, world.templates)
-    found: Any = next((table.get(name) for table in tables if table.get(name) is not None), None)
-    tags = found.tags if found is not None else {}
-    both = ("ec2:ResourceTag", "aws:ResourceTag")
-    return {f"{where}/{key}": (value,) for where in both for key, value in tags.items()}
+    resource: Any = next((table.get(name) for table in tables if table.get(name) is not None), None)
+    tags = resource.tags if resource is not None else {}
+    prefixes = ("ec2:ResourceTag", "aws:ResourceTag")
+    return {f"{prefix}/{key}": (value,) for prefix in prefixes for key, value in tags.items()}
 
 
 def _kind(name: str) -> str:
@@ -158,23 +167,23 @@ def of_key(world: World, key: str, actions: Iterable[str]) -> Questions:
 def of_s3(method: str, path: str, query: str) -> Questions:
     """Of a request in path style."""
     bucket, _, key = unquote(path).lstrip("/").partition("/")
-    given = {name: values[-1] for name, values in parse_qs(query, keep_blank_values=True).items()}
+    arguments = {name: values[-1] for name, values in parse_qs(query, keep_blank_values=True).items()}
     reads, writes = ("GET", "HEAD"), ("PUT", "POST")
     if not bucket:
         yield Question("s3:ListAllMyBuckets", "*")
     elif key:
         action = "GetObject" if method in reads else "PutObject" if method in writes else "DeleteObject"
-        if method == "DELETE" and "uploadId" in given:
+        if method == "DELETE" and "uploadId" in arguments:
             action = "AbortMultipartUpload"
         yield Question(f"s3:{action}", f"arn:aws:s3:::{bucket}/{key}")
-    elif part := next((part for part in _SUBRESOURCES if part in given), ""):
+    elif part := next((part for part in _SUBRESOURCES if part in arguments), ""):
         verb = "Get" if method in reads else "Put"
         yield Question(f"s3:{verb}{_SUBRESOURCES[part]}", f"arn:aws:s3:::{bucket}")
     elif method in writes or method == "DELETE":
-        action = "DeleteObject" if "delete" in given else "DeleteBucket" if method == "DELETE" else "CreateBucket"
-        yield Question(f"s3:{action}", f"arn:aws:s3:::{bucket}" + ("/*" if "delete" in given else ""))
+        action = "DeleteObject" if "delete" in arguments else "DeleteBucket" if method == "DELETE" else "CreateBucket"
+        yield Question(f"s3:{action}", f"arn:aws:s3:::{bucket}" + ("/*" if "delete" in arguments else ""))
     else:
-        listed = {"s3:prefix": (given["prefix"],)} if "prefix" in given else {}
+        listed = {"s3:prefix": (arguments["prefix"],)} if "prefix" in arguments else {}
         yield Question("s3:ListBucket", f"arn:aws:s3:::{bucket}", listed)
 
 
@@ -188,17 +197,19 @@ def of_request(world: World, service: str, operation: str, body: bytes, path: st
         yield from asks(world, operation, body, path)
 
 
-def _arn(world: World, service: str, what: str, account: str | None = None) -> str:
-    own = world.account if account is None else account
-    return f"arn:{partition_of(world.region)}:{service}:{world.region}:{own}:{what}"
+def _arn(world: World, service: str, resource: str, account: str | None = None) -> str:
+    owner = world.account if account is None else account
+    return f"arn:{partition_of(world.region)}:{service}:{world.region}:{owner}:{resource}"
 
 
 def _role_arn(world: World, name: str) -> str:
     """Of a role of that name; with its path where it exists, for of others IAM knows none."""
     from moto.iam.models import iam_backends
 
-    found = next((one for one in iam_backends[world.account]["aws"].roles.values() if one.name == name), None)
-    path = found.path if found is not None else "/"
+    role = next(
+        (candidate for candidate in iam_backends[world.account]["aws"].roles.values() if candidate.name == name), None
+    )
+    path = role.path if role is not None else "/"
     return f"arn:{partition_of(world.region)}:iam::{world.account}:role{path}{name}"
 
 
@@ -235,16 +246,16 @@ def _of_sns(world: World, operation: str, body: bytes, path: str) -> Questions:
 
 def _of_ssm(world: World, operation: str, body: bytes, path: str) -> Questions:
     """By a path: asked on the path without the slash at its end. Parameters that AWS publishes are no account's."""
-    asked = _parsed(body)
-    names = asked.get("Names") or [asked.get("Name") or str(asked.get("Path") or "").rstrip("/")]
+    parameters = _parsed(body)
+    names = parameters.get("Names") or [parameters.get("Name") or str(parameters.get("Path") or "").rstrip("/")]
     for name in map(str, names):
         account = "" if name.startswith("/aws/") else None
         yield Question(f"ssm:{operation}", _arn(world, "ssm", f"parameter/{name.lstrip('/')}", account))
 
 
 def _of_secrets(world: World, operation: str, body: bytes, path: str) -> Questions:
-    asked = _parsed(body)
-    name = str(asked.get("Name") or asked.get("SecretId") or "")
+    parameters = _parsed(body)
+    name = str(parameters.get("Name") or parameters.get("SecretId") or "")
     arn = name if name.startswith("arn:") else _arn(world, "secretsmanager", f"secret:{name}-AbCdEf")
     yield Question(f"secretsmanager:{operation}", arn if name else "*")
 
@@ -260,21 +271,21 @@ def _of_scheduler(world: World, operation: str, body: bytes, path: str) -> Quest
 
 def _of_efs(world: World, operation: str, body: bytes, path: str) -> Questions:
     """A mount target's network interface is made, and deleted, with the caller's permissions."""
-    asked = _parsed(body)
+    parameters = _parsed(body)
     kind = "MountTarget" if "/mount-targets" in path else "FileSystem"
     action = {"GET": f"Describe{kind}s", "POST": f"Create{kind}", "DELETE": f"Delete{kind}"}.get(operation, operation)
     if path.endswith("/security-groups"):
         action = "DescribeMountTargetSecurityGroups"
-    context = _requested(asked)
-    named = str(asked.get("FileSystemId") or "") or (re.findall(r"/(fs[a-z]*-\w+)", path) or ["*"])[0]
+    context = _requested(parameters)
+    named = str(parameters.get("FileSystemId") or "") or (re.findall(r"/(fs[a-z]*-\w+)", path) or ["*"])[0]
     tags = world.tags_of_file_system(named)
     systems = _arn(world, "elasticfilesystem", f"file-system/{named if named.startswith('fs-') else '*'}")
     existing = {f"aws:ResourceTag/{key}": (value,) for key, value in tags.items()}
     yield Question(f"elasticfilesystem:{action}", systems, {**context, **existing})
     if action == "CreateFileSystem":
         yield _making_service_role(world, "elasticfilesystem.amazonaws.com")
-        made = {"elasticfilesystem:CreateAction": ("CreateFileSystem",), **context}
-        yield Question("elasticfilesystem:TagResource", systems, made)
+        create_context = {"elasticfilesystem:CreateAction": ("CreateFileSystem",), **context}
+        yield Question("elasticfilesystem:TagResource", systems, create_context)
     elif action == "CreateMountTarget":
         yield Question("ec2:DescribeNetworkInterfaces", "*")
         yield Question("ec2:DescribeSubnets", "*")
@@ -285,17 +296,17 @@ def _of_efs(world: World, operation: str, body: bytes, path: str) -> Questions:
 
 
 def _of_batch(world: World, operation: str, body: bytes, path: str) -> Questions:
-    asked = _parsed(body)
+    parameters = _parsed(body)
     action = _BATCH.get(path.rpartition("/")[2], f"batch:{path.rpartition('/')[2]}")
-    named = list(_things_of_batch(world, asked))
+    named = list(_things_of_batch(world, parameters))
     if re.match(r"batch:(Describe|List)", action) or not named:
         yield Question(action, "*")
         return
     for arn in named:
         yield Question(action, arn)
-    if asked.get("tags"):
+    if parameters.get("tags"):
         yield Question("batch:TagResource", named[0])
-    resources, container = asked.get("computeResources") or {}, asked.get("containerProperties") or {}
+    resources, container = parameters.get("computeResources") or {}, parameters.get("containerProperties") or {}
     if resources.get("instanceRole"):
         yield _passing(_role_arn(world, str(resources["instanceRole"]).rpartition("/")[2]), "ec2.amazonaws.com")
         for service in ("batch.amazonaws.com", "ecs.amazonaws.com"):
@@ -305,22 +316,22 @@ def _of_batch(world: World, operation: str, body: bytes, path: str) -> Questions
             yield _passing(str(role), "ecs-tasks.amazonaws.com")
 
 
-def _things_of_batch(world: World, asked: Params) -> Iterator[str]:
+def _things_of_batch(world: World, parameters: Params) -> Iterator[str]:
     kinds = {"computeEnvironmentName": "compute-environment", "computeEnvironment": "compute-environment",
              "jobQueueName": "job-queue", "jobQueue": "job-queue", "jobDefinitionName": "job-definition",
              "jobDefinition": "job-definition", "jobId": "job"}  # fmt: skip
     for field, kind in kinds.items():
-        if name := str(asked.get(field) or ""):
+        if name := str(parameters.get(field) or ""):
             yield name if name.startswith("arn:") else _arn(world, "batch", f"{kind}/{name}")
 
 
 def _of_logs(world: World, operation: str, body: bytes, path: str) -> Questions:
-    asked = _parsed(body)
-    group, stream = asked.get("logGroupName"), asked.get("logStreamName")
-    what = f"log-group:{group}" + (f":log-stream:{stream}" if stream else "")
-    yield Question(f"logs:{operation}", _arn(world, "logs", what) if group else "*")
-    if asked.get("tags"):
-        yield Question("logs:TagResource", _arn(world, "logs", what))
+    parameters = _parsed(body)
+    group, stream = parameters.get("logGroupName"), parameters.get("logStreamName")
+    resource = f"log-group:{group}" + (f":log-stream:{stream}" if stream else "")
+    yield Question(f"logs:{operation}", _arn(world, "logs", resource) if group else "*")
+    if parameters.get("tags"):
+        yield Question("logs:TagResource", _arn(world, "logs", resource))
 
 
 def _of_ecr(world: World, operation: str, body: bytes, path: str) -> Questions:
@@ -335,10 +346,10 @@ def _of_instance_connect(world: World, operation: str, body: bytes, path: str) -
 
 def _parsed(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body or b"{}")
+        document = json.loads(body or b"{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 _SERVICES: dict[str, Callable[[World, str, bytes, str], Iterable[Question]]] = {

@@ -37,15 +37,15 @@ class Schedules:
         self._all: dict[str, dict[str, Any]] = {}
 
     # ------------------------------------------------------------------------------------------------------ the calls
-    def create(self, name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    def create(self, name: str, parameters: dict[str, Any]) -> dict[str, Any]:
         if name in self._all:
             raise ApiError("ConflictException", f"Schedule {name} already exists.", 409)
-        return self._put(name, asked)
+        return self._put(name, parameters)
 
-    def update(self, name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    def update(self, name: str, parameters: dict[str, Any]) -> dict[str, Any]:
         """Every value is replaced; what is not given gets its default."""
         self.get(name)
-        return self._put(name, asked)
+        return self._put(name, parameters)
 
     def get(self, name: str) -> dict[str, Any]:
         if name not in self._all:
@@ -68,29 +68,31 @@ class Schedules:
     def names(self) -> list[str]:
         return list(self._all)
 
-    def _put(self, name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    def _put(self, name: str, parameters: dict[str, Any]) -> dict[str, Any]:
         for key in _REQUIRED:
-            if not asked.get(key):
+            if not parameters.get(key):
                 raise ApiError("ValidationException", f"{key} must not be null", 400)
-        role = str(asked["Target"].get("RoleArn", ""))
+        role = str(parameters["Target"].get("RoleArn", ""))
         if not re.fullmatch(r"arn:aws[a-z-]*:iam::\d{12}:role/\S+", role):
             raise ApiError("ValidationException", "Provided role ARN is invalid.", 400)
-        target = _TARGET.fullmatch(str(asked["Target"].get("Arn", "")))
+        target = _TARGET.fullmatch(str(parameters["Target"].get("Arn", "")))
         if not target or target.group(1) not in _CALLS:
             raise ApiError("ValidationException", "Provided Arn is not in correct format.", 400)
-        match = _AT.fullmatch(asked["ScheduleExpression"])
+        match = _AT.fullmatch(parameters["ScheduleExpression"])
         if not match:
-            raise ApiError("ValidationException", f"Invalid Schedule Expression {asked['ScheduleExpression']}.", 400)
+            raise ApiError(
+                "ValidationException", f"Invalid Schedule Expression {parameters['ScheduleExpression']}.", 400
+            )
         at = datetime.fromisoformat(match.group(1)).replace(tzinfo=timezone.utc)
-        kept = {key: value for key, value in asked.items() if key not in ("ClientToken", "Name", "GroupName")}
-        now = self._world.now()
-        made = self._all.get(name, {}).get("CreationDate", now)
+        settings = {key: value for key, value in parameters.items() if key not in ("ClientToken", "Name", "GroupName")}
+        time = self._world.now()
+        creation_date = self._all.get(name, {}).get("CreationDate", time)
         self._all[name] = {"State": "ENABLED", "ScheduleExpressionTimezone": "UTC", "ActionAfterCompletion": "NONE",
-                           **kept, "CreationDate": made, "LastModificationDate": now}  # fmt: skip
-        left = (at - self._world.now()).total_seconds() + LATE_SECONDS
+                           **settings, "CreationDate": creation_date, "LastModificationDate": time}  # fmt: skip
+        seconds = (at - self._world.now()).total_seconds() + LATE_SECONDS
         entry = self._all[name]
         with self.rulebook.inside() as world:
-            world.later(max(0.0, left), lambda: self._fire(name, entry))
+            world.later(max(0.0, seconds), lambda: self._fire(name, entry))
         return {"ScheduleArn": self._arn(name)}
 
     # ----------------------------------------------------------------------------------------------------- its time
@@ -142,17 +144,17 @@ class InMemoryScheduler:
         self._schedules = schedules
 
     def __getattr__(self, name: str) -> Callable[..., dict[str, Any]]:
-        calls = {f"{one}_schedule": one for one in ("create", "update", "get", "delete")}
+        calls = {f"{verb}_schedule": verb for verb in ("create", "update", "get", "delete")}
         if name not in calls:
             raise AttributeError(name)
         return functools.partial(self._call, calls[name])
 
-    def _call(self, operation: str, *, Name: str, **asked: Any) -> dict[str, Any]:
+    def _call(self, operation: str, *, Name: str, **parameters: Any) -> dict[str, Any]:
         from spotheal.fleet.rehearsal.services.client import client_error
 
-        takes = (Name, asked) if operation in ("create", "update") else (Name,)
+        takes = (Name, parameters) if operation in ("create", "update") else (Name,)
         try:
-            found: dict[str, Any] = getattr(self._schedules, operation)(*takes)
-            return found
+            answer: dict[str, Any] = getattr(self._schedules, operation)(*takes)
+            return answer
         except ApiError as error:
             raise client_error(f"{operation.title()}Schedule", error.code, error.message, error.status) from error

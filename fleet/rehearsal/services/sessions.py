@@ -32,22 +32,22 @@ class Sessions:
 
     def may_assume(self, caller: str, form: Mapping[str, str]) -> bool:
         """Whether this instance may take the role; False too where there is no such role, as AWS answers."""
-        wanted = form.get("RoleArn", "")
-        found = _role(self._world.account, wanted.rpartition("/")[2])
+        role_arn = form.get("RoleArn", "")
+        role = _role(self._world.account, role_arn.rpartition("/")[2])
         instance = self._world.instances.get(caller)
-        if found is None or instance is None or not instance.role:
+        if role is None or instance is None or not instance.role:
             return False
         mine = f"arn:aws:iam::{self._world.account}:role/{instance.role}"
-        return self._authorization.service(caller, "sts:AssumeRole", wanted) and _trusts(
-            _parsed(found.assume_role_policy_document), mine, self._world.account
+        return self._authorization.service(caller, "sts:AssumeRole", role_arn) and _trusts(
+            _parsed(role.assume_role_policy_document), mine, self._world.account
         )
 
     def note(self, form: Mapping[str, str], answer: bytes) -> None:
         """Whose the credentials in moto's answer are."""
-        found = {name.decode(): unescape(value.decode()) for name, value in _KEY.findall(answer)}
-        if len(found) == 3:
+        fields = {name.decode(): unescape(value.decode()) for name, value in _KEY.findall(answer)}
+        if len(fields) == 3:
             name = f"role/{form['RoleArn'].rpartition('/')[2]}/{next(self._numbers)}"
-            key = AccessKey(found["AccessKeyId"], found["SecretAccessKey"], found["SessionToken"])
+            key = AccessKey(fields["AccessKeyId"], fields["SecretAccessKey"], fields["SessionToken"])
             self._world.keys.add(key)
             self._keys[key.id] = name
             if form.get("Policy"):
@@ -55,29 +55,29 @@ class Sessions:
 
 
 def refusal(form: Mapping[str, str]) -> bytes:
-    said = f"You are not authorized to perform: sts:AssumeRole on resource: {form.get('RoleArn', '')}"
+    message = f"You are not authorized to perform: sts:AssumeRole on resource: {form.get('RoleArn', '')}"
     return (
         '<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Error><Type>Sender</Type>'
-        f"<Code>AccessDenied</Code><Message>{said}</Message></Error></ErrorResponse>"
+        f"<Code>AccessDenied</Code><Message>{message}</Message></Error></ErrorResponse>"
     ).encode()
 
 
 def _role(account: str, name: str) -> Any:
-    return next((one for one in iam_backends[account]["aws"].roles.values() if one.name == name), None)
+    return next((role for role in iam_backends[account]["aws"].roles.values() if role.name == name), None)
 
 
 def _trusts(document: Mapping[str, Any], caller: str, account: str) -> bool:
     """Whether a trust policy lets the role `caller` (an ARN) take its role."""
-    asked = Question("sts:AssumeRole", "*", {"aws:PrincipalArn": (caller,)})
+    question = Question("sts:AssumeRole", "*", {"aws:PrincipalArn": (caller,)})
     for statement in document.get("Statement", []):
         named = statement.get("Principal", {}).get("AWS", [])
         principals = [named] if isinstance(named, str) else named
         rest = {key: value for key, value in statement.items() if key != "Principal"} | {"Resource": "*"}
-        if {f"arn:aws:iam::{account}:root", caller} & set(principals) and is_allowed([{"Statement": [rest]}], asked):
+        if {f"arn:aws:iam::{account}:root", caller} & set(principals) and is_allowed([{"Statement": [rest]}], question):
             return True
     return False
 
 
 def _parsed(document: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(document) if isinstance(document, str) else document
-    return found
+    policy: dict[str, Any] = json.loads(document) if isinstance(document, str) else document
+    return policy

@@ -75,8 +75,8 @@ def read(environ: Environ) -> Signed | None:
     expires = query.get("X-Amz-Expires", "")
     if not expires.isdigit() or not 1 <= len(expires) <= 6 or int(expires) > _EXPIRES_SECONDS_MAX:
         return None
-    given = {name.removeprefix("X-Amz-"): value for name, value in query.items()}
-    return _signed(given.get, given.get("Date", ""), given.get("Security-Token", ""), int(expires))
+    parameters = {name.removeprefix("X-Amz-"): value for name, value in query.items()}
+    return _signed(parameters.get, parameters.get("Date", ""), parameters.get("Security-Token", ""), int(expires))
 
 
 def _signed(part: Callable[[str], str | None], moment: str, token: str, expires: int | None) -> Signed | None:
@@ -122,21 +122,21 @@ def _age(moment: str) -> float | None:
 
 def _body(environ: Environ, bytes_max: int | None = None) -> bytes:
     """The body, which is left to be read again; without a length only one that ends by itself (in chunks) has any."""
-    given = str(environ.get("CONTENT_LENGTH") or "")
-    length = int(given) if given.isdigit() else None if environ.get("wsgi.input_terminated") else 0
-    wanted = [number for number in (length, bytes_max) if number is not None]
-    body: bytes = environ["wsgi.input"].read(min(wanted, default=-1))
+    header = str(environ.get("CONTENT_LENGTH") or "")
+    length = int(header) if header.isdigit() else None if environ.get("wsgi.input_terminated") else 0
+    limits = [number for number in (length, bytes_max) if number is not None]
+    body: bytes = environ["wsgi.input"].read(min(limits, default=-1))
     environ["wsgi.input"] = io.BytesIO(body)
     return body
 
 
 def _signature(environ: Environ, signed: Signed, hashed: str, secret: str) -> str:
     scope = f"{signed.day}/{signed.region}/{signed.service}/aws4_request"
-    asked = hashlib.sha256(_canonical(environ, signed, hashed).encode()).hexdigest()
+    digest = hashlib.sha256(_canonical(environ, signed, hashed).encode()).hexdigest()
     key = f"AWS4{secret}".encode()
     for word in (signed.day, signed.region, signed.service, "aws4_request"):
         key = hmac.digest(key, word.encode(), hashlib.sha256)
-    return hmac.digest(key, f"{_ALGORITHM}\n{signed.moment}\n{scope}\n{asked}".encode(), hashlib.sha256).hex()
+    return hmac.digest(key, f"{_ALGORITHM}\n{signed.moment}\n{scope}\n{digest}".encode(), hashlib.sha256).hex()
 
 
 def _canonical(environ: Environ, signed: Signed, hashed: str) -> str:
@@ -148,9 +148,9 @@ def _canonical(environ: Environ, signed: Signed, hashed: str) -> str:
         path = quote(normalize_url_path(path), safe="/-_.~")
     pairs = [part.partition("=") for part in query.split("&") if part]
     encoded = [(quote(unquote(name), safe="-_.~"), quote(unquote(value), safe="-_.~")) for name, _, value in pairs]
-    asked = "&".join(f"{name}={value}" for name, value in sorted(encoded) if name != "X-Amz-Signature")
+    query_string = "&".join(f"{name}={value}" for name, value in sorted(encoded) if name != "X-Amz-Signature")
     lines = "".join(f"{name}:{' '.join(_header(environ, name).split())}\n" for name in signed.headers)
-    return "\n".join([environ["REQUEST_METHOD"], path, asked, lines, ";".join(signed.headers), hashed])
+    return "\n".join([environ["REQUEST_METHOD"], path, query_string, lines, ";".join(signed.headers), hashed])
 
 
 def _header(environ: Mapping[str, Any], name: str) -> str:
@@ -209,13 +209,13 @@ _JSON = {
 def refusal(fault: Fault, service: str, *, is_json: bool) -> tuple[int, bytes]:
     """Status and body, in the form and with the code that the service has for it."""
     table = {"ec2": _EC2, "s3": _S3}.get(service, _JSON if is_json else _QUERY)
-    status, code, said = table[fault]
+    status, code, message = table[fault]
     if table is _EC2:
-        return status, wire.error(code, said, str(uuid.uuid4()))
+        return status, wire.error(code, message, str(uuid.uuid4()))
     if table is _JSON:
-        return status, json.dumps({"__type": code, "message": said}).encode()
-    what = f"<Code>{code}</Code><Message>{escape(said)}</Message>"
+        return status, json.dumps({"__type": code, "message": message}).encode()
+    fields = f"<Code>{code}</Code><Message>{escape(message)}</Message>"
     if table is _S3:
-        return status, f"<Error>{what}</Error>".encode()
-    error = f"<Error><Type>Sender</Type>{what}</Error>"
+        return status, f"<Error>{fields}</Error>".encode()
+    error = f"<Error><Type>Sender</Type>{fields}</Error>"
     return status, f"<ErrorResponse>{error}<RequestId>{uuid.uuid4()}</RequestId></ErrorResponse>".encode()

@@ -100,7 +100,7 @@ def _element(shape: Any, name: str, value: Any) -> str:
         content = _members(shape, value)
     elif kind == "list":
         item = str(shape.member.serialization.get("name", "item"))
-        content = "".join(_element(shape.member, item, one) for one in value)
+        content = "".join(_element(shape.member, item, member) for member in value)
     elif kind == "timestamp":
         content = _time(value)
     elif kind == "boolean":
