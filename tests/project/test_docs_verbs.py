@@ -8,12 +8,14 @@ from __future__ import annotations
 import functools
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
@@ -22,7 +24,7 @@ if __name__ == "__main__":
 from typer.testing import CliRunner
 
 from spotheal.agent.protocol.errors import ExitCode
-from spotheal.fleet import cli
+from spotheal.fleet import cli, program
 from spotheal.fleet.program import verb_command
 
 DOCS = ROOT / "docs"
@@ -113,6 +115,55 @@ def test_every_message_of_troubleshooting_is_the_codes(message: str) -> None:
 
 def test_troubleshooting_has_the_messages_that_people_meet_first() -> None:
     assert len(messages()) >= 25
+
+
+def shown_commands(page: Path) -> list[str]:
+    """The indented lines of a page that begin with `fleetctl`, without what explains them."""
+    lines = re.findall(r"^    (fleetctl .*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    parts = [part.strip() for line in lines if "►" not in line  # a drawing
+             for part in re.split(r"[;&]", re.split(r" #|  +|\s<\s", line)[0])]  # fmt: skip
+    return [part for part in parts if part.startswith("fleetctl ") and "…" not in part]
+
+
+def named_commands(page: Path) -> list[str]:
+    """Those in the midst of a sentence, which may leave words out."""
+    found = re.findall(r"`(fleetctl [a-z][^`]*)`", page.read_text(encoding="utf-8"))
+    return [" ".join(words.split()) for words in found if "…" not in words]
+
+
+USAGE_ERROR: Any = typer.BadParameter.__base__  # of the click that typer brings
+
+
+@functools.cache
+def refusal(line: str) -> str:
+    """Why fleetctl does not take this line; "" if it does."""
+    try:
+        parse(shlex.split(line)[1:])
+    except USAGE_ERROR as error:
+        return str(error.message)
+    return ""
+
+
+def parse(words: list[str]) -> None:
+    """As fleetctl does before it begins; USAGE_ERROR if it does not take them."""
+    command: Any = typer.main.get_command(program.app)
+    name, context = "fleetctl", None
+    while command is not None:
+        context = command.make_context(name, words, parent=context)
+        rest = [*getattr(context, "_protected_args", ()), *context.args]
+        if not hasattr(command, "resolve_command") or not rest:
+            return
+        name, command, words = command.resolve_command(context, rest)
+
+
+PAGES = [ROOT / "README.md", *sorted(path for path in DOCS.glob("*.md") if path.name != "fleetctl.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_fleetctl_takes_every_command_of_a_page(page: Path) -> None:
+    shown, named = shown_commands(page), named_commands(page)
+    assert [f"{line}: {why}" for line in shown if (why := refusal(line))] == []
+    assert [line for line in named if re.match("No such|Got unexpected", refusal(line))] == []
 
 
 if __name__ == "__main__":
