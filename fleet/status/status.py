@@ -117,7 +117,7 @@ def summarise(facts: RunFacts, now: datetime) -> dict[str, Any]:
     heartbeat = _moment(status.get("heartbeat"))
     age = None if heartbeat is None else max(0.0, (now - heartbeat).total_seconds())
     live = None if facts.fleet_state is None else facts.fleet_state in runs.LIVE_FLEET_STATES
-    ended = phase in {item.value for item in Phase if item.is_end}
+    ended = _has_ended(facts)
     events = facts.events
     missing = None if ended else _shortage(facts)
     launches = [_launch(launch, facts, now) for launch in _launches(facts)]
@@ -201,17 +201,19 @@ def _launch(launch: dict[str, Any], facts: RunFacts, now: datetime) -> dict[str,
     start = _moment(launch.get("time"))
     outcome = launch.get("outcome") or (ends[-1].get("kind") or ends[-1].get("phase") if ends else None)
     alive = _is_alive(instance, facts, start, now)
+    cause = next((machine.state_reason for machine in facts.instances or () if machine.id == instance), "")
     if alive is False and outcome not in (*RECORDED_OUTCOMES, "failed", "done"):
         outcome = "lost"
     last = max((moment for e in events if (moment := _moment(e.get("time")))), default=None)
     stopped = now if alive else last
     reason = launch.get("reason") or (ends[-1].get("reason") if ends else None)
-    if notice is not None and outcome == "interrupted" and notice.get("action") == "shutdown":
+    is_shut_down = outcome == "interrupted" and notice is not None and notice.get("action") == "shutdown"
+    # With `nodes` the cancel ends machines that have not yet recorded their end.
+    if is_shut_down or (outcome == "lost" and _has_ended(facts) and cause == "Client.UserInitiatedShutdown"):
         outcome, reason = "ended", "shut down: by a cancel, or by hand"
     elif notice is not None and outcome == "interrupted":
         reason = f"notice: {notice.get('action')}"
     elif outcome == "lost":
-        cause = next((machine.state_reason for machine in facts.instances or () if machine.id == instance), "")
         reason = f"ended without a word{f' ({cause})' if cause else ''}"
     return {
         "instance": instance,
@@ -225,6 +227,10 @@ def _launch(launch: dict[str, Any], facts: RunFacts, now: datetime) -> dict[str,
         "seconds": None if start is None or stopped is None else max(0.0, (stopped - start).total_seconds()),
         "saved_step": next((e["saved_step"] for e in reversed(ends) if e.get("saved_step") is not None), None),
     }
+
+
+def _has_ended(facts: RunFacts) -> bool:
+    return str(facts.status.get("phase")) in {phase.value for phase in Phase if phase.is_end}
 
 
 def _is_alive(instance: str, facts: RunFacts, start: datetime | None, now: datetime) -> bool | None:

@@ -110,6 +110,15 @@ def test_a_shutdown_of_our_own_is_no_interruption() -> None:
     assert "ended" == document["launches"][0]["outcome"]
 
 
+@pytest.mark.parametrize("phase, outcome", [("done", "ended"), ("training", "lost")])
+def test_a_machine_that_went_with_the_fleet_is_not_lost(phase: str, outcome: str) -> None:
+    """Of four machines that trained together the cancel ended two before they had recorded their end."""
+    gone = Instance("i-0a", "terminated", "us-west-2a", "g5.xlarge", NOW, state_reason="Client.UserInitiatedShutdown")
+    row = summarise(seen(status={"phase": phase}, events=(), instances=(gone,)), NOW)["launches"][0]
+    assert outcome == row["outcome"]
+    assert ("by a cancel" in row["reason"]) == (outcome == "ended")
+
+
 @pytest.mark.parametrize("outcome", ["barred", "boot failed"])
 def test_a_machine_that_ended_itself_is_shown_with_its_own_reason(outcome: str) -> None:
     launch = {"instance": "i-0a", "time": "2026-11-21T11:01:00Z", "outcome": outcome, "reason": "it has no NVIDIA GPU"}
