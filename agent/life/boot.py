@@ -14,11 +14,12 @@ from spotheal.agent.aws.imds import Identity
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.life.spending import Money
 from spotheal.agent.life.world import World
+from spotheal.agent.machine.efs import Efs
 from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.ends import End
 from spotheal.agent.protocol.errors import Fatal, NoCredentials, SpothealError
 from spotheal.agent.protocol.instance_config import InstanceConfig
-from spotheal.agent.protocol.names import Phase
+from spotheal.agent.protocol.names import EfsUrl, Phase
 from spotheal.agent.record.boot_record import Launch
 from spotheal.agent.record.ledger import Ledger
 from spotheal.agent.record.status import Status
@@ -51,9 +52,10 @@ class RunOver(SpothealError):
         self.end = end
 
 
-@dataclass(frozen=True)
+@dataclass
 class Boot:
-    """`refused`: why the launch could not be counted. `stop`: this machine goes away, and every wait ends."""
+    """`stop`: this machine goes away, and every wait ends. `refused`: why the launch could not be counted. `over`: the
+    store says how the run ended."""
 
     config: InstanceConfig
     world: World
@@ -66,6 +68,7 @@ class Boot:
     status: Status
     stop: threading.Event
     refused: Fatal | None
+    over: bool = False
 
     @classmethod
     def register(cls, config: InstanceConfig, world: World) -> Boot:
@@ -102,3 +105,24 @@ class Boot:
     def client(self, service: str) -> Any:
         """A boto3 client."""
         return self.world.client(service) if self.world.client else clients.client(service, self.config.region)
+
+    def efs(self, place: EfsUrl) -> Efs:
+        world = self.world
+        return Efs(
+            place, region=self.config.region, zone=self.here.zone, root=world.paths.root, host=world.host,
+            client=lambda: self.client("efs"), clock=self.clock, stop=self.stop, log=self.log,
+            for_trainer=self.config.job.on_machines,
+        )  # fmt: skip
+
+    def beside(self, name: str, work: Callable[[], object]) -> None:
+        """Runs `work` in a thread of its own."""
+        threading.Thread(target=work, name=name, daemon=True).start()
+
+    def on_term(self, term: int) -> None:
+        """This machine writes the run's records from now on. Raises RunOver if the run has ended meanwhile."""
+        self.world.logs.bind(term=term)
+        self.ledger.term = term
+        self.status.update(term=term)
+        if self.status.stands is not None:  # it ended while we waited for our turn
+            self.over = True
+            raise RunOver(End(*self.status.stands))

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from spotheal.agent.life.boot import Boot, ends_the_run
 from spotheal.agent.life.gpus import Unsuitable
 from spotheal.agent.life.stages import Life
+from spotheal.agent.life.storage import VolumeStorage
 from spotheal.agent.life.world import World
 from spotheal.agent.protocol.ends import End, decide_end
 from spotheal.agent.protocol.errors import ExitCode, Interrupted
 from spotheal.agent.protocol.instance_config import InstanceConfig
 
 
-def run(config: InstanceConfig, world: World, kind: type[Life] | None = None) -> ExitCode:
-    """Live until the run is over or this machine goes away. `kind`: a life that ends otherwise, as that of a sweep's
-    run does.
+def of_job(boot: Boot) -> Life:
+    return Life(boot, VolumeStorage(boot))
+
+
+def run(config: InstanceConfig, world: World, make: Callable[[Boot], Life] | None = None) -> ExitCode:
+    """Live until the run is over or this machine goes away. `make` puts another life together than `of_job`.
 
     Returns OK where the agent must not be started again, another code or SpothealError where another start may help.
     """
     boot = Boot.register(config, world)  # metadata: who am I; launch: counted before anything else can fail
-    with (kind or Life)(boot) as life:
+    with (make or of_job)(boot) as life:
         while True:
             try:
                 life.finish(train(life))  # finish: results, reason, fleet cancelled
@@ -37,7 +43,7 @@ def train(life: Life) -> End:
     """From an instance that has nothing to the end of the run; raises Interrupted where this machine goes first."""
     life.look_back()  # launch, status: is the run over, or parked?
     clone = life.start_clone()  # repo: goes on while the volume is healed
-    life.heal_volume()  # volume: observe, plan, act until it is mounted here
+    life.mount()  # volume: observe, plan, act until it is mounted here
     life.check_gpus()  # gpus: what the job asks for, looked at meanwhile
     life.prepare(clone)  # repo, keep, setup_commands: the code at its revision and its environment
     trained = life.run_trainer()  # supervisor: attempt by attempt

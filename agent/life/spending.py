@@ -8,14 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from spotheal.agent.aws.imds import Identity
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.files.paths import Paths
+from spotheal.agent.life.world import World
 from spotheal.agent.money.bill_inputs import Disk
 from spotheal.agent.money.billing import about
-from spotheal.agent.money.budget import Budget, Cloud, Prices, Source
+from spotheal.agent.money.budget import Budget, Cloud, Prices
 from spotheal.agent.money.limits import Limits
 from spotheal.agent.money.messages import end_message
 from spotheal.agent.money.notify import Message, Messenger
@@ -24,24 +25,7 @@ from spotheal.agent.protocol.ends import End, saved_step
 from spotheal.agent.protocol.errors import SpothealError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.record.ledger import Ledger
-from spotheal.agent.record.logs import Logs
 from spotheal.agent.record.metrics_shipping import Curves
-
-
-class World(Protocol):
-    """What of `life.World` this needs."""
-
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def logs(self) -> Logs: ...
-
-    @property
-    def metadata(self) -> Source: ...
-
-    @property
-    def sns(self) -> Any: ...
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 from spotheal.agent.aws.s3 import Store
-from spotheal.agent.files.folders import Folders
 from spotheal.agent.interruption.handover import HandoverResult, Steps, hand_over
 from spotheal.agent.interruption.watcher import Interruption, Watcher
 from spotheal.agent.life.boot import Boot, RunOver
@@ -25,25 +22,22 @@ from spotheal.agent.life.finish import POWER_OFF_SECONDS, Finishing, cancel, rec
 from spotheal.agent.life.gpu_check import GpuCheck
 from spotheal.agent.life.gpus import Bars, Found, Need, Unsuitable
 from spotheal.agent.life.on_demand import Rescue
-from spotheal.agent.life.preflight import LookBack, between_interruptions
-from spotheal.agent.life.spending import used_gib
+from spotheal.agent.life.preflight import LookBack
+from spotheal.agent.life.storage import Storage
 from spotheal.agent.life.trainer_stage import Instruments, TrainerStage
-from spotheal.agent.machine.efs import Efs
 from spotheal.agent.money.messages import interruption_message
 from spotheal.agent.money.notify import SECONDS_MAX, Message
 from spotheal.agent.processes.foreign_command import Surroundings
-from spotheal.agent.protocol.clock import parse_rfc3339, rfc3339
-from spotheal.agent.protocol.contract import BETWEEN_INTERRUPTIONS
+from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.ends import BARRED, End, Trained
 from spotheal.agent.protocol.errors import ExitCode, Interrupted, SpothealError
 from spotheal.agent.protocol.job_values import seconds
-from spotheal.agent.protocol.names import LAYOUT, TAG_JOB, TAG_NAME, TAG_RUN, EfsUrl, Phase
+from spotheal.agent.protocol.names import Phase
 from spotheal.agent.protocol.retrying import until_it_works
 from spotheal.agent.record.results import LiveMetrics, place_of
 from spotheal.agent.record.run_state import RunMemory
-from spotheal.agent.record.unplaced_results import BYTES_MAX, LISTED, Unplaced, unplaced_results
+from spotheal.agent.record.unplaced_results import BYTES_MAX, LISTED, Unplaced
 from spotheal.agent.record.watchdog import (
-    HEALING_SECONDS_MAX,
     HEARTBEAT_SECONDS_MAX,
     WATCH_SECONDS_MAX,
 )
@@ -55,12 +49,6 @@ from spotheal.agent.repository.working_copy import (
 )
 from spotheal.agent.trainer.interpreter import Interpreter, find_interpreter
 from spotheal.agent.trainer.setup import prepare as run_setup
-from spotheal.agent.volume.context import Context
-from spotheal.agent.volume.heal import Held, heal, left_behind
-from spotheal.agent.volume.observe import checkpoint_names
-from spotheal.agent.volume.release import create_base, create_handover, detach, leave
-from spotheal.agent.volume.seen import Desired
-from spotheal.agent.volume.space import SpaceWatch
 from spotheal.agent.volume.warmup import Warmup
 
 SHUTDOWN_SECONDS = 90.0  # what an operating system that goes down leaves us; the unit asks for 110
@@ -71,7 +59,7 @@ P = ParamSpec("P")
 class Life:
     """One life of the agent on one instance."""
 
-    def __init__(self, boot: Boot) -> None:
+    def __init__(self, boot: Boot, storage: Storage) -> None:
         config, world = boot.config, boot.world
         self._boot, self._config, self._world = boot, config, world
         self._log, self._clock, self._stop = boot.log, boot.clock, boot.stop
@@ -80,24 +68,17 @@ class Life:
         self._sources = Store(world.s3, config.sources or config.store)
         after = seconds(config.job.fleet.on_demand_after)
         self._rescue = Rescue(world.scheduler, config.job.job.name, config.run, after, self._clock, self._log)
-        self._mount_point = world.paths.mount_point(config.job.volume.mount)
-        self._folders = self._lay_out()
+        self._storage, self._folders = storage, storage.folders
         self._warmup = Warmup(self._log)
         self._confinement = Confinement(
             config, world.paths, self._folders, self._here, world.metadata, self._clock, self._stop, self._log,
             boot.client,
         )  # fmt: skip
-        self._results = place_of(config, world.s3, self._efs, lambda: self._confinement.account)
+        self._results = place_of(config, world.s3, boot.efs, lambda: self._confinement.account)
         scratch = self._folders.run_dir / f"metrics.{config.run}.jsonl"
-        self._live = LiveMetrics(self._results, self._folders, scratch, self._clock, self._log)
+        self._live = LiveMetrics(self._results, self._folders, scratch, self._clock, self._log, storage.meeting)
         self._interpreter: Interpreter | None = None
-        self._held: Held | None = None
         self._trainer: TrainerStage | None = None
-        self._space: SpaceWatch | None = None
-        self._context: Context = self._healing()
-        self._saved_step: int | None = None
-        self._used_gib: int | None = None
-        self._over = False  # the store says how the run ended
         self._steps_down = False  # this machine ends itself
         self._gpus = GpuCheck(
             Bars(self._store, Need.of(config), config.requested_at),
@@ -125,10 +106,10 @@ class Life:
         self._rescue.put_off()
         self._watcher.start()
         self._beats = self._liveness.expect(_HEARTBEAT, HEARTBEAT_SECONDS_MAX)
-        self._beside("heartbeat", lambda: self._status.beat(self._closing, self._beat))
+        self._boot.beside("heartbeat", lambda: self._status.beat(self._closing, self._beat))
         self._liveness.start(self._status.in_words)
-        self._beside("prices", lambda: self._money.prices.watch(self._closing))
-        self._beside("shutdown", self._watch_shutdown)
+        self._boot.beside("prices", lambda: self._money.prices.watch(self._closing))
+        self._boot.beside("shutdown", self._watch_shutdown)
         return self
 
     def __exit__(
@@ -147,9 +128,6 @@ class Life:
         self._stop.set()  # a clone that goes on would outlive its cage
         self._confinement.leave()
 
-    def _beside(self, name: str, work: Callable[[], object]) -> None:
-        threading.Thread(target=work, name=name, daemon=True).start()
-
     def _beat(self) -> None:
         self._beats()
         self._world.logs.ship(self._store, self._here.instance)
@@ -158,9 +136,9 @@ class Life:
         trainer = self._trainer  # the stage may end meanwhile, and a heartbeat that fails never beats again
         if trainer is not None:
             trainer.look()
-        if (space := self._space) is not None:
-            space.look(self._clock.monotonic(), self._beside)
-        ended = self._status.stands is not None and not self._over  # by another: we look back, and cancel the fleet
+        self._storage.look()
+        # Ended by another: we look back, and cancel the fleet.
+        ended = self._status.stands is not None and not self._boot.over
         if self._status.fenced.is_set() or ended:
             self._stop.set()
             if trainer is not None:
@@ -177,7 +155,7 @@ class Life:
     def _on_notice(self, interruption: Interruption) -> None:
         notice = interruption.notice
         self._stop.set()
-        if self._over or self._steps_down:
+        if self._boot.over or self._steps_down:
             return  # the end of the run takes the machine with it, or we do: that is no interruption
         if (trainer := self._trainer) is not None:
             trainer.notify(interruption)
@@ -196,7 +174,7 @@ class Life:
 
     def _saved_step_now(self) -> int | None:
         trainer = self._trainer
-        return self._saved_step if trainer is None else trainer.saved_step
+        return self._storage.saved_step if trainer is None else trainer.saved_step
 
     def _tell(self, message: Message, wait_seconds: float = 0.0) -> None:
         """In a thread of its own: nobody who is told can hold the run up."""
@@ -208,7 +186,7 @@ class Life:
             self._money.messenger.tell(message)
             done.set()
 
-        self._beside("tell", tell)
+        self._boot.beside("tell", tell)
         if wait_seconds:
             self._clock.sleep(wait_seconds, until=done)
 
@@ -218,17 +196,14 @@ class Life:
         if self._boot.refused is not None:
             raise self._boot.refused
         here = self._here.instance
-        known = self._note_predecessor
+        known = self._storage.note_predecessor
         back = LookBack(self._store, self._cloud, self._launch, here, self._clock, self._stop, self._log, known)
         found = back.find_end()
         if found is not None:
-            end, self._over = found
+            end, self._boot.over = found
             raise RunOver(end)
         if (unsuitable := self._gpus.find_barred()) is not None:
             raise RunOver(unsuitable)
-
-    def _note_predecessor(self, status: Mapping[str, Any]) -> None:
-        self._money.note_predecessor(status)
 
     def start_clone(self) -> Future[Fetched]:
         """What needs no volume begins while it is healed: the clone, and reading what `import torch` will read, and the
@@ -239,84 +214,14 @@ class Life:
         secrets = self._secrets = self._pool.submit(self._confinement.fetch_secrets)
         return self._pool.submit(lambda: self._confinement.fetch_code(self._sources, secrets.result()))
 
-    def heal_volume(self) -> None:
-        """The job's volume, mounted here under a term of ours."""
-        self._context = self._healing()
-        self._status.note(phase=Phase.HEALING)
-        beats = self._liveness.expect("healing", HEALING_SECONDS_MAX)
+    def mount(self) -> None:
+        """The storage, with the job's work on it."""
 
         def on_round() -> None:
-            beats()
             if self._gpu_look.done():  # whose GPUs are too small need not wait for its turn
                 self.check_gpus()
 
-        self._context.on_round = on_round
-        try:
-            found = heal(self._context)
-        except (Interrupted, RunOver, Unsuitable):
-            raise
-        except SpothealError:
-            self._tell_story()
-            raise
-        finally:
-            self._liveness.release("healing")
-        if isinstance(found, End):
-            self._tell_story()
-            raise RunOver(found)
-        self._held = found
-        if found.moved_from is not None:  # a copy of a snapshot gives each block slowly at its first reading
-            self._warmup.moved_volume(self._folders, found.device)
-        self._world.logs.use_volume(self._folders.logs, self._here.instance)
-        self._status.note(volume=found.volume)
-        disk = self._config.job.volume
-        asked = {"size_gib": disk.size_gib, "type": disk.type}
-        if found.moved_from is not None and disk.initialization_rate and not self._context.memory.lazy:
-            asked["initialization_rate"] = disk.initialization_rate  # AWS charges for each GiB of the snapshot
-        self._ledger.note("volume", volume=found.volume, moved_from=found.moved_from, device=found.device, **asked)
-        # Minutes of setup follow: a machine that is killed in them would have told nothing of itself.
-        self._beside("ledger", self._ledger.flush)
-        self._beside("story", self._tell_story)
-
-    def _tell_story(self) -> None:
-        """What healing saw and did (`fleetctl logs --story`): a reason is one sentence, and this machine goes."""
-        story = [{"observed": repr(seen), "action": repr(action)} for seen, action in self._context.memory.story]
-        with suppress(SpothealError):
-            document = {"desired": repr(self._context.desired), "story": story}
-            self._store.put_json(LAYOUT.story(self._here.instance), document)
-
-    def _healing(self) -> Context:
-        job = self._config.job
-        desired = Desired(
-            run=self._config.run,
-            instance=self._here.instance,
-            zone=self._here.zone,
-            mountpoint=str(self._mount_point),
-            filesystem=job.volume.filesystem,
-            size_gib=job.volume.size_gib,
-            type=job.volume.type,
-            tags={TAG_JOB: job.job.name, TAG_RUN: self._config.run, TAG_NAME: job.volume.name},
-            initialization_rate=job.volume.initialization_rate,
-        )
-        return Context(
-            desired=desired,
-            ec2=self._cloud,
-            store=self._store,
-            host=self._world.host,
-            clock=self._clock,
-            stop=self._stop,
-            log=self._log,
-            checkpoint_names=checkpoint_names,
-            on_term=self._on_term,
-            beside=lambda work: self._beside("healing", work),
-        )
-
-    def _on_term(self, term: int) -> None:
-        self._world.logs.bind(term=term)
-        self._ledger.term = term
-        self._status.update(term=term)
-        if self._status.stands is not None:  # it ended while we waited for our turn
-            self._over = True
-            raise RunOver(End(*self._status.stands))
+        self._storage.mount(self._confinement.account, on_round, self._warmup)
 
     def check_gpus(self) -> None:
         """Raises Unsuitable where this machine lacks the GPUs for the job."""
@@ -372,7 +277,7 @@ class Life:
         assert self._interpreter is not None  # the stages before
         around = self._instruments()
         cage, python = self._confinement, self._interpreter.path
-        given = {**cage.trainers, **self._rate(), **self._surroundings()}
+        given = {**cage.trainers, **self._storage.environment()}
         self._trainer = TrainerStage(self._config, self._folders, python, cage.account, around, given)
         interruption = self._watcher.interruption
         if interruption is not None:  # it came between the last look and here
@@ -382,34 +287,21 @@ class Life:
         self._launch.note(outcome="training")
         self._status.update(phase=Phase.TRAINING)
         trained = threading.Event()
-        self._beside("metrics", lambda: self._live.watch(trained))
-        self._space = SpaceWatch(self._mount_point, self._clock.now().timestamp(), trained, self._status.note)
+        self._boot.beside("metrics", lambda: self._live.watch(trained))
+        self._storage.watch(trained)
         try:
             return self._trainer.run()
         finally:
             trained.set()
-            self._space = None
-            self._saved_step, self._trainer = self._trainer.saved_step, None
-            self._used_gib = used_gib(self._mount_point)
+            self._storage.saved_step, self._trainer = self._trainer.saved_step, None
+            self._storage.measure()
 
     def _instruments(self) -> Instruments:
-        assert self._held is not None  # the stages before
+        at = self._storage
         return Instruments(
-            self._clock, self._world.logs, self._ledger, self._status, self._launch, self._context, self._held,
-            self._money.limits(self._tell), self._money.curves(self._folders.metrics_file),
+            self._clock, self._world.logs, self._ledger, self._status, self._launch, at.context, at.held,
+            self._money.limits(self._tell), self._money.curves(self._folders.metrics_file), at.meeting,
         )  # fmt: skip
-
-    def _rate(self) -> dict[str, str]:
-        """How often this run is interrupted. Each term but the first came after a machine that was lost."""
-        if self._held is None or not self._config.requested_at:
-            return {}
-        gone = (self._clock.now() - parse_rfc3339(self._config.requested_at)).total_seconds()
-        saves = RunMemory.read(self._folders, self._config.run, self._config.requested_at).final_saves
-        return {BETWEEN_INTERRUPTIONS: f"{between_interruptions(gone, self._held.term - 1, saves):.0f}"}
-
-    def _surroundings(self) -> dict[str, str]:
-        """More of the trainer's environment."""
-        return {}
 
     # --------------------------------------------------------------------------------------------- the ways to leave
     def hand_over(self) -> None:
@@ -421,20 +313,20 @@ class Life:
         interruption = self._watcher.interruption
         if interruption is None:
             raise Interrupted("stopped without an interruption")
-        held = self._held or self._left_behind()
+        at = self._storage
+        at.find()
         steps = Steps(
             end_trainer=lambda until: self._confinement.end_processes(),  # the trainer has ended; so does what hid
             leave_volume=self._world.logs.leave_volume,
-            create_handover=lambda: "" if held is None else create_handover(self._context, held, self._saved_step),
-            detach=lambda: None if held is None else detach(self._context, held),
-            create_base=lambda: None if held is None else create_base(self._context, held, self._saved_step),
+            create_handover=at.create_handover,
+            detach=at.detach,
+            create_base=at.create_base,
             report=self._report_handover,
             log=lambda text: self._log.info(text),
         )
-        mounted = str(self._mount_point) if held is not None else ""
         began = self._clock.monotonic()
         self._handed_over_at = began
-        result = hand_over(interruption, mounted, self._world.host, steps, self._clock, self._watcher)
+        result = hand_over(interruption, at.mount_point, self._world.host, steps, self._clock, self._watcher)
         if not result.begin_again:
             self.leaving = True
             if interruption.notice.action == "shutdown":
@@ -444,28 +336,17 @@ class Life:
             return
         self._log.warning("the interruption did not come true; beginning again")
         self._ledger.add("interruption-withdrawn")
-        self._held = None
+        at.held = None
         self._stop.clear()
         self._watcher.begin_again()
 
-    def _left_behind(self) -> Held | None:
-        """The volume of an earlier life of this agent that was killed before its handover was done; else a successor
-        would wait for this machine's end."""
-        held = left_behind(self._context)
-        if held is not None:
-            self._log.info("handing over what an earlier agent held", volume=held.volume, term=held.term)
-            with suppress(SpothealError):
-                for event in self._ledger.events():
-                    if event["event"] == "trainer-ended" and event["term"] == held.term:
-                        self._saved_step = event.get("saved_step")
-        return held
-
     def _report_handover(self, result: HandoverResult) -> None:
+        self._storage.handed_over()
         took = round(self._clock.monotonic() - self._handed_over_at, 1)
         done = {"snapshot": result.snapshot or None, "unmounted": result.unmounted, "detached": result.detached}
         self._log.info("handed over", **done, seconds=took, faults=result.faults or None)
-        more = {"used_gib": self._used_gib, "faults": result.faults}
-        self._ledger.add("handover", **done, saved_step=self._saved_step, seconds=took, **more)
+        more = {"used_gib": self._storage.used_gib, "faults": result.faults}
+        self._ledger.add("handover", **done, saved_step=self._storage.saved_step, seconds=took, **more)
         self._status.update(phase=Phase.INTERRUPTED, reason=f"notice: {result.interruption.notice.action}")
         self._status.leave()
         self._world.logs.ship(self._store, self._here.instance)
@@ -495,16 +376,15 @@ class Life:
             self._world.host.power_off()
 
     def _step_aside(self) -> None:
-        """Another instance may be writing: touch nothing but the mount."""
         self._confinement.end_processes()
-        self._world.logs.leave_volume()
-        leave(self._context)
+        self._storage.step_aside()
 
     def finish(self, end: End) -> None:
         """Record the end and cancel the fleet, last. Raises Interrupted where the machine goes away before that."""
-        results = self._folders.results if self._has_results_here else None
-        stores = results is not None and not self._over
-        unplaced = self._unplaced() if stores and end.phase is Phase.DONE else Unplaced()
+        at = self._storage
+        results = self._folders.results if at.has_results else None
+        stores = results is not None and not self._boot.over
+        unplaced = at.unplaced() if stores and end.phase is Phase.DONE else Unplaced()
         work = Finishing(
             store=self._store,
             cloud=self._cloud,
@@ -513,21 +393,21 @@ class Life:
             status=self._status,
             log=self._log,
             instance=self._here.instance,
-            volume=None if self._held is None else self._held.volume,
+            volume=None if at.held is None else at.held.volume,
             results=results,
             results_to=self._results,
             results_too=[*self._live.last(), *unplaced.listed_in(self._folders.run_dir)] if stores else [],
-            saved_step=self._saved_step,
+            saved_step=at.saved_step,
             limit=self._money.limits(self._tell).look,
         )
-        known = self._over  # an earlier instance has recorded it; only its fleet is still there
+        known = self._boot.over  # an earlier instance has recorded it; only its fleet is still there
         if not known:
             missing = store_results(work, self._stop)
             if missing and self._stop.is_set():
                 raise Interrupted(missing)
             missing = missing or self._say_unplaced(unplaced)
             end = record(work, end, missing)
-            self._over = True
+            self._boot.over = True
             self._launch.note(outcome="ended", reason="" if end.phase is Phase.DONE else end.reason)
         else:
             self._ledger.add("leaving")
@@ -539,13 +419,12 @@ class Life:
             self._log.warning("this instance stays up for debugging", minutes=keep / 60)
             self._clock.sleep(keep, until=self._stop)
             self._ledger.add("leaving")
-        self._let_go()
+        self._warmup.end()
+        self._confinement.end_processes()
+        at.let_go()
         self._world.logs.ship(self._store, self._here.instance)
         self._rescue.drop()
         self._leave_machine(work, end)
-
-    def _unplaced(self) -> Unplaced:
-        return unplaced_results(self._folders)
 
     def _say_unplaced(self, unplaced: Unplaced) -> str:
         """Why what the script wrote next to its code is not all stored; "" if only data sets and so on are."""
@@ -554,21 +433,6 @@ class Life:
             self._log.info(said, files=len(unplaced.files), left_out=list(unplaced.left_out[:20]) or None)
         return f"more than {BYTES_MAX >> 30} GiB lie next to the code: see {LISTED}" if unplaced.too_much else ""
 
-    def _lay_out(self) -> Folders:
-        return Folders.at(self._world.paths.root, self._config.job.volume.mount)
-
-    @property
-    def _has_results_here(self) -> bool:
-        return self._held is not None
-
-    def _efs(self, place: EfsUrl) -> Efs:
-        world, here = self._world, self._here
-        return Efs(
-            place, region=self._config.region, zone=here.zone, root=world.paths.root, host=world.host,
-            client=lambda: self._boot.client("efs"), clock=self._clock, stop=self._stop, log=self._log,
-            for_trainer=self._config.job.on_machines,
-        )  # fmt: skip
-
     def _leave_machine(self, work: Finishing, end: End) -> None:
         """The last act: the fleet, and with it this instance. A sweep's run leaves both to the next run."""
         if cancel(work, self._closing):
@@ -576,16 +440,3 @@ class Life:
             self._clock.sleep(POWER_OFF_SECONDS, until=self._world.asked_to_stop)
         if self._world.paths.is_whole_machine and not self._world.asked_to_stop.is_set():
             self._world.host.power_off()
-
-    def _let_go(self) -> None:
-        """Unmount, so that nothing is in the page cache when the machine ends."""
-        self._warmup.end()
-        self._confinement.end_processes()
-        self._world.logs.leave_volume()
-        if self._held is None:
-            return
-        try:
-            if not self._world.host.unmount(str(self._mount_point)):
-                self._world.host.sync(str(self._mount_point))
-        except (SpothealError, OSError) as error:
-            self._log.warning("the volume is still mounted", error=str(error))

@@ -25,6 +25,7 @@ from spotheal.agent.protocol.errors import Retryable, SpothealError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.names import LAYOUT, EfsUrl, StoreUrl
 from spotheal.agent.record.metrics_shipping import Metrics
+from spotheal.agent.trainer.ranks import Meeting
 
 LIVE_SECONDS = 30.0
 _AGAIN_SECONDS_MAX = 600.0  # of a place that does not take them
@@ -117,11 +118,13 @@ def place_of(
 # ------------------------------------------------------------------------------------------------------- while it runs
 class LiveMetrics:
     """The metrics at the place, soon after the trainer wrote them. `scratch`: a file of the agent's own, for the copy
-    without secrets that is put there."""
+    without secrets that is put there. `meeting`: the machine that leads it speaks for the others."""
 
-    def __init__(self, place: Place, folders: Folders, scratch: Path, clock: Clock, log: Any) -> None:
+    def __init__(
+        self, place: Place, folders: Folders, scratch: Path, clock: Clock, log: Any, meeting: Meeting | None = None
+    ) -> None:
         self._place, self._folders, self._scratch = place, folders, scratch
-        self._clock, self._log = clock, log
+        self._clock, self._log, self._meeting = clock, log, meeting
         self._metrics: Metrics | None = None
         self._copying = threading.Lock()
         self._said = ""
@@ -139,6 +142,8 @@ class LiveMetrics:
             pause = min(max(pause, LIVE_SECONDS) * 2, _AGAIN_SECONDS_MAX) if why else LIVE_SECONDS
 
     def _once(self, stop: Stop) -> str:
+        if self._meeting is not None and not self._meeting.leads:
+            return ""
         try:
             self._place.prepare()
             if stop.is_set():  # that took long: what lies on the volume may be another run's by now

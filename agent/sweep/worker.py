@@ -15,9 +15,11 @@ from spotheal.agent.aws.ec2 import Ec2
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.files.folders import Folders, publish
 from spotheal.agent.interruption.handover import HandoverResult
+from spotheal.agent.life.boot import Boot
 from spotheal.agent.life.finish import POWER_OFF_SECONDS, Finishing, cancel, record
 from spotheal.agent.life.run import run
 from spotheal.agent.life.stages import Life
+from spotheal.agent.life.storage import VolumeStorage
 from spotheal.agent.life.world import World
 from spotheal.agent.money.budget import Budget
 from spotheal.agent.money.limits import Limits
@@ -40,7 +42,6 @@ from spotheal.agent.record.status import Status
 from spotheal.agent.sweep import volume
 from spotheal.agent.sweep.queue import Queue, Taken, give_back
 from spotheal.agent.volume.heal import Held
-from spotheal.agent.volume.release import create_handover
 
 IDLE_SECONDS_MAX = 300.0  # a run that is interrupted meanwhile is taken at once; after that the machine goes
 VOLUME_SECONDS_MAX = 900.0  # in which a zone that is full, or the account's quota, may have room for a volume again
@@ -61,6 +62,10 @@ def entry_of(config: InstanceConfig, index: int) -> InstanceConfig:
     )
 
 
+def of_entry(boot: Boot) -> Life:
+    return EntryLife(boot, VolumeStorage(boot))
+
+
 class EntryLife(Life):
     """The life of one run: its end frees the volume and leaves the machine and the fleet alone."""
 
@@ -74,17 +79,17 @@ class EntryLife(Life):
             self.leaving, self.exit_code = True, ExitCode.INTERRUPTED
 
     def _leave_machine(self, work: Finishing, end: End) -> None:
-        if self._world.host.mounted_at(str(self._mount_point)) is not None:
+        held, disk = self._storage.held, self._config.job.volume
+        if self._world.host.mounted_at(str(self._world.paths.mount_point(disk.mount))) is not None:
             self._log.error("the run's volume is still mounted, and so stays attached", volume=work.volume)
             return
-        disk = self._config.job.volume
         # By what is recorded, which stands: tags may be minutes old, or were never written, and then the volume stayed.
         if end.phase is Phase.DONE and disk.delete_superseded and NOT_STORED not in end.reason:
             left = volume.delete(self._cloud, self._config, self._here.instance, self._clock)
             if left:
                 self._log.warning("the run's volume stays; `fleetctl clean` removes it", why=left)
-        elif self._held is not None:
-            self._hand_back(self._held)
+        elif held is not None:
+            self._hand_back(held)
 
     def _report_handover(self, result: HandoverResult) -> None:
         """What is handed over may go on at once, on a machine that is free, before this one is gone."""
@@ -100,7 +105,7 @@ class EntryLife(Life):
         """As at an interruption: this machine lives on with other runs, and who begins this one again (`fleetctl sweep
         retry`) is not to wait for its end."""
         try:
-            create_handover(self._context, held, self._saved_step)
+            self._storage.create_handover()
         except SpothealError as error:
             self._log.warning("the run that ended is not handed back; it waits for this machine's end",
                               error=error.message)  # fmt: skip
@@ -175,7 +180,7 @@ class Worker:
             return ExitCode.OK
         self._hand_parameters(index)
         logs = self._world.logs.anew()
-        code = self._live(config, replace(self._world, logs=logs), EntryLife)
+        code = self._live(config, replace(self._world, logs=logs), of_entry)
         status = store.read_status() or {}
         phase = str(status.get("phase") or "")
         if phase in {phase_end.value for phase_end in Phase if phase_end.is_end}:

@@ -33,7 +33,7 @@ from simulated_world import (
 
 from spotheal.agent.aws.imds import NOTHING, Answer, Identity, Rebalance, SpotAction
 from spotheal.agent.interruption import watcher
-from spotheal.agent.life import boot, run, stages, trainer_stage
+from spotheal.agent.life import boot, run, stages, storage, trainer_stage
 from spotheal.agent.life.gpus import BARRED_LAUNCHES_MAX, Found
 from spotheal.agent.life.world import World
 from spotheal.agent.protocol.clock import rfc3339
@@ -101,6 +101,7 @@ class LifeRegion(Region):
         for module in (boot, stages, status, ledger, watcher, trainer_stage):
             self._patch(module, "threading", threads)
         self._patch(run, "Life", SimulatedLife)
+        self._patch(run, "VolumeStorage", SimulatedVolume)
         self._patch(stages, "Watcher", SimulatedWatcher)
         self._patch(stages, "Confinement", lambda *_: NoConfinement())
         self._patch(stages, "Warmup", lambda log: NoWarmup())
@@ -429,14 +430,18 @@ class SimulatedLife(stages.Life):
             raise SetupFailed("the setup command exited with 1")
         self._interpreter = SimpleNamespace(path=Path("/python"))  # type: ignore[assignment]
 
-    def _healing(self) -> Context:
-        region = self._world.host.region  # type: ignore[attr-defined]
-        names = self._world.host.checkpoint_names  # type: ignore[attr-defined]
-        return replace(super()._healing(), checkpoint_names=names, random=random.Random(region.random.random()))
-
     def _watch_shutdown(self) -> None:
         if self._clock.sleep(1e9, until=self._world.asked_to_stop) and not self._closing.is_set():
             self._watcher.shutdown(self._clock.now() + stages.timedelta(seconds=stages.SHUTDOWN_SECONDS))
+
+
+class SimulatedVolume(storage.VolumeStorage):
+    """The real one on the simulated disks."""
+
+    def _healing(self) -> Context:
+        host = self._boot.world.host
+        dice = random.Random(host.region.random.random())  # type: ignore[attr-defined]
+        return replace(super()._healing(), checkpoint_names=host.checkpoint_names, random=dice)  # type: ignore[attr-defined]
 
 
 class SimulatedWatcher(watcher.Watcher):

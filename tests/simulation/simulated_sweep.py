@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from simulated_life import CONFIG, LifeRegion, Machine, SimulatedLife, SimulatedTrainer
+from simulated_life import CONFIG, LifeRegion, Machine, SimulatedLife, SimulatedTrainer, SimulatedVolume
 from simulated_world import RUN, STEP_SECONDS, TAGS, Broken
 
 from spotheal.agent.life import trainer_stage
@@ -39,6 +39,7 @@ class SweepRegion(LifeRegion):
     def __enter__(self) -> SweepRegion:
         super().__enter__()
         self._patch(worker, "EntryLife", EntryLife)
+        self._patch(worker, "VolumeStorage", SimulatedVolume)
         self._patch(worker.Worker, "_hand_parameters", lambda self, index: None)
         self._patch(trainer_stage, "Supervisor", lambda *a, **k: EntryTrainer(self, *a, **k))
         return self

@@ -9,8 +9,8 @@ import pytest
 from nodes_world import NOW, Run
 
 from spotheal.agent.life.boot import RunOver
-from spotheal.agent.nodes.life import device_of
 from spotheal.agent.nodes.plan import ClaimTerm, End, Join, Machine, Place, Seen, Wait, decide
+from spotheal.agent.nodes.storage import device_of
 from spotheal.agent.protocol.contract import EXIT_RANKS_LOST
 from spotheal.agent.protocol.documents import Claim
 from spotheal.agent.protocol.ends import End as RunEnd
