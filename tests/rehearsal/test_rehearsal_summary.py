@@ -449,6 +449,24 @@ def test_a_save_that_replaces_another_by_rename_was_read_if_the_one_before_was(
     assert machines.seen.not_resumed() == []
 
 
+def test_a_save_that_may_have_been_read_before_the_first_look_is_no_new_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the mount, the trainer's start and its read came between two looks: an innocent was blamed."""
+    machines = Machines(tmp_path, monkeypatch)
+    machines.look("i-1", 1)
+    machines.write("i-1", f"{COPY}version_0/last.ckpt")
+    machines.look("i-1")
+    machines.move("i-1", "i-2")
+    (tmp_path / "i-2" / COPY / "version_0/last.ckpt").read_bytes()
+    assert machines.seen.sees_reads
+    machines.look("i-2", 1)
+    machines.write("i-2", f"{COPY}version_1/last.ckpt")
+    machines.look("i-2")
+    assert machines.seen.not_resumed() == []
+    assert not machines.seen.sees_reads
+
+
 def test_a_machine_that_had_written_nothing_is_named_and_one_that_saved_at_its_notice_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

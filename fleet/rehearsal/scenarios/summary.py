@@ -175,8 +175,9 @@ class Summary:
             return ()
         ended = f"the training ended after {events} of the scenario's {planned} events: more epochs would try them all"
         unseen = (
-            "whether your script loads what it saved is unknown: the folder of temporary files keeps no times of access"
-            " (mounted with noatime?); with TMPDIR set to a folder that does, the rehearsal sees it"
+            "whether your script loads what it saved is unknown: this machine was too busy to look in time, or the"
+            " folder of temporary files keeps no times of access (mounted with noatime?); with TMPDIR set to a folder"
+            " that does, the rehearsal sees it"
         )
         is_unseen = not story.sees_reads and story.reports_no_steps
         return (*([ended] if events < planned else []), *([unseen] if is_unseen else []))

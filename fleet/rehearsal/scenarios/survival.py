@@ -60,16 +60,21 @@ class Survival:
         """`links`: a folder beside the volumes; None: nothing is known of what a trainer reads."""
         self._machines: dict[str, _Machine] = {}
         self._links = links if links is not None and tells_reads(links) else None
+        self._is_late = False
 
     def look(self, instance: str, folders: Folders, log: Path) -> None:
         machine = self._machines.setdefault(instance, _Machine())
         moment = time.monotonic()
         if machine.started is None:
-            if not machine.links:
-                machine.links = self._link(instance, folders)
-                machine.reads = Reads(machine.links.values()) if machine.links else None
+            new = {} if machine.links else self._link(instance, folders)
+            if new:
+                machine.links, machine.reads = new, Reads(new.values())
             if not _holds(log, _MARK):
                 return
+            if new and machine.reads is not None:
+                # On a busy machine mount and start lie between two looks: the trainer may have read before this one.
+                machine.reads.close()
+                machine.reads, self._is_late = None, True
             machine.started, machine.first = moment, dict(files_of(folders, folders.home))
         elif moment - machine.listed < LIST_SECONDS:
             return
@@ -102,8 +107,8 @@ class Survival:
 
     @property
     def sees_reads(self) -> bool:
-        """Whether anything is known of what a trainer reads."""
-        return self._links is not None
+        """Whether what each trainer reads is known."""
+        return self._links is not None and not self._is_late
 
     def has_saved(self, instance: str) -> bool:
         """Whether its trainer has something to lose, and a moment has passed since."""
