@@ -74,6 +74,7 @@ _PUT = ("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUp
 CALLS: tuple[Call, ...] = (
     Call("ec2:DescribeVolumes", On.ANYTHING, _BOTH),
     Call("ec2:DescribeSnapshots", On.ANYTHING, _BOTH),
+    Call("kms:DescribeKey", On.ANYTHING, _O),
     Call("ec2:DescribeInstances", On.ANYTHING, _BOTH),
     Call("ec2:DescribeSpotPriceHistory", On.ANYTHING, _BOTH),
     Call("ec2:AttachVolume", On.RUN, _I, ("volume", "instance")),

@@ -92,11 +92,6 @@ def group_placeholder(name: str) -> str:
 def look(session: Session, fleet: FleetConfig, job: JobConfig, store: StoreUrl, *, sweep: bool = False) -> Found:
     """What is missing in the account for this fleet."""
     steps: list[Step] = []
-    if (key := job.volume.kms_key) and key.split(":")[3] != session.region:
-        raise ConfigError(
-            f"[volume] kms_key: {key} is a key of another region than {session.region}",
-            next_step="name a key of the run's region; EBS accepts no other",
-        )
     notes: list[str] = []
     try:
         has_topic = job.notify.sns and not job.notify.sns.rpartition(":")[2].startswith("spotheal")

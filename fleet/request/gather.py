@@ -13,7 +13,7 @@ from spotheal.agent.protocol.errors import ConfigError, Conflict, NotFound, Spot
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job import JobConfig
 from spotheal.agent.protocol.names import LAYOUT, StoreUrl, default_bucket, new_run_id
-from spotheal.fleet.account import existing
+from spotheal.fleet.account import existing, keys
 from spotheal.fleet.account.prerequisites import Found, look, look_between
 from spotheal.fleet.files.config import FleetConfig
 from spotheal.fleet.files.places import region_of
@@ -166,7 +166,7 @@ def _look(
     session: Session, inputs: Wanted, root: StoreUrl, templates: Sequence[dict[str, Any]], *, sweep: bool, between: bool
 ) -> Found:
     """What the account has and lacks. `between`: the machines of the run must reach each other."""
-    notes = existing.check(session, inputs.fleet, templates)
+    notes = [*existing.check(session, inputs.fleet, templates), *keys.check(session, inputs.job)]
     account = look(session, inputs.fleet, inputs.job, root, sweep=sweep)
     missing = look_between(session, account.fleet, templates) if between else ()
     return replace(account, steps=(*account.steps, *missing), notes=(*notes, *account.notes))

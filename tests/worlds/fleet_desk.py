@@ -176,7 +176,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheelhouse:
 @functools.cache
 def _clients() -> dict[str, Any]:
     """Made once for all modules: each reads megabytes of service model."""
-    return {name: boto3.client(name, region_name=REGION) for name in ("ec2", "s3", "sts", "pricing", "iam")}
+    return {name: boto3.client(name, region_name=REGION) for name in ("ec2", "s3", "sts", "pricing", "iam", "kms")}
 
 
 @pytest.fixture(scope="module")

@@ -89,6 +89,63 @@ def test_a_misspelt_instance_type_is_refused_with_the_nearest_that_the_region_of
     assert "InstanceType g5.xlage is not known here; did you mean g5.xlarge?" in validated.stderr
 
 
+def with_volume(desk: Desk, **values: str) -> None:
+    table = "".join(f'{name} = "{value}"\n' for name, value in values.items())
+    job = desk.folder / "job.toml"
+    text = job.read_text()
+    text = text if "[volume]\n" in text else f"{text}[volume]\n"
+    job.write_text(text.replace("[volume]\n", f"[volume]\n{table}"))
+
+
+def a_key() -> str:
+    return str(boto3.client("kms", region_name="us-west-2").create_key()["KeyMetadata"]["Arn"])
+
+
+def a_snapshot(desk: Desk, **encryption: Any) -> str:
+    made = desk.account.create_volume(AvailabilityZone="us-west-2a", Size=1, **encryption)
+    desk.account.clock.sleep(60)
+    return str(desk.account.create_snapshot(VolumeId=made["VolumeId"])["SnapshotId"])
+
+
+def refused(desk: Desk) -> Any:
+    changed, volumes = desk.account.changed, desk.account.rules.volumes()
+    result = desk.run("request", "--yes", "--region", "us-west-2")
+    assert desk.account.changed == changed and desk.account.rules.volumes() == volumes
+    return result
+
+
+def test_a_snapshot_that_is_not_there_is_refused_before_anything_is_made(desk: Desk) -> None:
+    with_volume(desk, snapshot="snap-0123456789abcdef0")
+    result = refused(desk)
+    assert result.exit_code == ExitCode.NOT_FOUND, result.output
+    assert "there is no snap-0123456789abcdef0 in account" in " ".join(result.stderr.split())
+
+
+def test_a_snapshot_of_a_customer_key_is_refused_until_kms_key_names_that_key(desk: Desk) -> None:
+    key = a_key()
+    snapshot = a_snapshot(desk, Encrypted=True, KmsKeyId=key)
+    with_volume(desk, snapshot=snapshot)
+    result = refused(desk)
+    assert result.exit_code == ExitCode.USAGE and f'write kms_key = "{key}"' in " ".join(result.stderr.split())
+    with_volume(desk, kms_key=key)
+    desk.good("request", "--dry-run")
+
+
+def test_a_key_that_makes_no_volume_is_refused_with_the_command_that_enables_it(desk: Desk) -> None:
+    key = a_key()
+    boto3.client("kms", region_name="us-west-2").disable_key(KeyId=key.rpartition("/")[2])
+    with_volume(desk, kms_key=key)
+    result = refused(desk)
+    assert result.exit_code == ExitCode.USAGE and f"`aws kms enable-key --key-id {key}`" in " ".join(
+        result.stderr.split()
+    )
+
+
+def test_a_snapshot_without_a_key_needs_none(desk: Desk) -> None:
+    with_volume(desk, snapshot=a_snapshot(desk))
+    desk.good("request", "--dry-run")
+
+
 def test_a_key_pair_that_is_gone_is_refused_before_anything_is_made(desk: Desk) -> None:
     write(desk, each(KeyName="gone"))
     changed = desk.account.changed
