@@ -29,6 +29,9 @@ TrainerPolicy = Annotated[
     typer.Option("--trainer-policy", metavar="FILE",
                  help="With --job: what its caged trainer may do; else `request` adds it."),
 ]  # fmt: skip
+KmsKey = Annotated[
+    str, typer.Option("--kms-key", metavar="ARN", help="Customer key of volumes: [volume] kms_key of job.toml.")
+]
 INSTANCE_ROLE, FLEET_ROLE = "spotheal-instance", "aws-ec2-spot-fleet-tagging-role"
 
 
@@ -40,9 +43,7 @@ def show(
     instance_role: Name = INSTANCE_ROLE,
     job: JobName = "",
     fleet_role: FleetName = FLEET_ROLE,
-    kms_key: Annotated[
-        str, typer.Option("--kms-key", metavar="ARN", help="Customer key of volumes: [volume] kms_key of job.toml.")
-    ] = "",
+    kms_key: KmsKey = "",
     region: Region = "",
     profile: Profile = "",
     output: Output = "",
@@ -86,6 +87,15 @@ def show(
         print(shown.as_json({"schema_version": 1, **documents}))
 
 
+def _key(arn: str) -> str:
+    from spotheal.agent.protocol.job_keys import KEYS
+
+    (key,) = [key for key in KEYS if (key.table, key.name) == ("volume", "kms_key")]
+    if fault := key.check(arn):
+        raise ConfigError(f"--kms-key {fault}", next_step="`aws kms describe-key` prints the Arn of a key or an alias")
+    return arn
+
+
 def _checked(store: str) -> str:
     from spotheal.agent.protocol.names import StoreUrl
 
@@ -103,6 +113,7 @@ def create(
     job: JobName = "",
     fleet_role: FleetName = FLEET_ROLE,
     trainer_policy: TrainerPolicy = "",
+    kms_key: KmsKey = "",
     yes: Yes = False,
     region: Region = "",
     profile: Profile = "",
@@ -128,6 +139,7 @@ def create(
     candidates = (
         roles.missing_fleet_role(session, fleet_role),
         roles.missing_instance_role(session, instance_role, root),
+        roles.missing_addition(session, instance_role, root, "key", key=_key(kms_key)) if kms_key else None,
         roles.missing_trainer_role(session, [instance_role], job, policy) if policy else None,
     )
     steps = [step for step in candidates if step is not None]

@@ -57,6 +57,22 @@ def test_roles_are_made_once_and_taken_away_once(cloud_desk: CloudDesk) -> None:
     assert cloud_desk.good("iam", "delete", "--yes")["deleted"] == []
 
 
+def test_the_role_of_a_job_with_a_customer_key_may_use_it(cloud_desk: CloudDesk) -> None:
+    key = owner("kms").create_key()["KeyMetadata"]["Arn"]
+    given = ("iam", "create", "--yes", "--job", "keyed", "--kms-key")
+    refused = cloud_desk.run(*given, "alias/mine")
+    assert refused.exit_code == ExitCode.USAGE and "must be the ARN of a KMS key" in refused.stderr
+    cloud_desk.good(*given, key)
+    iam, role = owner("iam"), {"RoleName": "spotheal-job-keyed"}
+    names = iam.list_role_policies(**role)["PolicyNames"]
+    documents = [iam.get_role_policy(**role, PolicyName=name)["PolicyDocument"] for name in names]
+    statements = {(one["Sid"], str(one["Resource"])) for document in documents for one in document["Statement"]}
+    assert {("UseKey", key), ("GrantKey", key)} <= statements
+    assert cloud_desk.good(*given, key)["made"] == []
+    cloud_desk.good("iam", "delete", "--yes", "--job", "keyed")
+    cloud_desk.good("iam", "delete", "--yes")
+
+
 def test_the_trainer_of_one_job_may_do_what_its_policy_says(cloud_desk: CloudDesk) -> None:
     Path("data.json").write_text(json.dumps(READS_DATA))
     refused = cloud_desk.run("iam", "create", "--yes", "--trainer-policy", "data.json")
