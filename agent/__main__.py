@@ -50,7 +50,7 @@ def _run(config: InstanceConfig) -> int:
     # Imported here so that a wrong configuration is named at once, without boto3's third of a second.
     from spotheal.agent.life.run import run
     from spotheal.agent.life.world import World
-    from spotheal.agent.nodes.life import NodeLife
+    from spotheal.agent.nodes.life import of_node
     from spotheal.agent.sweep.worker import run_sweep
 
     world = World.real(config)
@@ -65,7 +65,7 @@ def _run(config: InstanceConfig) -> int:
     try:
         if config.entries:
             return run_sweep(config, world)
-        return run(config, world, NodeLife if config.job.on_machines else None)
+        return run(config, world, of_node if config.job.on_machines else None)
     except SpothealError as error:
         world.logs.log.error(error.message, next=error.next_step or None, code=error.code or None)
         return error.exit_code

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec
 
 from spotheal.agent.aws import clients
@@ -54,8 +55,8 @@ class RunOver(SpothealError):
 
 @dataclass
 class Boot:
-    """`stop`: this machine goes away, and every wait ends. `refused`: why the launch could not be counted. `over`: the
-    store says how the run ended."""
+    """`stop`: this machine goes away, and every wait ends. `closing`: the agent ends. `refused`: why the launch could
+    not be counted. `over`: the store says how the run ended."""
 
     config: InstanceConfig
     world: World
@@ -67,8 +68,10 @@ class Boot:
     money: Money
     status: Status
     stop: threading.Event
+    closing: threading.Event
     refused: Fatal | None
     over: bool = False
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4, "stage"))
 
     @classmethod
     def register(cls, config: InstanceConfig, world: World) -> Boot:
@@ -92,7 +95,8 @@ class Boot:
             store, clock, log, job=job, run=config.run, instance=here.instance, instance_type=here.instance_type,
             zone=here.zone, revision=config.revision,
         )  # fmt: skip
-        return cls(config, world, store, cloud, here, launch, ledger, money, status, threading.Event(), refused)
+        stop, closing = threading.Event(), threading.Event()
+        return cls(config, world, store, cloud, here, launch, ledger, money, status, stop, closing, refused)
 
     @property
     def clock(self) -> Clock:

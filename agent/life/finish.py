@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from spotheal.agent.aws.s3 import Halt, Store
 from spotheal.agent.files import untrusted_folders
 from spotheal.agent.files.folders import is_foreign_link
+from spotheal.agent.life.world import World
 from spotheal.agent.machine.efs import Put
 from spotheal.agent.protocol.clock import Clock, Stop
 from spotheal.agent.protocol.ends import (
@@ -206,6 +207,14 @@ def find_fleet(work: Finishing) -> str | None:
         return fleet
     document = work.store.get_json(LAYOUT.fleet_document) or {}
     return str(document["fleet_id"]) if document.get("fleet_id") else None
+
+
+def end_fleet(work: Finishing, world: World, stop: Stop) -> None:
+    """Cancel the fleet, and with it this instance."""
+    if cancel(work, stop):
+        # The fleet ends this instance. What is still there in five minutes costs money for nothing.
+        world.clock.sleep(POWER_OFF_SECONDS, until=world.asked_to_stop)
+    world.power_off()
 
 
 def cancel(work: Finishing, stop: Stop) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
 
 from spotheal.agent.aws.ec2 import Instance
 from spotheal.agent.aws.imds import Identity
+from spotheal.agent.life.boot import RunOver
 from spotheal.agent.life.gpus import Bars, Found, Shortfall, Unsuitable, decide_unsuitable, look, shortfall
 from spotheal.agent.life.preflight import patiently
 from spotheal.agent.protocol.clock import Clock, Stop
@@ -21,9 +23,9 @@ class Cloud(Protocol):
     def instances(self, instances: set[str]) -> tuple[Instance, ...]: ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class GpuCheck:
-    """`find_barred` and `judge` return the end of the run, or None; Unsuitable where another machine may do better."""
+    """`check_type` and `check` raise RunOver, or Unsuitable if another machine may do better."""
 
     bars: Bars
     cloud: Cloud
@@ -32,31 +34,40 @@ class GpuCheck:
     clock: Clock
     stop: Stop
     log: Any
+    _found: Future[Found] = field(default_factory=Future)
 
     @property
     def is_asked(self) -> bool:
         return self.bars.need.gpus > 0
 
-    def find_barred(self) -> End | None:
+    def check_type(self) -> None:
         """An earlier machine of this type has found it out: nothing is looked at, and nothing claimed."""
         if not self.is_asked:
-            return None
+            return
         kind = self.here.instance_type
         reason = patiently(lambda: self.bars.reason(kind), self.clock, self.stop, self.log)
-        return self._leave(reason) if reason else None
+        if reason:
+            self._leave(reason)
+
+    def start(self, pool: ThreadPoolExecutor) -> None:
+        self._found = pool.submit(self.look)
 
     def look(self) -> Found:
         """The facts; takes seconds, and minutes where a driver is still loading."""
         return look(self.clock, self.stop, self.bars.need) if self.is_asked else Found()
 
-    def judge(self, found: Found) -> End | None:
-        """Raises SetupFailed where the image is at fault."""
+    def check_if_known(self) -> None:
+        """A machine whose GPUs are too small need not wait for its turn."""
+        if self._found.done():
+            self.check()
+
+    def check(self) -> None:
+        """Raises SetupFailed too, if the image is at fault."""
+        found = self._found.result()
         if self.stop.is_set():  # the look was cut short, and says nothing
             raise Interrupted("this machine goes away")
-        lacks = shortfall(self.bars.need, found)
-        if lacks is None:
-            return None
-        return self._leave(self._bar(lacks))
+        if (lacks := shortfall(self.bars.need, found)) is not None:
+            self._leave(self._bar(lacks))
 
     def _bar(self, lacks: Shortfall) -> str:
         kind, instance = self.here.instance_type, self.here.instance
@@ -66,11 +77,9 @@ class GpuCheck:
             self.log.warning("what this type lacks is not stored", error=error.message)
             return f"{kind} {lacks.what}, and the job asks for {self.bars.need}"
 
-    def _leave(self, reason: str) -> End | None:
+    def _leave(self, reason: str) -> NoReturn:
         end = patiently(lambda: self._end(reason), self.clock, self.stop, self.log)
-        if end is None:
-            raise Unsuitable(reason)
-        return end
+        raise Unsuitable(reason) if end is None else RunOver(end)
 
     def _end(self, reason: str) -> End | None:
         end = decide_unsuitable(self.launch.others_since_progress(), reason)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spotheal.agent.life.boot import Boot, ends_the_run
+from spotheal.agent.life.code import Code
+from spotheal.agent.life.ending import Ending
 from spotheal.agent.life.gpus import Unsuitable
 from spotheal.agent.life.stages import Life
 from spotheal.agent.life.storage import VolumeStorage
@@ -15,7 +17,9 @@ from spotheal.agent.protocol.instance_config import InstanceConfig
 
 
 def of_job(boot: Boot) -> Life:
-    return Life(boot, VolumeStorage(boot))
+    """The life of a machine that has the run for itself: on the job's volume, and its end is the fleet's."""
+    storage = VolumeStorage(boot)
+    return Life(boot, storage, Code(boot, storage.folders), Ending(boot))
 
 
 def run(config: InstanceConfig, world: World, make: Callable[[Boot], Life] | None = None) -> ExitCode:
@@ -33,19 +37,19 @@ def run(config: InstanceConfig, world: World, make: Callable[[Boot], Life] | Non
                 life.step_down(unsuitable)
                 return ExitCode.OK
             except Interrupted:  # interruption: a notice, or the machine is shut down
-                life.hand_over()  # handover: trainer ended, volume let go, snapshot, detached
-                if life.leaving:
-                    return life.exit_code
+                code = life.hand_over()  # handover: trainer ended, volume let go, snapshot, detached
+                if code is not None:
+                    return code
 
 
 @ends_the_run
 def train(life: Life) -> End:
     """From an instance that has nothing to the end of the run; raises Interrupted where this machine goes first."""
     life.look_back()  # launch, status: is the run over, or parked?
-    clone = life.start_clone()  # repo: goes on while the volume is healed
+    life.start()  # repo: goes on while the volume is healed
     life.mount()  # volume: observe, plan, act until it is mounted here
-    life.check_gpus()  # gpus: what the job asks for, looked at meanwhile
-    life.prepare(clone)  # repo, keep, setup_commands: the code at its revision and its environment
+    life.gpus.check()  # gpus: what the job asks for, looked at meanwhile
+    life.prepare()  # repo, keep, setup_commands: the code at its revision and its environment
     trained = life.run_trainer()  # supervisor: attempt by attempt
     end = decide_end(trained)  # finish
     if end is None:

@@ -5,29 +5,25 @@ Only wiring and order are here; each stage is a module of its own.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from types import TracebackType
-from typing import ParamSpec
 
-from spotheal.agent.aws.s3 import Store
 from spotheal.agent.interruption.handover import HandoverResult, Steps, hand_over
 from spotheal.agent.interruption.watcher import Interruption, Watcher
 from spotheal.agent.life.boot import Boot, RunOver
-from spotheal.agent.life.confinement import Confinement
-from spotheal.agent.life.finish import POWER_OFF_SECONDS, Finishing, cancel, record, store_results
+from spotheal.agent.life.code import Code
+from spotheal.agent.life.ending import Ending
+from spotheal.agent.life.finish import POWER_OFF_SECONDS, Finishing, record, store_results
 from spotheal.agent.life.gpu_check import GpuCheck
-from spotheal.agent.life.gpus import Bars, Found, Need, Unsuitable
+from spotheal.agent.life.gpus import Bars, Need, Unsuitable
 from spotheal.agent.life.on_demand import Rescue
 from spotheal.agent.life.preflight import LookBack
 from spotheal.agent.life.storage import Storage
 from spotheal.agent.life.trainer_stage import Instruments, TrainerStage
 from spotheal.agent.money.messages import interruption_message
 from spotheal.agent.money.notify import SECONDS_MAX, Message
-from spotheal.agent.processes.foreign_command import Surroundings
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.ends import BARRED, End, Trained
 from spotheal.agent.protocol.errors import ExitCode, Interrupted, SpothealError
@@ -35,62 +31,42 @@ from spotheal.agent.protocol.job_values import seconds
 from spotheal.agent.protocol.names import Phase
 from spotheal.agent.protocol.retrying import until_it_works
 from spotheal.agent.record.results import LiveMetrics, place_of
-from spotheal.agent.record.run_state import RunMemory
 from spotheal.agent.record.unplaced_results import BYTES_MAX, LISTED, Unplaced
-from spotheal.agent.record.watchdog import (
-    HEARTBEAT_SECONDS_MAX,
-    WATCH_SECONDS_MAX,
-)
-from spotheal.agent.repository.working_copy import (
-    Fetched,
-    changed_by_setup,
-    is_on_volume,
-    make_working_copy,
-)
-from spotheal.agent.trainer.interpreter import Interpreter, find_interpreter
-from spotheal.agent.trainer.setup import prepare as run_setup
+from spotheal.agent.record.watchdog import HEARTBEAT_SECONDS_MAX, WATCH_SECONDS_MAX
+from spotheal.agent.trainer.interpreter import Interpreter
 from spotheal.agent.volume.warmup import Warmup
 
 SHUTDOWN_SECONDS = 90.0  # what an operating system that goes down leaves us; the unit asks for 110
 _NOTICES, _HEARTBEAT = "the watch for notices", "the heartbeat"  # loops that prove the agent's life
-P = ParamSpec("P")
 
 
 class Life:
     """One life of the agent on one instance."""
 
-    def __init__(self, boot: Boot, storage: Storage) -> None:
+    def __init__(
+        self, boot: Boot, storage: Storage, code: Code, ending: Ending, **beats: Callable[[], object]
+    ) -> None:
+        """`beats` run beside it, each in a thread of its name."""
         config, world = boot.config, boot.world
         self._boot, self._config, self._world = boot, config, world
         self._log, self._clock, self._stop = boot.log, boot.clock, boot.stop
         self._store, self._cloud, self._here = boot.store, boot.cloud, boot.here
         self._launch, self._ledger, self._money, self._status = boot.launch, boot.ledger, boot.money, boot.status
-        self._sources = Store(world.s3, config.sources or config.store)
         after = seconds(config.job.fleet.on_demand_after)
         self._rescue = Rescue(world.scheduler, config.job.job.name, config.run, after, self._clock, self._log)
-        self._storage, self._folders = storage, storage.folders
+        self._storage, self._code, self._ending, self._beats = storage, code, ending, beats
+        self._folders, self._confinement = storage.folders, code.confinement
         self._warmup = Warmup(self._log)
-        self._confinement = Confinement(
-            config, world.paths, self._folders, self._here, world.metadata, self._clock, self._stop, self._log,
-            boot.client,
-        )  # fmt: skip
         self._results = place_of(config, world.s3, boot.efs, lambda: self._confinement.account)
         scratch = self._folders.run_dir / f"metrics.{config.run}.jsonl"
         self._live = LiveMetrics(self._results, self._folders, scratch, self._clock, self._log, storage.meeting)
         self._interpreter: Interpreter | None = None
         self._trainer: TrainerStage | None = None
         self._steps_down = False  # this machine ends itself
-        self._gpus = GpuCheck(
+        self.gpus = GpuCheck(
             Bars(self._store, Need.of(config), config.requested_at),
             self._cloud, self._launch, self._here, self._clock, self._stop, self._log,
         )  # fmt: skip
-        self._gpu_look: Future[Found] = Future()
-        self._secrets: Future[str] = Future()
-        self._gpus_are_good = False
-        self.leaving = False
-        self.exit_code = ExitCode.OK  # of a life that leaves
-        self._closing = threading.Event()  # the agent ends
-        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="stage")
         self._liveness = world.liveness
         self._watcher = Watcher(
             world.metadata,
@@ -105,17 +81,20 @@ class Life:
     def __enter__(self) -> Life:
         self._rescue.put_off()
         self._watcher.start()
-        self._beats = self._liveness.expect(_HEARTBEAT, HEARTBEAT_SECONDS_MAX)
-        self._boot.beside("heartbeat", lambda: self._status.beat(self._closing, self._beat))
+        lives = self._liveness.expect(_HEARTBEAT, HEARTBEAT_SECONDS_MAX)
+        closing = self._boot.closing
+        self._boot.beside("heartbeat", lambda: self._status.beat(closing, lambda: self._beat(lives)))
         self._liveness.start(self._status.in_words)
-        self._boot.beside("prices", lambda: self._money.prices.watch(self._closing))
+        self._boot.beside("prices", lambda: self._money.prices.watch(closing))
         self._boot.beside("shutdown", self._watch_shutdown)
+        for name, work in self._beats.items():
+            self._boot.beside(name, work)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._closing.set()
+        self._boot.closing.set()
         self._warmup.end()
         self._watcher.stop()
         for loop in (_NOTICES, _HEARTBEAT):
@@ -124,12 +103,12 @@ class Life:
             self._trainer.stop()
         self._ledger.flush()
         self._world.logs.ship(self._store, self._here.instance)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._boot.pool.shutdown(wait=False, cancel_futures=True)
         self._stop.set()  # a clone that goes on would outlive its cage
         self._confinement.leave()
 
-    def _beat(self) -> None:
-        self._beats()
+    def _beat(self, lives: Callable[[], None]) -> None:
+        lives()
         self._world.logs.ship(self._store, self._here.instance)
         self._ledger.flush()
         self._rescue.put_off()
@@ -147,7 +126,7 @@ class Life:
 
     def _watch_shutdown(self) -> None:
         """SIGTERM is the operating system going down, or a person: either way the trainer saves."""
-        while not self._closing.is_set():
+        while not self._boot.closing.is_set():
             if self._clock.sleep(1.0, until=self._world.asked_to_stop):
                 self._watcher.shutdown(self._clock.now() + timedelta(seconds=SHUTDOWN_SECONDS))
                 return
@@ -202,75 +181,21 @@ class Life:
         if found is not None:
             end, self._boot.over = found
             raise RunOver(end)
-        if (unsuitable := self._gpus.find_barred()) is not None:
-            raise RunOver(unsuitable)
+        self.gpus.check_type()
 
-    def start_clone(self) -> Future[Fetched]:
-        """What needs no volume begins while it is healed: the clone, and reading what `import torch` will read, and the
-        look at the GPUs, which a driver answers only after seconds."""
-        self._gpu_look = self._pool.submit(self._gpus.look)
+    def start(self) -> None:
+        """What needs no storage begins while it is mounted: the clone, and reading what `import torch` will read, and
+        the look at the GPUs, which a driver answers only after seconds."""
+        self.gpus.start(self._boot.pool)
         self._warmup.libraries_of_torch(self._config.job.job.python)
-        self._confinement.enter()
-        secrets = self._secrets = self._pool.submit(self._confinement.fetch_secrets)
-        return self._pool.submit(lambda: self._confinement.fetch_code(self._sources, secrets.result()))
+        self._code.start()
 
     def mount(self) -> None:
         """The storage, with the job's work on it."""
+        self._storage.mount(self._confinement.account, self.gpus.check_if_known, self._warmup)
 
-        def on_round() -> None:
-            if self._gpu_look.done():  # whose GPUs are too small need not wait for its turn
-                self.check_gpus()
-
-        self._storage.mount(self._confinement.account, on_round, self._warmup)
-
-    def check_gpus(self) -> None:
-        """Raises Unsuitable where this machine lacks the GPUs for the job."""
-        if self._gpus_are_good:
-            return
-        if (unsuitable := self._gpus.judge(self._gpu_look.result())) is not None:
-            raise RunOver(unsuitable)
-        self._gpus_are_good = True
-
-    def prepare(self, clone: Future[Fetched]) -> None:
-        """The code at its revision with what the trainer wrote next to it, its environment, and the kept paths."""
-        self._secrets.result()
-        copy, interpreter = self._put_code(clone)
-        self._interpreter = self._set_up(interpreter, copy)
-        self._confinement.end_processes()  # what `setup` left running would read the trainer's secrets in /proc
-
-    def _put_code(self, clone: Future[Fetched]) -> tuple[str, Interpreter]:
-        """Which copy it is (another one lacks what `setup` wrote into this), and the Python that `setup` begins with.
-        """
-        fetched = self._fetched(clone)  # first of all: nothing foreign runs while git has the repository's secret
-        interpreter = self._find_interpreter()
-        return self._make_clone(fetched, self._confinement.surroundings(), interpreter.path), interpreter
-
-    def _find_interpreter(self) -> Interpreter:
-        where = self._confinement.surroundings()
-        self._folders.make(where.account)
-        return find_interpreter(self._config, self._folders, where, self._log)
-
-    def _set_up(self, interpreter: Interpreter, copy: str) -> Interpreter:
-        where = self._confinement.surroundings()
-        around = changed_by_setup(self._folders, where, interpreter.path)
-        return run_setup(self._config, self._folders, interpreter, where, self._log, copy=copy, around=around)
-
-    def _fetched(self, clone: Future[Fetched]) -> Fetched | None:
-        """None: the volume has the working copy, so neither the network nor the repository is needed."""
-        if not is_on_volume(self._config, self._folders):
-            return clone.result()
-        self._end_fetch(clone)
-        return None
-
-    def _end_fetch(self, clone: Future[Fetched]) -> None:
-        self._confinement.end_fetch()
-        with contextlib.suppress(SpothealError):
-            clone.result()
-
-    def _make_clone(self, fetched: Fetched | None, where: Surroundings, python: Path) -> str:
-        config, folders = self._config, self._folders
-        began = RunMemory.read(folders, config.run).attempt > 0
-        return make_working_copy(config, folders, where, python, self._log, fetched=fetched, began_earlier=began)
+    def prepare(self) -> None:
+        self._interpreter = self._code.prepare()
 
     def run_trainer(self) -> Trained:
         """The trainer, attempt by attempt, until it is done, has failed, or must go."""
@@ -304,8 +229,8 @@ class Life:
         )  # fmt: skip
 
     # --------------------------------------------------------------------------------------------- the ways to leave
-    def hand_over(self) -> None:
-        """Leave the volume to a successor and wait for the end; returns where the agent ends or begins again."""
+    def hand_over(self) -> ExitCode | None:
+        """Leave the volume to a successor and wait for the end; None if the agent begins again."""
         self._warmup.end()
         if self._status.fenced.is_set():
             self._step_aside()
@@ -328,17 +253,15 @@ class Life:
         self._handed_over_at = began
         result = hand_over(interruption, at.mount_point, self._world.host, steps, self._clock, self._watcher)
         if not result.begin_again:
-            self.leaving = True
-            if interruption.notice.action == "shutdown":
-                # SIGTERM may have been a person's `kill`, and then this machine lives on: with 0 it would never be
-                # used again, and cost. A machine that goes down starts no agent again, whatever the code.
-                self.exit_code = ExitCode.INTERRUPTED
-            return
+            # SIGTERM may have been a person's `kill`, and then this machine lives on: with 0 it would never be
+            # used again, and cost. A machine that goes down starts no agent again, whatever the code.
+            return ExitCode.INTERRUPTED if interruption.notice.action == "shutdown" else ExitCode.OK
         self._log.warning("the interruption did not come true; beginning again")
         self._ledger.add("interruption-withdrawn")
         at.held = None
         self._stop.clear()
         self._watcher.begin_again()
+        return self._ending.code_if_withdrawn
 
     def _report_handover(self, result: HandoverResult) -> None:
         self._storage.handed_over()
@@ -350,6 +273,7 @@ class Life:
         self._status.update(phase=Phase.INTERRUPTED, reason=f"notice: {result.interruption.notice.action}")
         self._status.leave()
         self._world.logs.ship(self._store, self._here.instance)
+        self._ending.handed_over(result)
 
     def step_down(self, unsuitable: Unsuitable) -> None:
         """Leave to another instance type what this one cannot do; nothing was written to the volume, if we have it."""
@@ -372,8 +296,7 @@ class Life:
         except SpothealError as error:  # a spot instance that switches itself off is ended too
             self._log.error("this machine may not end itself; switching off", error=error.message)
         self._clock.sleep(POWER_OFF_SECONDS, until=self._world.asked_to_stop)
-        if self._world.paths.is_whole_machine and not self._world.asked_to_stop.is_set():
-            self._world.host.power_off()
+        self._world.power_off()
 
     def _step_aside(self) -> None:
         self._confinement.end_processes()
@@ -381,6 +304,8 @@ class Life:
 
     def finish(self, end: End) -> None:
         """Record the end and cancel the fleet, last. Raises Interrupted where the machine goes away before that."""
+        if not self._boot.over and (known := self._ending.recorded()) is not None:
+            self._boot.over, end = True, known
         at = self._storage
         results = self._folders.results if at.has_results else None
         stores = results is not None and not self._boot.over
@@ -400,8 +325,8 @@ class Life:
             saved_step=at.saved_step,
             limit=self._money.limits(self._tell).look,
         )
-        known = self._boot.over  # an earlier instance has recorded it; only its fleet is still there
-        if not known:
+        was_over = self._boot.over  # an earlier instance has recorded it; only its fleet is still there
+        if not was_over:
             missing = store_results(work, self._stop)
             if missing and self._stop.is_set():
                 raise Interrupted(missing)
@@ -415,7 +340,7 @@ class Life:
         if self._money.messenger.is_there:
             self._tell(self._money.end_message(end, self._status.document()), SECONDS_MAX)
         keep = seconds(self._config.job.job.keep_on_failure)
-        if end.phase not in (Phase.DONE, Phase.CANCELLED) and keep and not known:
+        if end.phase not in (Phase.DONE, Phase.CANCELLED) and keep and not was_over:
             self._log.warning("this instance stays up for debugging", minutes=keep / 60)
             self._clock.sleep(keep, until=self._stop)
             self._ledger.add("leaving")
@@ -424,7 +349,7 @@ class Life:
         at.let_go()
         self._world.logs.ship(self._store, self._here.instance)
         self._rescue.drop()
-        self._leave_machine(work, end)
+        self._ending.leave(work, end)
 
     def _say_unplaced(self, unplaced: Unplaced) -> str:
         """Why what the script wrote next to its code is not all stored; "" if only data sets and so on are."""
@@ -432,11 +357,3 @@ class Life:
             said = "the results folder is empty: stored what the script wrote next to its code"
             self._log.info(said, files=len(unplaced.files), left_out=list(unplaced.left_out[:20]) or None)
         return f"more than {BYTES_MAX >> 30} GiB lie next to the code: see {LISTED}" if unplaced.too_much else ""
-
-    def _leave_machine(self, work: Finishing, end: End) -> None:
-        """The last act: the fleet, and with it this instance. A sweep's run leaves both to the next run."""
-        if cancel(work, self._closing):
-            # The fleet ends this instance. What is still there in five minutes costs money for nothing.
-            self._clock.sleep(POWER_OFF_SECONDS, until=self._world.asked_to_stop)
-        if self._world.paths.is_whole_machine and not self._world.asked_to_stop.is_set():
-            self._world.host.power_off()

@@ -49,3 +49,8 @@ class World:
         topic = config.job.notify.sns
         sns = clients.client("sns", topic_region(topic) or config.region) if topic else None
         return cls(clock, paths, Host(), Metadata(clock=clock), logs, ec2, s3, scheduler, sns, liveness=liveness)
+
+    def power_off(self) -> None:
+        """Unless somebody asks the agent to stop: that machine goes down already, or a person is at work on it."""
+        if self.paths.is_whole_machine and not self.asked_to_stop.is_set():
+            self.host.power_off()

@@ -16,10 +16,12 @@ from spotheal.agent.aws.s3 import Store
 from spotheal.agent.files.folders import Folders, publish
 from spotheal.agent.interruption.handover import HandoverResult
 from spotheal.agent.life.boot import Boot
-from spotheal.agent.life.finish import POWER_OFF_SECONDS, Finishing, cancel, record
+from spotheal.agent.life.code import Code
+from spotheal.agent.life.ending import Ending
+from spotheal.agent.life.finish import POWER_OFF_SECONDS, Finishing, end_fleet, record
 from spotheal.agent.life.run import run
 from spotheal.agent.life.stages import Life
-from spotheal.agent.life.storage import VolumeStorage
+from spotheal.agent.life.storage import Storage, VolumeStorage
 from spotheal.agent.life.world import World
 from spotheal.agent.money.budget import Budget
 from spotheal.agent.money.limits import Limits
@@ -41,7 +43,6 @@ from spotheal.agent.record.ledger import Ledger
 from spotheal.agent.record.status import Status
 from spotheal.agent.sweep import volume
 from spotheal.agent.sweep.queue import Queue, Taken, give_back
-from spotheal.agent.volume.heal import Held
 
 IDLE_SECONDS_MAX = 300.0  # a run that is interrupted meanwhile is taken at once; after that the machine goes
 VOLUME_SECONDS_MAX = 900.0  # in which a zone that is full, or the account's quota, may have room for a volume again
@@ -62,54 +63,54 @@ def entry_of(config: InstanceConfig, index: int) -> InstanceConfig:
     )
 
 
-def of_entry(boot: Boot) -> Life:
-    return EntryLife(boot, VolumeStorage(boot))
+class EntryEnding(Ending):
+    """The end of one run frees the volume and leaves the machine and the fleet alone."""
 
+    def __init__(self, boot: Boot, storage: Storage) -> None:
+        super().__init__(boot)
+        self._storage = storage
 
-class EntryLife(Life):
-    """The life of one run: its end frees the volume and leaves the machine and the fleet alone."""
+    def handed_over(self, result: HandoverResult) -> None:
+        """What is handed over may go on at once, on a machine that is free, before this one is gone. If the
+        interruption does not come true, this machine looks for another run, and does not wait for this one's end."""
+        boot, config = self._boot, self._boot.config
+        if config.index is None or not (result.snapshot and result.detached):
+            return
+        store = Store(boot.world.s3, config.sources or config.store)
+        try:
+            if give_back(store, config.index, boot.here.instance, boot.clock):
+                self.code_if_withdrawn = ExitCode.INTERRUPTED  # with 0 the agent would not be started again
+        except SpothealError as error:  # then it is taken when this machine is seen to end
+            boot.log.warning("the run is not given back", error=error.message)
 
-    _given_back = False
-
-    def hand_over(self) -> None:
-        """Where the interruption does not come true, others may have the run by now: this machine looks for one anew,
-        and does not wait beside them."""
-        super().hand_over()
-        if self._given_back and not self.leaving:
-            self.leaving, self.exit_code = True, ExitCode.INTERRUPTED
-
-    def _leave_machine(self, work: Finishing, end: End) -> None:
-        held, disk = self._storage.held, self._config.job.volume
-        if self._world.host.mounted_at(str(self._world.paths.mount_point(disk.mount))) is not None:
-            self._log.error("the run's volume is still mounted, and so stays attached", volume=work.volume)
+    def leave(self, work: Finishing, end: End) -> None:
+        boot, disk = self._boot, self._boot.config.job.volume
+        if boot.world.host.mounted_at(str(boot.world.paths.mount_point(disk.mount))) is not None:
+            boot.log.error("the run's volume is still mounted, and so stays attached", volume=work.volume)
             return
         # By what is recorded, which stands: tags may be minutes old, or were never written, and then the volume stayed.
         if end.phase is Phase.DONE and disk.delete_superseded and NOT_STORED not in end.reason:
-            left = volume.delete(self._cloud, self._config, self._here.instance, self._clock)
+            left = volume.delete(boot.cloud, boot.config, boot.here.instance, boot.clock)
             if left:
-                self._log.warning("the run's volume stays; `fleetctl clean` removes it", why=left)
-        elif held is not None:
-            self._hand_back(held)
+                boot.log.warning("the run's volume stays; `fleetctl clean` removes it", why=left)
+        elif work.volume is not None:
+            self._hand_back(work.volume)
 
-    def _report_handover(self, result: HandoverResult) -> None:
-        """What is handed over may go on at once, on a machine that is free, before this one is gone."""
-        super()._report_handover(result)
-        if self._config.index is None or not (result.snapshot and result.detached):
-            return
-        try:
-            self._given_back = give_back(self._sources, self._config.index, self._here.instance, self._clock)
-        except SpothealError as error:  # then it is taken when this machine is seen to end
-            self._log.warning("the run is not given back", error=error.message)
-
-    def _hand_back(self, held: Held) -> None:
+    def _hand_back(self, held: str) -> None:
         """As at an interruption: this machine lives on with other runs, and who begins this one again (`fleetctl sweep
         retry`) is not to wait for its end."""
         try:
             self._storage.create_handover()
         except SpothealError as error:
-            self._log.warning("the run that ended is not handed back; it waits for this machine's end",
-                              error=error.message)  # fmt: skip
-        self._cloud.detach(held.volume, self._here.instance)
+            self._boot.log.warning("the run that ended is not handed back; it waits for this machine's end",
+                                   error=error.message)  # fmt: skip
+        self._boot.cloud.detach(held, self._boot.here.instance)
+
+
+def of_entry(boot: Boot) -> Life:
+    """The life of one run of a sweep."""
+    storage = VolumeStorage(boot)
+    return Life(boot, storage, Code(boot, storage.folders), EntryEnding(boot, storage))
 
 
 class Worker:
@@ -281,10 +282,7 @@ class Worker:
         )  # fmt: skip
         record(work, end)
         self._world.logs.ship(self._store, here.instance)
-        if cancel(work, self._world.asked_to_stop):
-            self._clock.sleep(POWER_OFF_SECONDS, until=self._world.asked_to_stop)
-        if self._world.paths.is_whole_machine and not self._world.asked_to_stop.is_set():
-            self._world.host.power_off()
+        end_fleet(work, self._world, self._world.asked_to_stop)
 
 
 def run_sweep(config: InstanceConfig, world: World) -> ExitCode:

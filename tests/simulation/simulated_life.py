@@ -33,7 +33,7 @@ from simulated_world import (
 
 from spotheal.agent.aws.imds import NOTHING, Answer, Identity, Rebalance, SpotAction
 from spotheal.agent.interruption import watcher
-from spotheal.agent.life import boot, run, stages, storage, trainer_stage
+from spotheal.agent.life import boot, code, gpu_check, run, stages, storage, trainer_stage
 from spotheal.agent.life.gpus import BARRED_LAUNCHES_MAX, Found
 from spotheal.agent.life.world import World
 from spotheal.agent.protocol.clock import rfc3339
@@ -100,10 +100,12 @@ class LifeRegion(Region):
         self._patches = contextlib.ExitStack()
         for module in (boot, stages, status, ledger, watcher, trainer_stage):
             self._patch(module, "threading", threads)
-        self._patch(run, "Life", SimulatedLife)
         self._patch(run, "VolumeStorage", SimulatedVolume)
         self._patch(stages, "Watcher", SimulatedWatcher)
-        self._patch(stages, "Confinement", lambda *_: NoConfinement())
+        self._patch(code, "Confinement", lambda *_: NoConfinement())
+        self._patch(run, "Code", SimulatedCode)
+        self._patch(stages, "GpuCheck", partial(SimulatedGpuCheck, self))
+        self._patch(stages.Life, "_watch_shutdown", watch_shutdown)
         self._patch(stages, "Warmup", lambda log: NoWarmup())
         self._patch(trainer_stage, "Supervisor", lambda *a, **k: SimulatedTrainer(self, *a, **k))
         self._patch(trainer_stage, "RunMemory", memory_of(self))
@@ -404,35 +406,55 @@ class SimulatedThread:
         return self._actor is not None and not self._actor.ended
 
 
-class SimulatedLife(stages.Life):
-    """The real one without a clone, an interpreter and a thread that looks for SIGTERM every second."""
+class SimulatedCode(code.Code):
+    """No clone, and no interpreter."""
 
-    def start_clone(self) -> Any:
+    def start(self) -> None:
+        boot, region = self._boot, self._region
+
         def clone() -> None:
-            self._world.host.gate("git clone")  # type: ignore[attr-defined]
-            self._clock.sleep(region.clone_seconds, until=self._stop)
+            self._host.gate("git clone")
+            boot.clock.sleep(region.clone_seconds, until=boot.stop)
 
-        region = self._world.host.region  # type: ignore[attr-defined]
-        self._gpu_look = SimpleNamespace(  # type: ignore[assignment]
-            done=lambda: not region.driver_is_slow, result=lambda: region.gpus[self._here.instance_type]
-        )
-        thread = SimulatedThread(self._clock, clone, "clone")  # type: ignore[arg-type]
-        thread.start()
-        return SimpleNamespace(result=thread.join)
+        self._thread = SimulatedThread(region.time, clone, "clone")
+        self._thread.start()
 
-    def prepare(self, clone: Any) -> None:
-        clone.result()
-        self._world.host.gate("setup")  # type: ignore[attr-defined]
-        if self._clock.sleep(self._world.host.region.setup_seconds, until=self._stop):  # type: ignore[attr-defined]
+    def prepare(self) -> Any:
+        self._thread.join()
+        self._host.gate("setup")
+        if self._boot.clock.sleep(self._region.setup_seconds, until=self._boot.stop):
             raise Interrupted("this machine goes away")
-        if self._world.host.region.ending == ("set-up failed", 0):  # type: ignore[attr-defined]
-            self._world.host.region.ended_by = "set-up failed"  # type: ignore[attr-defined]
+        if self._region.ending == ("set-up failed", 0):
+            self._region.ended_by = "set-up failed"
             raise SetupFailed("the setup command exited with 1")
-        self._interpreter = SimpleNamespace(path=Path("/python"))  # type: ignore[assignment]
+        return SimpleNamespace(path=Path("/python"))
 
-    def _watch_shutdown(self) -> None:
-        if self._clock.sleep(1e9, until=self._world.asked_to_stop) and not self._closing.is_set():
-            self._watcher.shutdown(self._clock.now() + stages.timedelta(seconds=stages.SHUTDOWN_SECONDS))
+    @property
+    def _host(self) -> LifeHost:
+        return self._boot.world.host  # type: ignore[return-value]
+
+    @property
+    def _region(self) -> LifeRegion:
+        return self._host.region
+
+
+class SimulatedGpuCheck(gpu_check.GpuCheck):
+    """The look is over at once, or lasts until healing is over."""
+
+    def __init__(self, region: LifeRegion, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._region = region
+
+    def start(self, pool: object) -> None:
+        found = self._region.gpus[self.here.instance_type]
+        self._found = SimpleNamespace(done=lambda: not self._region.driver_is_slow, result=lambda: found)  # type: ignore[assignment]
+
+
+def watch_shutdown(life: stages.Life) -> None:
+    """Without a look every second."""
+    world, closing = life._world, life._boot.closing
+    if life._clock.sleep(1e9, until=world.asked_to_stop) and not closing.is_set():
+        life._watcher.shutdown(life._clock.now() + stages.timedelta(seconds=stages.SHUTDOWN_SECONDS))
 
 
 class SimulatedVolume(storage.VolumeStorage):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from simulated_life import CONFIG, LifeRegion, Machine, SimulatedLife, SimulatedTrainer, SimulatedVolume
+from simulated_life import CONFIG, LifeRegion, Machine, SimulatedCode, SimulatedTrainer, SimulatedVolume
 from simulated_world import RUN, STEP_SECONDS, TAGS, Broken
 
 from spotheal.agent.life import trainer_stage
@@ -19,10 +19,6 @@ from spotheal.agent.sweep import worker
 from spotheal.agent.trainer.supervisor import Ended as TrainerEnded
 
 STEPS = 5  # of each run
-
-
-class EntryLife(worker.EntryLife, SimulatedLife):
-    """The life of one run without a clone and a process."""
 
 
 class SweepRegion(LifeRegion):
@@ -38,7 +34,7 @@ class SweepRegion(LifeRegion):
 
     def __enter__(self) -> SweepRegion:
         super().__enter__()
-        self._patch(worker, "EntryLife", EntryLife)
+        self._patch(worker, "Code", SimulatedCode)
         self._patch(worker, "VolumeStorage", SimulatedVolume)
         self._patch(worker.Worker, "_hand_parameters", lambda self, index: None)
         self._patch(trainer_stage, "Supervisor", lambda *a, **k: EntryTrainer(self, *a, **k))

@@ -21,7 +21,7 @@ from spotheal.agent.aws.imds import SpotAction
 from spotheal.agent.files.paths import Paths
 from spotheal.agent.life.run import run
 from spotheal.agent.life.world import World
-from spotheal.agent.nodes.life import NodeLife
+from spotheal.agent.nodes.life import of_node
 from spotheal.agent.protocol.errors import ExitCode
 from spotheal.agent.record.logs import Logs
 from spotheal.fleet.rehearsal.services.client import InMemoryEc2
@@ -94,7 +94,7 @@ class Run(AgentWorld):
             stop.set()
 
         def live() -> None:
-            self.codes[instance] = run(self.config, world, NodeLife)
+            self.codes[instance] = run(self.config, world, of_node)
 
         threading.Thread(target=power_cut, daemon=True).start()
         thread = threading.Thread(target=live, daemon=True)

@@ -7,12 +7,11 @@ from typing import Any
 
 from spotheal.agent.aws.ec2 import Ec2
 from spotheal.agent.aws.s3 import Store
-from spotheal.agent.life.stages import Life
 from spotheal.agent.protocol.clock import SystemClock
 from spotheal.agent.protocol.errors import ExitCode
 from spotheal.agent.protocol.names import LAYOUT, StoreUrl
 from spotheal.agent.sweep.queue import Queue, give_back
-from spotheal.agent.sweep.worker import EntryLife
+from spotheal.agent.sweep.worker import EntryEnding
 from spotheal.fleet.rehearsal.ec2.rulebook import Latencies, Rulebook
 from spotheal.fleet.rehearsal.services.client import InMemoryEc2, InMemoryS3
 
@@ -86,16 +85,20 @@ def test_who_counts_the_runs_that_are_over_reads_no_claim() -> None:
     assert reads == []
 
 
-def test_a_machine_whose_interruption_did_not_come_true_looks_for_a_run_anew(monkeypatch: Any) -> None:
+def test_a_machine_whose_interruption_did_not_come_true_looks_for_a_run_anew() -> None:
     """It has given its run back: beside the one that goes on with it, it would wait, and cost, until that one ends."""
-    monkeypatch.setattr(Life, "hand_over", lambda life: None)
-    life = object.__new__(EntryLife)
-    life.leaving = False
-    life.hand_over()
-    assert not life.leaving, "it was not given back: nobody else goes on with it"
-    life._given_back = True
-    life.hand_over()
-    assert life.leaving and life.exit_code == ExitCode.INTERRUPTED, "with 0 the agent would not be started again"
+    store = a_store()
+    config = SimpleNamespace(index=0, store=store.url, sources=None)
+    world, here = SimpleNamespace(s3=store.client), SimpleNamespace(instance="i-1")
+    boot: Any = SimpleNamespace(config=config, world=world, here=here, clock=CLOCK)
+    storage: Any = None
+    ending = EntryEnding(boot, storage)
+    handed_over: Any = SimpleNamespace(snapshot="snap-1", detached=True)
+    ending.handed_over(handed_over)
+    assert ending.code_if_withdrawn is None, "it was not given back: nobody else goes on with it"
+    store.put_json(LAYOUT.queue_claim(0, 1), {"instance": "i-1", "time": "2026-11-21T12:00:00Z"})
+    ending.handed_over(handed_over)
+    assert ending.code_if_withdrawn == ExitCode.INTERRUPTED, "with 0 the agent would not be started again"
 
 
 def test_more_holders_than_a_call_has_filter_values_are_asked_for_in_several() -> None:
