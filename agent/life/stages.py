@@ -17,7 +17,7 @@ from spotheal.agent.life.code import Code
 from spotheal.agent.life.ending import Ending
 from spotheal.agent.life.finish import POWER_OFF_SECONDS, Finishing, record, store_results
 from spotheal.agent.life.gpu_check import GpuCheck
-from spotheal.agent.life.gpus import Bars, Need, Unsuitable
+from spotheal.agent.life.gpus import Unsuitable
 from spotheal.agent.life.on_demand import Rescue
 from spotheal.agent.life.preflight import LookBack
 from spotheal.agent.life.storage import Storage
@@ -63,10 +63,7 @@ class Life:
         self._interpreter: Interpreter | None = None
         self._trainer: TrainerStage | None = None
         self._steps_down = False  # this machine ends itself
-        self.gpus = GpuCheck(
-            Bars(self._store, Need.of(config), config.requested_at),
-            self._cloud, self._launch, self._here, self._clock, self._stop, self._log,
-        )  # fmt: skip
+        self.gpus = GpuCheck(boot)
         self._liveness = world.liveness
         self._watcher = Watcher(
             world.metadata,

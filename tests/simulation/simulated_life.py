@@ -441,12 +441,12 @@ class SimulatedCode(code.Code):
 class SimulatedGpuCheck(gpu_check.GpuCheck):
     """The look is over at once, or lasts until healing is over."""
 
-    def __init__(self, region: LifeRegion, *parts: Any) -> None:
-        super().__init__(*parts)
+    def __init__(self, region: LifeRegion, start: boot.Boot) -> None:
+        super().__init__(start)
         self._region = region
 
     def start(self, pool: object) -> None:
-        found = self._region.gpus[self.here.instance_type]
+        found = self._region.gpus[self._boot.here.instance_type]
         self._found = SimpleNamespace(done=lambda: not self._region.driver_is_slow, result=lambda: found)  # type: ignore[assignment]
 
 
