@@ -467,6 +467,25 @@ def test_a_save_that_may_have_been_read_before_the_first_look_is_no_new_start(
     assert not machines.seen.sees_reads
 
 
+def test_a_read_of_a_save_that_no_look_saw_written_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that keeps its newest save alone, twice a second: the last one came after the last look."""
+    machines = Machines(tmp_path, monkeypatch)
+    machines.look("i-1", 1)
+    machines.write("i-1", f"{COPY}version_0/epoch=10.ckpt")
+    machines.write("i-1", f"{COPY}version_0/best.ckpt")
+    machines.look("i-1")
+    folder = tmp_path / "i-1" / COPY / "version_0"
+    (folder / "epoch=10.ckpt").unlink()
+    machines.write("i-1", f"{COPY}version_0/epoch=11.ckpt")
+    machines.move("i-1", "i-2")
+    machines.look("i-2", 1, started=False)
+    (tmp_path / "i-2" / COPY / "version_0/epoch=11.ckpt").read_bytes()
+    machines.look("i-2", 1)
+    machines.write("i-2", f"{COPY}version_1/epoch=12.ckpt")
+    machines.look("i-2")
+    assert machines.seen.not_resumed() == []
+
+
 def test_a_machine_that_had_written_nothing_is_named_and_one_that_saved_at_its_notice_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

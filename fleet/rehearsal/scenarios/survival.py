@@ -93,10 +93,13 @@ class Survival:
 
     def _link(self, instance: str, folders: Folders) -> dict[str, Path]:
         """A link to each file that earlier machines wrote, as soon as the volume is mounted."""
-        wrote = {name for machine in self._machines.values() for name in machine.written}
-        if self._links is None or not wrote:
+        earlier = [machine for machine in self._machines.values() if machine.started is not None]
+        if self._links is None or not earlier:
             return {}
-        files = [(name, state) for name, state in files_of(folders, folders.home) if name in wrote]
+        wrote = {name for machine in earlier for name in machine.written}
+        # The newest save may have come after the last look: a script that keeps one alone would have no link at all.
+        before = earlier[-1].first
+        files = [item for item in files_of(folders, folders.home) if item[0] in wrote or _is_work(before, *item)]
         links: dict[str, Path] = {}
         for name, _ in sorted(files, key=lambda item: item[1].changed)[-_LINKS_MAX:]:
             link = self._links / f"{instance}-{len(links)}"
