@@ -44,6 +44,9 @@ CANNOT_STAY_UP = f"the agent ended {STARTS_MAX} times within {STARTS_SECONDS:.0f
 # takes: on a busy machine a start takes more than 20 s, and 15 more than 300 s.
 HANGS_MAX = 2
 HUNG = f"the agent hung {HANGS_MAX} times before it was ready"
+# Without systemd nothing says that it is ready: a life this short is one in which it did not get to work.
+SHORT_SECONDS = 60.0
+ENDS_EARLY = f"the agent ended {STARTS_MAX} times in a row, each within {SHORT_SECONDS:.0f} s"
 NEVER_READY = f"the agent ended {STARTS_MAX} times before it was ready"
 RUN_FOLDER = ROOT + "/run/spotheal"
 # Counts that boot and switches the machine off. If it cannot be counted, the agent is started again. `ended` starts it:
@@ -266,21 +269,22 @@ def keep(manifest_sha256: str) -> int:
 
     signal.signal(signal.SIGTERM, end)
     pause = 0.5
-    starts: list[float] = []
+    short = 0  # lives in a row; there is no `starting` here, which would tell an agent that was never ready
     while True:
         start = time.monotonic()
-        starts = [*starts[1 - STARTS_MAX :], start]
         agent = subprocess.Popen(RUN, stdin=subprocess.DEVNULL)
         if is_stopping:
             agent.terminate()
         code = agent.wait()
         if code == 0 or is_stopping:
             return 0
-        if len(starts) == STARTS_MAX and time.monotonic() - starts[0] < STARTS_SECONDS:
-            reason = f"{CANNOT_STAY_UP}, the last time with {code}"
+        is_short = time.monotonic() - start <= SHORT_SECONDS
+        short = short + 1 if is_short else 0
+        if short >= STARTS_MAX:
+            reason = f"{ENDS_EARLY}, the last time with {code}"
             subprocess.run([sys.executable, "-EsB", HOME + "/bootstrap.py", manifest_sha256, reason], cwd=ROOT or "/")
-            starts = []  # it could not be counted, else this machine would be off
-        pause = 1.0 if time.monotonic() - start > 60.0 else min(2 * pause, RESTART_SECONDS_MAX)
+            short = 0  # it could not be counted, else this machine would be off
+        pause = min(2 * pause, RESTART_SECONDS_MAX) if is_short else 1.0
         say(f"the agent ended with {code}; it is started again in {pause:.0f} s")
         time.sleep(pause)
 
