@@ -127,7 +127,8 @@ def _enclose(sandbox: dict[str, Any]) -> None:
     """
     _check(_libc().unshare(_CLONE_NEWNS | _CLONE_NEWIPC), "unshare")
     _mount("none", "/", "", _MS_REC | _MS_SLAVE)
-    writable = list(dict.fromkeys(os.path.realpath(path) for path in sandbox["writable"] if os.path.isdir(path)))
+    writable = [path for path in sandbox["writable"] if os.path.isdir(path) and not _leads_by_foreign_link(path)]
+    writable = list(dict.fromkeys(map(os.path.realpath, writable)))
     mounted = {place for place, _ in _mounts()}
     for path in writable:
         # A volume is a mount of its own already, and is left as it is, also in part: with a mount on it here,
@@ -156,6 +157,14 @@ def _enclose(sandbox: dict[str, Any]) -> None:
     for path in writable:
         if os.statvfs(path).f_flag & os.ST_RDONLY and not _is_read_only_filesystem(path):
             raise _Refused(f"{path} is not writable in the sandbox", errno.EROFS)
+
+
+def _leads_by_foreign_link(path: str) -> bool:
+    """Whether a link on the way is not root's: a trainer's, in place of its folder below a volume's top that all may
+    write, would open the folder that it names."""
+    parts = path.split("/")
+    links = (part for part in map("/".join, (parts[: end + 1] for end in range(1, len(parts)))) if os.path.islink(part))
+    return any(os.lstat(link).st_uid != 0 for link in links)
 
 
 def _hide(path: str) -> None:

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,22 @@ def test_a_program_that_is_not_there_is_told_from_a_cage_that_cannot_be(account:
 class _Broken(Sandbox):
     def to_orders(self) -> dict[str, Any]:
         return super().to_orders() | {"temporary": [["/tmp", "/nonexistent-folder"]]}
+
+
+@root_only
+def test_a_link_that_a_trainer_left_in_place_of_its_folder_opens_no_other(account: Account, place: Path) -> None:
+    """Below a volume's top that all may write: such a link to /run/dbus showed it the message bus."""
+    hidden, work = Path(f"/run/spotheal-test-{os.getpid()}"), place / "work"
+    hidden.mkdir()
+    hidden.chmod(0o777)
+    try:
+        (work / "results").symlink_to(hidden)
+        os.lchown(work / "results", account.uid, account.gid)
+        linked = replace(account, sandbox=replace(account.sandbox, writable=(work, work / "results")))
+        assert run(linked, place, f"touch {hidden}/x 2>&1; ls /run/ | grep -c spotheal-test").endswith("\n0")
+        assert list(hidden.iterdir()) == []
+    finally:
+        shutil.rmtree(hidden)
 
 
 # ------------------------------------------------------------------------------------------------------------- its end
