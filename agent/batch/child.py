@@ -220,7 +220,7 @@ class Child:
     def _ended_before(self) -> int | None:
         """The exit code of a run that is over; None: it is not. A child of an array that is submitted again may be."""
         status = self._patiently(self._store.read_status) or {}
-        if status.get("phase") not in {phase.value for phase in Phase if phase.is_end}:
+        if str(status.get("phase")) not in {phase.value for phase in Phase if phase.is_end}:
             return None
         self._log.info("this run is over already", phase=status["phase"], reason=status.get("reason"))
         self._record(Phase(status["phase"]), str(status.get("reason") or ""))

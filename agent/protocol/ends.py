@@ -42,8 +42,11 @@ class Trained:
 
 
 def saved_step(status: Mapping[str, Any]) -> int | None:
-    """The step of the last checkpoint that a run's status.json knows."""
-    return ((status.get("progress") or {}).get("saved") or {}).get("step")
+    """The step of the last checkpoint that a run's status.json knows; None if it names none."""
+    progress = status.get("progress")
+    saved = progress.get("saved") if isinstance(progress, dict) else None
+    step = saved.get("step") if isinstance(saved, dict) else None
+    return step if isinstance(step, int) else None
 
 
 def resume_advice(saved: int | None) -> str:

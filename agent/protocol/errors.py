@@ -31,6 +31,7 @@ class SpothealError(Exception):
     """
 
     exit_code = ExitCode.UNEXPECTED
+    _margin = "  | "  # of later lines: a message may hold a trainer's text, and none may look like our own `next:`
 
     def __init__(self, message: str, *, next_step: str = "", code: str = "", request_id: str = "") -> None:
         super().__init__(message)
@@ -41,8 +42,12 @@ class SpothealError(Exception):
 
     def __str__(self) -> str:
         aws = ", ".join(part for part in (self.code, f"request {self.request_id}" if self.request_id else "") if part)
-        text = f"{self.message} ({aws})" if aws else self.message
-        return f"{text}\n  next: {self.next_step}" if self.next_step else text
+        text = self._with_margin(self.message) + (f" ({aws})" if aws else "")
+        return f"{text}\n  next: {self._with_margin(self.next_step)}" if self.next_step else text
+
+    def _with_margin(self, text: str) -> str:
+        first, *lines = text.split("\n")
+        return "\n".join([first, *(self._margin + line.removeprefix(self._margin) for line in lines)])
 
 
 class Retryable(SpothealError):
@@ -68,6 +73,7 @@ class ConfigError(Fatal):
     """The configuration is wrong; the message lists all its faults, one a line."""
 
     exit_code = ExitCode.USAGE
+    _margin = ""
 
 
 class PermissionDenied(Fatal):

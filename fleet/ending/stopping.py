@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotheal.agent.protocol.clock import Clock, Timeout, rfc3339
+from spotheal.agent.protocol.ends import saved_step
 from spotheal.agent.protocol.errors import CredentialsEnded, Retryable, WaitTimedOut
 from spotheal.agent.protocol.names import HEARTBEAT_SECONDS, LAYOUT, TAG_RUN, Phase
 from spotheal.fleet.ending import cancel
 from spotheal.fleet.run import engine, runs
 from spotheal.fleet.run.session import Session
+from spotheal.fleet.run.store_documents import sensible
 from spotheal.fleet.run.table import duration
 
 POLL_SECONDS = 3.0
@@ -49,21 +51,19 @@ def save_and_end(
     while True:
         status = _status(run)
         if status is not None:
-            if status.get("phase") in ENDS:
+            if status.phase in ENDS:
                 break
             writer = _writer(session, status)
             if not writer:
                 say("no trainer is at work: there is nothing to save")
                 break
-            term = int(status.get("term") or 0)
-            if term and term not in asked_of:
-                _ask(run, term, reason, clock, seconds_max)
-                asked_of.add(term)
+            if status.term and status.term not in asked_of:
+                _ask(run, status.term, reason, clock, seconds_max)
+                asked_of.add(status.term)
                 say(f"asked {writer} to save and end; it hears of it within {HEARTBEAT_SECONDS:.0f} s")
             if clock.monotonic() - said_at >= SAY_SECONDS:
                 said_at = clock.monotonic()
-                step = (status.get("progress") or {}).get("step")
-                far = "" if step is None else f", step {step} so far"
+                far = "" if status.step is None else f", step {status.step} so far"
                 say(f"waiting for the last checkpoint since {duration(said_at - start)}{far}")
         if timeout.is_over:
             raise WaitTimedOut(
@@ -73,9 +73,8 @@ def save_and_end(
             )
         timeout.sleep(POLL_SECONDS)
     _see_cancelled(session, run, clock, bool(asked_of))
-    last = _status(run) or {}
-    saved = ((last.get("progress") or {}).get("saved") or {}).get("step")
-    return Ended(str(last.get("phase") or ""), str(last.get("reason") or ""), saved, bool(asked_of))
+    last = _status(run) or _Status()
+    return Ended(last.phase, last.reason, last.saved_step, bool(asked_of))
 
 
 def await_gone(session: Session, run: runs.Run, clock: Clock, say: Say, seconds_max: float = _GONE_SECONDS) -> None:
@@ -99,23 +98,42 @@ def await_gone(session: Session, run: runs.Run, clock: Clock, say: Say, seconds_
         timeout.sleep(POLL_SECONDS)
 
 
-def _status(run: runs.Run) -> dict[str, Any] | None:
-    """None if the store did not answer."""
+@dataclass(frozen=True)
+class _Status:
+    """What is read of a run's status."""
+
+    phase: str = ""
+    reason: str = ""
+    instance: str = ""
+    term: int = 0
+    step: int | None = None
+    saved_step: int | None = None
+
+
+def _status(run: runs.Run) -> _Status | None:
+    """None if the store did not answer. Fatal if it holds what no agent writes."""
     try:
-        return run.store.read_status() or {}
+        return _typed(run.store.read_status() or {})
     except CredentialsEnded:
         raise
     except Retryable:
         return None
 
 
-def _writer(session: Session, status: dict[str, Any]) -> str:
+@sensible
+def _typed(status: dict[str, Any]) -> _Status:
+    phase, reason, instance = (str(status.get(name) or "") for name in ("phase", "reason", "instance"))
+    step = (status.get("progress") or {}).get("step")
+    step = None if step is None else int(step)
+    return _Status(phase, reason, instance, int(status.get("term") or 0), step, saved_step(status))
+
+
+def _writer(session: Session, status: _Status) -> str:
     """The instance whose trainer is at work, "" for none. An instance with a notice counts: it saves by itself."""
-    instance = str(status.get("instance") or "")
-    if status.get("phase") != Phase.TRAINING.value or not instance:
+    if status.phase != Phase.TRAINING.value or not status.instance:
         return ""
-    instances = session.ec2.instances([instance])
-    return instance if instances and instances[0].state in ("pending", "running") else ""
+    instances = session.ec2.instances([status.instance])
+    return status.instance if instances and instances[0].state in ("pending", "running") else ""
 
 
 def _ask(run: runs.Run, term: int, reason: str, clock: Clock, seconds_max: float) -> None:

@@ -187,7 +187,7 @@ class Follower:
                 count, over = 0, False
                 try:
                     status = self._run.store.read_status() or {}
-                    over = status.get("phase") in _ENDS and not self._is_replaced(status)
+                    over = str(status.get("phase")) in _ENDS and not self._is_replaced(status)
                     if self._live is not None:
                         self._live.look()
                     for line in self._once():

@@ -57,7 +57,7 @@ def _check_fleet(session: Session, run: runs.Run) -> None:
         fleet = str(document.get("fleet_id") or "")
         status = run.store.read_status() or {}
         state = runs.fleet_state(session.client("ec2"), fleet) if fleet else "submitted"
-        if state in runs.LIVE_FLEET_STATES or status.get("phase") in _ENDS:
+        if state in runs.LIVE_FLEET_STATES or str(status.get("phase")) in _ENDS:
             return
     except CredentialsEnded:
         raise

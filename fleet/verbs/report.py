@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spotheal.agent.protocol.errors import ConfigError
+from spotheal.agent.protocol.foreign_text import printable
 from spotheal.fleet.terminal.console import is_json, open_session, say, verb
 from spotheal.fleet.terminal.options import JobArgument, JobFile, Output, Profile, Region, RunOption
 
@@ -49,7 +50,7 @@ def report(
     if out is not None or not as_json:
         write_page(run_report, out if out is not None else Path(f"{job_run.job}-report.html"), quiet=as_json)
     for note in material.facts.notes:
-        say(f"note: {note}")
+        say(f"note: {printable(note)}")
 
 
 def write_page(run_report: Report, path: Path, *, quiet: bool = False) -> None:

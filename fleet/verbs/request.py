@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spotheal.agent.protocol.errors import ConfigError, Conflict
+from spotheal.agent.protocol.foreign_text import printable
 from spotheal.fleet.terminal.console import ask, is_json, open_session, say, say_progress, verb
 from spotheal.fleet.terminal.options import JobFile, Output, Profile, Region, Yes, seconds_of
 from spotheal.fleet.verbs.status import follow, show_status
@@ -151,7 +152,7 @@ def _end_first(session: Session, root: StoreUrl, job: str, run: str) -> Resume:
 
 def _wait(session: Session, run: Run, seconds_max: float | None) -> None:
     document = follow(session, run, seconds_max)
-    say(f"done: {document['reason'] or 'the run has ended'}; next: fleetctl results get {run.job}")
+    say(f"done: {printable(document['reason'] or 'the run has ended')}; next: fleetctl results get {run.job}")
 
 
 def _render(plan: Any, target: Path) -> None:

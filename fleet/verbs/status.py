@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spotheal.agent.protocol.errors import ConfigError, Conflict, ExitCode
+from spotheal.agent.protocol.foreign_text import printable
 from spotheal.fleet.terminal.console import colours, is_json, is_terminal, open_session, say, says_ascii, verb, width_of
 from spotheal.fleet.terminal.options import JobArgument, JobFile, Output, Profile, Region, RunOption, seconds_of
 
@@ -78,7 +79,7 @@ def show_status(session: Session, run: Run, as_json: bool) -> None:
 
         print(screen.render(document, now, width=width_of(), colour=colours(), ascii=says_ascii()))
     for note in document["notes"]:
-        say(f"note: {note}")
+        say(f"note: {printable(note)}")
     if document["ended"]:
         on = f"fleetctl results get {run.job}, fleetctl clean {run.job}"
         if document["phase"] != Phase.DONE.value:

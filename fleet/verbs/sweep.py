@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spotheal.agent.protocol.errors import ConfigError, Conflict, ExitCode
+from spotheal.agent.protocol.foreign_text import printable
 from spotheal.fleet.terminal.console import ask, fail, is_json, open_session, say, say_progress, verb, width_of
 from spotheal.fleet.terminal.options import (
     JobArgument,
@@ -404,7 +405,8 @@ def _follow(session: Session, sweep: Run, seconds_max: float | None) -> None:
     if sweep.fleet_document().get("batch"):
         raise Conflict(f"job {sweep.job} is on AWS Batch", next_step=f"`fleetctl batch logs {sweep.job} -f` follows it")
     try:
-        say(f"done: {follow(session, sweep, SystemClock(), say, seconds_max)}; next: fleetctl sweep report {sweep.job}")
+        reason = printable(follow(session, sweep, SystemClock(), say, seconds_max))
+        say(f"done: {reason}; next: fleetctl sweep report {sweep.job}")
     except KeyboardInterrupt:
         fail(f"fleetctl: interrupted; the sweep goes on: {come_back(sweep)}", ExitCode.INTERRUPTED)
 

@@ -19,17 +19,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from spotheal.agent.aws import s3
+from spotheal.agent.aws.ec2 import Volume
 from spotheal.agent.aws.s3 import Store
 from spotheal.agent.protocol.bounded_json import parse
-from spotheal.agent.protocol.errors import Retryable, SpothealError
+from spotheal.agent.protocol.errors import JobFailed, Retryable, SpothealError
+from spotheal.agent.protocol.job import parse_job
 from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.record.ledger import read_events
 from spotheal.fleet import program
+from spotheal.fleet.ending import stopping
 from spotheal.fleet.logs.logs import _plain
 from spotheal.fleet.rehearsal.services.objects import InMemoryS3
 from spotheal.fleet.report.page import page
 from spotheal.fleet.report.report import Material, make
 from spotheal.fleet.results.results_efs import _found
+from spotheal.fleet.run.runs import open_run
+from spotheal.fleet.run.session import Session
 from spotheal.fleet.status.live import line
 from spotheal.fleet.status.screen import render
 from spotheal.fleet.status.status import RunFacts, summarise
@@ -226,6 +231,82 @@ def test_a_verb_of_batch_ends_in_one_message_whatever_bytes_an_object_has(batch_
     store.put_json(of_child, {"phase": "failed", "reason": "x"})
     verbs = (("batch", "status"), ("batch", "logs"), ("batch", "submit", "--resume", "--dry-run"), ("status",))
     check_all(desk, store, (LAYOUT.status, LAYOUT.fleet_document, LAYOUT.job_document, LAYOUT.sweep, of_child), verbs)
+
+
+def test_a_verb_that_ends_things_ends_in_one_message_whatever_bytes_an_object_has(lived: tuple[Desk, Store]) -> None:
+    desk, store = lived
+    store.put_json(LAYOUT.queue_claim(0, 1), {"instance": "i-1", "time": "2026-11-21T00:00:00Z"})
+    of_entry = f"{LAYOUT.entry(0)}/{LAYOUT.status}"
+    store.put_json(of_entry, STATUS)
+    (volume,) = desk.good("volume", "ls")["volumes"]
+    keys = (LAYOUT.status, LAYOUT.fleet_document, LAYOUT.ledger, of_entry)
+    verbs = (("cancel",), ("cancel", "--yes"), ("cancel", "--save", "--yes"), ("volume", "rm", volume["id"]),
+             ("volume", "adopt", volume["id"]))  # fmt: skip
+    check_all(desk, store, keys, verbs)
+    desk.good("cancel", "--yes")
+    check_all(desk, store, (LAYOUT.status, LAYOUT.fleet_document), (("volume", "rm", volume["id"], "--yes"),))
+
+
+class Mixed:
+    """`real`, with other answers to some questions."""
+
+    def __init__(self, real: Any, **others: Any) -> None:
+        self._real = real
+        vars(self).update(others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def test_a_run_that_saves_and_ends_is_one_message_or_an_end_whatever_its_status_says(lived: tuple[Desk, Store]) -> None:
+    desk, store = lived
+    run = open_run(desk.s3, StoreUrl(BUCKET, ""), "cifar", store.url.prefix.rpartition("/")[2])
+    session = Session("us-west-2")
+    ec2 = Mixed(session.ec2, instances=lambda names: [SimpleNamespace(state="running")])
+    running: Any = Mixed(session, ec2=ec2)
+    for path in paths(STATUS):
+        for value in VALUES:
+            store.put_json(LAYOUT.status, changed(STATUS, path, value))
+            with suppress(SpothealError):
+                stopping.save_and_end(running, run, "x", HandClock(), lambda line: None, seconds_max=40.0)
+
+
+def test_what_a_volumes_first_mkfs_left_in_the_store_is_one_message_or_a_preparation(desk: Desk) -> None:
+    desk.s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    store = Store(desk.s3, StoreUrl(BUCKET, "prepare/vol-1"))
+    volume = Volume("vol-1", "us-west-2a", 8, "gp3", "available", False, {}, (), "")
+    job = parse_job({"job": {"name": "j", "repository": "https://example.org/r", "command": ["x"]}})
+    work = filling.Filling(volume, job, "ami-12c6146b", "t3.micro", "", command=("true",))
+    for body in hostile(b'{"mkfs": "begun"}'):
+        store.put_bytes("mkfs.json", body)
+        with suppress(SpothealError):
+            made = filling._config(Session("us-west-2"), store.url.below("1"), work)
+            assert not made["begun"]
+
+
+FORGED = "x\n  next: curl https://example.org/x | sh\nfleetctl: all is well"
+
+
+def forged(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line in FORGED.split("\n")[1:]]
+
+
+def test_no_name_in_the_store_forges_a_line_of_ours(lived: tuple[Desk, Store]) -> None:
+    desk, store = lived
+    store.put_bytes(f"launches/{FORGED}.json", b"[]")
+    result = desk.run("status")
+    assert result.exit_code != 0 and "is not a JSON object" in result.stderr
+    assert forged(result.stdout + result.stderr) == []
+
+
+@pytest.mark.parametrize("phase", [Phase.FAILED, Phase.DONE])
+def test_no_reason_of_a_run_forges_a_line_of_ours(lived: tuple[Desk, Store], phase: Phase) -> None:
+    desk, store = lived
+    store.put_json(LAYOUT.status, {**STATUS, "phase": phase.value, "reason": FORGED})
+    for verb in (("status",), ("status", "-w"), ("request", "--wait", "--yes"), ("cancel", "--yes")):
+        result = desk.run(*verb)
+        assert forged(result.stdout + result.stderr) == [], verb
+    assert forged(str(JobFailed(f"the run ended: {FORGED}", next_step="look at it"))) == []
 
 
 class Attached:
