@@ -72,9 +72,26 @@ class Teller:
         with self._changed:
             self._waiting.append(what)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._tell, name="trainer-hooks", daemon=True)
-                self._thread.start()
+                self._start()
             self._changed.notify_all()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._work, name="trainer-hooks", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        """A fault of ours in a hook ends this thread, with its trace in the journal; another one tells what follows."""
+        is_fault = True
+        try:
+            self._tell()
+            is_fault = False
+        finally:
+            if is_fault:
+                self._log.error("what the trainer did could not be recorded")
+                with self._changed:
+                    self._busy = False
+                    self._start()
+                    self._changed.notify_all()
 
     def _tell(self) -> None:
         while True:
@@ -90,5 +107,5 @@ class Teller:
                     self._hooks.on_progress(what)
                 else:
                     self._hooks.on_event(what[0], **what[1])
-            except SpothealError as error:
+            except (OSError, SpothealError) as error:
                 self._log.warning("what the trainer did could not be recorded", error=str(error))
