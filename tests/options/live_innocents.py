@@ -23,8 +23,9 @@ SCENARIOS = _OF_ONE_MACHINE if _CHOSEN == "all" else _CHOSEN.split(",")
 
 
 def rehearsed(name: str, chosen: str, folder: Path) -> Summary:
-    # Half a minute an event; what saves only at its end is interrupted after a minute.
-    steps = 200 if name in GUILTY else 60 * max(1, len(scenario(chosen).events))
+    # Half a minute an event, and as long again for the last one, which comes late on a busy machine; what saves only at
+    # its end is interrupted after a minute.
+    steps = 200 if name in GUILTY else 60 * (1 + len(scenario(chosen).events))
     words = command(name, steps, 0.5)
     example = job.example(folder / "job", command=words, files=files(name))
     for file in (folder / "job" / "repository").glob("*.sh"):

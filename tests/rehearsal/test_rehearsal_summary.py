@@ -138,6 +138,16 @@ def test_a_users_script_that_ends_early_is_not_blamed_for_the_scenario() -> None
     assert "ended before it could be interrupted" in untouched.broken[0] and not untouched.notes
 
 
+def test_a_script_that_ended_as_its_notice_came_is_told_that_nothing_was_tried() -> None:
+    """csv_rows.py on a busy machine: its volume "moved to another zone 0 times, not 1"."""
+    last = changed(example=False, instances=(ONE,), zone_moves=0, notices=1, kills=0)
+    (line,) = summarise(last).broken
+    assert "ended before it could be interrupted" in line
+    unmoved = summarise(changed(example=False, zone_moves=0))
+    assert unmoved.passed and "moved to another zone 0 of 1 times" in unmoved.notes[0]
+    assert summarise(changed(example=False, instances=(ONE,), zone_moves_planned=0, notices=0, kills=0)).passed
+
+
 def test_a_machine_that_ended_before_its_first_step_lost_none() -> None:
     early = replace(TWO, resumed_step=None, last_step=None)
     assert summarise(replace(GOOD, instances=(ONE, early, replace(THREE, resumed_step=10)))).steps_redone == 0

@@ -180,7 +180,11 @@ class Summary:
             " that does, the rehearsal sees it"
         )
         is_unseen = not story.sees_reads and story.reports_no_steps
-        return (*([ended] if events < planned else []), *([unseen] if is_unseen else []))
+        moves, moves_planned = story.zone_moves, story.zone_moves_planned
+        unmoved = f"the volume moved to another zone {moves} of {moves_planned} times: more epochs would try them all"
+        is_unmoved = events >= planned and moves is not None and moves < moves_planned
+        told = ((events < planned, ended), (is_unmoved, unmoved), (is_unseen, unseen))
+        return tuple(note for holds, note in told if holds)
 
     def to_document(self) -> dict[str, Any]:
         """The JSON object of `--output json`; figures that cannot be known are null."""
@@ -285,15 +289,15 @@ def _untold(story: Story) -> Iterator[str]:
         yield "the webhook's stand-in was not told that the run is done; `notify` in agent.log says why"
 
 
-def _scenario_faults(story: Story, lost_with_notice: int | None) -> Iterator[str]:
-    if not story.example and story.events_planned and not story.events_taken:
-        yield (
-            "the training ended before it could be interrupted, so nothing is known of its resume; give it more to do"
-            " for a rehearsal (more epochs), or save earlier"
-        )
-    elif not story.example and story.events_taken < story.events_planned:
-        return  # `Summary.notes`: the verdict is about the script, not about the scenario
-    elif story.events_taken < story.events_planned:
+def _has_tried_a_resume(story: Story) -> bool:
+    """Whether an event took place, and another machine trained if one was taken away."""
+    trained = sum(instance.has_trained for instance in story.instances)
+    return story.events_taken > 0 and (trained > 1 or not story.notices + story.kills)
+
+
+def _untried(story: Story) -> Iterator[str]:
+    """Of the example alone: a verdict on a user's script is never about the scenario."""
+    if story.events_taken < story.events_planned:
         yield (
             f"only {story.events_taken} of {story.events_planned} events of the scenario took place before the end;"
             " a longer job, or --scenario notice, leaves time for all"
@@ -302,6 +306,16 @@ def _scenario_faults(story: Story, lost_with_notice: int | None) -> Iterator[str
         yield f"the volume moved to another zone {story.zone_moves} times, not {story.zone_moves_planned}"
     elif story.throttles_planned and not story.throttled_calls:
         yield "no call was throttled, although the scenario throttles"
+
+
+def _scenario_faults(story: Story, lost_with_notice: int | None) -> Iterator[str]:
+    if story.example:
+        yield from _untried(story)
+    elif story.events_planned and not _has_tried_a_resume(story):
+        yield (
+            "the training ended before it could be interrupted, so nothing is known of its resume; give it more to do"
+            " for a rehearsal (more epochs), or save earlier"
+        )
     if lost_with_notice:
         yield f"{lost_with_notice} steps were lost although a notice was given"
 
