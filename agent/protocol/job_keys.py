@@ -134,7 +134,8 @@ KEYS: tuple[Key, ...] = (
     Key("volume", "initialization_rate", 100, rate,
         "MiB/s, 100 to 300, at which a volume made from a snapshot is filled; 0 = lazily, which is slow and free"),
     Key("volume", "snapshot_every", "0m", duration, "base snapshots, which make the next move small; 0m = none"),
-    Key("volume", "delete_superseded", True, boolean, "false: old volumes, the empty first one too, and snapshots stay until `fleetctl clean`"),
+    Key("volume", "delete_superseded", True, boolean,
+        "false: old volumes, the empty first one too, and snapshots stay until `fleetctl clean`"),
     Key(
         "fleet",
         "engine",
