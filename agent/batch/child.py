@@ -39,7 +39,7 @@ from spotheal.agent.money.notify import Message, Messenger
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.contract import EXIT_SAVED_AND_STOPPED, Notice
 from spotheal.agent.protocol.documents import Claim
-from spotheal.agent.protocol.ends import End, Trained, decide_end
+from spotheal.agent.protocol.ends import End, TrainerEnd, decide_end
 from spotheal.agent.protocol.errors import ConfigError, Conflict, ExitCode, Fatal, Interrupted, Retryable
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job_values import seconds
@@ -280,7 +280,7 @@ class Child:
         if self._stop.is_set() or self._watcher.interruption is not None:
             raise Interrupted("the host goes away before the trainer has started")
 
-    def _run_trainer(self, python: Path) -> Trained:
+    def _run_trainer(self, python: Path) -> TrainerEnd:
         around = Instruments(
             self._clock, self._world.logs, self._ledger, self._status, self._require_launch(), None, None,
             self._limits(), Curves(self._store, self._clock, self._here.instance, self._folders.metrics_file),

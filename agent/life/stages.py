@@ -25,7 +25,7 @@ from spotheal.agent.life.trainer_stage import Instruments, TrainerStage
 from spotheal.agent.money.messages import interruption_message
 from spotheal.agent.money.notify import SECONDS_MAX, Message
 from spotheal.agent.protocol.clock import rfc3339
-from spotheal.agent.protocol.ends import BARRED, End, Trained
+from spotheal.agent.protocol.ends import BARRED, End, TrainerEnd
 from spotheal.agent.protocol.errors import ExitCode, Interrupted, SpothealError
 from spotheal.agent.protocol.job_values import seconds
 from spotheal.agent.protocol.names import Phase
@@ -194,7 +194,7 @@ class Life:
     def prepare(self) -> None:
         self._interpreter = self._code.prepare()
 
-    def run_trainer(self) -> Trained:
+    def run_trainer(self) -> TrainerEnd:
         """The trainer, attempt by attempt, until it is done, has failed, or must go."""
         assert self._interpreter is not None  # the stages before
         around = self._instruments()

@@ -20,7 +20,7 @@ from spotheal.agent.processes.account import Account
 from spotheal.agent.processes.environment import base_environment
 from spotheal.agent.protocol.clock import Clock, Stop
 from spotheal.agent.protocol.contract import Progress
-from spotheal.agent.protocol.ends import Trained
+from spotheal.agent.protocol.ends import TrainerEnd
 from spotheal.agent.protocol.errors import SpothealError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job_values import seconds
@@ -111,7 +111,7 @@ class TrainerStage:
             meeting=around.meeting,
         )
 
-    def run(self) -> Trained:
+    def run(self) -> TrainerEnd:
         """The trainer, attempt by attempt, until it is done, has failed, or must go."""
         if self._around.limits.any:
             reason, _ = self._around.limits.look()
@@ -138,7 +138,7 @@ class TrainerStage:
         self._log.info("training ended", kind=ended.kind, reason=ended.reason, saved_step=ended.saved_step)
         tail = "".join(f"\n  | {line}" for line in ended.tail) if ended.kind == "failed" else ""
         tail = (likely_cause(ended.tail) if ended.kind == "failed" else "") + tail
-        return Trained(ended.kind, ended.reason + tail, ended.saved_step)
+        return replace(ended, reason=ended.reason + tail)
 
     # ------------------------------------------------------------------------------------------- told by other threads
     def notify(self, interruption: Interruption) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from spotheal.agent.protocol.names import Phase
 
@@ -17,6 +17,7 @@ BARRED = "barred"  # outcome of a launch whose instance type cannot run the job
 # also if spot then takes the machine that was kept running for a look at it (keep_on_failure).
 RECORDED_OUTCOMES = ("interrupted", "ended", BARRED, "boot failed")
 LAUNCHES_WITHOUT_PROGRESS_MAX = 5
+Kind = Literal["done", "failed", "interrupted", "limit", "cancelled"]  # how a trainer ends; each is a phase, too
 STARTS_WITHOUT_PROGRESS_MAX = 10  # of the agent on one instance: a fault that each start meets again
 
 
@@ -33,12 +34,19 @@ class End:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """How the supervisor's run ended, for `decide_end`. `kind`: done, failed, interrupted, limit or cancelled."""
+class TrainerEnd:
+    """How the trainer ended on this machine, all attempts together. Step figures are None for trainers that write no
+    progress file."""
 
-    kind: str
+    kind: Kind
     reason: str = ""
     saved_step: int | None = None
+    last_step: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    attempts: int = 0  # number of the last attempt of the run, over all instances
+    failures: int = 0  # in a row without a step gained: what the next instance counts on from
+    tail: tuple[str, ...] = ()  # the last lines of output
 
 
 def saved_step(status: Mapping[str, Any]) -> int | None:
@@ -55,21 +63,12 @@ def resume_advice(saved: int | None) -> str:
     return f"`fleetctl request --resume` goes on {step}"
 
 
-def decide_end(trained: Trained) -> End | None:
-    """The end that `trained` is, or None: the fleet replaces this instance and the run goes on."""
-    match trained.kind:
-        case "done":
-            return End(Phase.DONE, trained.reason or "the trainer exited with 0")
-        case "failed":
-            return End(Phase.FAILED, trained.reason)
-        case "limit":
-            return End(Phase.LIMIT, trained.reason)
-        case "cancelled":
-            return End(Phase.CANCELLED, trained.reason)
-        case "interrupted":
-            return None
-        case _:
-            raise ValueError(f"{trained.kind!r} is no way for a trainer to end")
+def decide_end(trainer: TrainerEnd) -> End | None:
+    """The end that `trainer` is, or None: the fleet replaces this instance and the run goes on."""
+    if trainer.kind not in get_args(Kind):
+        raise ValueError(f"{trainer.kind!r} is no way for a trainer to end")
+    phase = Phase(trainer.kind)
+    return End(phase, trainer.reason) if phase.is_end else None
 
 
 def launches_without_progress(launches: Iterable[Mapping[str, Any]], saved_at: str = "") -> int:

@@ -6,12 +6,13 @@ import signal
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from spotheal.agent.files.folders import Folders, publish
 from spotheal.agent.processes.group import ForeignProgram
 from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.contract import Notice, Progress
+from spotheal.agent.protocol.ends import Kind
 from spotheal.agent.trainer.hang_detector import Silence
 from spotheal.agent.trainer.progress_files import progress_of
 
@@ -32,7 +33,7 @@ class Timing:
 class Request:
     """Why and by when the trainer must end; `until` on the monotonic clock."""
 
-    kind: Literal["interrupted", "limit", "cancelled", "failed"]
+    kind: Kind  # any but done
     notice: Notice
     until: float
     reason: str

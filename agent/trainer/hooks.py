@@ -6,27 +6,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from spotheal.agent.protocol.contract import Progress
 from spotheal.agent.protocol.errors import SpothealError
-
-Kind = Literal["done", "failed", "interrupted", "limit", "cancelled"]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How the supervisor's run ended. Step figures are None for trainers that write no progress file."""
-
-    kind: Kind
-    exit_code: int | None
-    signal: int | None
-    last_step: int | None
-    saved_step: int | None
-    reason: str
-    attempts: int  # number of the last attempt of the run, over all instances
-    failures: int = 0  # in a row without a step gained: what the next instance counts on from
-    tail: tuple[str, ...] = ()  # the last lines of output
 
 
 def _nothing(*_: Any, **__: Any) -> None:

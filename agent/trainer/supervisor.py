@@ -22,6 +22,7 @@ from spotheal.agent.processes.group import ForeignProgram, end_leftovers
 from spotheal.agent.protocol import contract
 from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.contract import Notice, Progress
+from spotheal.agent.protocol.ends import Kind, TrainerEnd
 from spotheal.agent.protocol.errors import SetupFailed, SpothealError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job_values import seconds
@@ -30,7 +31,7 @@ from spotheal.agent.trainer.attempt_watch import Request, Timing, Watch
 from spotheal.agent.trainer.attempts import AttemptEnd, Done, GiveUp, StartAgain, Stopped, Tally, decide
 from spotheal.agent.trainer.environment import expand, trainer_environment
 from spotheal.agent.trainer.hang_detector import Silence
-from spotheal.agent.trainer.hooks import Ended, Hooks, Kind, Teller
+from spotheal.agent.trainer.hooks import Hooks, Teller
 from spotheal.agent.trainer.progress_files import (
     Mark,
     describe,
@@ -43,7 +44,7 @@ from spotheal.agent.trainer.ranks import Meeting, Rendezvous, World, gpu_count, 
 from spotheal.agent.trainer.saved_files import SavedFiles
 from spotheal.agent.trainer.set_aside import SaveShelf, SetAside
 
-__all__ = ["Ended", "Folders", "Hooks", "Supervisor", "Timing"]
+__all__ = ["Folders", "Hooks", "Supervisor", "Timing"]
 
 _TAIL_LINES = 20
 _NAMED_MAX = 5
@@ -147,7 +148,7 @@ class Supervisor:
         self.wake.set()
 
     # ------------------------------------------------------------------------------------------------------- the run
-    def run(self) -> Ended:
+    def run(self) -> TrainerEnd:
         """Raises SetupFailed where the command cannot be started at all."""
         self._folders.make(self._account)
         leftovers = end_leftovers(contract.NOTICE_FILE, str(self._folders.notice_file), self._clock)
@@ -162,7 +163,7 @@ class Supervisor:
             if not self._teller.wait(_TOLD_SECONDS):
                 self.log.warning("what the trainer did is still being recorded")
 
-    def _until_over(self) -> Ended:
+    def _until_over(self) -> TrainerEnd:
         while True:
             if self._request is not None:
                 return self._ended(self._request.kind, None, self._request.reason)
@@ -319,8 +320,8 @@ class Supervisor:
         self._hooks.on_line(line)
 
     # ------------------------------------------------------------------------------------------------------ the ends
-    def _ended(self, kind: Kind, end: AttemptEnd | None, reason: str) -> Ended:
-        return Ended(
+    def _ended(self, kind: Kind, end: AttemptEnd | None, reason: str) -> TrainerEnd:
+        return TrainerEnd(
             kind=kind,
             exit_code=end.exit_code if end else None,
             signal=end.signal if end else None,
@@ -332,7 +333,7 @@ class Supervisor:
             tail=tuple(self._tail),
         )
 
-    def _report(self, ended: Ended, *, restarting: bool = False) -> Ended:
+    def _report(self, ended: TrainerEnd, *, restarting: bool = False) -> TrainerEnd:
         self.event(
             "trainer-ended",
             attempt=self.attempt,

@@ -16,10 +16,11 @@ import structlog
 from spotheal.agent.files.folders import Folders
 from spotheal.agent.protocol.clock import Stop, SystemClock
 from spotheal.agent.protocol.contract import Notice
+from spotheal.agent.protocol.ends import TrainerEnd
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job import parse_job
 from spotheal.agent.protocol.names import StoreUrl
-from spotheal.agent.trainer.supervisor import Ended, Hooks, Supervisor, Timing
+from spotheal.agent.trainer.supervisor import Hooks, Supervisor, Timing
 
 TRAINERS = Path(__file__).resolve().parents[1] / "trainers"
 QUICK = Timing(poll_seconds=0.05, first_poll_seconds=0.02, unasked_wait_seconds=0.1, empty_checkpoints_seconds=600)
@@ -104,7 +105,7 @@ def is_alive(pid: int) -> bool:
 
 def run_with(
     supervisor: Supervisor, when: Callable[[], bool], then: Callable[[], None], *, seconds: float = 20
-) -> Ended:
+) -> TrainerEnd:
     """Run the supervisor; do `then` once `when` holds. Raises what the supervisor raises."""
     pool = ThreadPoolExecutor(1)
     running = pool.submit(supervisor.run)

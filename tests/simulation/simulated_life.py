@@ -38,14 +38,13 @@ from spotheal.agent.life.gpus import BARRED_LAUNCHES_MAX, Found
 from spotheal.agent.life.world import World
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.contract import Notice, Progress, Saved
-from spotheal.agent.protocol.ends import LAUNCHES_WITHOUT_PROGRESS_MAX, STARTS_WITHOUT_PROGRESS_MAX
+from spotheal.agent.protocol.ends import LAUNCHES_WITHOUT_PROGRESS_MAX, STARTS_WITHOUT_PROGRESS_MAX, TrainerEnd
 from spotheal.agent.protocol.errors import Interrupted, SetupFailed, SpothealError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job import parse_job
 from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.record import ledger, status
 from spotheal.agent.record.run_state import RunMemory
-from spotheal.agent.trainer.supervisor import Ended as TrainerEnded
 from spotheal.agent.volume.context import Context
 from spotheal.fleet.rehearsal.ec2.rulebook import Faults
 from spotheal.fleet.rehearsal.services.client import InMemoryEc2
@@ -656,7 +655,7 @@ class SimulatedTrainer:
         self._asked.set()
 
     # ----------------------------------------------------------------------------------------------------------- runs
-    def run(self) -> TrainerEnded:
+    def run(self) -> TrainerEnd:
         region, machine = self._region, self._machine
         if machine.mounted is None:
             raise Broken(f"{machine.id} trains with nothing mounted")
@@ -676,7 +675,7 @@ class SimulatedTrainer:
         self._tell(partial(self._hooks.on_event, "trainer-ended", **ended))
         if kind in OVER:
             region.ended_by = kind
-        return TrainerEnded(kind, 0, None, saved, saved, f"the trainer is {kind}", self._attempt, self._failures)  # type: ignore[arg-type]
+        return TrainerEnd(kind, f"the trainer is {kind}", saved, saved, 0, None, self._attempt, self._failures)  # type: ignore[arg-type]
 
     def _steps(self, step: int) -> str:
         region = self._region

@@ -14,9 +14,9 @@ from spotheal.agent.life import trainer_stage
 from spotheal.agent.life.world import World
 from spotheal.agent.protocol.clock import rfc3339
 from spotheal.agent.protocol.contract import Progress, Saved
+from spotheal.agent.protocol.ends import TrainerEnd
 from spotheal.agent.protocol.names import LAYOUT, TAG_RUN
 from spotheal.agent.sweep import worker
-from spotheal.agent.trainer.supervisor import Ended as TrainerEnded
 
 STEPS = 5  # of each run
 
@@ -130,7 +130,7 @@ class EntryTrainer(SimulatedTrainer):
         kind = self._train(disk, begin)
         saved = max(disk.steps, default=None)
         self._tell(partial(self._hooks.on_event, "trainer-ended", attempt=self._attempt, kind=kind, saved_step=saved))
-        return TrainerEnded(kind, 0, None, saved, saved, f"the trainer is {kind}", self._attempt, 0)  # type: ignore[arg-type]
+        return TrainerEnd(kind, f"the trainer is {kind}", saved, saved, 0, None, self._attempt, 0)  # type: ignore[arg-type]
 
     def _train(self, disk: Any, step: int) -> str:
         region = self._sweep

@@ -16,7 +16,7 @@ import structlog
 from spotheal.agent.aws.s3 import Halt, Store, go_on
 from spotheal.agent.life.finish import Finishing, cancel, record, store_results
 from spotheal.agent.protocol.clock import Stop, never
-from spotheal.agent.protocol.ends import End, Trained, decide_end, decide_parked, launches_without_progress
+from spotheal.agent.protocol.ends import End, TrainerEnd, decide_end, decide_parked, launches_without_progress
 from spotheal.agent.protocol.errors import NotFound, PermissionDenied, Retryable
 from spotheal.agent.protocol.names import LAYOUT, Phase, StoreUrl
 from spotheal.agent.record.ledger import Ledger
@@ -103,13 +103,13 @@ def finishing(store: FakeStore, cloud: FakeCloud, results: Path | None = None) -
                                 ("cancelled", Phase.CANCELLED), ("interrupted", None)]
 )
 def test_only_an_interruption_keeps_the_fleet(kind: str, phase: Phase | None) -> None:
-    end = decide_end(Trained(kind, "because"))
+    end = decide_end(TrainerEnd(kind, "because"))
     assert phase == (end and end.phase)
 
 
 def test_an_unknown_ending_is_refused_and_not_guessed() -> None:
     with pytest.raises(ValueError, match="no way for a trainer to end"):
-        decide_end(Trained("vanished"))
+        decide_end(TrainerEnd("vanished"))
     with pytest.raises(ValueError, match="no end"):
         End(Phase.TRAINING, "")
 

@@ -18,7 +18,7 @@ from spotheal.agent.money.budget import ASSUMED_DOLLARS_PER_HOUR, Budget, Prices
 from spotheal.agent.money.limits import Limits
 from spotheal.agent.money.notify import Message
 from spotheal.agent.protocol.clock import rfc3339
-from spotheal.agent.protocol.ends import Trained, decide_end
+from spotheal.agent.protocol.ends import TrainerEnd, decide_end
 from spotheal.agent.protocol.errors import ExitCode, PermissionDenied
 from spotheal.agent.protocol.names import LAYOUT, Phase
 from spotheal.agent.record.ledger import Ledger, read_events
@@ -206,7 +206,7 @@ def test_without_limits_nothing_is_watched() -> None:
 
 
 def test_a_limit_is_an_end_of_the_run() -> None:
-    end = decide_end(Trained("limit", "limits.dollars = 10 is reached"))
+    end = decide_end(TrainerEnd("limit", "limits.dollars = 10 is reached"))
     assert end is not None and Phase.LIMIT is end.phase and end.phase.is_end
 
 
