@@ -24,14 +24,12 @@ from typing import TYPE_CHECKING
 from spotheal.agent.protocol import contract
 from spotheal.agent.protocol.clock import Clock, SystemClock
 from spotheal.agent.protocol.contract import Notice
+from spotheal.agent.protocol.notice_seconds import MARGIN_SECONDS, POLL_SECONDS, STALE_SECONDS
 
 if TYPE_CHECKING:
     from spotheal.agent.aws.imds import Metadata
 
-POLL_SECONDS = 2.0
 SIGTERM_SECONDS = 25.0  # a SIGTERM names no deadline; torchrun and init systems grant 30 s
-# A `time` in the past may stay in IMDS for ever, on an instance that was stopped and started again.
-STALE_SECONDS = 240.0
 
 log = logging.getLogger("spotheal.training")
 
@@ -164,7 +162,7 @@ class Watcher:
         late = (self._clock.now() - answer.time).total_seconds()
         if late > STALE_SECONDS:
             return None
-        return Notice(answer.action, answer.time - timedelta(seconds=contract.NOTICE_MARGIN_SECONDS))
+        return Notice(answer.action, answer.time - timedelta(seconds=MARGIN_SECONDS))
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         self._terminated = True

@@ -14,13 +14,16 @@ from typing import Protocol
 from spotheal.agent.interruption.watcher import Interruption, Watcher
 from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.errors import Fatal, PermissionDenied, Retryable, SpothealError
+from spotheal.agent.protocol.notice_seconds import (
+    BUSY_SECONDS,
+    FREEZE_SECONDS,
+    HANDOVER_SECONDS,
+    KILLED_SECONDS,
+    SNAPSHOT_SECONDS,
+    STALE_SECONDS,
+)
 
-BUSY_SECONDS = 5.0  # so long a busy mount point is only asked again,
-KILLED_SECONDS = 1.5  # and so long after its holders were killed
-FREEZE_SECONDS = 1.5
-SNAPSHOT_BEFORE_END_SECONDS = 20.0
 RETRY_SECONDS = 0.5
-ALIVE_SECONDS = 300.0  # still alive so long after AWS's time: the notice did not come true
 
 
 class MountHost(Protocol):
@@ -110,7 +113,7 @@ def _let_go(result: HandoverResult, mountpoint: str, host: MountHost, steps: Ste
     """Unmount; if it stays busy kill the holders; if it is busy even then, freeze it and stay attached."""
     moment = clock.monotonic()
     # A late notice shortens the patience, never the order.
-    latest = result.interruption.ends_at - SNAPSHOT_BEFORE_END_SECONDS - 5.0
+    latest = result.interruption.ends_at - HANDOVER_SECONDS
     busy_until = max(moment, min(moment + BUSY_SECONDS, latest))
     result.unmounted = _unmount(result, mountpoint, host, steps, clock, busy_until)
     if not result.unmounted:
@@ -134,7 +137,7 @@ def _let_go_late(
     be writing gigabytes out, for a trainer that synced nothing) lacks what was saved last, and as a handover it would
     be believed. At last it is taken as a base, which only makes the next one small (not before: EC2 takes one snapshot
     of a volume in 15 s): without a handover the successor takes its own, once this machine is gone."""
-    until = result.interruption.ends_at - SNAPSHOT_BEFORE_END_SECONDS - 1.0
+    until = result.interruption.ends_at - SNAPSHOT_SECONDS - 1.0
     while not result.unmounted and clock.monotonic() < until and not watcher.withdrawn.is_set():
         patience = min(until, clock.monotonic() + BUSY_SECONDS)
         result.unmounted = _unmount(result, mountpoint, host, steps, clock, patience)
@@ -186,7 +189,7 @@ def _try_until_the_end(
         except (SpothealError, OSError) as fault:
             _record(result, steps, task, fault)
             denied = isinstance(fault, PermissionDenied)
-            until = result.interruption.ends_at - (SNAPSHOT_BEFORE_END_SECONDS if denied else 0.0)
+            until = result.interruption.ends_at - (SNAPSHOT_SECONDS if denied else 0.0)
             hopeless = isinstance(fault, Fatal) and not denied
             if hopeless or clock.monotonic() + RETRY_SECONDS > until or watcher.withdrawn.is_set():
                 return False
@@ -198,7 +201,7 @@ def _wait_for_the_end(interruption: Interruption, clock: Clock, watcher: Watcher
     the first hour that AWS gives free when it interrupts."""
     if interruption.notice.action == "shutdown":
         return False
-    while clock.monotonic() < interruption.ends_at + ALIVE_SECONDS:
+    while clock.monotonic() < interruption.ends_at + STALE_SECONDS:
         if watcher.shutting_down.is_set():
             return False
         if clock.sleep(1.0, until=watcher.withdrawn):

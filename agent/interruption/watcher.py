@@ -14,14 +14,17 @@ from typing import Protocol
 
 from spotheal.agent.aws.imds import UNKNOWN, Answer, Rebalance, SpotAction
 from spotheal.agent.protocol.clock import Clock
-from spotheal.agent.protocol.contract import NOTICE_MARGIN_SECONDS, Notice
+from spotheal.agent.protocol.contract import Notice
 from spotheal.agent.protocol.errors import SpothealError
+from spotheal.agent.protocol.notice_seconds import (
+    HANDOVER_SECONDS,
+    LATE_GRACE_SECONDS,
+    LEAD_SECONDS_MAX,
+    MARGIN_SECONDS,
+    POLL_SECONDS,
+    STALE_SECONDS,
+)
 
-POLL_SECONDS = 2.0  # AWS asks for 5 s or less; aws-node-termination-handler takes 2 s
-LEAD_SECONDS_MAX = 120.0  # AWS's notice is two minutes ahead: a longer one is a wrong wall clock
-STALE_SECONDS = 300.0
-LATE_GRACE_SECONDS = 5.0  # what a trainer gets to save where a notice was found late,
-HANDOVER_SECONDS = 25.0  # as long as so much is left for the handover
 WITHDRAWN_POLLS = 2  # one 404 may be a slip
 
 
@@ -227,4 +230,4 @@ def trainer_seconds(action: str, seconds_left: float) -> float:
     """
     if action == "hibernate":
         return 0.0
-    return max(seconds_left - NOTICE_MARGIN_SECONDS, min(LATE_GRACE_SECONDS, seconds_left - HANDOVER_SECONDS), 0.0)
+    return max(seconds_left - MARGIN_SECONDS, min(LATE_GRACE_SECONDS, seconds_left - HANDOVER_SECONDS), 0.0)

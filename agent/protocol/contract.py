@@ -37,7 +37,6 @@ EXIT_DONE = 0
 EXIT_SAVED_AND_STOPPED = 75  # EX_TEMPFAIL of sysexits.h
 EXIT_RANKS_LOST = 76  # of our launcher on several machines: the others are gone; no fault of the program
 
-NOTICE_MARGIN_SECONDS = 40.0  # the trainer's deadline is AWS's time less this, which the agent needs afterwards
 ACTIONS = ("terminate", "stop", "hibernate", "shutdown")
 
 

@@ -13,11 +13,11 @@ from spotheal.agent.processes.group import ForeignProgram
 from spotheal.agent.protocol.clock import Clock
 from spotheal.agent.protocol.contract import Notice, Progress
 from spotheal.agent.protocol.ends import Kind
+from spotheal.agent.protocol.notice_seconds import KILL_SECONDS
 from spotheal.agent.trainer.hang_detector import Silence
 from spotheal.agent.trainer.progress_files import progress_of
 
 _ABORT_SECONDS = 10.0  # in which a hung trainer may say where: Python prints every thread's stack at SIGABRT
-_GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL where the deadline has passed already
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Watch:
             return  # one that has ended by itself was not asked
         if request != self._seen:
             first, self._seen = self._seen is None, request
-            self._answered = replace(request, until=max(request.until, self._clock.monotonic() + _GRACE_SECONDS))
+            self._answered = replace(request, until=max(request.until, self._clock.monotonic() + KILL_SECONDS))
             self._publish(self._folders.notice_file, request.notice.to_json())
             if first:
                 told = self._program.tell(signal.SIGTERM)

@@ -26,6 +26,7 @@ from spotheal.agent.protocol.ends import Kind, TrainerEnd
 from spotheal.agent.protocol.errors import SetupFailed, SpothealError
 from spotheal.agent.protocol.instance_config import InstanceConfig
 from spotheal.agent.protocol.job_values import seconds
+from spotheal.agent.protocol.notice_seconds import RECORD_SECONDS
 from spotheal.agent.trainer import idle_gpus
 from spotheal.agent.trainer.attempt_watch import Request, Timing, Watch
 from spotheal.agent.trainer.attempts import AttemptEnd, Done, GiveUp, StartAgain, Stopped, Tally, decide
@@ -50,7 +51,6 @@ _TAIL_LINES = 20
 _NAMED_MAX = 5
 _LIMIT_SECONDS = 120.0
 _PROMPT_SECONDS = 30.0  # what the trainer is told where a person waits for its last checkpoint
-_TOLD_SECONDS = 2.0  # how long an end waits for the hooks: a store that hangs must not hold up a handover
 
 
 class Supervisor:
@@ -160,7 +160,7 @@ class Supervisor:
         try:
             return self._until_over()
         finally:
-            if not self._teller.wait(_TOLD_SECONDS):
+            if not self._teller.wait(RECORD_SECONDS):
                 self.log.warning("what the trainer did is still being recorded")
 
     def _until_over(self) -> TrainerEnd:

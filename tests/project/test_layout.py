@@ -21,7 +21,7 @@ PACKAGES = ("agent", "fleet", "training", "userdata", "iam")
 AGENT_THIRD_PARTY = {"boto3", "botocore", "requests", "tenacity", "structlog"}
 FLEET_THIRD_PARTY = {"yaml", "botocore", "boto3", "typer", "click", "rich", "requests", "tomli"}
 STDLIB_ONLY = (
-    *(f"agent/protocol/{name}.py" for name in ("names", "contract", "clock", "errors")),
+    *(f"agent/protocol/{name}.py" for name in ("names", "contract", "clock", "errors", "notice_seconds")),
     "agent/volume/plan.py",
     "training/example/hyperparameters.py",
     *(f"userdata/{name}.py" for name in ("__init__", "minified", "report", "bootstrap", "start", "prepare")),
@@ -46,7 +46,7 @@ ENTRIES = ("training/__main__.py",)  # begins what is above it
 MAY_IMPORT = {
     "agent": ("agent",),
     "training": ("training", "agent.protocol.contract", "agent.protocol.clock", "agent.protocol.errors",
-                 "agent.aws.imds"),
+                 "agent.protocol.notice_seconds", "agent.aws.imds"),
     "fleet": ("fleet", "iam", "userdata",
               "agent.protocol", "agent.aws.clients", "agent.aws.ec2", "agent.aws.s3",
               "agent.record.ledger", "agent.record.lost_work", "agent.volume.first",
