@@ -75,7 +75,7 @@ KEYS: tuple[Key, ...] = (
         "setup",
         [],
         argvs,
-        "commands run first, once per revision, setup and interpreter, in an environment of their own on the volume",
+        "packages and data: commands run first, once per revision, setup and interpreter; see docs/contract.md",
     ),
     Key(
         "job",
