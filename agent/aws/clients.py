@@ -151,19 +151,19 @@ def translated(task: str) -> Iterator[None]:
 def from_client_error(task: str, error: Any) -> SpothealError:
     """Our error for a botocore ClientError."""
     code = str(error.response.get("Error", {}).get("Code", ""))
-    said = str(error.response.get("Error", {}).get("Message", ""))
+    message = str(error.response.get("Error", {}).get("Message", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     request_id = str(error.response.get("ResponseMetadata", {}).get("RequestId", ""))
     kind = _kind(code, status)
-    said, _, encoded = said.partition(_ENCODED)
-    said, next_step = said.strip(), _NEXT_STEP.get(kind, "")
+    message, _, encoded = message.partition(_ENCODED)
+    message, next_step = message.strip(), _NEXT_STEP.get(kind, "")
     if encoded:
         command = "aws sts decode-authorization-message --encoded-message"
         next_step += f"; AWS's reason in full: `{command} {encoded.strip()}`"
     if _is_nameless(code):
-        said = f"{said or 'an answer that names no error'} (HTTP {status})"
+        message = f"{message or 'an answer that names no error'} (HTTP {status})"
         next_step = _NOT_AWS if kind is Retryable else next_step
-    return kind(f"could not {task}: {said or code}", next_step=next_step, code=code, request_id=request_id)
+    return kind(f"could not {task}: {message or code}", next_step=next_step, code=code, request_id=request_id)
 
 
 def _is_nameless(code: str) -> bool:

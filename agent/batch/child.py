@@ -165,9 +165,9 @@ class Child:
         while not self._closing.is_set():
             if not self._clock.sleep(1.0, until=self._world.asked_to_stop):
                 continue
-            now, left = self._clock.monotonic(), SHUTDOWN_SECONDS * _TRAINER_SHARE
-            notice = Notice("shutdown", self._clock.now() + timedelta(seconds=left))
-            self._on_notice(Interruption("shutdown", notice, now + SHUTDOWN_SECONDS, now + left))
+            moment, seconds = self._clock.monotonic(), SHUTDOWN_SECONDS * _TRAINER_SHARE
+            notice = Notice("shutdown", self._clock.now() + timedelta(seconds=seconds))
+            self._on_notice(Interruption("shutdown", notice, moment + SHUTDOWN_SECONDS, moment + seconds))
             return
 
     def _on_notice(self, interruption: Interruption) -> None:
@@ -211,10 +211,10 @@ class Child:
         """A job that was submitted twice, its first answer lost, must not train twice, one taking the term of the other
         for ever. Conflict, which Batch does not try again."""
         document = self._patiently(lambda: self._list.get_json(LAYOUT.fleet_document)) or {}
-        known = (document.get("batch") or {}).get("job_id")
+        job_id = (document.get("batch") or {}).get("job_id")
         ours = self._place.job.partition(":")[0]
-        if known and known != ours:
-            raise Conflict(f"this run is job {known} of AWS Batch, and this container belongs to {ours}",
+        if job_id and job_id != ours:
+            raise Conflict(f"this run is job {job_id} of AWS Batch, and this container belongs to {ours}",
                            next_step="nothing: that one goes on with the run")  # fmt: skip
 
     def _ended_before(self) -> int | None:
@@ -254,8 +254,8 @@ class Child:
 
     def _claim_term(self) -> int:
         for _ in range(_TERM_TRIES):
-            held = self._store.highest_term()
-            number = held.number + 1 if held else 1
+            term = self._store.highest_term()
+            number = term.number + 1 if term else 1
             if self._store.claim_term(Claim(number, self._here.instance, self._here.zone, rfc3339(self._clock.now()))):
                 return number
         raise Retryable("other attempts of this job claim it all the time")
@@ -268,11 +268,11 @@ class Child:
         self._go_on()
         self._confinement.enter()
         self._confinement.fetch_code(self._list, self._confinement.fetch_secrets())
-        where = self._confinement.surroundings()
-        self._folders.make(where.account)
-        found = find_interpreter(self._config, self._folders, where, self._log)
-        link_kept(self._config.job.job.keep, self._folders, where, found.path)
-        interpreter = run_setup(self._config, self._folders, found, where, self._log)
+        surroundings = self._confinement.surroundings()
+        self._folders.make(surroundings.account)
+        found = find_interpreter(self._config, self._folders, surroundings, self._log)
+        link_kept(self._config.job.job.keep, self._folders, surroundings, found.path)
+        interpreter = run_setup(self._config, self._folders, found, surroundings, self._log)
         self._go_on()
         return decide_end(self._run_trainer(interpreter.path))
 
@@ -291,9 +291,9 @@ class Child:
         if self._interruption is not None:
             stage.notify(self._interruption)
         if self._copies is not None:
-            every = float(seconds(self._config.job.batch.copy_every))
+            interval = float(seconds(self._config.job.batch.copy_every))
             self._copying = Copying(
-                self._copies, self._folders, every, lambda: stage.saved_step, self._clock, self._log
+                self._copies, self._folders, interval, lambda: stage.saved_step, self._clock, self._log
             )
             self._copying.start()
         self._require_launch().note(outcome="training")
@@ -310,9 +310,9 @@ class Child:
         """Hours since the first attempt began: what a child has waited in the queue for is not its own time. Dollars
         are none: nobody tells a container what its share of the host costs."""
         first = self._patiently(lambda: self._store.term(1))
-        began, hours = first.time if first else self._config.requested_at, self._config.job.limits.hours
-        budget = Budget(Decimal(0), self._store, self._ledger, self._here, self._clock, self._log, began)
-        return Limits(hours, 0.0, began, budget, self._clock, self._log, self._tell)
+        start, hours = first.time if first else self._config.requested_at, self._config.job.limits.hours
+        budget = Budget(Decimal(0), self._store, self._ledger, self._here, self._clock, self._log, start)
+        return Limits(hours, 0.0, start, budget, self._clock, self._log, self._tell)
 
     def _tell(self, message: Message) -> None:
         config = self._config
@@ -336,23 +336,23 @@ class Child:
         interruption = self._interruption or self._watcher.interruption
         return interruption.ends_at - _MARGIN_SECONDS if interruption else None
 
-    def _leave(self, why: str) -> int:
+    def _leave(self, reason: str) -> int:
         """The host goes: copy what the trainer saved, say so, and let Batch begin again elsewhere."""
         if self._status.fenced.is_set():
             self._log.error("another attempt of this job is at work; this one ends")
             return EXIT_SAVED_AND_STOPPED
         interruption = self._interruption or self._watcher.interruption
         copied = self._copy_last(self._until())
-        self._log.info("left", why=why, checkpoints_copied=copied)
+        self._log.info("left", why=reason, checkpoints_copied=copied)
         self._ledger.add("handover", copied=copied, saved_step=self._saved_step)
-        self._status.update(phase=Phase.INTERRUPTED, reason=why)
+        self._status.update(phase=Phase.INTERRUPTED, reason=reason)
         self._status.leave()
         self._world.logs.ship(self._store, self._here.instance)
         if interruption is not None and interruption.notice.action != "shutdown":
             # Ended now, Batch would start the next attempt on this very host, which has two minutes at most.
             self._log.info("waiting for the end of the host")
-            left = interruption.ends_at - self._clock.monotonic() + _HOST_ENDS_SECONDS
-            self._clock.sleep(max(0.0, left), until=self._world.asked_to_stop)
+            seconds = interruption.ends_at - self._clock.monotonic() + _HOST_ENDS_SECONDS
+            self._clock.sleep(max(0.0, seconds), until=self._world.asked_to_stop)
         return EXIT_SAVED_AND_STOPPED
 
     def _finish(self, end: End) -> int:

@@ -34,7 +34,7 @@ class ContainerLogs(Logs):
 
 def run_container() -> int:
     """The exit code of the container; SpothealError where it does not come to its own."""
-    here = place(os.environ)
+    container_place = place(os.environ)
     region = os.environ.get("AWS_REGION", "")
     if not region:
         raise ConfigError("AWS_REGION is not set", next_step="the job definition of `fleetctl batch create` sets it")
@@ -42,8 +42,8 @@ def run_container() -> int:
     if paths.is_whole_machine:
         raise ConfigError("SPOTHEAL_ROOT is not set: a container is no whole machine",
                           next_step="the image that `fleetctl batch image push` builds sets it")  # fmt: skip
-    config = read_config(clients.client("s3", region), here)
-    with Child(config, _world(config, paths), here) as child:
+    config = read_config(clients.client("s3", region), container_place)
+    with Child(config, _world(config, paths), container_place) as child:
         return child.live()
 
 

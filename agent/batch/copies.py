@@ -120,7 +120,7 @@ class Copies:
     def _send_all(self, last: bool, new_results: bool, halt: Halt) -> list[Entry] | None:
         """Contents of every file; None where it was given up."""
         entries: list[Entry] = []
-        seen: list[tuple[Path, os.stat_result]] = []
+        files: list[tuple[Path, os.stat_result]] = []
         for path in files_to_copy(self._folders):
             if self._is_given_up(last):
                 return None
@@ -134,8 +134,8 @@ class Copies:
             if stat.S_ISLNK(status.st_mode):
                 entries.append(Entry(self._name(path), link=os.readlink(path)))
                 continue
-            if why := untrusted_folders.holes(status):
-                self._warn_of_holes(path, why)
+            if holes := untrusted_folders.holes(status):
+                self._warn_of_holes(path, holes)
                 continue
             if path in (self._folders.metrics_file, _memory(self._folders)):
                 entries.append(self._send_as_it_is(path, status))
@@ -144,17 +144,17 @@ class Copies:
                 if (entry := self._send_result(path, status, new_results, halt)) is not None:
                     entries.append(entry)
                 continue
-            seen.append((path, status))
+            files.append((path, status))
             entries.append(self._send(path, status, halt))
-        for path, status in seen:
+        for path, status in files:
             if _mark(path) != _mark_of(status):
                 raise Changed(path.name)
         return entries
 
-    def _warn_of_holes(self, path: Path, why: str) -> None:
+    def _warn_of_holes(self, path: Path, holes: str) -> None:
         if path not in self._too_sparse:
             self._too_sparse.add(path)
-            self._log.warning("a file is left out of the copies in the store", file=self._name(path), why=why)
+            self._log.warning("a file is left out of the copies in the store", file=self._name(path), why=holes)
 
     def _send(self, path: Path, status: os.stat_result, halt: Halt) -> Entry:
         digest = self._digest(path, status, halt)
@@ -224,13 +224,13 @@ class Copies:
         with self._lock:
             if len(self._made) < KEPT or self.abandon.is_set():
                 return
-            kept = set(self._made[-KEPT:])
+            keys_kept = set(self._made[-KEPT:])
         try:
             keys = [key for key in self._store.keys(LAYOUT.checkpoints) if _MANIFEST.fullmatch(key)]
-            ours = [key for key in keys if key <= max(kept)]  # never a successor's
-            named = {one.sha256 for key in {*kept, *(set(keys) - set(ours))} for one in self._entries(key)}
+            ours = [key for key in keys if key <= max(keys_kept)]  # never a successor's
+            named = {entry.sha256 for key in {*keys_kept, *(set(keys) - set(ours))} for entry in self._entries(key)}
             for key in ours:
-                if key not in kept:
+                if key not in keys_kept:
                     self._store.delete(key)
             if len(ours) < len(keys):
                 return  # a successor is at work, and knows best what is surplus
@@ -272,9 +272,9 @@ class Copies:
                                 next_step="hosts whose disk has room for them: their AMI's root volume") from fault
             step = document.get("saved_step")
             size_bytes = sum(entry.size for entry in entries)
-            found = Found(key, step if isinstance(step, int) else None, len(entries), size_bytes)
-            self._log.info("read back the checkpoints", copy=key, saved_step=found.saved_step, files=found.files)
-            return found
+            copy = Found(key, step if isinstance(step, int) else None, len(entries), size_bytes)
+            self._log.info("read back the checkpoints", copy=key, saved_step=copy.saved_step, files=copy.files)
+            return copy
         return None
 
     def _fetch(self, entries: list[Entry], sizes: Mapping[str, int]) -> None:
@@ -293,15 +293,15 @@ class Copies:
                 if not entry.link and sizes.get(_BLOBS + entry.sha256, entry.size) != entry.size:
                     raise ValueError(f"{entry.path}: its contents have another size than those that were copied")
                 place.parent.mkdir(parents=True, exist_ok=True)
-                beside = place.parent / f".{word}-{number}.read-back.tmp"
-                ready.append((beside, place))
-                self._fetch_one(entry, beside)
+                part_file = place.parent / f".{word}-{number}.read-back.tmp"
+                ready.append((part_file, place))
+                self._fetch_one(entry, part_file)
         except (SpothealError, ValueError, OSError):
-            for beside, _ in ready:
-                beside.unlink(missing_ok=True)
+            for part_file, _ in ready:
+                part_file.unlink(missing_ok=True)
             raise
-        for beside, place in ready:
-            os.replace(beside, place)
+        for part_file, place in ready:
+            os.replace(part_file, place)
 
     def _refuse_links(self, entry: Entry) -> None:
         """No trainer runs yet, so that nothing changes between this look and its use."""
@@ -310,19 +310,19 @@ class Copies:
             if self._top.joinpath(*above[:count]).is_symlink():
                 raise ValueError(f"{entry.path!r} leads through a link")
 
-    def _fetch_one(self, entry: Entry, beside: Path) -> None:
+    def _fetch_one(self, entry: Entry, part_file: Path) -> None:
         if entry.link:
-            beside.symlink_to(entry.link)
+            part_file.symlink_to(entry.link)
             return
-        self._store.download(_BLOBS + entry.sha256, beside)
+        self._store.download(_BLOBS + entry.sha256, part_file)
         digest = hashlib.sha256()
-        with beside.open("rb") as file:
+        with part_file.open("rb") as file:
             while piece := file.read(1 << 20):
                 digest.update(piece)
         if digest.hexdigest() != entry.sha256:
             raise ValueError(f"{entry.path}: its contents are not those that were copied")
-        beside.chmod(entry.mode & 0o777)
-        os.utime(beside, ns=(entry.mtime_ns, entry.mtime_ns))
+        part_file.chmod(entry.mode & 0o777)
+        os.utime(part_file, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -332,12 +332,12 @@ def files_to_copy(folders: Folders) -> Iterator[Path]:
     slots = sorted(int(match.group(1)) for name in _names(folders.checkpoints) if (match := _SLOT.fullmatch(name)))
     old = {f"step-{number}" for number in slots[:-_SLOTS_COPIED]}
     for top in (folders.checkpoints, folders.keep, folders.results):
-        for below, inner, names, here in untrusted_folders.walk(top):
+        for below, inner, names, folder in untrusted_folders.walk(top):
             inner.sort()
             for name in sorted(names):
                 if _HALF.fullmatch(name) or (top == folders.checkpoints and not below and name in old):
                     continue
-                status = untrusted_folders.status_of(here, name)
+                status = untrusted_folders.status_of(folder, name)
                 if status is not None and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
                     yield top / below / name
     for path in (folders.metrics_file, _memory(folders)):

@@ -44,16 +44,16 @@ class Counted:
         self._place.prepare()
 
     def put(self, files: Sequence[tuple[str, Path]], halt: Halt = go_on) -> Iterator[Put]:
-        for one in self._place.put(files, halt):
-            self.taken += not (one.fault or one.again)
-            yield one
+        for file in self._place.put(files, halt):
+            self.taken += not (file.fault or file.again)
+            yield file
 
 
-def without_results(end: End, missing: str, taken: int) -> End:
+def without_results(end: End, missing: str, attempts: int) -> End:
     """The end of a run of whose results `missing` says why they do not all lie in their place: again and again another
     host would not do better. Where the place has taken none, a --resume has them from the copies in the store."""
     reason = f"{end.reason}; results not stored ({missing})"
-    if taken or end.phase is not Phase.DONE:
+    if attempts or end.phase is not Phase.DONE:
         return End(end.phase, reason)
     return End(Phase.FAILED, f"{reason}; `fleetctl batch submit --resume` stores them once that is mended")
 
@@ -64,7 +64,7 @@ def record_end(queue: Queue, index: int, phase: Phase, reason: str) -> None:
 
 
 def end_of_sweep(
-    store: Store, entries: list[Entry], clock: Clock, log: Any, config: InstanceConfig, here: Identity
+    store: Store, entries: list[Entry], clock: Clock, log: Any, config: InstanceConfig, identity: Identity
 ) -> None:
     """Every run is over. Two children may do it at once: the first end stands, and they are the same."""
     missed = [entry.index for entry in entries if entry.ended != "done"]
@@ -73,8 +73,8 @@ def end_of_sweep(
         indices = ", ".join(str(index) for index in missed[:10]) + (", …" if len(missed) > 10 else "")
         reason += f"; failed: {indices}"
     status = Status(
-        store, clock, log, job=config.job.job.name, run=store.url.prefix.rpartition("/")[2], instance=here.instance,
-        instance_type=here.instance_type or None, zone=here.zone or None, revision=config.revision,
+        store, clock, log, job=config.job.job.name, run=store.url.prefix.rpartition("/")[2], instance=identity.instance,
+        instance_type=identity.instance_type or None, zone=identity.zone or None, revision=config.revision,
     )  # fmt: skip
     phase, reason = status.end(Phase.FAILED if missed else Phase.DONE, reason)
     log.info("the list is over", phase=phase.value, reason=reason)

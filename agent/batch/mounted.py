@@ -49,14 +49,14 @@ def mounted(config: InstanceConfig, at: str, clock: Clock, log: Any) -> Efs | No
 def folders_of(config: InstanceConfig, paths: Paths, efs: Efs | None) -> Folders:
     """As on an instance, but the trainer runs in the clone itself. On EFS lie checkpoints, kept paths, metrics and the
     run's memory, beside each other's runs."""
-    own = Folders.at(paths.root, config.job.volume.mount)
-    own = replace(own, clone=own.fetched)
+    folders = Folders.at(paths.root, config.job.volume.mount)
+    folders = replace(folders, clone=folders.fetched)
     if efs is None:
-        return own
+        return folders
     run = config.sources if config.index is not None and config.sources else config.store
     parts = [*run.prefix.split("/")[-2:], "state", *([] if config.index is None else [str(config.index)])]
     top = efs.mount().joinpath(efs.place.folder, *parts)
     return replace(
-        own, checkpoints=top / "checkpoints", keep=top / "keep", results=top / "results", logs=top / "logs",
+        folders, checkpoints=top / "checkpoints", keep=top / "keep", results=top / "results", logs=top / "logs",
         environments=top / PRIVATE,
     )  # fmt: skip

@@ -61,16 +61,18 @@ def place(environment: Mapping[str, str]) -> Place:
     return Place(store, environment.get(_JOB, "none"), int(attempt), None if index is None else int(index))
 
 
-def identity(here: Place, metadata: Metadata, region: str) -> tuple[Identity, str]:
+def identity(batch_place: Place, metadata: Metadata, region: str) -> tuple[Identity, str]:
     """This container as the store knows it, and the id of its host ("" where it is hidden)."""
     try:
         host = metadata.identity(wait_seconds_max=HOST_SECONDS_MAX)
-        return Identity(here.name, host.zone, region, host.instance_type, host.account, host.image), host.instance
+        return Identity(
+            batch_place.name, host.zone, region, host.instance_type, host.account, host.image
+        ), host.instance
     except SpothealError:
         task = _task()
         match = re.match(r"arn:[^:]+:ecs:[^:]+:(\d{12}):", str(task.get("TaskARN", "")))
         zone = str(task.get("AvailabilityZone") or "")
-        return Identity(here.name, zone, region, "", match.group(1) if match else "", ""), ""
+        return Identity(batch_place.name, zone, region, "", match.group(1) if match else "", ""), ""
 
 
 def read_config(s3: Any, place: Place) -> InstanceConfig:

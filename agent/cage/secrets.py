@@ -84,14 +84,14 @@ class Vault:
     def _fetch(self, references: Iterable[SecretReference]) -> dict[tuple[str, str], str]:
         """(service, id) -> value; what is not there is left out."""
         values: dict[tuple[str, str], str] = {}
-        parameters = sorted({one.id for one in references if one.service == "ssm"})
+        parameters = sorted({reference.id for reference in references if reference.service == "ssm"})
         for start in range(0, len(parameters), _NAMES_A_CALL):
             names = parameters[start : start + _NAMES_A_CALL]
             with translated("read parameters of SSM"):
                 answer = self.client("ssm").get_parameters(Names=names, WithDecryption=True)
             for parameter in answer["Parameters"]:
                 values["ssm", parameter["Name"] + parameter.get("Selector", "")] = parameter["Value"]
-        for name in sorted({one.id for one in references if one.service == "secretsmanager"}):
+        for name in sorted({reference.id for reference in references if reference.service == "secretsmanager"}):
             try:
                 with translated(f"read {name} of Secrets Manager"):
                     answer = self.client("secretsmanager").get_secret_value(SecretId=name)

@@ -161,8 +161,8 @@ def walk(
                 missed(path)
                 continue
             try:
-                inner, others, budget = _listed(descriptor, budget, len(path))
-                yield path, inner, others, descriptor
+                inner, files, budget = _listed(descriptor, budget, len(path))
+                yield path, inner, files, descriptor
             finally:
                 os.close(descriptor)
             if budget < 0:
@@ -184,10 +184,10 @@ def _listed(descriptor: int, budget: int, depth: int) -> tuple[list[str], list[s
     return folders, names, budget
 
 
-def status_of(here: int, name: str) -> os.stat_result | None:
+def status_of(folder: int, name: str) -> os.stat_result | None:
     """Of the entry itself, if it is a link; None if there is none."""
     try:
-        return os.stat(name, dir_fd=here, follow_symlinks=False)
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError:
         return None
 
@@ -205,7 +205,7 @@ def files(
     missed: Callable[[str], None] = lambda path: None,
     *,
     below: str = "",
-    wanted: Callable[[str], bool] = lambda path: True,
+    selects: Callable[[str], bool] = lambda path: True,
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Path below the folder and status of every regular file that is in no folder of a name in `leave_out`.
 
@@ -214,18 +214,18 @@ def files(
     for path, folders, names, descriptor in walk(top, missed, below=below):
         folders[:] = [name for name in folders if name not in leave_out]
         for name in names:
-            if wanted(file := os.path.join(path, name)):
+            if selects(file := os.path.join(path, name)):
                 status = status_of(descriptor, name)
                 if status is not None and stat.S_ISREG(status.st_mode):
                     yield file, status
 
 
-def rename(top: Path, path: str, there: int, name: str) -> None:
+def rename(top: Path, path: str, target_folder: int, name: str) -> None:
     """Move `path` below `top` to `name` in the open folder `there`; OSError if something of that name is there."""
-    if status_of(there, name) is not None:
+    if status_of(target_folder, name) is not None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
     with folder(top, os.path.dirname(path)) as descriptor:
-        os.rename(os.path.basename(path), name, src_dir_fd=descriptor, dst_dir_fd=there)
+        os.rename(os.path.basename(path), name, src_dir_fd=descriptor, dst_dir_fd=target_folder)
 
 
 def give(path: Path, uid: int, gid: int) -> None:

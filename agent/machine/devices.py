@@ -52,7 +52,7 @@ def _device(row: Mapping[str, object]) -> Device:
         size_bytes=int(str(row.get("size") or 0)),
         fstype=str(row.get("fstype") or ""),
         uuid=str(row.get("uuid") or ""),
-        mountpoints=tuple(str(each) for each in mounted if each),
+        mountpoints=tuple(str(path) for path in mounted if path),
         has_children=bool(row.get("children")),
     )
 

@@ -220,9 +220,9 @@ def _held(name: str, zone: str, start: datetime, end: datetime, gib: int, month:
     return Held(name, zone, start, end, gib, _month(month, seconds_between(start, end)), month, exists)
 
 
-def _after(held: Held, since: datetime) -> Held:
-    start = max(held.start, since)
-    return replace(held, start=start, dollars=_month(held.month, seconds_between(start, held.end)))
+def _after(rest: Held, since: datetime) -> Held:
+    start = max(rest.start, since)
+    return replace(rest, start=start, dollars=_month(rest.month, seconds_between(start, rest.end)))
 
 
 def _month(month: Decimal, seconds: int) -> Decimal:

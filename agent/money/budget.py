@@ -66,12 +66,14 @@ class Prices:
 
     def look(self) -> bool:
         """Ask once; whether the price is known now."""
-        now = self.clock.now()
+        time = self.clock.now()
         self._lifecycle = self._lifecycle or self.metadata.lifecycle()
         try:
             if self._lifecycle == "on-demand":
                 return self._note_on_demand()
-            prices = self.cloud.spot_prices(self.here.instance_type, self.here.zone, self._since or self._launched(now))
+            prices = self.cloud.spot_prices(
+                self.here.instance_type, self.here.zone, self._since or self._launched(time)
+            )
         except SpothealError as error:
             self._say(f"the price of this instance is not known: {error.message}", error)
             return False
@@ -79,7 +81,7 @@ class Prices:
             if price != self._last and (self._since is None or since > self._since or not self._last):
                 self._note(price, since)
         if prices:
-            self._since = now
+            self._since = time
         return bool(self._last)
 
     def _note_on_demand(self) -> bool:
@@ -100,8 +102,8 @@ class Prices:
         self.ledger.note("price", dollars_per_hour=price, since=rfc3339(since), lifecycle=self._lifecycle or None)
         self.log.info("this instance costs", dollars_per_hour=price, lifecycle=self._lifecycle or "unknown")
 
-    def _launched(self, now: datetime) -> datetime:
-        return moment_of(self.here.launched) or now
+    def _launched(self, time: datetime) -> datetime:
+        return moment_of(self.here.launched) or time
 
     def _say(self, text: str, error: SpothealError | None = None) -> None:
         """Once for each cause: it is asked again every few minutes."""
@@ -134,15 +136,15 @@ class Budget:
         if self._listed is None:
             self._listed = Listed.of(self.store.get_json(LAYOUT.fleet_document) or {})
         listed = self._listed
-        now = self.clock.now()
+        time = self.clock.now()
         # A price that was read when the run was requested is no bound, so it is left out here.
         history = History(
             events=self.ledger.events(),
-            now=now,
+            now=time,
             requested_at=moment_of(self.requested_at),
             listed=listed.on_demand,
             maximum=listed.maximum,
-            known={**self.others(), self.here.instance: self._own(now)},
+            known={**self.others(), self.here.instance: self._own(time)},
             disk=self.disk,
         )
         total = bill(history, since=moment_of(self.requested_at))
@@ -153,12 +155,12 @@ class Budget:
         rate = total.rate + ASSUMED_DOLLARS_PER_HOUR * living
         return sum(total.exact.values(), hours * ASSUMED_DOLLARS_PER_HOUR), rate
 
-    def _own(self, now: datetime) -> Known:
+    def _own(self, time: datetime) -> Known:
         launched = moment_of(self.here.launched)
         return Known(launched, alive=True, instance_type=self.here.instance_type, zone=self.here.zone)
 
-    def _tell_source(self, found: Bill) -> None:
-        stay_here = next((stay for stay in reversed(found.stays) if stay.instance == self.here.instance), None)
+    def _tell_source(self, bill: Bill) -> None:
+        stay_here = next((stay for stay in reversed(bill.stays) if stay.instance == self.here.instance), None)
         if stay_here is None or stay_here.price_source == self._told:
             return
         self._told = stay_here.price_source

@@ -116,54 +116,54 @@ def _pieces(events: list[Event]) -> list[list[Event]]:
     return pieces
 
 
-def _part(name: str, events: list[Event], document: Event, known: Known, first: bool, last: bool) -> _Part | None:
+def _part(name: str, events: list[Event], document: Event, instance: Known, first: bool, last: bool) -> _Part | None:
     boot: Event = next((event for event in events if event["event"] == "boot"), {})
     times = [boot.get("launched"), document.get("time") if first else None, *(event.get("time") for event in events)]
-    start = next((moment for moment in map(moment_of, times) if moment), None) or known.launched
-    if first and last and known.launched is not None:
-        start = known.launched
+    start = next((moment for moment in map(moment_of, times) if moment), None) or instance.launched
+    if first and last and instance.launched is not None:
+        start = instance.launched
     if start is None:
         return None
     told = next((event["lifecycle"] for event in events if event.get("lifecycle")), None)
-    lifecycle = str(told or document.get("lifecycle") or known.lifecycle or "spot")
+    lifecycle = str(told or document.get("lifecycle") or instance.lifecycle or "spot")
     return _Part(
         instance=name,
-        instance_type=str(boot.get("instance_type") or document.get("instance_type") or known.instance_type),
-        zone=str(boot.get("zone") or document.get("zone") or known.zone),
+        instance_type=str(boot.get("instance_type") or document.get("instance_type") or instance.instance_type),
+        zone=str(boot.get("zone") or document.get("zone") or instance.zone),
         lifecycle=lifecycle,
         start=start,
         events=tuple(events),
         last=last,
-        interrupted=last and (known.interrupted or document.get("outcome") == "interrupted"),
+        interrupted=last and (instance.interrupted or document.get("outcome") == "interrupted"),
     )
 
 
 def _end(part: _Part, history: History, following: datetime | None) -> tuple[datetime, str]:
     """When it ended, and by whom; now and "" where it runs."""
-    now, known = history.now, history.known.get(part.instance, Known())
+    time, instance = history.now, history.known.get(part.instance, Known())
     closing = [moment_of(event.get("time")) for event in part.events if event["event"] in ("end", "leaving")]
-    if closing and closing[-1] is not None and not (part.last and known.alive):
-        return min(closing[-1], now), "run"
+    if closing and closing[-1] is not None and not (part.last and instance.alive):
+        return min(closing[-1], time), "run"
     notice = _last_notice(part.events)
     if notice is not None:
         action, ends = notice
-        if ends > now and known.alive is not False:
-            return now, ""
-        if not (part.last and known.alive):
-            return min(ends, now), "aws" if action in _INTERRUPTIONS else "shutdown"
-    if part.last and known.alive:
-        return now, ""
+        if ends > time and instance.alive is not False:
+            return time, ""
+        if not (part.last and instance.alive):
+            return min(ends, time), "aws" if action in _INTERRUPTIONS else "shutdown"
+    if part.last and instance.alive:
+        return time, ""
     heard = [moment_of(e.get("heard")) for e in history.events if e.get("predecessor") == part.instance]
     times = [moment_of(event.get("time")) for event in part.events]
     signs = [moment for moment in (*heard, *times, history.heard.get(part.instance)) if moment] or [part.start]
     alive_until = max(signs) + timedelta(seconds=HEARD_SECONDS)
-    if part.last and known.alive is None and following is None and alive_until >= now:
-        return now, ""
-    if following is None and known.alive is None and history.ended is None and not part.interrupted:
-        return now, ""  # silent, and nothing has taken its place: charged for as long as nobody knows better
+    if part.last and instance.alive is None and following is None and alive_until >= time:
+        return time, ""
+    if following is None and instance.alive is None and history.ended is None and not part.interrupted:
+        return time, ""  # silent, and nothing has taken its place: charged for as long as nobody knows better
     # Without a heartbeat after it only the next launch tells that it was gone.
     until = alive_until if heard or part.instance in history.heard else max(alive_until, following or alive_until)
-    return max(part.start, min(until, now)), "aws" if part.interrupted else "unknown"
+    return max(part.start, min(until, time)), "aws" if part.interrupted else "unknown"
 
 
 def _last_notice(events: Iterable[Event]) -> tuple[str, datetime] | None:
@@ -188,14 +188,14 @@ def _samples(part: _Part) -> Prices:
     return sorted(samples)
 
 
-def _prices(part: _Part, own: Prices, alike: Prices, history: History) -> tuple[Prices, str]:
+def _prices(part: _Part, own_prices: Prices, alike: Prices, history: History) -> tuple[Prices, str]:
     """The best that is known: its own prices, another's of its kind, the request's, the list's, an upper bound."""
     if part.lifecycle != "spot":
         listed = history.listed.get(part.instance_type)
-        if own or listed is not None:
-            return own or [(part.start, listed or Decimal(0))], "on-demand"
-    elif own:
-        return own, "spot"
+        if own_prices or listed is not None:
+            return own_prices or [(part.start, listed or Decimal(0))], "on-demand"
+    elif own_prices:
+        return own_prices, "spot"
     elif alike:
         nearest = min(alike, key=lambda sample: abs(sample[0] - part.start))
         return [(part.start, nearest[1])], "spot"

@@ -85,13 +85,13 @@ class Limits:
         by_wall = (self.clock.now() - parse_rfc3339(self.requested_at)).total_seconds()
         if self._first is None:
             self._first = by_wall, self.clock.monotonic()
-        known, at = self._first
-        return max(0.0, min(by_wall, known + self.clock.monotonic() - at))
+        seconds, at = self._first
+        return max(0.0, min(by_wall, seconds + self.clock.monotonic() - at))
 
-    def _tell_once(self, what: str, text: str) -> None:
+    def _tell_once(self, limit: str, text: str) -> None:
         """Once an instance here, once a run by its mark in the store."""
-        if what not in self._told:
-            self._told.add(what)
-            self.log.warning("80 % of a limit is used up", limit=f"limits.{what}", why=text)
-            self.tell(limit_message(what, self.requested_at, text))
+        if limit not in self._told:
+            self._told.add(limit)
+            self.log.warning("80 % of a limit is used up", limit=f"limits.{limit}", why=text)
+            self.tell(limit_message(limit, self.requested_at, text))
 

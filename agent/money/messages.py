@@ -50,11 +50,11 @@ def interruption_message(instance: str, zone: str, action: str, ends: str, saved
     )
 
 
-def limit_message(what: str, requested_at: str, text: str) -> Message:
+def limit_message(limit: str, requested_at: str, text: str) -> Message:
     """80 % of a limit is used up. `what`: dollars or hours."""
     return Message(
         event="limit-80",
-        mark=f"limit-80-{what}-{requested_at}",
+        mark=f"limit-80-{limit}-{requested_at}",
         text=f"{text}. At 100 % it saves, ends and cancels its fleet",
-        fields={"limit": f"limits.{what}"},
+        fields={"limit": f"limits.{limit}"},
     )

@@ -23,31 +23,31 @@ class Heard:
 
     def look(self) -> None:
         """A look at all of them begins. What has changed since one that was long ago may have changed long ago."""
-        now = self._clock.monotonic()
-        self._watches = now - self._looked <= CONFIRM_SECONDS
-        self._looked = now
+        moment = self._clock.monotonic()
+        self._watches = moment - self._looked <= CONFIRM_SECONDS
+        self._looked = moment
 
-    def age(self, name: str, said: str) -> float:
+    def age(self, name: str, time: str) -> float:
         """Seconds since `name` was heard of, whose newest word is of the moment `said` by its own clock."""
-        now = self._clock.monotonic()
-        before, since, changed = self._seen.get(name, (said, now, False))
-        if before != said:
-            since, changed = now, self._watches
-        self._seen[name] = (said, since, changed)
+        moment = self._clock.monotonic()
+        before, since, changed = self._seen.get(name, (time, moment, False))
+        if before != time:
+            since, changed = moment, self._watches
+        self._seen[name] = (time, since, changed)
         if changed:
-            return now - since
-        told = age_of(self._clock.now(), said)
-        return max(now - since, told if now - since >= CONFIRM_SECONDS else min(told, ABSENT_SECONDS))
+            return moment - since
+        age = age_of(self._clock.now(), time)
+        return max(moment - since, age if moment - since >= CONFIRM_SECONDS else min(age, ABSENT_SECONDS))
 
     def watched(self, name: str) -> float:
         """Seconds since `name` was first seen."""
-        now = self._clock.monotonic()
-        _, since, _ = self._seen.setdefault(name, ("", now, False))
-        return now - since
+        moment = self._clock.monotonic()
+        _, since, _ = self._seen.setdefault(name, ("", moment, False))
+        return moment - since
 
 
-def age_of(now: datetime, said: str) -> float:
+def age_of(current: datetime, time: str) -> float:
     try:
-        return max(0.0, float((now - parse_rfc3339(said)).total_seconds()))
+        return max(0.0, float((current - parse_rfc3339(time)).total_seconds()))
     except ValueError:
         return float("inf")

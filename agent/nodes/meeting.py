@@ -102,7 +102,7 @@ class Meeting:
         cloud: Cloud,
         clock: Clock,
         log: Any,
-        here: Identity,
+        identity: Identity,
         *,
         run: str,
         machines: tuple[int, int],
@@ -110,7 +110,7 @@ class Meeting:
         on_term: Callable[[int], None] = lambda term: None,
         timing: Timing | None = None,
     ) -> None:
-        self._store, self._cloud, self._clock, self._log, self._here = store, cloud, clock, log, here
+        self._store, self._cloud, self._clock, self._log, self._here = store, cloud, clock, log, identity
         self._run, (self._least, self._most), self._wait_seconds = run, machines, wait_seconds
         self._on_term, self._timing = on_term, timing or Timing()
         self._lock = threading.Lock()
@@ -150,13 +150,15 @@ class Meeting:
         """SetupFailed where the trainer's user has another number on a machine that is here: what lies on EFS belongs
         to numbers, and each machine would take the others' files from them."""
         try:
-            others = self._others()
+            documents = self._others()
         except Retryable as error:
             self._log.warning("the other machines cannot be looked for now", error=error.message)
             return
-        for name, one in others.items():
-            theirs = one.get("uid")
-            fresh = age_of(self._clock.now(), str(one.get("time"))) <= FRESH_SECONDS and not one.get("leaving")
+        for name, document in documents.items():
+            theirs = document.get("uid")
+            fresh = age_of(self._clock.now(), str(document.get("time"))) <= FRESH_SECONDS and not document.get(
+                "leaving"
+            )
             if fresh and isinstance(theirs, int) and theirs != uid:
                 raise SetupFailed(
                     f"the trainer's user has the number {uid} here and {theirs} on {name}: they share files on EFS",
@@ -164,17 +166,21 @@ class Meeting:
                 )
 
     def _others(self) -> dict[str, dict[str, Any]]:
-        found = [one for key in self._store.keys(LAYOUT.nodes) if (one := self._store.get_json(key))]
-        return {str(one.get("instance")): one for one in found if one.get("instance") != self._here.instance}
+        documents = [document for key in self._store.keys(LAYOUT.nodes) if (document := self._store.get_json(key))]
+        return {
+            str(document.get("instance")): document
+            for document in documents
+            if document.get("instance") != self._here.instance
+        }
 
     def _say(self, **fields: Any) -> None:
         with self._lock:
             self._says |= fields
             self._last = self._says["term"] or self._last
-            here = self._here
-            self._store.put_json(LAYOUT.node(here.instance), {
-                "instance": here.instance, "address": here.address, "zone": here.zone,
-                "instance_type": here.instance_type, **self._says, "time": rfc3339(self._clock.now()),
+            identity = self._here
+            self._store.put_json(LAYOUT.node(identity.instance), {
+                "instance": identity.instance, "address": identity.address, "zone": identity.zone,
+                "instance_type": identity.instance_type, **self._says, "time": rfc3339(self._clock.now()),
             })  # fmt: skip
 
     # ---------------------------------------------------------------------------------------------------------- meeting
@@ -184,7 +190,7 @@ class Meeting:
         Whatever rendezvous this machine was in it has left: its ranks have ended.
         """
         few_since: float | None = None
-        told, pause = "", LOOK_SECONDS
+        reason_told, pause = "", LOOK_SECONDS
         left = False
         while not stop.is_set():
             try:
@@ -194,13 +200,13 @@ class Meeting:
                 self.check_end()
                 action = decide(self.look())
                 if isinstance(action, Wait):
-                    if action.why != told:
-                        told = action.why
-                        self._log.info("waiting for the other machines", why=told)
-                        self._say(doing=f"waiting: {told}")
+                    if action.why != reason_told:
+                        reason_told = action.why
+                        self._log.info("waiting for the other machines", why=reason_told)
+                        self._say(doing=f"waiting: {reason_told}")
                     few_since = self._patience(action, few_since)
-                elif (found := self._act(action)) is not None:
-                    return found
+                elif (meeting_end := self._act(action)) is not None:
+                    return meeting_end
                 else:
                     pause = LOOK_SECONDS
             except Retryable as error:
@@ -241,9 +247,11 @@ class Meeting:
     def _claims_end(self) -> bool:
         me = self._here.instance
 
-        def is_gone(other: Mapping[str, Any]) -> bool:
-            found = self._cloud.instances([str(other["instance"])])
-            return str(other["instance"]) != me and not any(one.state in ("pending", "running") for one in found)
+        def is_gone(document: Mapping[str, Any]) -> bool:
+            instances = self._cloud.instances([str(document["instance"])])
+            return str(document["instance"]) != me and not any(
+                instance.state in ("pending", "running") for instance in instances
+            )
 
         body = {"instance": me, "rendezvous": self._last}
         return bool(self._store.claim(LAYOUT.end_claim, body, is_gone)["instance"] == me)
@@ -253,17 +261,17 @@ class Meeting:
         claim = self._store.highest_term()
         me = self._here.instance
         self._heard.look()
-        documents = [found for key in self._store.keys(LAYOUT.nodes) if (found := self._store.get_json(key))]
-        ages = {str(one.get("instance")): self._heard.age(str(one.get("instance")), str(one.get("time")))
-                for one in documents}  # fmt: skip
-        asked = {str(one.get("instance")) for one in documents if one.get("term") is not None}
-        asked |= {claim.instance} if claim is not None else set()
-        asked -= {me}
-        found = {one.id: one.state for one in self._cloud.instances(asked)} if asked else {}
+        documents = [states for key in self._store.keys(LAYOUT.nodes) if (states := self._store.get_json(key))]
+        ages = {str(entry.get("instance")): self._heard.age(str(entry.get("instance")), str(entry.get("time")))
+                for entry in documents}  # fmt: skip
+        names = {str(entry.get("instance")) for entry in documents if entry.get("term") is not None}
+        names |= {claim.instance} if claim is not None else set()
+        names -= {me}
+        states = {entry.id: entry.state for entry in self._cloud.instances(names)} if names else {}
         machines = []
-        for one in documents:
-            name = str(one.get("instance"))
-            machines.append(machine_of(one, ages[name], found.get(name, "") if name in asked else None))
+        for entry in documents:
+            name = str(entry.get("instance"))
+            machines.append(machine_of(entry, ages[name], states.get(name, "") if name in names else None))
         if claim is None:
             return Seen(me, tuple(machines), self._least)
         place = place_of(self._store.get_json(LAYOUT.rendezvous(claim.number)), claim.number)
@@ -272,14 +280,14 @@ class Meeting:
 
     def known(self) -> Mapping[str, Known]:
         """What the others' documents tell a bill: who lives beside us, and who does not. SpothealError."""
-        now = self._clock.now()
+        time = self._clock.now()
         return {
             name: Known(
-                alive=True if age_of(now, str(one.get("time"))) <= FRESH_SECONDS else None,
-                instance_type=str(one.get("instance_type") or ""),
-                zone=str(one.get("zone") or ""),
+                alive=True if age_of(time, str(document.get("time"))) <= FRESH_SECONDS else None,
+                instance_type=str(document.get("instance_type") or ""),
+                zone=str(document.get("zone") or ""),
             )
-            for name, one in self._others().items()
+            for name, document in self._others().items()
         }
 
     def _act(self, action: Join | ClaimTerm | End) -> Rendezvous | None:
@@ -303,13 +311,13 @@ class Meeting:
         return self._rendezvous(place, hosts=False)
 
     def _claim(self, term: int) -> Rendezvous | None:
-        here = self._here
-        if not self._store.claim_term(Claim(term, here.instance, here.zone, rfc3339(self._clock.now()))):
+        identity = self._here
+        if not self._store.claim_term(Claim(term, identity.instance, identity.zone, rfc3339(self._clock.now()))):
             return None
         highest = self._store.highest_term()
         if highest is None or highest.number != term:
             return None
-        place = Place(term, here.instance, here.address, free_port(here.address))
+        place = Place(term, identity.instance, identity.address, free_port(identity.address))
         self._say(term=term, leads=True, doing="training")
         document = {"instance": place.instance, "address": place.address, "port": place.port}
         self._store.put_json(LAYOUT.rendezvous(term), {**document, "time": rfc3339(self._clock.now())})
@@ -324,9 +332,9 @@ class Meeting:
         """Since when there are too few. RunOver once that is too long: what is here costs, and does nothing."""
         if not wait.few:
             return None
-        now = self._clock.monotonic()
-        since = now if since is None else since
-        if now - since > self._wait_seconds:
+        moment = self._clock.monotonic()
+        since = moment if since is None else since
+        if moment - since > self._wait_seconds:
             raise RunOver(RunEnd(
                 Phase.PARKED,
                 f"{wait.why}, and no more came within {self._wait_seconds / 60:.0f} min (nodes_wait in job.toml)",

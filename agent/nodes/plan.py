@@ -98,22 +98,22 @@ class Wait:
 Action = Join | ClaimTerm | End | Wait
 
 
-def decide(seen: Seen) -> Action:
+def decide(observed: Seen) -> Action:
     """What this machine, which is in no rendezvous, does next."""
-    others = [machine for machine in seen.machines if machine.instance != seen.me]
-    holder = next((machine for machine in others if machine.instance == seen.holder), None)
+    peers = [machine for machine in observed.machines if machine.instance != observed.me]
+    holder = next((machine for machine in peers if machine.instance == observed.holder), None)
     if holder is not None and not holder.is_gone and not holder.leaving:
-        if seen.place is not None and holder.term == seen.term:
+        if observed.place is not None and holder.term == observed.term:
             if holder.age <= FRESH_SECONDS:
-                return Join(seen.place)
-        elif seen.place is None and seen.claim_age <= PREPARING_SECONDS:
-            return Wait(f"{holder.instance} prepares rendezvous {seen.term}")
-    if (action := still_in_one(others)) is not None:
+                return Join(observed.place)
+        elif observed.place is None and observed.claim_age <= PREPARING_SECONDS:
+            return Wait(f"{holder.instance} prepares rendezvous {observed.term}")
+    if (action := still_in_one(peers)) is not None:
         return action
-    here = 1 + sum(machine.is_here for machine in others)
-    if here < seen.least:
-        return Wait(f"{here} of at least {seen.least} machines here", few=True)
-    return ClaimTerm(seen.term + 1)
+    arrivals = 1 + sum(machine.is_here for machine in peers)
+    if arrivals < observed.least:
+        return Wait(f"{arrivals} of at least {observed.least} machines here", few=True)
+    return ClaimTerm(observed.term + 1)
 
 
 def still_in_one(machines: Iterable[Machine]) -> End | Wait | None:

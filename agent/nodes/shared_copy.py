@@ -70,26 +70,26 @@ class SharedCopy:
             return None
         return str(document.get("made")) if inode == document.get("inode") else None
 
-    def publish(self, made: str) -> None:
+    def publish(self, token: str) -> None:
         """The copy is complete, with its kept paths: the others use it."""
         inode = os.lstat(self._folders.clone).st_ino
-        self._store.put_json(LAYOUT.working_copy, {**self._wanted, "made": made, "inode": inode, "instance": self._me})
+        self._store.put_json(LAYOUT.working_copy, {**self._wanted, "made": token, "inode": inode, "instance": self._me})
 
     def _look_anew(self) -> None:
         for folder in dict.fromkeys((self._folders.clone.parent, self._folders.environments)):
             with contextlib.suppress(OSError):
-                own = Path(folder, f".look-{self._me}")
-                own.mkdir(exist_ok=True)
-                own.rmdir()
+                marker = Path(folder, f".look-{self._me}")
+                marker.mkdir(exist_ok=True)
+                marker.rmdir()
 
     # ------------------------------------------------------------------------------------------------- who makes it now
     @contextlib.contextmanager
-    def turn(self, is_made: Callable[[], bool], what: str) -> Iterator[bool]:
+    def turn(self, is_made: Callable[[], bool], subject: str) -> Iterator[bool]:
         """True: this machine makes `what`, and no other does until the block ends. False: another has made it.
 
         Interrupted if this machine goes away; RunOver if the run has ended, or nothing is made in `TURN_SECONDS_MAX`.
         """
-        if not self._wait_for_turn(is_made, what):
+        if not self._wait_for_turn(is_made, subject):
             yield False
             return
         try:
@@ -97,8 +97,8 @@ class SharedCopy:
         finally:
             self._give_back()
 
-    def _wait_for_turn(self, is_made: Callable[[], bool], what: str) -> bool:
-        wait, told = self._wait(), "the store"
+    def _wait_for_turn(self, is_made: Callable[[], bool], subject: str) -> bool:
+        wait, holder_told = self._wait(), "the store"
         while True:
             try:
                 self._meeting.check_end()
@@ -107,43 +107,43 @@ class SharedCopy:
                 holder = self._claim()
                 if holder == self._me:
                     return self._is_needed(is_made)
-                if holder != told:
-                    told = holder
-                    self._log.info(f"waiting for {what}: another machine makes it", instance=holder)
-                    self._meeting.note(f"waiting for {what}, which {holder} makes")
+                if holder != holder_told:
+                    holder_told = holder
+                    self._log.info(f"waiting for {subject}: another machine makes it", instance=holder)
+                    self._meeting.note(f"waiting for {subject}, which {holder} makes")
             except Retryable as error:
-                self._log.warning(f"whether {what} is complete cannot be asked; trying again", error=error.message)
-            wait.pause(f"{what} is not complete: {told} has not made it")
+                self._log.warning(f"whether {subject} is complete cannot be asked; trying again", error=error.message)
+            wait.pause(f"{subject} is not complete: {holder_told} has not made it")
 
     def _is_needed(self, is_made: Callable[[], bool]) -> bool:
         """Asked again under the claim: the machine before may have completed it and given its claim back meanwhile."""
         try:
             self._look_anew()
-            needed = not is_made()
+            is_needed = not is_made()
         except BaseException:
             self._give_back()
             raise
-        if not needed:
+        if not is_needed:
             self._give_back()
-        return needed
+        return is_needed
 
     def wait_until_unused(self) -> None:
         """Until no machine trains in the copy of another commit, which is about to be replaced."""
-        wait, told = self._wait(), ""
+        wait, reason_told = self._wait(), ""
         while not is_on_volume(self._config, self._folders):
             try:
-                seen = self._meeting.look()
-                action = still_in_one([machine for machine in seen.machines if machine.instance != self._me])
+                observed = self._meeting.look()
+                action = still_in_one([machine for machine in observed.machines if machine.instance != self._me])
                 if action is None:
                     return
                 if isinstance(action, End):
                     self._cloud.terminate(action.instance)
-                elif action.why != told:
-                    told = action.why
-                    self._log.info("the working copy of another commit is still in use", why=told)
+                elif action.why != reason_told:
+                    reason_told = action.why
+                    self._log.info("the working copy of another commit is still in use", why=reason_told)
             except Retryable as error:
                 self._log.warning("the other machines cannot be looked for; trying again", error=error.message)
-            wait.pause(f"the working copy cannot change its commit: {told}")
+            wait.pause(f"the working copy cannot change its commit: {reason_told}")
 
     def _wait(self) -> _Wait:
         return _Wait(self._clock, self._stop, self._clock.monotonic() + TURN_SECONDS_MAX)
@@ -174,8 +174,8 @@ class SharedCopy:
     def _machine(self, instance: str) -> Machine:
         self._heard.look()
         document = self._store.get_json(LAYOUT.node(instance)) or {}
-        found = {one.id: one.state for one in self._cloud.instances([instance])}
-        return machine_of(document, self._heard.age(instance, str(document.get("time"))), found.get(instance, ""))
+        states = {instance_now.id: instance_now.state for instance_now in self._cloud.instances([instance])}
+        return machine_of(document, self._heard.age(instance, str(document.get("time"))), states.get(instance, ""))
 
 
 @dataclass
@@ -185,12 +185,12 @@ class _Wait:
     until: float
     seconds: float = LOOK_SECONDS
 
-    def pause(self, why: str) -> None:
+    def pause(self, reason: str) -> None:
         """RunOver after `until`: what waits costs, and does nothing."""
         if self.clock.monotonic() > self.until:
             raise RunOver(RunEnd(
                 Phase.PARKED,
-                f"{why} in {TURN_SECONDS_MAX / 60:.0f} min; `fleetctl logs` says what it does,"
+                f"{reason} in {TURN_SECONDS_MAX / 60:.0f} min; `fleetctl logs` says what it does,"
                 " `fleetctl request --resume` begins again",
             ))  # fmt: skip
         if self.clock.sleep(self.seconds, until=self.stop):

@@ -48,7 +48,7 @@ class Surroundings:
 
 def run_command(
     argv: Sequence[str],
-    where: Surroundings,
+    surroundings: Surroundings,
     *,
     directory: Path,
     environment: Mapping[str, str],
@@ -62,26 +62,26 @@ def run_command(
         lines.append(line)
         on_line(line)
 
-    if where.stop.is_set():
+    if surroundings.stop.is_set():
         raise Interrupted(f"stopped before {argv[0]}")
     changed = threading.Event()
-    until = where.clock.monotonic() + seconds_max
+    until = surroundings.clock.monotonic() + seconds_max
     program = ForeignProgram(
         argv,
         directory=directory,
         environment=environment,
-        account=where.account,
+        account=surroundings.account,
         on_line=keep,
         on_end=changed.set,
     )
     timed_out = False
     try:
-        while not changed.is_set() and not where.stop.is_set() and not timed_out:
-            where.clock.sleep(_LOOK_SECONDS, until=changed)
-            timed_out = where.clock.monotonic() > until and not changed.is_set()
+        while not changed.is_set() and not surroundings.stop.is_set() and not timed_out:
+            surroundings.clock.sleep(_LOOK_SECONDS, until=changed)
+            timed_out = surroundings.clock.monotonic() > until and not changed.is_set()
         ended = changed.is_set()
     finally:
-        program.end_all(where.clock)
+        program.end_all(surroundings.clock)
     if not ended and not timed_out:
         raise Interrupted(f"stopped during {argv[0]}")
     return Finished(program.exit_code, tuple(lines), timed_out)

@@ -97,10 +97,10 @@ def descendants(table: Mapping[int, Process], roots: set[int]) -> set[int]:
 
 def carrying(variable: str, value: str) -> set[int]:
     """Processes that were started with `variable=value` in their environment; ourselves left out."""
-    wanted = f"{variable}={value}".encode()
+    pattern = f"{variable}={value}".encode()
     pids = set()
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid() and wanted in _environment(int(entry)):
+        if entry.isdigit() and int(entry) != os.getpid() and pattern in _environment(int(entry)):
             pids.add(int(entry))
     return pids
 
@@ -182,17 +182,17 @@ class ForeignProgram:
     def family(self) -> list[Process]:
         """All living processes of this program, wherever they went; the main one first."""
         with _RUNNING_LOCK:
-            table, others = processes(), _RUNNING - {self.pid}
+            table, other_programs = processes(), _RUNNING - {self.pid}
         roots = {self.pid} | {p.pid for p in table.values() if self.pid in (p.session, p.group)}
-        if self._mark is not None or not others:  # beside others, whose an orphan is cannot be told
+        if self._mark is not None or not other_programs:  # beside others, whose an orphan is cannot be told
             session = os.getsid(0)
-            roots |= {p.pid for p in table.values() if p.pid not in others and self._is_orphan(p, session)}
+            roots |= {p.pid for p in table.values() if p.pid not in other_programs and self._is_orphan(p, session)}
         if self._mark is not None:
             roots |= carrying(*self._mark)
         if self._cage is not None:
             roots |= owned_by(self._cage.uid)
-        found = (table[pid] for pid in descendants(table, roots) if pid in table and pid != os.getpid())
-        return sorted((p for p in found if p.alive), key=lambda p: p.pid != self.pid)
+        relatives = (table[pid] for pid in descendants(table, roots) if pid in table and pid != os.getpid())
+        return sorted((p for p in relatives if p.alive), key=lambda p: p.pid != self.pid)
 
     def own_group(self) -> list[Process]:
         """Living processes of the main process's own group."""
@@ -403,12 +403,12 @@ def _start_by_launcher(
         "sandbox": sandbox.to_orders() if sandbox is not None else None,
     }
     channel, to_us = socket.socketpair()
-    with channel, _in_memory() as given:
+    with channel, _in_memory() as description:
         with to_us:
-            json.dump(orders, given)
-            given.seek(0)
-            command = [sys.executable, "-I", "-S", str(LAUNCHER), str(given.fileno()), str(to_us.fileno()), *argv]
-            popen = _popen(command, Path("/"), {}, output, pass_fds=[given.fileno(), to_us.fileno()])
+            json.dump(orders, description)
+            description.seek(0)
+            command = [sys.executable, "-I", "-S", str(LAUNCHER), str(description.fileno()), str(to_us.fileno()), *argv]
+            popen = _popen(command, Path("/"), {}, output, pass_fds=[description.fileno(), to_us.fileno()])
         message, listener = _heard(channel)
     if not message:
         return popen, listener

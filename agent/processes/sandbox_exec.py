@@ -178,9 +178,11 @@ def _hide(path: str) -> None:
         _mount("/dev/null", path, "", _MS_BIND)
 
 
-def _empty(folder: str, kept: list[str]) -> None:
+def _empty(folder: str, names: list[str]) -> None:
     """A filesystem of our own in its place, with those of `kept` that lie below it and exist now."""
-    below = [path for path in dict.fromkeys(map(os.path.realpath, kept)) if _within(path, (folder,)) and path != folder]
+    below = [
+        path for path in dict.fromkeys(map(os.path.realpath, names)) if _within(path, (folder,)) and path != folder
+    ]
     below = [path for path in below if os.path.exists(path) and not _within(path, tuple(set(below) - {path}))]
     sources = [(os.open(path, os.O_PATH), path, os.path.isdir(path)) for path in below]
     _mount("tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "mode=755,size=1m")
@@ -255,8 +257,8 @@ class _Filter(ctypes.Structure):
 def _limit_calls(filters: list[list[list[int]]], agent: int) -> None:
     """With the first the agent answers refused calls; the second is for kernels before 5.0, and for where somebody
     answers those of another filter already."""
-    told, plain = filters
-    listener = _seccomp(told, _SPEC_ALLOW | _NEW_LISTENER)
+    reporting, plain = filters
+    listener = _seccomp(reporting, _SPEC_ALLOW | _NEW_LISTENER)
     if listener < 0:
         _check(min(0, _seccomp(plain, _SPEC_ALLOW)), "seccomp")
         return

@@ -23,25 +23,25 @@ COUNT_SECONDS_MAX = 120.0  # a network may come up after us; as long without rig
 class Launch:
     """This instance's document."""
 
-    def __init__(self, store: Store, here: Identity, fields: dict[str, Any]) -> None:
-        self._store, self._here, self._fields = store, here, fields
+    def __init__(self, store: Store, identity: Identity, fields: dict[str, Any]) -> None:
+        self._store, self._here, self._fields = store, identity, fields
 
     @classmethod
-    def count(cls, store: Store, here: Identity, clock: Clock, requested_at: str = "") -> Launch:
+    def count(cls, store: Store, identity: Identity, clock: Clock, requested_at: str = "") -> Launch:
         """Count this launch; an agent that is started again on the same instance goes on with what is there.
 
         Raises what the store says after `COUNT_SECONDS_MAX`.
         """
 
         def count() -> Launch:
-            document = store.get_json(LAYOUT.launch(here.instance)) or {}
+            document = store.get_json(LAYOUT.launch(identity.instance)) or {}
             fields = {"time": rfc3339(clock.now()), "acknowledged": False, **document}
-            fields |= {"zone": here.zone, "instance_type": here.instance_type, "outcome": "booting"}
+            fields |= {"zone": identity.zone, "instance_type": identity.instance_type, "outcome": "booting"}
             fields["requested_at"] = requested_at
             starts = document.get("starts", 0)
             fields["starts"] = (starts if isinstance(starts, int) else 0) + 1
-            store.count_launch(here.instance, fields)
-            return cls(store, here, fields)
+            store.count_launch(identity.instance, fields)
+            return cls(store, identity, fields)
 
         budget = Patience(clock, COUNT_SECONDS_MAX, COUNT_SECONDS_MAX)
         return until_it_works(count, clock, passes=budget.bears, pause=2.0)
@@ -70,12 +70,12 @@ class Launch:
         Those of an earlier request are forgiven: a run that was parked and is requested again begins to count anew.
         """
         requested_at = self._fields.get("requested_at", "")
-        found: list[dict[str, Any]] = []
+        launches: list[dict[str, Any]] = []
         for launch in self._store.latest_launches():
             if launch.get("instance") == self._here.instance:
                 continue
             if launch.get("acknowledged"):
                 break
             if launch.get("requested_at", requested_at) == requested_at:  # by name, not by time: clocks differ
-                found.insert(0, launch)
-        return found
+                launches.insert(0, launch)
+        return launches

@@ -69,9 +69,9 @@ class Logs:
 
     def anew(self) -> Logs:
         """The same sinks for another run on this machine: its copies in the store begin at nothing."""
-        made = Logs(self._folder, stderr=self._stderr, console=self._console)
-        made.bind(**self._context)
-        return made
+        logs = Logs(self._folder, stderr=self._stderr, console=self._console)
+        logs.bind(**self._context)
+        return logs
 
     def bind(self, **fields: Any) -> None:
         """Set fields that every later line carries, from whichever thread it comes."""
@@ -114,8 +114,8 @@ class Logs:
                 (LAYOUT.trainer_log, self._trainer.unshipped()),
             ]
         try:
-            for name, found in pieces:
-                for number, body in found:
+            for name, piece in pieces:
+                for number, body in piece:
                     store.put_bytes(name(instance, number), body, "text/plain; charset=utf-8")
         except SpothealError:
             return False
@@ -159,10 +159,10 @@ def _plain_line(event: Mapping[str, Any]) -> str:
 def is_journal(stream: IO[str]) -> bool:
     """Whether systemd has connected `stream` with its journal (systemd.exec(5), JOURNAL_STREAM)."""
     try:
-        seen = os.fstat(stream.fileno())
+        status = os.fstat(stream.fileno())
     except (OSError, ValueError, AttributeError):
         return False
-    return os.environ.get("JOURNAL_STREAM") == f"{seen.st_dev}:{seen.st_ino}"
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
 def _show(console: Path, text: str) -> None:
@@ -260,8 +260,10 @@ class _Shipped(_Sink):
 
     def _leave_out_oldest(self) -> None:
         missing = len(self._segments.pop(0)) - max(0, self._shipped)
-        said = f"({missing} bytes are missing some segments before this: they came faster than the store took them)\n"
-        self._segments[-1] += said.encode()
+        message = (
+            f"({missing} bytes are missing some segments before this: they came faster than the store took them)\n"
+        )
+        self._segments[-1] += message.encode()
         self._first, self._shipped = self._first + 1, -1
 
     def unshipped(self) -> list[tuple[int, bytes]]:

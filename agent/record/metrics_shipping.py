@@ -46,12 +46,12 @@ class Curves:
 
     def note(self, progress: Progress) -> None:
         """A sample, when the last one is long enough ago or a checkpoint has become durable since."""
-        now = self._clock.monotonic()
+        moment = self._clock.monotonic()
         saved = progress.saved.step if progress.saved else None
         with self._lock:
-            if now - self._sampled < self._every and saved == self._saved:
+            if moment - self._sampled < self._every and saved == self._saved:
                 return
-            self._sampled, self._saved = now, saved
+            self._sampled, self._saved = moment, saved
             self._samples.append(json.dumps(self._line(progress, saved)))
             if len(self._samples) > SAMPLES_MAX:
                 self._samples, self._stored = self._samples[::2], -1
@@ -75,25 +75,25 @@ class Curves:
         """What would be put, read now: the volume may be gone a moment later."""
         with self._lock:
             self._shipped = self._clock.monotonic()
-            found: list[tuple[str, bytes]] = []
+            files: list[tuple[str, bytes]] = []
             if self._samples and len(self._samples) != self._stored:
-                found.append((LAYOUT.progress(self._name), "".join(f"{one}\n" for one in self._samples).encode()))
+                files.append((LAYOUT.progress(self._name), "".join(f"{sample}\n" for sample in self._samples).encode()))
             mark, body = _metrics(self._file, self._mark)
             if body:
                 self._mark = mark
-                found.append((LAYOUT.metrics, body))
-            return found
+                files.append((LAYOUT.metrics, body))
+            return files
 
-    def put(self, found: list[tuple[str, bytes]]) -> bool:
+    def put(self, files: list[tuple[str, bytes]]) -> bool:
         try:
-            for key, body in found:
+            for key, body in files:
                 self._store.put_bytes(key, _without_secrets(self._with_earlier(key, body)), "text/plain; charset=utf-8")
         except SpothealError:
             with self._lock:
                 self._mark = None
             return False
         with self._lock:
-            for key, body in found:
+            for key, body in files:
                 if key != LAYOUT.metrics:
                     self._stored = body.count(b"\n")
         return True
@@ -123,21 +123,24 @@ class Metrics:
         return _without_secrets(body)
 
 
-def _metrics(path: Path, known: tuple[int, int] | None) -> tuple[tuple[int, int] | None, bytes]:
+def _metrics(path: Path, identity: tuple[int, int] | None) -> tuple[tuple[int, int] | None, bytes]:
     """The file's lines, thinned to `METRICS_BYTES_MAX`, and its mark; nothing where it is as `known` or unreadable."""
     try:
-        with untrusted_folders.file(path.parent, path.name) as seen, open(seen, "rb", closefd=False) as file:
-            status = os.fstat(seen)
+        with (
+            untrusted_folders.file(path.parent, path.name) as descriptor,
+            open(descriptor, "rb", closefd=False) as file,
+        ):
+            status = os.fstat(descriptor)
             mark = (status.st_size, status.st_mtime_ns)
-            if mark == known or not status.st_size:
-                return known, b""
+            if mark == identity or not status.st_size:
+                return identity, b""
             if status.st_size > _READ_BYTES_MAX:
                 file.seek(-_READ_BYTES_MAX, os.SEEK_END)
                 file.readline(_READ_BYTES_MAX)
             # Python takes the memory for all that is asked for, before it reads.
             return mark, thinned(file.read(min(status.st_size, _READ_BYTES_MAX)), METRICS_BYTES_MAX)
     except OSError:
-        return known, b""
+        return identity, b""
 
 
 def _without_secrets(body: bytes) -> bytes:
@@ -159,15 +162,15 @@ def thinned(body: bytes, bytes_max: int) -> bytes:
     closings = sum(size for size, closes in zip(sizes, closing, strict=True) if closes)
     closings_stay = closings <= bytes_max // 2
     rest, room = (sum(sizes) - closings, bytes_max - closings) if closings_stay else (sum(sizes), bytes_max)
-    every = 2
-    while rest > 2 * every * room and every <= len(lines):  # not a look at every line for each doubling
-        every *= 2
-    while every <= 2 * len(lines):
+    stride = 2
+    while rest > 2 * stride * room and stride <= len(lines):  # not a look at every line for each doubling
+        stride *= 2
+    while stride <= 2 * len(lines):
         chosen = [line for index, (line, closes) in enumerate(zip(lines, closing, strict=True))
-                  if (closes and closings_stay) or index % every == 0]  # fmt: skip
+                  if (closes and closings_stay) or index % stride == 0]  # fmt: skip
         if sum(map(len, chosen)) <= bytes_max:
             return b"".join(chosen)
-        every *= 2
+        stride *= 2
     return b""
 
 

@@ -105,13 +105,13 @@ def place_of(
     """Where the results of this run go. `account`: whose the run's folder on EFS is."""
     run = config.sources if config.index is not None and config.sources else config.store
     below = "" if config.index is None else f"{config.index}/"
-    asked = config.job.store.results_place
+    place = config.job.store.results_place
     parts = run.prefix.split("/")[-2:]  # job and run
-    match asked:
+    match place:
         case EfsUrl():
-            return OnEfs(efs(asked), parts, below, account)
+            return OnEfs(efs(place), parts, below, account)
         case StoreUrl():
-            return InStore(Store(s3, asked.below(*parts)), below, is_elsewhere=True)
+            return InStore(Store(s3, place.below(*parts)), below, is_elsewhere=True)
     return InStore(Store(s3, run), LAYOUT.results + below)
 
 
@@ -133,13 +133,13 @@ class LiveMetrics:
         """Until `stop`. A place that cannot be reached is told once, tried on, and keeps nothing from going on."""
         pause = 0.0
         while not self._clock.sleep(pause, until=stop):
-            why = self._once(stop)
-            if why and why != self._said:
-                self._log.warning("results do not reach their place; they stay on the volume, trying on", error=why)
-            elif self._said and not why:
+            fault = self._once(stop)
+            if fault and fault != self._said:
+                self._log.warning("results do not reach their place; they stay on the volume, trying on", error=fault)
+            elif self._said and not fault:
                 self._log.info("results reach their place again", to=str(self._place))
-            self._said = why
-            pause = min(max(pause, LIVE_SECONDS) * 2, _AGAIN_SECONDS_MAX) if why else LIVE_SECONDS
+            self._said = fault
+            pause = min(max(pause, LIVE_SECONDS) * 2, _AGAIN_SECONDS_MAX) if fault else LIVE_SECONDS
 
     def _once(self, stop: Stop) -> str:
         if self._meeting is not None and not self._meeting.leads:
@@ -148,8 +148,8 @@ class LiveMetrics:
             self._place.prepare()
             if stop.is_set():  # that took long: what lies on the volume may be another run's by now
                 return ""
-            found = self.copy()
-            for put in list(self._place.put([found] if found else [])):
+            copy = self.copy()
+            for put in list(self._place.put([copy] if copy else [])):
                 if put.fault:
                     self._metrics = None
                     return put.fault
@@ -169,10 +169,10 @@ class LiveMetrics:
             self._metrics = Metrics(source)
         if not (body := self._metrics.read()):
             return None
-        beside = self._scratch.with_name(f"{self._scratch.name}.new")  # whoever reads the one before reads on
+        new_file = self._scratch.with_name(f"{self._scratch.name}.new")  # whoever reads the one before reads on
         try:
-            beside.write_bytes(body)
-            os.replace(beside, self._scratch)
+            new_file.write_bytes(body)
+            os.replace(new_file, self._scratch)
         except OSError as error:
             self._log.warning("the metrics cannot be copied", error=str(error))
             return None
@@ -182,8 +182,8 @@ class LiveMetrics:
         """The metrics as they are in the end, for what is stored then; none where the trainer's results have a file of
         that name."""
         self._metrics = None
-        found = None if _is_file(self._folders.results / LAYOUT.live_metrics) else self.copy()
-        return [found] if found else []
+        copy = None if _is_file(self._folders.results / LAYOUT.live_metrics) else self.copy()
+        return [copy] if copy else []
 
 
 def _is_file(path: Path) -> bool:

@@ -32,14 +32,14 @@ class RunMemory:
     def read(cls, folders: Folders, run: str, requested_at: str = "") -> RunMemory:
         """An empty one where there is none, it cannot be read, or it is another run's (a volume that was adopted)."""
         try:
-            found = bounded_json.parse(_path(folders).read_bytes())
+            document = bounded_json.parse(_path(folders).read_bytes())
         except (OSError, ValueError):
             return cls(run, requested_at=requested_at)
-        if not isinstance(found, dict) or found.get("run") != run:
+        if not isinstance(document, dict) or document.get("run") != run:
             return cls(run, requested_at=requested_at)
         names = [field.name for field in fields(cls) if field.name not in ("run", "requested_at")]
-        numbers = {name: found[name] for name in names if isinstance(found.get(name), int)}
-        if found.get("requested_at", "") != requested_at:
+        numbers = {name: document[name] for name in names if isinstance(document.get(name), int)}
+        if document.get("requested_at", "") != requested_at:
             numbers["failures"] = 0
         return cls(run, requested_at=requested_at, **numbers)
 

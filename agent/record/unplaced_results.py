@@ -48,48 +48,48 @@ def unplaced_results(folders: Folders, bytes_max: int = BYTES_MAX) -> Unplaced:
         return Unplaced()
     left_out: list[str] = []
     commit = commit_contents(folders)
-    found = []
+    files = []
     for path, size in _files(folders.clone, left_out):
         if path not in commit or commit[path] != _content_of(folders.clone, path):
-            found.append((size, path))
+            files.append((size, path))
     chosen, total = [], 0
-    for size, path in sorted(found):
+    for size, path in sorted(files):
         if total + size > bytes_max:
             left_out.append(f"{shown(path)}: {size} bytes, more than {bytes_max >> 30} GiB with the smaller ones")
             continue
         total += size
         chosen.append((path, folders.clone.resolve() / path))
-    return Unplaced(tuple(chosen), tuple(left_out), len(chosen) < len(found))
+    return Unplaced(tuple(chosen), tuple(left_out), len(chosen) < len(files))
 
 
 def _content_of(top: Path, path: str) -> str:
     try:
-        with untrusted_folders.folder(top, os.path.dirname(path)) as here:
-            return content_of(os.path.basename(path), dir_fd=here)
+        with untrusted_folders.folder(top, os.path.dirname(path)) as folder:
+            return content_of(os.path.basename(path), dir_fd=folder)
     except OSError:
         return ""
 
 
 def _files(top: Path, left_out: list[str]) -> Iterator[tuple[str, int]]:
     """Path below `top` and size of each regular file; links are not followed."""
-    for below, folders, names, here in untrusted_folders.walk(top):
-        kept = []
+    for below, folders, names, folder in untrusted_folders.walk(top):
+        folders_kept = []
         for name in sorted(folders):
             path = os.path.join(below, name)
-            if name not in _NOT_RESULTS and not _is_environment(here, name):
-                kept.append(name)
+            if name not in _NOT_RESULTS and not _is_environment(folder, name):
+                folders_kept.append(name)
             elif name not in NOT_GROWTH:
                 left_out.append(f"{shown(path)}/: a data set, an environment, a cache or wandb's files")
-        folders[:] = kept
+        folders[:] = folders_kept
         for name in sorted(names):
-            status = untrusted_folders.status_of(here, name)
+            status = untrusted_folders.status_of(folder, name)
             if status is not None and stat.S_ISREG(status.st_mode):
                 yield os.path.join(below, name), status.st_size
 
 
-def _is_environment(here: int, name: str) -> bool:
+def _is_environment(folder: int, name: str) -> bool:
     try:
-        inner = untrusted_folders.opened(here, name, os.O_RDONLY | os.O_DIRECTORY)
+        inner = untrusted_folders.opened(folder, name, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         return False
     try:

@@ -54,17 +54,17 @@ class Liveness:
 
     def late(self) -> dict[str, float]:
         """The loops that are late, and for how many seconds each has not moved."""
-        now = self._clock.monotonic()
+        moment = self._clock.monotonic()
         with self._lock:
-            silent = {loop: (now - beat, most) for loop, (most, beat) in self._loops.items()}
-        return {loop: seconds for loop, (seconds, most) in silent.items() if seconds > most}
+            silent = {loop: (moment - beat, limit) for loop, (limit, beat) in self._loops.items()}
+        return {loop: seconds for loop, (seconds, limit) in silent.items() if seconds > limit}
 
     def tell(self, status: str = "") -> bool:
         """Tell the manager that the agent lives, unless a loop is late: then which. Returns whether it lives."""
         late = self.late()
         if late:
-            said = ", ".join(f"{loop} for {seconds:.0f} s" for loop, seconds in sorted(late.items()))
-            self._notifier.status(f"hangs: nothing has come from {said}")
+            loops = ", ".join(f"{loop} for {seconds:.0f} s" for loop, seconds in sorted(late.items()))
+            self._notifier.status(f"hangs: nothing has come from {loops}")
             return False
         self._notifier.alive()
         if status:

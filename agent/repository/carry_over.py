@@ -37,18 +37,20 @@ def main() -> None:
     order = json.loads(sys.argv[2])
     try:
         if sys.argv[1] == "carry":
-            said = carry(order["old"], order["new"], _files_in(order["record"]), order["keep"])
+            lines = carry(order["old"], order["new"], _files_in(order["record"]), order["keep"])
         elif sys.argv[1] == "link":
-            said = link(order["copy"], order["keep"], order["paths"], _files_in(order["record"]))
+            lines = link(order["copy"], order["keep"], order["paths"], _files_in(order["record"]))
         elif sys.argv[1] == "changed":
-            said = changed(order["copy"], _files_in(order["record"]))
+            lines = changed(order["copy"], _files_in(order["record"]))
         else:
-            said = link_kept(order["copy"], order["keep"])
-        for path, what in said:
-            print(json.dumps({"path": path, "what": what}), flush=True)
+            lines = link_kept(order["copy"], order["keep"])
+        for path, result in lines:
+            print(json.dumps({"path": path, "what": result}), flush=True)
     except (Refused, RecursionError) as refused:
-        why = str(refused) if isinstance(refused, Refused) else "folders in the working copy lie too deep to be moved"
-        print(json.dumps({"refused": why}), flush=True)
+        reason = (
+            str(refused) if isinstance(refused, Refused) else "folders in the working copy lie too deep to be moved"
+        )
+        print(json.dumps({"refused": reason}), flush=True)
         sys.exit(EXIT_REFUSED)
 
 
@@ -228,10 +230,10 @@ def link(copy: str, keep: str, paths: Sequence[str], files: dict[str, str]) -> I
     that neither has becomes a folder, or nothing yet if it has a suffix (`log.csv`) and no slash at its end. Raises
     Refused if a link would lead out of either folder.
     """
-    done: list[str] = []
+    linked: list[str] = []
     for text in sorted(paths, key=lambda path: path.strip("/").count("/")):
         path = os.path.normpath(text)
-        if any(path == other or path.startswith(other + "/") for other in done):
+        if any(path == linked_path or path.startswith(linked_path + "/") for linked_path in linked):
             continue  # a kept folder keeps what is in it
         for top in (copy, keep):
             parent = os.path.dirname(os.path.join(top, path))
@@ -242,7 +244,7 @@ def link(copy: str, keep: str, paths: Sequence[str], files: dict[str, str]) -> I
             yield from _link(copy, keep, path, as_file, files)
         except PermissionError:
             yield path, LEFT
-        done.append(path)
+        linked.append(path)
 
 
 def _refuse_outside(parent: str, top: str, text: str) -> None:
@@ -327,11 +329,11 @@ def _rename_or_copy(source: str, target: str) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        beside = os.path.join(os.path.dirname(target), "." + os.path.basename(target) + ".spotheal")
-        if os.path.lexists(beside):
-            os.unlink(beside)
-        shutil.copy2(source, beside, follow_symlinks=False)
-        os.rename(beside, target)
+        part_file = os.path.join(os.path.dirname(target), "." + os.path.basename(target) + ".spotheal")
+        if os.path.lexists(part_file):
+            os.unlink(part_file)
+        shutil.copy2(source, part_file, follow_symlinks=False)
+        os.rename(part_file, target)
 
 
 def _remove(path: str) -> None:

@@ -73,20 +73,20 @@ def checkout(
     network was down for `network_seconds_max`, Interrupted at `stop`.
     """
     job = config.job.job
-    why = refusal(job.repository) if job.repository != "." else ""
-    if why:
-        raise SetupFailed(f"the repository {redacted(job.repository)!r} {why}", next_step="correct it in job.toml")
-    where = Surroundings(_confined(account, target), clock, stop or never())
+    fault = refusal(job.repository) if job.repository != "." else ""
+    if fault:
+        raise SetupFailed(f"the repository {redacted(job.repository)!r} {fault}", next_step="correct it in job.toml")
+    surroundings = Surroundings(_confined(account, target), clock, stop or never())
     keys = private or target.parent / "private"
     with access(secret, job.repository, keys, account, job.known_hosts) as settings:
         alone = account is not None or bool(secret)
-        return _clone(config, target, where, log, store, network_seconds_max, settings, alone)
+        return _clone(config, target, surroundings, log, store, network_seconds_max, settings, alone)
 
 
 def _clone(
     config: InstanceConfig,
     target: Path,
-    where: Surroundings,
+    surroundings: Surroundings,
     log: Any,
     store: Download | None,
     network_seconds_max: float,
@@ -94,16 +94,16 @@ def _clone(
     alone: bool,
 ) -> Path:
     job = config.job.job
-    wanted = {**source_of(config), "boot": _boot()}
-    if _is_complete(target, wanted):
+    source = {**source_of(config), "boot": _boot()}
+    if _is_complete(target, source):
         log.info("the clone is there already", revision=config.revision)
         return target
     log.info("cloning", repository=redacted(job.repository), revision=config.revision)
     for folder in (target, _home(target)):
-        _make_empty(folder, where.account)
-    git = _Git(where, target, job.repository, log, settings, alone)
+        _make_empty(folder, surroundings.account)
+    git = _Git(surroundings, target, job.repository, log, settings, alone)
     git.do("init", "--quiet", "--template=", ".")
-    retry = _Retry(where, log, network_seconds_max, redacted(job.repository))
+    retry = _Retry(surroundings, log, network_seconds_max, redacted(job.repository))
     if job.repository == ".":
         _unbundle_from_store(git, config, target, store, retry)
     elif os.path.isfile(job.repository):
@@ -112,7 +112,7 @@ def _clone(
         _fetch(git, config.revision, retry)
     _check_out(git, config, retry)
     git.forget_credentials()
-    publish(_mark(target), json.dumps(wanted))
+    publish(_mark(target), json.dumps(source))
     log.info("cloned", revision=config.revision)
     return target
 
@@ -243,14 +243,14 @@ class _Git:
     """git in one clone, as the trainer's user: argv only, no prompts, English messages, no credentials in an argv."""
 
     def __init__(
-        self, where: Surroundings, target: Path, repository: str, log: Any, access: GitAccess, alone: bool
+        self, surroundings: Surroundings, target: Path, repository: str, log: Any, access: GitAccess, alone: bool
     ) -> None:
         """`alone`: with no configuration but ours. Else (a rehearsal) git clones with what the operator's can."""
-        self._where, self._target, self._log, self._access = where, target, log, access
+        self._where, self._target, self._log, self._access = surroundings, target, log, access
         self._repository = repository
         self.shown = redacted(repository)
-        own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        self._environment = base_environment(own, where.account, _home(target))
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        self._environment = base_environment(variables, surroundings.account, _home(target))
         self._filters = _filters_of_system() if alone else ()
         local = ("://" not in repository and ":" not in repository.partition("/")[0]) or repository.startswith("file:")
         self._environment |= {
@@ -353,10 +353,10 @@ def _home(target: Path) -> Path:
     return target.with_name(f"{target.name}.home")
 
 
-def _is_complete(target: Path, wanted: dict[str, Any]) -> bool:
+def _is_complete(target: Path, source: dict[str, Any]) -> bool:
     try:
         with open(os.open(_mark(target), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return bool(bounded_json.parse_object(file.read(_MARKER_BYTES_MAX)) == wanted)
+            return bool(bounded_json.parse_object(file.read(_MARKER_BYTES_MAX)) == source)
     except (OSError, ValueError):
         return False
 

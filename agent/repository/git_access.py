@@ -55,25 +55,25 @@ def access(
         ssh = _pinned(hosts) if known_hosts else SSH
         is_key = "PRIVATE KEY-----" in secret
         if secret and is_key != _is_ssh(repository):
-            said = "is a private key, and the repository's address is no ssh" if is_key else "is no private key"
-            raise SetupFailed(f"the repository's secret {said}", next_step=_FIX)
+            message = "is a private key, and the repository's address is no ssh" if is_key else "is no private key"
+            raise SetupFailed(f"the repository's secret {message}", next_step=_FIX)
         file = place / "secret"
         if not secret:
-            made = GitAccess(ssh=ssh)
+            key_or_token = GitAccess(ssh=ssh)
         else:
-            made = _key(secret, file, ssh) if is_key else _token(secret, repository, file)
+            key_or_token = _key(secret, file, ssh) if is_key else _token(secret, repository, file)
         if account is not None:
             for path in (*place.iterdir(), place):
                 os.chown(path, account.uid, account.gid)
-        yield made
+        yield key_or_token
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
 def _pinned(hosts: Path) -> str:
     """ssh that takes the keys in that file alone; the later of two equal options would be ignored."""
-    only = f"-o UserKnownHostsFile={shlex.quote(str(hosts))} -o GlobalKnownHostsFile=/dev/null -o UpdateHostKeys=no"
-    return f"{SSH.replace('=accept-new', '=yes')} {only}"
+    options = f"-o UserKnownHostsFile={shlex.quote(str(hosts))} -o GlobalKnownHostsFile=/dev/null -o UpdateHostKeys=no"
+    return f"{SSH.replace('=accept-new', '=yes')} {options}"
 
 
 def _key(secret: str, file: Path, ssh: str) -> GitAccess:

@@ -69,25 +69,25 @@ _PERMANENT: tuple[tuple[str, str], ...] = (
 
 def classify(lines: Sequence[str], *, timed_out: bool = False) -> Fault:
     """What a failed git command's output means; the message is git's own first word on it."""
-    said = [line.strip() for line in lines if line.strip()]
+    texts = [line.strip() for line in lines if line.strip()]
     if timed_out:
         return Fault(Cause.NETWORK, "git had not ended in time", "")
-    found = next((line for line in said if _HOST_KEY.search(line)), None)
-    if found:  # before the network: the connection is closed for it
-        return Fault(Cause.PERMANENT, found.strip("@ "), _OTHER_KEY)
-    found = next((line for line in said if _LACKS_OBJECTS.search(line)), None)
-    if found:  # before the network: "early EOF" follows, and it was tried for an hour
-        return Fault(Cause.PERMANENT, found, _FSCK)
+    line_of_fault = next((line for line in texts if _HOST_KEY.search(line)), None)
+    if line_of_fault:  # before the network: the connection is closed for it
+        return Fault(Cause.PERMANENT, line_of_fault.strip("@ "), _OTHER_KEY)
+    line_of_fault = next((line for line in texts if _LACKS_OBJECTS.search(line)), None)
+    if line_of_fault:  # before the network: "early EOF" follows, and it was tried for an hour
+        return Fault(Cause.PERMANENT, line_of_fault, _FSCK)
     for pattern, cause in ((_NETWORK, Cause.NETWORK), (_NO_SUCH_COMMIT, Cause.NO_SUCH_COMMIT)):
-        found = next((line for line in said if pattern.search(line)), None)
-        if found:
-            return Fault(cause, found, "")
+        line_of_fault = next((line for line in texts if pattern.search(line)), None)
+        if line_of_fault:
+            return Fault(cause, line_of_fault, "")
     for text, next_step in _PERMANENT:
-        found = next((line for line in said if re.search(text, line, re.IGNORECASE)), None)
-        if found:
-            return Fault(Cause.PERMANENT, found, next_step)
-    marked = [line for line in said if line.startswith(("fatal:", "error:"))]
-    return Fault(Cause.UNKNOWN, (marked or said or ["git failed and said nothing"])[-1], "")
+        line_of_fault = next((line for line in texts if re.search(text, line, re.IGNORECASE)), None)
+        if line_of_fault:
+            return Fault(Cause.PERMANENT, line_of_fault, next_step)
+    marked = [line for line in texts if line.startswith(("fatal:", "error:"))]
+    return Fault(Cause.UNKNOWN, (marked or texts or ["git failed and said nothing"])[-1], "")
 
 
 def redacted(text: str) -> str:

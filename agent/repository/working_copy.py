@@ -70,14 +70,14 @@ class Record:
 
 def files_of(code: Path) -> dict[str, str]:
     """The content of each file of a clone, by its path; git's own files are left out."""
-    found = {}
-    for below, folders, names, here in untrusted_folders.walk(code):
+    files = {}
+    for below, folders, names, folder in untrusted_folders.walk(code):
         if not below:
             folders[:] = [name for name in folders if name != ".git"]
         for name in names:
-            if content := carry_over.content_of(name, dir_fd=here):
-                found[os.path.join(below, name)] = content
-    return found
+            if content := carry_over.content_of(name, dir_fd=folder):
+                files[os.path.join(below, name)] = content
+    return files
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def commit_contents(folders: Folders) -> Mapping[str, str]:
 def make_working_copy(
     config: InstanceConfig,
     folders: Folders,
-    where: Surroundings,
+    surroundings: Surroundings,
     python: Path,
     log: Any,
     *,
@@ -124,13 +124,13 @@ def make_working_copy(
     `fetched` None: `is_on_volume` has said that it is there. `began_earlier`: an agent that knew no working copy has
     trained this run. `python` runs `carry_over`. SetupFailed where the volume is full, Retryable, Interrupted.
     """
-    making = _Making(config, folders, where, python, log)
+    making = _Making(config, folders, surroundings, python, log)
     making.finish()
     if fetched is None:
         log.info("the working copy is there already", path=str(folders.clone), revision=config.revision)
     else:
         making.put(fetched, began_earlier)
-    if replaced := link_kept(config.job.job.keep, folders, where, python):
+    if replaced := link_kept(config.job.job.keep, folders, surroundings, python):
         log.warning(
             "the script wrote files in place of the link of a kept path; its newest are used",
             files=replaced[:_SHOWN], more=len(replaced[_SHOWN:]) or None,
@@ -151,8 +151,10 @@ def _beside(clone: Path, suffix: str) -> Path:
 
 
 class _Making:
-    def __init__(self, config: InstanceConfig, folders: Folders, where: Surroundings, python: Path, log: Any) -> None:
-        self._config, self._folders, self._where, self._python, self._log = config, folders, where, python, log
+    def __init__(
+        self, config: InstanceConfig, folders: Folders, surroundings: Surroundings, python: Path, log: Any
+    ) -> None:
+        self._config, self._folders, self._where, self._python, self._log = config, folders, surroundings, python, log
         self._incoming, self._outgoing = folders.private / "incoming", folders.private / "outgoing"
         self._record, self._incoming_record = folders.private / "working-copy.json", folders.private / "incoming.json"
 
@@ -161,9 +163,9 @@ class _Making:
         if record is None or record.run != self._config.run:
             self._set_aside("" if record is None else record.run)
             record = None
-        made = secrets.token_hex(8) if record is None else record.made
+        token = secrets.token_hex(8) if record is None else record.made
         self._fill(fetched.code)
-        Record(self._config.run, made, source_of(self._config), fetched.files).write(self._incoming_record)
+        Record(self._config.run, token, source_of(self._config), fetched.files).write(self._incoming_record)
         self.finish()
         if began_earlier and record is None:
             order = {"copy": str(self._folders.clone), "keep": str(self._folders.keep)}
@@ -194,21 +196,21 @@ class _Making:
         self._give(old)
         folders = {"old": old, "new": self._incoming, "record": self._record, "keep": self._folders.keep}
         order = {name: str(path) for name, path in folders.items()}
-        found = _run_in_copy("carry", order, [old], self._folders, self._where, self._python)
-        changed = [f"{each['path']} ({each['what']})" for each in found if each["what"] != carry_over.LEFT]
+        entries = _run_in_copy("carry", order, [old], self._folders, self._where, self._python)
+        changed = [f"{entry['path']} ({entry['what']})" for entry in entries if entry["what"] != carry_over.LEFT]
         if changed:
             self._log.warning(
                 "the script changed files that the repository has too; its own stay in place of the commit's",
                 files=changed[:_SHOWN], more=len(changed[_SHOWN:]) or None,
             )  # fmt: skip
-        left = [each["path"] for each in found if each["what"] == carry_over.LEFT]
-        if not left:
+        unmoved = [entry["path"] for entry in entries if entry["what"] == carry_over.LEFT]
+        if not unmoved:
             return self._outgoing
         record = Record.read(self._record)
         aside = _beside(old, str(record.source["revision"])[:12] if record else "unknown")
         self._log.warning(
             "files of the script could not be moved into the copy of another commit; they stay in the copy before",
-            path=str(aside), files=left[:_SHOWN], more=len(left[_SHOWN:]) or None,
+            path=str(aside), files=unmoved[:_SHOWN], more=len(unmoved[_SHOWN:]) or None,
         )  # fmt: skip
         return aside
 
@@ -237,15 +239,15 @@ class _Making:
 
     def _give(self, folder: Path) -> None:
         """To a trainer's user that has another number on this machine image."""
-        account, found = self._where.account, os.lstat(folder)
-        if not stat.S_ISDIR(found.st_mode):
+        account, status = self._where.account, os.lstat(folder)
+        if not stat.S_ISDIR(status.st_mode):
             raise SetupFailed(f"{folder} is no folder", next_step="move it away: the working copy goes there")
-        if account is not None and found.st_uid != account.uid:
+        if account is not None and status.st_uid != account.uid:
             give(folder, account)
 
 
 @contextlib.contextmanager
-def changed_by_setup(folders: Folders, where: Surroundings, python: Path) -> Iterator[None]:
+def changed_by_setup(folders: Folders, surroundings: Surroundings, python: Path) -> Iterator[None]:
     """Record which of the commit's files `setup`, which runs meanwhile, changes: it runs again at another commit, so
     there they are not the script's. If a machine is lost meanwhile, or the script has changed a file before, it counts
     as the script's: nothing of a script may be taken for ours."""
@@ -257,8 +259,8 @@ def changed_by_setup(folders: Folders, where: Surroundings, python: Path) -> Ite
     order = {"copy": str(folders.clone), "record": str(place)}
 
     def changed() -> dict[str, str]:
-        found = _run_program("changed", order, folders, where, python)
-        return {each["path"]: each["what"] for each in found}
+        entries = _run_program("changed", order, folders, surroundings, python)
+        return {entry["path"]: entry["what"] for entry in entries}
 
     before = changed()
     yield
@@ -267,7 +269,7 @@ def changed_by_setup(folders: Folders, where: Surroundings, python: Path) -> Ite
         replace(record, setup={**record.setup, **after}).write(place)
 
 
-def link_kept(paths: Sequence[str], folders: Folders, where: Surroundings, python: Path) -> list[str]:
+def link_kept(paths: Sequence[str], folders: Folders, surroundings: Surroundings, python: Path) -> list[str]:
     """Make `paths` of the working copy links into the folder `keep`; SetupFailed where one would lead out of it.
 
     Returns what was not as the commit has it and replaced a file in `keep`, as text for a person."""
@@ -275,8 +277,8 @@ def link_kept(paths: Sequence[str], folders: Folders, where: Surroundings, pytho
         return []
     record = str(_commit_record(folders))
     order = {"copy": str(folders.clone), "keep": str(folders.keep), "paths": list(paths), "record": record}
-    found = _run_in_copy("link", order, [folders.clone, folders.keep], folders, where, python)
-    return [f"{each['path']} ({each['what']})" for each in found]
+    entries = _run_in_copy("link", order, [folders.clone, folders.keep], folders, surroundings, python)
+    return [f"{entry['path']} ({entry['what']})" for entry in entries]
 
 
 def _commit_record(folders: Folders) -> Path:
@@ -295,47 +297,47 @@ def _run_in_copy(
     details: Mapping[str, Any],
     trainers: Sequence[Path],
     folders: Folders,
-    where: Surroundings,
+    surroundings: Surroundings,
     python: Path,
 ) -> list[dict[str, str]]:
     """`_run_program`; if some files are of another owner (root's, over ssh or from a container), `trainers` are given
     to the trainer's user and it runs again."""
-    found = _run_program(order, details, folders, where, python)
-    if where.account is None or not any(each.get("what") == carry_over.LEFT for each in found):
-        return found
+    entries = _run_program(order, details, folders, surroundings, python)
+    if surroundings.account is None or not any(entry.get("what") == carry_over.LEFT for entry in entries):
+        return entries
     for folder in trainers:
-        give(folder, where.account)
-    moved = [each for each in found if each.get("what") != carry_over.LEFT]
-    return moved + _run_program(order, details, folders, where, python)
+        give(folder, surroundings.account)
+    moved = [entry for entry in entries if entry.get("what") != carry_over.LEFT]
+    return moved + _run_program(order, details, folders, surroundings, python)
 
 
 def _run_program(
-    order: str, details: Mapping[str, Any], folders: Folders, where: Surroundings, python: Path
+    order: str, details: Mapping[str, Any], folders: Folders, surroundings: Surroundings, python: Path
 ) -> list[dict[str, str]]:
     """What `carry_over` prints: all of it, for a line that is missed may be the file that must not be deleted."""
     lines: list[str] = []
     text = Path(carry_over.__file__).read_text(encoding="utf-8")
     ended = run_command(
         [str(python), "-I", "-S", "-c", text, order, json.dumps(details)],
-        where,
+        surroundings,
         directory=Path("/"),
-        environment=base_environment(os.environ, where.account, folders.home),
+        environment=base_environment(os.environ, surroundings.account, folders.home),
         seconds_max=COPY_SECONDS_MAX,
         on_line=lines.append,
     )
-    found = _lines(lines)
-    if ended.exit_code == carry_over.EXIT_REFUSED and found:
-        raise SetupFailed(found[-1].get("refused", ""), next_step="correct `keep` in job.toml, or what it names")
+    entries = _lines(lines)
+    if ended.exit_code == carry_over.EXIT_REFUSED and entries:
+        raise SetupFailed(entries[-1].get("refused", ""), next_step="correct `keep` in job.toml, or what it names")
     if not ended.ok:
         raise Retryable(f"`{order}` in the working copy failed: {ended.tail(5)}")
-    return found
+    return entries
 
 
 def _lines(lines: Sequence[str]) -> list[dict[str, str]]:
-    found = []
+    entries = []
     for line in lines:
         try:
-            found.append({name: str(value) for name, value in bounded_json.parse_object(line).items()})
+            entries.append({name: str(value) for name, value in bounded_json.parse_object(line).items()})
         except ValueError:
             continue
-    return found
+    return entries

@@ -44,7 +44,9 @@ class Taken:
     left: int
 
 
-def choose(entries: Iterable[Entry], here: str, gone: Collection[str], silent: Collection[int] = ()) -> list[Entry]:
+def choose(
+    entries: Iterable[Entry], instance: str, dead_instances: Collection[str], silent: Collection[int] = ()
+) -> list[Entry]:
     """The entries that `here` may take, the best first; pure.
 
     Its own first (the agent was started again), then those that lost their instance or were given back, so that
@@ -55,9 +57,9 @@ def choose(entries: Iterable[Entry], here: str, gone: Collection[str], silent: C
     for entry in entries:
         if entry.ended:
             continue
-        if entry.holder == here and entry.claims:
+        if entry.holder == instance and entry.claims:
             free.append((0, "", entry))
-        elif entry.claims and (entry.holder in gone or not entry.holder):
+        elif entry.claims and (entry.holder in dead_instances or not entry.holder):
             free.append((1, entry.since, entry))
         elif not entry.claims:
             free.append((2, "", entry))
@@ -66,7 +68,7 @@ def choose(entries: Iterable[Entry], here: str, gone: Collection[str], silent: C
     return [entry for _, _, entry in sorted(free, key=lambda each: (each[0], each[1], each[2].index))]
 
 
-def give_back(store: Store, index: int, here: str, clock: Clock) -> bool:
+def give_back(store: Store, index: int, instance: str, clock: Clock) -> bool:
     """Leave entry `index`, of the sweep whose prefix `store` is, to whoever looks next; whether it was `here`'s.
 
     Another may have taken it meanwhile, of an instance that was long silent: its claim stands.
@@ -74,7 +76,7 @@ def give_back(store: Store, index: int, here: str, clock: Clock) -> bool:
     start = f"{LAYOUT.queue}{index:05d}."
     claims = [key.removeprefix(start) for key in store.keys(start)]
     number = max((int(claim) for claim in claims if claim.isdigit()), default=0)
-    if not number or (store.get_json(LAYOUT.queue_claim(index, number)) or {}).get("instance") != here:
+    if not number or (store.get_json(LAYOUT.queue_claim(index, number)) or {}).get("instance") != instance:
         return False
     store.put_json(LAYOUT.queue_back(index, number), {"time": rfc3339(clock.now())})
     return True
@@ -83,9 +85,9 @@ def give_back(store: Store, index: int, here: str, clock: Clock) -> bool:
 class Queue:
     """The queue of the sweep whose prefix `store` is, as the instance `here` sees it."""
 
-    def __init__(self, store: Store, count: int, here: str, clock: Clock) -> None:
+    def __init__(self, store: Store, count: int, instance: str, clock: Clock) -> None:
         """`count`: how many entries the sweep has."""
-        self._store, self._count, self._here, self._clock = store, count, here, clock
+        self._store, self._count, self._here, self._clock = store, count, instance, clock
         self._holders: dict[tuple[int, int], tuple[str, str]] = {}  # a claim is written once and never changed
 
     def take(self, cloud: Ec2) -> Taken:

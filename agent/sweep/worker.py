@@ -129,9 +129,9 @@ class Worker:
     def _limits_of(self, config: InstanceConfig) -> Limits:
         """Hours alone: dollars are each run's own."""
         ledger = Ledger(self._store, self._clock, self._here.instance, self._here.zone)
-        began = config.requested_at
-        budget = Budget(Decimal(0), self._store, ledger, self._here, self._clock, self._log, began)
-        return Limits(config.job.limits.hours, 0.0, began, budget, self._clock, self._log, lambda message: None)
+        start = config.requested_at
+        budget = Budget(Decimal(0), self._store, ledger, self._here, self._clock, self._log, start)
+        return Limits(config.job.limits.hours, 0.0, start, budget, self._clock, self._log, lambda message: None)
 
     def work(self) -> ExitCode:
         """Until every run is over, or this machine goes away."""
@@ -173,11 +173,11 @@ class Worker:
             self._end_entry(config, store, End(Phase.LIMIT, reason))
             return ExitCode.OK
         try:
-            why = self._make_volume(config, store)
+            fault = self._make_volume(config, store)
         except Interrupted:
             return ExitCode.INTERRUPTED
-        if why:  # this run ends, the others go on
-            self._end_entry(config, store, End(Phase.SETUP_FAILED, why))
+        if fault:  # this run ends, the others go on
+            self._end_entry(config, store, End(Phase.SETUP_FAILED, fault))
             return ExitCode.OK
         self._hand_parameters(index)
         logs = self._world.logs.anew()
@@ -222,10 +222,10 @@ class Worker:
         self._queue.end(config.index, phase, reason)
 
     def _status(self, store: Store, run: str) -> Status:
-        here = self._here
+        identity = self._here
         return Status(
-            store, self._clock, self._log, job=self._config.job.job.name, run=run, instance=here.instance,
-            instance_type=here.instance_type, zone=here.zone, revision=self._config.revision,
+            store, self._clock, self._log, job=self._config.job.job.name, run=run, instance=identity.instance,
+            instance_type=identity.instance_type, zone=identity.zone, revision=self._config.revision,
         )  # fmt: skip
 
     def _hand_parameters(self, index: int) -> None:
@@ -240,21 +240,21 @@ class Worker:
 
     # -------------------------------------------------------------------------------------------------------- the end
     def _has_idled(self) -> bool:
-        now = self._clock.monotonic()
+        moment = self._clock.monotonic()
         if self._idle_since is None:
-            self._idle_since = now
-        return now - self._idle_since > IDLE_SECONDS_MAX
+            self._idle_since = moment
+        return moment - self._idle_since > IDLE_SECONDS_MAX
 
-    def _go(self, left: int) -> bool:
+    def _go(self, remaining: int) -> bool:
         """Let the fleet keep as many instances as there are runs, then end this one: the fleet does not replace it.
 
         False where the role may not: this instance stays, for what is interrupted meanwhile.
         """
         fleet = self._cloud.fleet_of(self._here.instance)
-        self._log.info("every run is taken: this instance goes", left=left, fleet=fleet)
+        self._log.info("every run is taken: this instance goes", left=remaining, fleet=fleet)
         try:
             if fleet is not None:
-                self._cloud.set_capacity(fleet, left)
+                self._cloud.set_capacity(fleet, remaining)
         except SpothealError as error:
             self._log.warning("the fleet cannot be made smaller; this instance waits", error=error.message)
             self._idle_since = None
@@ -274,14 +274,14 @@ class Worker:
             reason += f"; failed: {indices}"
         end = End(Phase.FAILED if missed else Phase.DONE, reason)
         self._log.info("the sweep is over", phase=end.phase.value, reason=reason)
-        here, status = self._here, self._status(self._store, self._config.run)
-        ledger = Ledger(self._store, self._clock, here.instance, here.zone)
+        identity, status = self._here, self._status(self._store, self._config.run)
+        ledger = Ledger(self._store, self._clock, identity.instance, identity.zone)
         work = Finishing(
             store=self._store, cloud=self._cloud, clock=self._clock, ledger=ledger, status=status, log=self._log,
-            instance=here.instance, volume=None, results=None,
+            instance=identity.instance, volume=None, results=None,
         )  # fmt: skip
         record(work, end)
-        self._world.logs.ship(self._store, here.instance)
+        self._world.logs.ship(self._store, identity.instance)
         end_fleet(work, self._world, self._world.asked_to_stop)
 
 

@@ -65,7 +65,7 @@ class SavedFiles:
         """By their path below the working copy; links are not followed."""
         if not self._folders.has_working_copy:
             return
-        for path, status in untrusted_folders.files(self._folders.clone, NOT_GROWTH, wanted=self._is_save_of_trainers):
+        for path, status in untrusted_folders.files(self._folders.clone, NOT_GROWTH, selects=self._is_save_of_trainers):
             if self._over.is_set():
                 return
             yield Seen(path, status.st_size, status.st_mtime)

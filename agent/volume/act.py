@@ -113,9 +113,9 @@ def snapshot_tags(ctx: Context, purpose: Purpose, term: int, saved_step: int | N
     return tags if saved_step is None else {**tags, TAG_SAVED_STEP: str(saved_step)}
 
 
-def _filled_lazily(ctx: Context, why: str) -> None:
+def _filled_lazily(ctx: Context, reason: str) -> None:
     ctx.memory.lazy = True
-    ctx.log.warning("AWS refuses the initialization rate; the copy is filled as it is read, which is slow", why=why)
+    ctx.log.warning("AWS refuses the initialization rate; the copy is filled as it is read, which is slow", why=reason)
 
 
 def let_go(ctx: Context, volumes: tuple[str, ...]) -> None:
@@ -154,9 +154,9 @@ def _await_snapshot(snapshot: str, until: float, ctx: Context) -> None:
         ctx.ask("look", snapshot)
         if beat + POLL_SECONDS > until:
             return
-        found = ctx.ec2.snapshot(snapshot)
-        if found is not None and found.state != "pending":
-            ctx.memory.completed |= {snapshot} if found.state == "completed" else set()
+        snapshot_now = ctx.ec2.snapshot(snapshot)
+        if snapshot_now is not None and snapshot_now.state != "pending":
+            ctx.memory.completed |= {snapshot} if snapshot_now.state == "completed" else set()
             return
 
 

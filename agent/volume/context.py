@@ -110,10 +110,10 @@ class Context:
     def __post_init__(self) -> None:
         self.memory = Memory(Stopwatch(self.clock))
 
-    def recently(self, what: str, thing: str, seconds: float) -> bool:
+    def recently(self, kind: str, thing: str, seconds: float) -> bool:
         """Whether we asked for `what` of `thing` less than `seconds` ago."""
-        moment = self.memory.asked.get((what, thing))
+        moment = self.memory.asked.get((kind, thing))
         return moment is not None and self.clock.monotonic() - moment < seconds
 
-    def ask(self, what: str, thing: str) -> None:
-        self.memory.asked[what, thing] = self.clock.monotonic()
+    def ask(self, kind: str, thing: str) -> None:
+        self.memory.asked[kind, thing] = self.clock.monotonic()

@@ -36,15 +36,15 @@ def record(folders: Folders, over: Stop) -> None:
     """Of the commit's files with their byte code, then of the newest environment. OSError if it cannot be written."""
     commit = files_of_commit(folders)
     copy = _extents_below(folders.clone, "", over, lambda path: path in commit or path.endswith(".pyc"))
-    found = merged(copy)
+    extents = merged(copy)
     if environment := newest(folders.environments, "env-"):
-        found += merged(_extents_below(folders.environments, environment, over, lambda path: True))
-    if found and not over.is_set():
-        publish(folders.private / EXTENTS, json.dumps({"extents": bounded(found)}))
+        extents += merged(_extents_below(folders.environments, environment, over, lambda path: True))
+    if extents and not over.is_set():
+        publish(folders.private / EXTENTS, json.dumps({"extents": bounded(extents)}))
 
 
-def _extents_below(top: Path, below: str, over: Stop, wanted: Callable[[str], bool]) -> Iterator[Extent]:
-    for count, (path, status) in enumerate(untrusted_folders.files(top, (".git",), below=below, wanted=wanted)):
+def _extents_below(top: Path, below: str, over: Stop, selects: Callable[[str], bool]) -> Iterator[Extent]:
+    for count, (path, status) in enumerate(untrusted_folders.files(top, (".git",), below=below, selects=selects)):
         if over.is_set() or count >= FILES_MAX:
             return
         if status.st_size <= FILE_BYTES_MAX:

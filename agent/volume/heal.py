@@ -78,18 +78,18 @@ class _Patience:
 
     def waits(self, action: Wait) -> None:
         self.repeats = 0
-        now = self.ctx.clock.monotonic()
+        moment = self.ctx.clock.monotonic()
         if self.waiting[0] != action.kind:
-            self.waiting = (action.kind, now)
+            self.waiting = (action.kind, moment)
             self.ctx.log.info("waiting", why=action.why)
-        elif action.seconds_max is not None and now - self.waiting[1] > action.seconds_max:
-            raise WaitTimedOut(f"{action.why}, for {(now - self.waiting[1]) / 60:.0f} minutes")
+        elif action.seconds_max is not None and moment - self.waiting[1] > action.seconds_max:
+            raise WaitTimedOut(f"{action.why}, for {(moment - self.waiting[1]) / 60:.0f} minutes")
 
     def acts(self, action: Action) -> None:
         self.waiting = ("", 0.0)
-        what = (type(action), *(value for name, value in vars(action).items() if name != "why"))
-        self.repeats = self.repeats + 1 if what == self.acted else 0
-        self.acted = what
+        fingerprint = (type(action), *(value for name, value in vars(action).items() if name != "why"))
+        self.repeats = self.repeats + 1 if fingerprint == self.acted else 0
+        self.acted = fingerprint
         self.ctx.log.info(
             "healing", action=type(action).__name__, **{k: v for k, v in vars(action).items() if k != "spec"}
         )
@@ -121,23 +121,23 @@ def heal(ctx: Context) -> Held | End:
     outlasted its limit, and Fatal errors as they come.
     """
     patience = _Patience(ctx)
-    told: int | None = None
-    known: Observed | None = None  # what our own last action has made of the last look
-    seen: Observed | None = None
+    term_told: int | None = None
+    advanced: Observed | None = None  # what our own last action has made of the last look
+    observed: Observed | None = None
     while True:
         ctx.on_round()
         if ctx.stop.is_set():
             # What an earlier life wrote to is handed over, with a snapshot, and not only let go.
-            if seen is not None and not _is_of_an_earlier_life(ctx, seen.claim, seen.holds):
+            if observed is not None and not _is_of_an_earlier_life(ctx, observed.claim, observed.holds):
                 leave(ctx)
             raise Interrupted("healing was stopped; what was begun is let go")
         try:
-            seen, known = known or observe(ctx), None
-            if ctx.memory.term is not None and ctx.memory.term != told:
-                told = ctx.memory.term
-                ctx.on_term(told)
-            action = decide(ctx.desired, seen)
-            ctx.memory.story = [*ctx.memory.story[1 - STORY_LENGTH :], (seen, action)]
+            observed, advanced = advanced or observe(ctx), None
+            if ctx.memory.term is not None and ctx.memory.term != term_told:
+                term_told = ctx.memory.term
+                ctx.on_term(term_told)
+            action = decide(ctx.desired, observed)
+            ctx.memory.story = [*ctx.memory.story[1 - STORY_LENGTH :], (observed, action)]
             if isinstance(action, Wait):
                 patience.waits(action)
             else:
@@ -148,7 +148,7 @@ def heal(ctx: Context) -> Held | End:
                 return End(action.phase, action.reason)
             act(action, ctx)
             patience.succeeded()
-            known = advance(ctx, seen, action)
+            advanced = advance(ctx, observed, action)
         except WaitTimedOut:
             raise
         except SpothealError as error:

@@ -47,25 +47,29 @@ def observe(ctx: Context) -> Observed:
         released |= {claim.number}
     if ctx.memory.term != (claim.number if claim is not None and mine else None):
         _new_term(ctx, claim.number if claim is not None and mine else None)
-    others = _others(ctx, claim, volumes)
-    known = {instance.id: instance for instance in ctx.ec2.instances(others)}
-    dead = claim is not None and claim.instance in known and known[claim.instance].state in ("terminated", "stopped")
+    holders = _others(ctx, claim, volumes)
+    instances = {instance.id: instance for instance in ctx.ec2.instances(holders)}
+    dead = (
+        claim is not None
+        and claim.instance in instances
+        and instances[claim.instance].state in ("terminated", "stopped")
+    )
     released_by = claim.instance if claim is not None and claim.number in released and not dead else ""
     snapshots = _snapshots(ctx, source, released_by)
-    status = _status(ctx, claim, source, known, others)
-    absent = {name: ctx.memory.watch.seconds("absent", name) for name in others if name not in known}
+    status = _status(ctx, claim, source, instances, holders)
+    absent = {name: ctx.memory.watch.seconds("absent", name) for name in holders if name not in instances}
     silent = {}
-    for other in others:
-        seconds = _silent(ctx, other, claim, status)
+    for holder in holders:
+        seconds = _silent(ctx, holder, claim, status)
         if seconds is not None:
-            silent[other] = seconds
+            silent[holder] = seconds
     attached_for = {
         (volume.id, a.instance): ctx.memory.watch.seconds("attachment", volume.id, a.instance, a.state)
         for volume in volumes
         for a in volume.attachments
     }
-    gone = source is None or (source.volume is None)
-    seen = Observed(
+    is_lost = source is None or (source.volume is None)
+    observed = Observed(
         claim=claim,
         holds=holds,
         released=released,
@@ -73,11 +77,11 @@ def observe(ctx: Context) -> Observed:
         unmountable=frozenset(ctx.memory.unmountable),
         volumes=volumes,
         snapshots=snapshots,
-        known=known,
+        known=instances,
         absent=absent,
         silent=silent,
         attached_for=attached_for,
-        volume_gone_for=ctx.memory.watch.seconds("no volume") if gone else 0.0,
+        volume_gone_for=ctx.memory.watch.seconds("no volume") if is_lost else 0.0,
         saved_step=_saved_step(ctx, source, snapshots),
         term_set=frozenset(v.id for v in volumes if ctx.recently("term", v.id, DESCRIBE_LAG_SECONDS)),
         attach_asked=frozenset(v.id for v in volumes if ctx.recently("attach", v.id, DESCRIBE_LAG_SECONDS)),
@@ -86,36 +90,36 @@ def observe(ctx: Context) -> Observed:
         attempt=ctx.memory.attempt + _dead_copies(volumes, claim, ctx.desired.zone),
     )
     ctx.memory.watch.end_round()
-    return _with_host(ctx, seen)
+    return _with_host(ctx, observed)
 
 
-def advance(ctx: Context, seen: Observed, action: Action) -> Observed | None:
+def advance(ctx: Context, observed: Observed, action: Action) -> Observed | None:
     """What there is after `action` has succeeded, without asking the cloud again; None where it must be asked.
 
     Only for what we know by our own doing: a poll saved is three calls saved, and seconds where describes are stale.
     """
     match action:
         case Attach(volume):
-            return replace(seen, attach_asked=seen.attach_asked | {volume})
+            return replace(observed, attach_asked=observed.attach_asked | {volume})
         case SetTerm(volume):  # for the wait for its device; it is mounted only when a describe shows the term
-            return replace(seen, term_set=seen.term_set | {volume})
+            return replace(observed, term_set=observed.term_set | {volume})
         case MakeFilesystem():
-            return _with_host(ctx, replace(seen, formatting=seen.formatting - ctx.memory.formatted))
+            return _with_host(ctx, replace(observed, formatting=observed.formatting - ctx.memory.formatted))
         case Mount():
-            return _with_host(ctx, seen)
+            return _with_host(ctx, observed)
         case TakeOver(volume, term):
-            return replace(seen, holds={**seen.holds, term: volume})
+            return replace(observed, holds={**observed.holds, term: volume})
         case Promote(volume):
-            return _with_state(seen, (volume,), VolumeState.CURRENT)
+            return _with_state(observed, (volume,), VolumeState.CURRENT)
         case Supersede(volumes):
-            return _with_state(seen, volumes, VolumeState.SUPERSEDED)
+            return _with_state(observed, volumes, VolumeState.SUPERSEDED)
         case _:
             return None
 
 
-def _with_state(seen: Observed, ids: tuple[str, ...], state: VolumeState) -> Observed:
-    volumes = tuple(replace(v, tags={**v.tags, TAG_STATE: state.value}) if v.id in ids else v for v in seen.volumes)
-    return replace(seen, volumes=volumes)
+def _with_state(observed: Observed, ids: tuple[str, ...], state: VolumeState) -> Observed:
+    volumes = tuple(replace(v, tags={**v.tags, TAG_STATE: state.value}) if v.id in ids else v for v in observed.volumes)
+    return replace(observed, volumes=volumes)
 
 
 def steps_in(names: Iterable[str]) -> tuple[int, ...]:
@@ -175,12 +179,14 @@ def _status(
     ctx: Context,
     claim: Claim | None,
     source: Source | None,
-    known: dict[str, Instance],
-    others: frozenset[str],
+    instances: dict[str, Instance],
+    holders: frozenset[str],
 ) -> dict[str, Any] | None:
     """status.json, where the heartbeat or the saved step of another writer counts. It is overwritten by our own as soon
     as we have a term, so what it says of saved steps is remembered."""
-    alive = any(other not in known or known[other].state not in ("terminated", "stopped") for other in others)
+    alive = any(
+        holder not in instances or instances[holder].state not in ("terminated", "stopped") for holder in holders
+    )
     mine = claim is None or claim.instance == ctx.desired.instance
     moving = not mine and source is not None and source.writer > 0 and not _is_here(ctx, source)
     if not alive and not moving:
@@ -197,9 +203,9 @@ def _saved_step(ctx: Context, source: Source | None, snapshots: tuple[Snapshot, 
     """The last step that the source's writer is known to have saved: by its status, and by what is adopted."""
     if source is None:
         return None
-    found = [int(s.tags[TAG_SAVED_STEP]) for s in adoptable(source, snapshots)[:1] if _is_step(s)]
-    found += [ctx.memory.saved[source.writer]] if source.writer in ctx.memory.saved else []
-    return max(found, default=None)
+    steps = [int(s.tags[TAG_SAVED_STEP]) for s in adoptable(source, snapshots)[:1] if _is_step(s)]
+    steps += [ctx.memory.saved[source.writer]] if source.writer in ctx.memory.saved else []
+    return max(steps, default=None)
 
 
 def _is_step(snapshot: Snapshot) -> bool:
@@ -235,19 +241,19 @@ def _snapshots(ctx: Context, source: Source | None, released_by: str) -> tuple[S
         return ()
     rejected, completed = ctx.memory.rejected, ctx.memory.completed
     failed = ctx.memory.failed
-    found = [s for s in ctx.ec2.snapshots_of_run(ctx.desired.run) if s.id not in rejected]
-    failed.update({s.id: s for s in found if s.state == "error"})
+    snapshots = [s for s in ctx.ec2.snapshots_of_run(ctx.desired.run) if s.id not in rejected]
+    failed.update({s.id: s for s in snapshots if s.state == "error"})
     # A staler describe than the one that showed it as completed takes nothing back.
-    now = (replace(s, state="completed") if s.id in completed and s.state == "pending" else s for s in found)
-    return (*(s for s in now if s.id not in failed), *failed.values())
+    current = (replace(s, state="completed") if s.id in completed and s.state == "pending" else s for s in snapshots)
+    return (*(s for s in current if s.id not in failed), *failed.values())
 
 
 def _asked_snapshot(ctx: Context, source: Source | None, snapshots: tuple[Snapshot, ...]) -> str | None:
     """The snapshot that we asked for, as long as it may be missing from the describes only because they are stale."""
-    asked = ctx.memory.snapshot
-    if asked is None or source is None or not ctx.recently("snapshot", source.id, 2 * DESCRIBE_LAG_SECONDS):
+    snapshot_id = ctx.memory.snapshot
+    if snapshot_id is None or source is None or not ctx.recently("snapshot", source.id, 2 * DESCRIBE_LAG_SECONDS):
         return None
-    return None if any(snapshot.id == asked for snapshot in snapshots) else asked
+    return None if any(snapshot.id == snapshot_id for snapshot in snapshots) else snapshot_id
 
 
 def _asked_copy(ctx: Context, volumes: tuple[Volume, ...]) -> str | None:
@@ -263,14 +269,14 @@ def _dead_copies(volumes: tuple[Volume, ...], claim: Claim | None, zone: str) ->
     return sum(1 for v in volumes if claim and term_of(v) == claim.number and v.zone == zone and v.state in dead)
 
 
-def _silent(ctx: Context, other: str, claim: Claim | None, status: dict[str, Any] | None) -> float | None:
+def _silent(ctx: Context, holder: str, claim: Claim | None, status: dict[str, Any] | None) -> float | None:
     """Seconds for which we have watched `other` being silent, None where it is not.
 
     Silent: its last sign of life (heartbeat, or the last claim) is older than `SILENT_SECONDS`. The same sign has to be
     seen twice: that its age is told by two wall clocks would not do alone.
     """
     signs = [] if claim is None else [claim.time]
-    if status is not None and status.get("instance") == other:
+    if status is not None and status.get("instance") == holder:
         signs.append(str(status.get("heartbeat", "")))
     moments = [moment for sign in signs if (moment := _moment(sign)) is not None]
     if not moments:
@@ -278,7 +284,7 @@ def _silent(ctx: Context, other: str, claim: Claim | None, status: dict[str, Any
     last = max(moments)
     if ctx.clock.now().timestamp() - last < SILENT_SECONDS:
         return None
-    return ctx.memory.watch.seconds("silent", other, str(last))
+    return ctx.memory.watch.seconds("silent", holder, str(last))
 
 
 def _moment(text: str) -> float | None:
@@ -289,13 +295,13 @@ def _moment(text: str) -> float | None:
 
 
 # ----------------------------------------------------------------------------------------------------------------- host
-def _with_host(ctx: Context, seen: Observed) -> Observed:
+def _with_host(ctx: Context, observed: Observed) -> Observed:
     mounted = ctx.host.mounted_at(ctx.desired.mountpoint)
     names = tuple(ctx.checkpoint_names(ctx.desired.mountpoint)) if mounted else ()
     return replace(
-        seen,
+        observed,
         mounted=mounted,
-        devices=_devices(ctx, seen.volumes, mounted),
+        devices=_devices(ctx, observed.volumes, mounted),
         steps=steps_in(names) if mounted else None,
         checkpoints_present=bool(names),
     )

@@ -27,7 +27,7 @@ class Writer(Protocol):
     def term(self) -> int: ...
 
 
-def create_handover(ctx: Context, held: Writer, saved_step: int | None) -> str:
+def create_handover(ctx: Context, writer: Writer, saved_step: int | None) -> str:
     """Take the handover snapshot of the unmounted (or frozen) volume and see it listed; returns its id.
 
     The store is told meanwhile that this term will not write again, which lets a successor go on before this machine
@@ -38,24 +38,24 @@ def create_handover(ctx: Context, held: Writer, saved_step: int | None) -> str:
     """
     if not ctx.memory.releasing:
         ctx.memory.releasing = True
-        ctx.beside(lambda: _mark_released(ctx, held.term))
+        ctx.beside(lambda: _mark_released(ctx, writer.term))
     start = ctx.clock.monotonic()
-    snapshot, made = _own_handover(ctx, held), ctx.memory.handover
+    snapshot, made = _own_handover(ctx, writer), ctx.memory.handover
     if snapshot is not None:
         return snapshot
     if not made:
-        tags = snapshot_tags(ctx, Purpose.HANDOVER, held.term, saved_step)
-        made = ctx.memory.handover = ctx.ec2.create_snapshot(held.volume, tags).id
+        tags = snapshot_tags(ctx, Purpose.HANDOVER, writer.term, saved_step)
+        made = ctx.memory.handover = ctx.ec2.create_snapshot(writer.volume, tags).id
     while ctx.clock.monotonic() - start < LISTED_SECONDS_MAX:
         try:
-            snapshot = _own_handover(ctx, held)
+            snapshot = _own_handover(ctx, writer)
             if snapshot is not None:
                 return snapshot
         except (Retryable, NotFound) as error:
             ctx.log.warning("the handover cannot be seen yet", error=error.message)
         ctx.clock.sleep(_LOOK_SECONDS)
     ctx.memory.handover = "" if _has_failed(ctx, made) else made
-    raise Retryable(f"no describe lists the handover {made}; {held.volume} stays attached")
+    raise Retryable(f"no describe lists the handover {made}; {writer.volume} stays attached")
 
 
 def _mark_released(ctx: Context, term: int) -> None:
@@ -76,24 +76,24 @@ def _mark_released(ctx: Context, term: int) -> None:
 
 
 def _has_failed(ctx: Context, snapshot: str) -> bool:
-    found = ctx.ec2.snapshot(snapshot)
-    return found is not None and found.state == "error"
+    current = ctx.ec2.snapshot(snapshot)
+    return current is not None and current.state == "error"
 
 
-def _own_handover(ctx: Context, held: Writer) -> str | None:
+def _own_handover(ctx: Context, writer: Writer) -> str | None:
     """This term's handover, should it exist: CreateSnapshot takes no token, so a lost reply is found by tags."""
     snapshots = [
         snapshot.id
         for snapshot in ctx.ec2.snapshots_of_run(ctx.desired.run)
-        if snapshot.volume == held.volume
-        and term_of(snapshot) == held.term
+        if snapshot.volume == writer.volume
+        and term_of(snapshot) == writer.term
         and snapshot.tags.get(TAG_PURPOSE) == Purpose.HANDOVER.value
         and snapshot.state != "error"
     ]
     return min(snapshots, default=None)
 
 
-def create_base(ctx: Context, held: Writer, saved_step: int | None, *, first: bool = False) -> str:
+def create_base(ctx: Context, writer: Writer, saved_step: int | None, *, first: bool = False) -> str:
     """A snapshot beside a running trainer: it makes the next one small and is never adopted. `first`: only if the run
     has no snapshot yet; "" if it has one.
 
@@ -103,23 +103,25 @@ def create_base(ctx: Context, held: Writer, saved_step: int | None, *, first: bo
     snapshots = ctx.ec2.snapshots_of_run(ctx.desired.run)
     if first and any(snapshot.state != "error" for snapshot in snapshots):
         return ""
-    pending = [snapshot.id for snapshot in snapshots if snapshot.volume == held.volume and snapshot.state == "pending"]
+    pending = [
+        snapshot.id for snapshot in snapshots if snapshot.volume == writer.volume and snapshot.state == "pending"
+    ]
     if pending:
-        raise Conflict(f"{', '.join(pending)} of {held.volume} is not completed yet")
-    volume = ctx.ec2.volume(held.volume)
+        raise Conflict(f"{', '.join(pending)} of {writer.volume} is not completed yet")
+    volume = ctx.ec2.volume(writer.volume)
     if volume is not None and volume.type in ONE_SNAPSHOT_TYPES:
         raise Conflict(f"of an {volume.type} volume EC2 takes one snapshot at a time, and a handover may be needed")
-    made = ctx.ec2.create_snapshot(held.volume, snapshot_tags(ctx, Purpose.BASE, held.term, saved_step)).id
+    made = ctx.ec2.create_snapshot(writer.volume, snapshot_tags(ctx, Purpose.BASE, writer.term, saved_step)).id
     ctx.memory.bases.add(made)
     return made
 
 
-def detach(ctx: Context, held: Writer) -> None:
+def detach(ctx: Context, writer: Writer) -> None:
     """Ask for the end of the attachment, after the unmount and after the handover was listed."""
     mountpoint = ctx.desired.mountpoint
     if ctx.host.mounted_at(mountpoint) is not None:
-        raise Conflict(f"{held.volume} is still mounted at {mountpoint} and is not detached")
-    let_go(ctx, (held.volume,))  # which asks whether the kernel, too, is through with it
+        raise Conflict(f"{writer.volume} is still mounted at {mountpoint} and is not detached")
+    let_go(ctx, (writer.volume,))  # which asks whether the kernel, too, is through with it
 
 
 def leave(ctx: Context) -> None:

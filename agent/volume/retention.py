@@ -23,10 +23,10 @@ class Surplus:
 
 
 def surplus(
-    held: Writer,
+    writer: Writer,
     volumes: tuple[Volume, ...],
     snapshots: tuple[Snapshot, ...],
-    kept: int = SNAPSHOTS_KEPT,
+    keep_count: int = SNAPSHOTS_KEPT,
     run_ends: bool = False,
     keep_bases: bool = True,
 ) -> Surplus:
@@ -37,34 +37,34 @@ def surplus(
     looks again then (AWS takes the deletion at once and carries it out when the snapshot has completed). Without
     `keep_bases` every base goes: nothing is ever made from one.
     """
-    old = [volume.id for volume in volumes if _is_superseded(volume, held) and not volume.attachments]
+    old = [volume.id for volume in volumes if _is_superseded(volume, writer) and not volume.attachments]
     purposes = tuple(purpose.value for purpose in Purpose)
-    ours = [s for s in snapshots if s.tags.get(TAG_PURPOSE) in purposes and term_of(s) <= held.term]
+    ours = [s for s in snapshots if s.tags.get(TAG_PURPOSE) in purposes and term_of(s) <= writer.term]
     failed = [s for s in ours if s.state == "error"]
     bases = [s for s in ours if not keep_bases and s.tags.get(TAG_PURPOSE) == Purpose.BASE.value]
     newest_first = sorted(
         (s for s in ours if s.state != "error" and s not in bases), key=lambda s: (term_of(s), s.started, s.id),
         reverse=True,
     )  # fmt: skip
-    done = [*bases, *(s for s in newest_first[kept:] if run_ends or s.state == "completed")]
-    return Surplus(tuple(sorted(old)), tuple(sorted({s.id for s in (*failed, *done)})))
+    unneeded = [*bases, *(s for s in newest_first[keep_count:] if run_ends or s.state == "completed")]
+    return Surplus(tuple(sorted(old)), tuple(sorted({s.id for s in (*failed, *unneeded)})))
 
 
-def _is_superseded(volume: Volume, held: Writer) -> bool:
-    if volume.id == held.volume or volume.state in GONE_STATES or term_of(volume) > held.term:
+def _is_superseded(volume: Volume, writer: Writer) -> bool:
+    if volume.id == writer.volume or volume.state in GONE_STATES or term_of(volume) > writer.term:
         return False
-    half_made = state_of(volume) == VolumeState.MOVING.value and term_of(volume) < held.term
+    half_made = state_of(volume) == VolumeState.MOVING.value and term_of(volume) < writer.term
     return half_made or state_of(volume) == VolumeState.SUPERSEDED.value
 
 
-def _free_stranded(ctx: Context, held: Writer, volumes: tuple[Volume, ...]) -> None:
+def _free_stranded(ctx: Context, writer: Writer, volumes: tuple[Volume, ...]) -> None:
     """A stopped instance keeps what is attached to it while it is stopped, and EC2 may forget to take a terminated
     one's: take superseded volumes from them, and from ourselves, who have another volume mounted.
 
     The next call deletes them. Another instance that runs, even one that only waits, is left what it has. By force
     where a detach is under way already: it can be stuck for ever, and there is nothing to lose.
     """
-    stranded = [(v.id, a.instance, a.state) for v in volumes if _is_superseded(v, held) for a in v.attachments]
+    stranded = [(v.id, a.instance, a.state) for v in volumes if _is_superseded(v, writer) for a in v.attachments]
     if not stranded:
         return
     instances = ctx.ec2.instances(instance for _, instance, _ in stranded)
@@ -74,16 +74,16 @@ def _free_stranded(ctx: Context, held: Writer, volumes: tuple[Volume, ...]) -> N
             ctx.ec2.detach(volume, instance, force=state == "detaching")
 
 
-def _superseded_by_us(ctx: Context, held: Writer, seen: tuple[Volume, ...]) -> list[str]:
+def _superseded_by_us(ctx: Context, writer: Writer, volumes: tuple[Volume, ...]) -> list[str]:
     """Volumes that this life has superseded, and that describes show as something else, or not at all, for a while. A
     run that ends within that while has no later look. One that is attached is left to `_free_stranded`."""
-    attached = {volume.id for volume in seen if volume.attachments}
+    attached = {volume.id for volume in volumes if volume.attachments}
     ours = [volume for volume, state in ctx.memory.states.items() if state == VolumeState.SUPERSEDED.value]
-    return [v for v in ours if v != held.volume and v not in attached]
+    return [v for v in ours if v != writer.volume and v not in attached]
 
 
 def clean_up(
-    ctx: Context, held: Writer, *, acknowledged_step: int | None, run_ends: bool = False, keep_bases: bool = True
+    ctx: Context, writer: Writer, *, acknowledged_step: int | None, run_ends: bool = False, keep_bases: bool = True
 ) -> Surplus:
     """Delete the surplus and return what was deleted; nothing where this term has acknowledged no checkpoint.
 
@@ -92,27 +92,27 @@ def clean_up(
     if acknowledged_step is None:
         return Surplus((), ())
     highest = ctx.store.highest_term()
-    if highest is None or highest.number != held.term or highest.instance != ctx.desired.instance:
+    if highest is None or highest.number != writer.term or highest.instance != ctx.desired.instance:
         return Surplus((), ())
     seen = ctx.ec2.volumes_of_run(ctx.desired.run)
     listed = ctx.ec2.snapshots_of_run(ctx.desired.run)
     unlisted = ctx.memory.snapshot if ctx.memory.snapshot not in {one.id for one in listed} else None
-    kept = SNAPSHOTS_KEPT - (1 if unlisted else 0)
-    found = surplus(held, seen, listed, kept=kept, run_ends=run_ends, keep_bases=keep_bases)
+    keep_count = SNAPSHOTS_KEPT - (1 if unlisted else 0)
+    unneeded = surplus(writer, seen, listed, keep_count=keep_count, run_ends=run_ends, keep_bases=keep_bases)
     volumes, snapshots = [], []
     # A volume that AWS deletes may be shown for a while, and a second call for it is refused.
-    for volume in sorted({*found.volumes, *_superseded_by_us(ctx, held, seen)} - ctx.memory.deleted):
+    for volume in sorted({*unneeded.volumes, *_superseded_by_us(ctx, writer, seen)} - ctx.memory.deleted):
         try:
             ctx.ec2.delete_volume(volume)
             ctx.memory.deleted.add(volume)
             volumes.append(volume)
         except SpothealError as error:  # one that is locked, or an AMI's, keeps no other from going
             ctx.log.warning("a superseded volume is not deleted yet", volume=volume, error=error.message)
-    for snapshot in sorted({*found.snapshots, *(() if keep_bases else ctx.memory.bases)}):
+    for snapshot in sorted({*unneeded.snapshots, *(() if keep_bases else ctx.memory.bases)}):
         try:
             ctx.ec2.delete_snapshot(snapshot)
             snapshots.append(snapshot)
         except SpothealError as error:
             ctx.log.warning("a surplus snapshot is not deleted yet", snapshot=snapshot, error=error.message)
-    _free_stranded(ctx, held, seen)
+    _free_stranded(ctx, writer, seen)
     return Surplus(tuple(volumes), tuple(snapshots))

@@ -46,20 +46,20 @@ def grown(top: Path, since: float, stop: Stop) -> list[dict[str, Any]]:
 class SpaceWatch:
     """`look` with each heartbeat, until `over`. `note` publishes `space` with the next one, None if there is room."""
 
-    def __init__(self, mount_point: Path, began: float, over: Stop, note: Callable[..., None]) -> None:
-        self._mount_point, self._began, self._over, self._note = mount_point, began, over, note
+    def __init__(self, mount_point: Path, start: float, over: Stop, note: Callable[..., None]) -> None:
+        self._mount_point, self._began, self._over, self._note = mount_point, start, over, note
         self._looked = float("-inf")
 
-    def look(self, seconds: float, beside: Callable[[str, Callable[[], object]], None]) -> None:
+    def look(self, seconds: float, start_beside: Callable[[str, Callable[[], object]], None]) -> None:
         """`seconds`: monotonic. `beside` runs the walk in a thread, for it may take minutes."""
         percent = percent_used(self._mount_point)
         if percent is None or percent < FULL_PERCENT:
             self._note(space=None)
         elif seconds - self._looked >= LOOK_SECONDS:
             self._looked = seconds
-            beside("space", lambda: self._walk(percent))
+            start_beside("space", lambda: self._walk(percent))
 
     def _walk(self, percent: int) -> None:
-        found = grown(self._mount_point, self._began, self._over)
+        folders = grown(self._mount_point, self._began, self._over)
         if not self._over.is_set():
-            self._note(space={"percent": percent, "grown": found})
+            self._note(space={"percent": percent, "grown": folders})

@@ -70,17 +70,17 @@ class Warmup:
             return
         self._log.info("reading the code, the environment and the newest checkpoint of the moved volume ahead")
 
-    def _begin(self, what: str, files: list[Path], readers: int, ended: threading.Event) -> None:
+    def _begin(self, kind: str, files: list[Path], readers: int, ended: threading.Event) -> None:
         shares = [share for share in (files[n::readers] for n in range(readers)) if share]
         try:
             with self._starting:
                 for share in shares if not ended.is_set() else ():
                     self._readers.append(_read(share, self._seconds_max))
         except (OSError, ValueError) as fault:
-            self._log.warning(f"{what} cannot be read ahead", error=str(fault))
+            self._log.warning(f"{kind} cannot be read ahead", error=str(fault))
             return
         if files and not ended.is_set():
-            self._log.info(f"reading {what} ahead", files=len(files))
+            self._log.info(f"reading {kind} ahead", files=len(files))
 
     def wait(self, seconds: float) -> None:
         """Until all is read that is being read now; no longer than `seconds` for each reader."""
@@ -126,7 +126,7 @@ def torch_libraries(interpreters: Iterable[Path]) -> list[Path]:
     """The shared libraries that `import torch` opens, of the first of these that has torch; [] where none has."""
     for python in interpreters:
         prefix = python.parent.parent  # not resolved: a virtual environment's packages lie beside its link
-        for site in (found for pattern in _SITES for found in sorted(prefix.glob(pattern))):
+        for site in (path for pattern in _SITES for path in sorted(prefix.glob(pattern))):
             if (site / "torch" / "lib").is_dir():
                 return [file for part in _LIBRARIES for file in sorted(site.glob(f"{part}/*.so*"))]
     return []
