@@ -261,17 +261,17 @@ class Meeting:
         claim = self._store.highest_term()
         me = self._here.instance
         self._heard.look()
-        documents = [states for key in self._store.keys(LAYOUT.nodes) if (states := self._store.get_json(key))]
-        ages = {str(entry.get("instance")): self._heard.age(str(entry.get("instance")), str(entry.get("time")))
-                for entry in documents}  # fmt: skip
-        names = {str(entry.get("instance")) for entry in documents if entry.get("term") is not None}
+        documents = [document for key in self._store.keys(LAYOUT.nodes) if (document := self._store.get_json(key))]
+        ages = {str(document.get("instance")): self._heard.age(str(document.get("instance")), str(document.get("time")))
+                for document in documents}  # fmt: skip
+        names = {str(document.get("instance")) for document in documents if document.get("term") is not None}
         names |= {claim.instance} if claim is not None else set()
         names -= {me}
-        states = {entry.id: entry.state for entry in self._cloud.instances(names)} if names else {}
+        states = {instance.id: instance.state for instance in self._cloud.instances(names)} if names else {}
         machines = []
-        for entry in documents:
-            name = str(entry.get("instance"))
-            machines.append(machine_of(entry, ages[name], states.get(name, "") if name in names else None))
+        for document in documents:
+            name = str(document.get("instance"))
+            machines.append(machine_of(document, ages[name], states.get(name, "") if name in names else None))
         if claim is None:
             return Seen(me, tuple(machines), self._least)
         place = place_of(self._store.get_json(LAYOUT.rendezvous(claim.number)), claim.number)

@@ -38,8 +38,8 @@ MUTANTS = (
     Mutant(
         "claim before create",
         PLAN,
-        "        return ClaimTerm(claim.number + 1, why)\n",
-        "        return _as_holder(desired, seen, claim.number + 1)\n",
+        "        return ClaimTerm(claim.number + 1, reason)\n",
+        "        return _as_holder(desired, observed, claim.number + 1)\n",
         PLAN_TESTS,
     ),
     Mutant(
@@ -120,7 +120,7 @@ MUTANTS = (
     Mutant(
         "empty answer means wait",
         PLAN,
-        "    if seen.volume_gone_for < VOLUME_GONE_SECONDS:\n",
+        "    if observed.volume_gone_for < VOLUME_GONE_SECONDS:\n",
         "    if False:\n",
         PLAN_TESTS,
     ),
@@ -155,15 +155,15 @@ MUTANTS = (
     Mutant(
         "a mount is tried before mkfs is done again",
         PLAN,
-        "(not device.filesystem or target.id in seen.unmountable)",
+        "(not device.filesystem or target.id in observed.unmountable)",
         "True",
         PLAN_TESTS,
     ),
     Mutant(
         "living holder never forced",
         PLAN,
-        '        return _await_release(seen, holder, f"{holder} has {volume.id} ({attachment.state})")\n',
-        "        return DetachFrom(volume.id, holder, why, True)\n",
+        '        return _await_release(observed, holder, f"{holder} has {volume.id} ({attachment.state})")\n',
+        "        return DetachFrom(volume.id, holder, reason, True)\n",
         PLAN_TESTS,
     ),
     Mutant(
