@@ -78,25 +78,25 @@ class Boot:
         """Asks who this machine is, counts its launch, and notes the boot. Raises NoCredentials."""
         log, clock, job = world.logs.log, world.clock, config.job.job.name
         store, cloud = Store(world.s3, config.store), Ec2(world.ec2, job)
-        here = world.metadata.identity(progress=lambda why: log.warning(why))
-        world.logs.bind(instance=here.instance, zone=here.zone)
-        log.info("this instance", type=here.instance_type, image=here.image)
+        identity = world.metadata.identity(progress=lambda why: log.warning(why))
+        world.logs.bind(instance=identity.instance, zone=identity.zone)
+        log.info("this instance", type=identity.instance_type, image=identity.image)
         refused: Fatal | None = None
         try:
-            launch = Launch.count(store, here, clock, config.requested_at)
+            launch = Launch.count(store, identity, clock, config.requested_at)
         except NoCredentials:
             raise
         except Fatal as error:  # an end like any other, so that the fleet is cancelled and does not try for ever
-            launch, refused = Launch(store, here, {"starts": 1}), error
-        ledger = Ledger(store, clock, here.instance, here.zone)
-        money = Money.of(config, world, store, cloud, ledger, here)
-        ledger.note("boot", instance_type=here.instance_type, **money.boot_fields(world.paths))
+            launch, refused = Launch(store, identity, {"starts": 1}), error
+        ledger = Ledger(store, clock, identity.instance, identity.zone)
+        money = Money.of(config, world, store, cloud, ledger, identity)
+        ledger.note("boot", instance_type=identity.instance_type, **money.boot_fields(world.paths))
         status = Status(
-            store, clock, log, job=job, run=config.run, instance=here.instance, instance_type=here.instance_type,
-            zone=here.zone, revision=config.revision,
+            store, clock, log, job=job, run=config.run, revision=config.revision,
+            instance=identity.instance, instance_type=identity.instance_type, zone=identity.zone,
         )  # fmt: skip
         stop, closing = threading.Event(), threading.Event()
-        return cls(config, world, store, cloud, here, launch, ledger, money, status, stop, closing, refused)
+        return cls(config, world, store, cloud, identity, launch, ledger, money, status, stop, closing, refused)
 
     @property
     def clock(self) -> Clock:

@@ -47,10 +47,12 @@ class Code:
         """
         fetched = self._fetched()  # first of all: nothing foreign runs while git has the repository's secret
         config, folders, interpreter = self._boot.config, self._folders, self._find_interpreter()
-        began = RunMemory.read(folders, config.run).attempt > 0
-        where, log = self.confinement.surroundings(), self._boot.log
+        has_begun = RunMemory.read(folders, config.run).attempt > 0
+        surroundings, log = self.confinement.surroundings(), self._boot.log
         python = interpreter.path
-        return make_working_copy(config, folders, where, python, log, fetched=fetched, began_earlier=began), interpreter
+        return make_working_copy(
+            config, folders, surroundings, python, log, fetched=fetched, began_earlier=has_begun
+        ), interpreter
 
     def _fetched(self) -> Fetched | None:
         """None: the volume has the working copy, so neither the network nor the repository is needed."""
@@ -65,11 +67,13 @@ class Code:
             self._clone.result()
 
     def _find_interpreter(self) -> Interpreter:
-        where = self.confinement.surroundings()
-        self._folders.make(where.account)
-        return find_interpreter(self._boot.config, self._folders, where, self._boot.log)
+        surroundings = self.confinement.surroundings()
+        self._folders.make(surroundings.account)
+        return find_interpreter(self._boot.config, self._folders, surroundings, self._boot.log)
 
     def _set_up(self, interpreter: Interpreter, copy: str) -> Interpreter:
-        where, folders = self.confinement.surroundings(), self._folders
-        around = changed_by_setup(folders, where, interpreter.path)
-        return run_setup(self._boot.config, folders, interpreter, where, self._boot.log, copy=copy, around=around)
+        surroundings, folders = self.confinement.surroundings(), self._folders
+        around = changed_by_setup(folders, surroundings, interpreter.path)
+        return run_setup(
+            self._boot.config, folders, interpreter, surroundings, self._boot.log, copy=copy, around=around
+        )

@@ -47,9 +47,11 @@ class Confinement:
         policy = self.config.job.cage.trainer_policy
         role = None
         if policy:
-            here = self.here
+            identity = self.here
             job = self.config.job.job.name
-            role = TrainerRole(self.client("sts"), self.clock, here.account, here.region, job, here.instance, policy)
+            role = TrainerRole(
+                self.client("sts"), self.clock, identity.account, identity.region, job, identity.instance, policy
+            )
             role.check(self.stop)
         # A client of its own: however the relay is kept busy, the watch for notices does not wait for it.
         asks = Metadata(self.metadata.endpoint, self.clock)
@@ -84,10 +86,10 @@ class Confinement:
     def fetch_secrets(self) -> str:
         """The trainer's, kept for `trainers`; returns the repository's. Faults as of `Vault.fetch`."""
         job = self.config.job
-        wanted = dict(job.secrets) | ({REPOSITORY: job.job.repository_secret} if job.job.repository_secret else {})
-        found = Vault(self.client, self.clock, self.stop, self.log).fetch(wanted)
-        secret = found.pop(REPOSITORY, "")
-        self._secrets = found
+        references = dict(job.secrets) | ({REPOSITORY: job.job.repository_secret} if job.job.repository_secret else {})
+        fetched = Vault(self.client, self.clock, self.stop, self.log).fetch(references)
+        secret = fetched.pop(REPOSITORY, "")
+        self._secrets = fetched
         return secret
 
     def fetch_code(self, store: Download, secret: str) -> Fetched:

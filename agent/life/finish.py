@@ -77,13 +77,13 @@ def store_results(work: Finishing, stop: Stop) -> str:
         return f"{work.results} is a link that a trainer made, to {os.readlink(work.results)!r}"
     top, missed = work.results.resolve(), list[str]()
     found = sorted(name for name, _ in untrusted_folders.files(top, missed=missed.append))
-    too = [(name, path.parent.resolve() / path.name) for name, path in work.results_too]
-    files = [*((name, top / name) for name in found), *too]
+    extra_files = [(name, path.parent.resolve() / path.name) for name, path in work.results_too]
+    files = [*((name, top / name) for name in found), *extra_files]
     place = work.results_to or InStore(work.store, LAYOUT.results)
     names = {path: name for name, path in files}
     halt, progress_at = _Halt(work, stop), work.clock.monotonic()
     stored: dict[Path, Put] = {}
-    hopeless = {path: why for _, path in files if (why := _holes(path))}
+    hopeless = {path: reason for _, path in files if (reason := _holes(path))}
     while True:
         count = len(stored)
         missing = [(name, path) for name, path in files if path not in stored and path not in hopeless]
@@ -103,10 +103,10 @@ def store_results(work: Finishing, stop: Stop) -> str:
         return f"{shown(missed[0][:_SHOWN])!r} lies too deep, or holds more files than can be listed"
     if not hopeless:
         return ""
-    path, why = next(iter(hopeless.items()))
-    more = f" and {len(hopeless) - 1} more" if len(hopeless) > 1 else ""
+    path, reason = next(iter(hopeless.items()))
+    rest = f" and {len(hopeless) - 1} more" if len(hopeless) > 1 else ""
     name = names[path].encode("utf-8", "backslashreplace").decode()
-    return f"{name}{more}: {why}"
+    return f"{name}{rest}: {reason}"
 
 
 class _Halt:
@@ -144,8 +144,8 @@ def _put(
             hopeless[put.source] = put.fault
         else:
             stored[put.source] = put
-        if count < len(files) and (why := halt()):
-            return why
+        if count < len(files) and (reason := halt()):
+            return reason
     return ""
 
 

@@ -47,10 +47,10 @@ class GpuCheck:
 
     def check(self) -> None:
         """Raises SetupFailed too, if the image is at fault."""
-        found = self._found.result()
+        gpus = self._found.result()
         if self._boot.stop.is_set():  # the look was cut short, and says nothing
             raise Interrupted("this machine goes away")
-        if (lacks := shortfall(self._bars.need, found)) is not None:
+        if (lacks := shortfall(self._bars.need, gpus)) is not None:
             self._leave(self._bar(lacks))
 
     def _bar(self, lacks: Shortfall) -> str:
@@ -74,4 +74,6 @@ class GpuCheck:
         writer = self._bars.store.highest_term()
         if writer is None or writer.instance == self._boot.here.instance:
             return False
-        return any(one.state in ("pending", "running") for one in self._boot.cloud.instances({writer.instance}))
+        return any(
+            instance.state in ("pending", "running") for instance in self._boot.cloud.instances({writer.instance})
+        )

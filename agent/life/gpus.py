@@ -45,8 +45,8 @@ class Need:
     def of(cls, config: InstanceConfig) -> Need:
         """A memory that is asked for, and a rank for each GPU, ask for one GPU at least."""
         job = config.job.job
-        least = 1 if job.gpu_memory_gib or job.nproc_per_node == "gpu" else 0
-        return cls(max(job.gpus, least), float(job.gpu_memory_gib))
+        count_min = 1 if job.gpu_memory_gib or job.nproc_per_node == "gpu" else 0
+        return cls(max(job.gpus, count_min), float(job.gpu_memory_gib))
 
     def __str__(self) -> str:
         return _cards(self.gpus) + (f" of {self.memory_gib:g} GiB or more" if self.memory_gib else "")
@@ -84,15 +84,17 @@ def shortfall(need: Need, found: Found) -> Shortfall | None:
             f"the job asks for {need}, and the machine image has no NVIDIA driver (no nvidia-smi)",
             next_step="choose an image with the driver (a deep learning AMI), or set [job] gpus = 0",
         )
-    least = need.memory_gib * 1024 * SHOWN_OF_NOMINAL
-    if sum(mib >= least for mib in found.memory_mib) >= need.gpus:
+    memory_min = need.memory_gib * 1024 * SHOWN_OF_NOMINAL
+    if sum(mib >= memory_min for mib in found.memory_mib) >= need.gpus:
         return None
     all_shown = not found.said and (found.on_bus is None or found.on_bus <= len(found.memory_mib))
     if all_shown:
         return Shortfall(f"has {_in_words(found.memory_mib)}", True)
-    shown = f"shows {_in_words(found.memory_mib)}" if found.memory_mib else f"shows none ({found.said or 'no reason'})"
-    there = "" if found.on_bus is None else f" of the {found.on_bus} on the bus"
-    return Shortfall(f"has GPUs that do not work: the driver {shown}{there}", False)
+    machine_text = (
+        f"shows {_in_words(found.memory_mib)}" if found.memory_mib else f"shows none ({found.said or 'no reason'})"
+    )
+    of_bus = "" if found.on_bus is None else f" of the {found.on_bus} on the bus"
+    return Shortfall(f"has GPUs that do not work: the driver {machine_text}{of_bus}", False)
 
 
 def _cards(count: int) -> str:
@@ -130,22 +132,22 @@ _CAUSES = (
 
 def likely_cause(words: Iterable[str]) -> str:
     """What a trainer's last lines say of its GPU, as an addition to a reason; "" where they say nothing of it."""
-    said = "\n".join(words)
-    found = next((cause for pattern, cause in _CAUSES if re.search(pattern, said)), "")
-    return f"; likely {found}" if found else ""
+    text = "\n".join(words)
+    cause_of_words = next((cause for pattern, cause in _CAUSES if re.search(pattern, text)), "")
+    return f"; likely {cause_of_words}" if cause_of_words else ""
 
 
 # ----------------------------------------------------------------------------------------------------------- the look
 def look(clock: Clock, stop: Stop, need: Need, pci_devices: Path = PCI_DEVICES) -> Found:
     """What this machine has; a driver that shows too little of what is on the bus is asked again for two minutes."""
-    began = clock.monotonic()
+    start = clock.monotonic()
     while True:
-        found = _look_once(pci_devices)
-        hopeless = not found.has_driver or found.on_bus == 0 or (not found.said and _shows_all(found))
-        if hopeless or len(found.memory_mib) >= need.gpus or clock.monotonic() - began > DRIVER_SECONDS_MAX:
-            return found
+        gpus = _look_once(pci_devices)
+        hopeless = not gpus.has_driver or gpus.on_bus == 0 or (not gpus.said and _shows_all(gpus))
+        if hopeless or len(gpus.memory_mib) >= need.gpus or clock.monotonic() - start > DRIVER_SECONDS_MAX:
+            return gpus
         if clock.sleep(_TRY_SECONDS, until=stop):
-            return found
+            return gpus
 
 
 def _shows_all(found: Found) -> bool:
@@ -219,24 +221,29 @@ class Bars:
 
     def _document(self, instance_type: str) -> dict[str, Any] | None:
         """None too where it was found under an earlier request, or for another need."""
-        found = self.store.get_json(LAYOUT.barred(instance_type))
-        if found is None or found.get("requested_at") != self.requested_at or found.get("need") != asdict(self.need):
+        document = self.store.get_json(LAYOUT.barred(instance_type))
+        if (
+            document is None
+            or document.get("requested_at") != self.requested_at
+            or document.get("need") != asdict(self.need)
+        ):
             return None
-        return {"what": "", "sure": False, "instances": [], **found}
+        return {"what": "", "sure": False, "instances": [], **document}
 
 
-def decide_unsuitable(others: Iterable[Mapping[str, Any]], reason: str) -> End | None:
+def decide_unsuitable(launches: Iterable[Mapping[str, Any]], reason: str) -> End | None:
     """Parked, where launches of barred types are all that the run gets; None: this one leaves, and another comes. Pure.
 
     `others`: the run's other launches since one gained a checkpoint.
     """
-    barred = [one for one in others if one.get("outcome") == BARRED]
+    barred = [launch for launch in launches if launch.get("outcome") == BARRED]
     if len(barred) + 1 < BARRED_LAUNCHES_MAX:
         return None
-    said = dict.fromkeys([reason, *(str(one.get("reason", "")) for one in reversed(barred))])
+    reasons = dict.fromkeys([reason, *(str(launch.get("reason", "")) for launch in reversed(barred))])
     return End(
         Phase.PARKED,
-        f"{len(barred) + 1} launches were of instance types that cannot run the job: {'; '.join(filter(None, said))}."
+        f"{len(barred) + 1} launches were of instance types that cannot run the job:"
+        f" {'; '.join(filter(None, reasons))}."
         " Name other instance types in spot_fleet_config.json, or ask for less in [job] gpus and gpu_memory_gib;"
         " then `fleetctl request --resume`",
     )

@@ -34,17 +34,17 @@ class Rescue:
 
     def put_off(self) -> None:
         """Tell AWS that an instance of the run lives. Called with each heartbeat; it asks AWS only when due."""
-        now = self._clock.monotonic()
-        if self._gone or now - self._put_off_at < max(PUT_OFF_SECONDS_MIN, self._after / PUT_OFF_SHARE):
+        moment = self._clock.monotonic()
+        if self._gone or moment - self._put_off_at < max(PUT_OFF_SECONDS_MIN, self._after / PUT_OFF_SHARE):
             return
         at = self._clock.now() + timedelta(seconds=self._after)
         try:
             with translated("put the on-demand rescue off"):
-                known = self._schedule or self._scheduler.get_schedule(Name=self._name)
-                body = {key: value for key, value in known.items() if key not in _ANSWER_ONLY}
+                schedule = self._schedule or self._scheduler.get_schedule(Name=self._name)
+                body = {key: value for key, value in schedule.items() if key not in _ANSWER_ONLY}
                 self._scheduler.update_schedule(**{**body, "ScheduleExpression": schedule_expression(at)})
                 self._schedule = body
-                self._put_off_at = now
+                self._put_off_at = moment
         except NotFound:
             self._gone = True
             self._log.info("the on-demand rescue has fired, or was removed", schedule=self._name)

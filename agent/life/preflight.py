@@ -55,32 +55,36 @@ class LookBack:
 
     def _parked(self, saved_at: str) -> End | None:
         """Never over the head of a living writer, and launches that live are no failures."""
-        others, starts = self.launch.others_since_progress(), self.launch.starts
-        writer = self.store.highest_term() if decide_parked(others, starts, saved_at) is not None else None
-        asked = {str(one.get("instance", "")) for one in others if one.get("outcome") not in RECORDED_OUTCOMES}
-        found = self.cloud.instances((asked | ({writer.instance} if writer else set())) - {self.instance})
-        others = self._with_interruptions(others, found)
-        living = {instance.id for instance in found if instance.state in ("pending", "running")}
+        launches, starts = self.launch.others_since_progress(), self.launch.starts
+        writer = self.store.highest_term() if decide_parked(launches, starts, saved_at) is not None else None
+        names = {
+            str(launch.get("instance", "")) for launch in launches if launch.get("outcome") not in RECORDED_OUTCOMES
+        }
+        instances = self.cloud.instances((names | ({writer.instance} if writer else set())) - {self.instance})
+        launches = self._with_interruptions(launches, instances)
+        living = {instance.id for instance in instances if instance.state in ("pending", "running")}
         if writer is not None and writer.instance in living:
             return None
-        return decide_parked([one for one in others if one.get("instance") not in living], starts, saved_at)
+        return decide_parked([launch for launch in launches if launch.get("instance") not in living], starts, saved_at)
 
-    def _with_interruptions(self, others: list[dict[str, Any]], found: Iterable[Instance]) -> list[dict[str, Any]]:
+    def _with_interruptions(
+        self, launches: list[dict[str, Any]], instances: Iterable[Instance]
+    ) -> list[dict[str, Any]]:
         """`others`, with what AWS says of those that could not say it: a machine that hung when its notice came, or got
         none, was interrupted all the same. It is stored, because AWS forgets an instance an hour after its end.
 
         Who ended by a user's call counts as before: the agent itself ends a machine that hangs so.
         """
-        interrupted = {instance.id: instance.state for instance in found if instance.was_interrupted}
-        told = []
-        for one in others:
-            name = str(one.get("instance", ""))
-            if name in interrupted and one.get("outcome") not in RECORDED_OUTCOMES:
-                one = {**one, "outcome": "interrupted"}
+        interrupted = {instance.id: instance.state for instance in instances if instance.was_interrupted}
+        result = []
+        for launch in launches:
+            name = str(launch.get("instance", ""))
+            if name in interrupted and launch.get("outcome") not in RECORDED_OUTCOMES:
+                launch = {**launch, "outcome": "interrupted"}
                 if interrupted[name] in ("terminated", "stopped"):  # its own agent writes no more
-                    self.store.count_launch(name, one)
-            told.append(one)
-        return told
+                    self.store.count_launch(name, launch)
+            result.append(launch)
+        return result
 
 
 def between_interruptions(run_seconds: float, machines_lost: int, saved_at_the_end: int = 0) -> float:

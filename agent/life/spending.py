@@ -44,15 +44,15 @@ class Money:
 
     @classmethod
     def of(
-        cls, config: InstanceConfig, world: World, store: Store, cloud: Cloud, ledger: Ledger, here: Identity
+        cls, config: InstanceConfig, world: World, store: Store, cloud: Cloud, ledger: Ledger, identity: Identity
     ) -> Money:
         clock, log, job = world.clock, world.logs.log, config.job
         disk = Disk(job.volume.size_gib, job.volume.type)
         limit = Decimal(str(job.limits.dollars))
         return cls(
             config=config,
-            prices=Prices(cloud, world.metadata, store, ledger, here, clock, log),
-            budget=Budget(limit, store, ledger, here, clock, log, config.requested_at, disk),
+            prices=Prices(cloud, world.metadata, store, ledger, identity, clock, log),
+            budget=Budget(limit, store, ledger, identity, clock, log, config.requested_at, disk),
             messenger=Messenger(
                 job.notify,
                 store,
@@ -63,7 +63,7 @@ class Money:
             ),
             ledger=ledger,
             store=store,
-            here=here,
+            here=identity,
             clock=clock,
             log=log,
         )
@@ -103,8 +103,8 @@ def used_gib(folder: Path) -> int | None:
     return _gib(folder, "used") if os.path.ismount(folder) else None
 
 
-def _gib(folder: Path, what: str) -> int | None:
+def _gib(folder: Path, folder_name: str) -> int | None:
     try:
-        return -(-int(getattr(shutil.disk_usage(folder), what)) // (1 << 30))
+        return -(-int(getattr(shutil.disk_usage(folder), folder_name)) // (1 << 30))
     except OSError:
         return None

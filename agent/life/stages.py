@@ -140,8 +140,10 @@ class Life:
         self._ledger.add("notice", action=notice.action, deadline=rfc3339(notice.deadline), ends=ends)
         self._status.notice(notice)
         if notice.action != "shutdown":
-            here = self._here
-            self._tell(interruption_message(here.instance, here.zone, notice.action, ends, self._saved_step_now()))
+            identity = self._here
+            self._tell(
+                interruption_message(identity.instance, identity.zone, notice.action, ends, self._saved_step_now())
+            )
 
     def _on_rebalance(self) -> None:
         self._ledger.add("rebalance")
@@ -156,24 +158,26 @@ class Life:
         """In a thread of its own: nobody who is told can hold the run up."""
         if not self._money.messenger.is_there:
             return
-        done = threading.Event()
+        is_told = threading.Event()
 
         def tell() -> None:
             self._money.messenger.tell(message)
-            done.set()
+            is_told.set()
 
         self._boot.beside("tell", tell)
         if wait_seconds:
-            self._clock.sleep(wait_seconds, until=done)
+            self._clock.sleep(wait_seconds, until=is_told)
 
     # ----------------------------------------------------------------------------------------------------- the stages
     def look_back(self) -> None:
         """Is the run over already? An instance that is launched into a run that has ended cancels its fleet again."""
         if self._boot.refused is not None:
             raise self._boot.refused
-        here = self._here.instance
-        known = self._storage.note_predecessor
-        back = LookBack(self._store, self._cloud, self._launch, here, self._clock, self._stop, self._log, known)
+        instance = self._here.instance
+        note_predecessor = self._storage.note_predecessor
+        back = LookBack(
+            self._store, self._cloud, self._launch, instance, self._clock, self._stop, self._log, note_predecessor
+        )
         found = back.find_end()
         if found is not None:
             end, self._boot.over = found
@@ -199,8 +203,8 @@ class Life:
         assert self._interpreter is not None  # the stages before
         around = self._instruments()
         cage, python = self._confinement, self._interpreter.path
-        given = {**cage.trainers, **self._storage.environment()}
-        self._trainer = TrainerStage(self._config, self._folders, python, cage.account, around, given)
+        variables = {**cage.trainers, **self._storage.environment()}
+        self._trainer = TrainerStage(self._config, self._folders, python, cage.account, around, variables)
         interruption = self._watcher.interruption
         if interruption is not None:  # it came between the last look and here
             self._trainer.notify(interruption)
@@ -246,8 +250,8 @@ class Life:
             report=self._report_handover,
             log=lambda text: self._log.info(text),
         )
-        began = self._clock.monotonic()
-        self._handed_over_at = began
+        start = self._clock.monotonic()
+        self._handed_over_at = start
         result = hand_over(interruption, at.mount_point, self._world.host, steps, self._clock, self._watcher)
         if not result.begin_again:
             # SIGTERM may have been a person's `kill`, and then this machine lives on: with 0 it would never be
@@ -263,10 +267,10 @@ class Life:
     def _report_handover(self, result: HandoverResult) -> None:
         self._storage.handed_over()
         took = round(self._clock.monotonic() - self._handed_over_at, 1)
-        done = {"snapshot": result.snapshot or None, "unmounted": result.unmounted, "detached": result.detached}
-        self._log.info("handed over", **done, seconds=took, faults=result.faults or None)
-        more = {"used_gib": self._storage.used_gib, "faults": result.faults}
-        self._ledger.add("handover", **done, saved_step=self._storage.saved_step, seconds=took, **more)
+        steps = {"snapshot": result.snapshot or None, "unmounted": result.unmounted, "detached": result.detached}
+        self._log.info("handed over", **steps, seconds=took, faults=result.faults or None)
+        details = {"used_gib": self._storage.used_gib, "faults": result.faults}
+        self._ledger.add("handover", **steps, saved_step=self._storage.saved_step, seconds=took, **details)
         self._status.update(phase=Phase.INTERRUPTED, reason=f"notice: {result.interruption.notice.action}")
         self._status.leave()
         self._world.logs.ship(self._store, self._here.instance)
@@ -301,8 +305,8 @@ class Life:
 
     def finish(self, end: End) -> None:
         """Record the end and cancel the fleet, last. Raises Interrupted where the machine goes away before that."""
-        if not self._boot.over and (known := self._ending.recorded()) is not None:
-            self._boot.over, end = True, known
+        if not self._boot.over and (recorded_end := self._ending.recorded()) is not None:
+            self._boot.over, end = True, recorded_end
         at = self._storage
         results = self._folders.results if at.has_results else None
         stores = results is not None and not self._boot.over
@@ -351,6 +355,6 @@ class Life:
     def _say_unplaced(self, unplaced: Unplaced) -> str:
         """Why what the script wrote next to its code is not all stored; "" if only data sets and so on are."""
         if unplaced.files or unplaced.left_out:
-            said = "the results folder is empty: stored what the script wrote next to its code"
-            self._log.info(said, files=len(unplaced.files), left_out=list(unplaced.left_out[:20]) or None)
+            message = "the results folder is empty: stored what the script wrote next to its code"
+            self._log.info(message, files=len(unplaced.files), left_out=list(unplaced.left_out[:20]) or None)
         return f"more than {BYTES_MAX >> 30} GiB lie next to the code: see {LISTED}" if unplaced.too_much else ""

@@ -151,15 +151,15 @@ class VolumeStorage(Storage):
 
     def _note_volume(self, held: Held) -> None:
         disk = self._boot.config.job.volume
-        asked = {"size_gib": disk.size_gib, "type": disk.type}
+        settings = {"size_gib": disk.size_gib, "type": disk.type}
         if held.moved_from is not None and disk.initialization_rate and not self.context.memory.lazy:
-            asked["initialization_rate"] = disk.initialization_rate  # AWS charges for each GiB of the snapshot
-        fields = {"volume": held.volume, "moved_from": held.moved_from, "device": held.device, **asked}
+            settings["initialization_rate"] = disk.initialization_rate  # AWS charges for each GiB of the snapshot
+        fields = {"volume": held.volume, "moved_from": held.moved_from, "device": held.device, **settings}
         self._boot.ledger.note("volume", **fields)
 
     def _tell_story(self) -> None:
         """What healing saw and did (`fleetctl logs --story`): a reason is one sentence, and this machine goes."""
-        story = [{"observed": repr(seen), "action": repr(action)} for seen, action in self.context.memory.story]
+        story = [{"observed": repr(observed), "action": repr(action)} for observed, action in self.context.memory.story]
         with suppress(SpothealError):
             document = {"desired": repr(self.context.desired), "story": story}
             self._boot.store.put_json(LAYOUT.story(self._boot.here.instance), document)

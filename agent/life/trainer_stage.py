@@ -124,10 +124,10 @@ class TrainerStage:
             self._over.set()
         self._ship_curves(waiting=ended.kind != "interrupted")
         self.saved_step = ended.saved_step
-        known = {"attempt": ended.attempts, "best_step": self._supervisor.best_step, "failures": ended.failures}
+        facts = {"attempt": ended.attempts, "best_step": self._supervisor.best_step, "failures": ended.failures}
         if ended.kind == "interrupted" and ended.saved_step is not None and ended.saved_step == ended.last_step:
-            known["final_saves"] = self._memory.final_saves + 1
-        self._remember(ended.kind != "interrupted", **known)
+            facts["final_saves"] = self._memory.final_saves + 1
+        self._remember(ended.kind != "interrupted", **facts)
         if ended.kind == "interrupted":  # the handover waits for no walk over a data set
             self._looked.set()
         self.look()
@@ -159,16 +159,16 @@ class TrainerStage:
         self.base_snapshot()
 
     def base_snapshot(self, first: bool = False) -> None:
-        context, held = self._around.context, self._around.held
-        if context is None or held is None:
+        context, writer = self._around.context, self._around.held
+        if context is None or writer is None:
             return
         try:
             with self._turn:
-                found = "" if self._over.is_set() else create_base(context, held, self.saved_step, first=first)
-            if found:
-                self._log.info("took a base snapshot", snapshot=found)
+                snapshot = "" if self._over.is_set() else create_base(context, writer, self.saved_step, first=first)
+            if snapshot:
+                self._log.info("took a base snapshot", snapshot=snapshot)
                 mounted = self._folders.checkpoints.parent
-                self._around.ledger.add("snapshot", snapshot=found, used_gib=used_gib(mounted))
+                self._around.ledger.add("snapshot", snapshot=snapshot, used_gib=used_gib(mounted))
         except SpothealError as error:
             self._log.warning("no base snapshot", error=str(error))
 
@@ -186,20 +186,20 @@ class TrainerStage:
     # ---------------------------------------------------------------------------------------------------------- timers
     def _start_timers(self) -> None:
         if self._around.held is not None:  # on EFS several machines write; on AWS Batch nothing but checkpoints lasts
-            if found := self._written.predecessor():
-                self._tell_of_predecessor(found)
+            if predecessor := self._written.predecessor():
+                self._tell_of_predecessor(predecessor)
             self._beside("files", self._watch_files)
             self._beside("extents", self._record_extents)
         if self._around.limits.any:
             self._beside("limit", lambda: self._around.limits.watch(self._over, self._supervisor.stop_for_limit))
-        every = seconds(self._config.job.volume.snapshot_every)
-        if every:
-            self._beside("base-snapshots", lambda: self._base_snapshots(every))
+        interval = seconds(self._config.job.volume.snapshot_every)
+        if interval:
+            self._beside("base-snapshots", lambda: self._base_snapshots(interval))
 
-    def _tell_of_predecessor(self, found: Mapping[str, Any]) -> None:
-        self._around.ledger.note("predecessor-files", **found)
-        if found["missing"]:
-            self._log.warning("files that the machine before had are missing", **found)
+    def _tell_of_predecessor(self, predecessor: Mapping[str, Any]) -> None:
+        self._around.ledger.note("predecessor-files", **predecessor)
+        if predecessor["missing"]:
+            self._log.warning("files that the machine before had are missing", **predecessor)
 
     def _watch_files(self) -> None:
         while not self._clock.sleep(FILES_SECONDS, until=self._looked):
@@ -219,14 +219,14 @@ class TrainerStage:
 
     def _ship_curves(self, waiting: bool) -> None:
         """Read before the volume goes; at an interruption the store must not keep the handover waiting."""
-        found = self._around.curves.read()
+        files = self._around.curves.read()
         if waiting:
-            self._around.curves.put(found)
-        elif found:
-            self._beside("curves", lambda: self._around.curves.put(found))
+            self._around.curves.put(files)
+        elif files:
+            self._beside("curves", lambda: self._around.curves.put(files))
 
-    def _base_snapshots(self, every: float) -> None:
-        while not self._clock.sleep(every, until=self._over):
+    def _base_snapshots(self, interval: float) -> None:
+        while not self._clock.sleep(interval, until=self._over):
             self.base_snapshot()
 
     def _beside(self, name: str, work: Callable[[], object]) -> None:
@@ -260,14 +260,14 @@ class TrainerStage:
 
     def _heed_stop(self) -> None:
         """An operator asked for a last checkpoint and the end of the run (`fleetctl cancel --save`)."""
-        asked = self._around.status.stop_asked
-        if asked is None or self._stopping:
+        request = self._around.status.stop_asked
+        if request is None or self._stopping:
             return
         self._stopping = True
-        wanted = asked.get("seconds")
-        seconds_max = float(wanted) if isinstance(wanted, int | float) else STOP_SECONDS_MIN
+        seconds_asked = request.get("seconds")
+        seconds_max = float(seconds_asked) if isinstance(seconds_asked, int | float) else STOP_SECONDS_MIN
         seconds_max = min(max(seconds_max, STOP_SECONDS_MIN), STOP_SECONDS_MAX)
-        reason = str(asked.get("reason") or "cancelled by an operator")
+        reason = str(request.get("reason") or "cancelled by an operator")
         self._log.info("asked to save and to end the run", reason=reason, seconds=seconds_max)
         self._supervisor.cancel(reason, seconds_max)
 
@@ -284,16 +284,16 @@ class TrainerStage:
         self.base_snapshot(first=True)
 
     def _clean_up(self, run_ends: bool = False, keep_bases: bool = True) -> None:
-        context, held = self._around.context, self._around.held
-        if context is None or held is None or not self._config.job.volume.delete_superseded:
+        context, writer = self._around.context, self._around.held
+        if context is None or writer is None or not self._config.job.volume.delete_superseded:
             return
         try:
             step = self.saved_step if self.saved_step is not None else 0
             with self._turn:
-                gone = clean_up(context, held, acknowledged_step=step, run_ends=run_ends, keep_bases=keep_bases)
-            if gone.volumes or gone.snapshots:
-                self._log.info("deleted what is superseded", volumes=gone.volumes, snapshots=gone.snapshots)
-                names = {"volumes": list(gone.volumes), "snapshots": list(gone.snapshots)}
+                deleted = clean_up(context, writer, acknowledged_step=step, run_ends=run_ends, keep_bases=keep_bases)
+            if deleted.volumes or deleted.snapshots:
+                self._log.info("deleted what is superseded", volumes=deleted.volumes, snapshots=deleted.snapshots)
+                names = {"volumes": list(deleted.volumes), "snapshots": list(deleted.snapshots)}
                 self._around.ledger.add("deleted", **names)
         except SpothealError as error:
             self._log.warning("superseded volumes and snapshots are left", error=str(error))

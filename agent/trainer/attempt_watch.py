@@ -130,8 +130,8 @@ class Watch:
             self._answered = replace(request, until=max(request.until, self._clock.monotonic() + KILL_SECONDS))
             self._publish(self._folders.notice_file, request.notice.to_json())
             if first:
-                told = self._program.tell(signal.SIGTERM)
-                self._of.log.info("told the trainer to save and exit", why=request.reason, processes=told)
+                processes = self._program.tell(signal.SIGTERM)
+                self._of.log.info("told the trainer to save and exit", why=request.reason, processes=processes)
         else:
             self._program.tell_restarted(signal.SIGTERM)
 
@@ -145,27 +145,27 @@ class Watch:
     def _abort(self) -> None:
         """It gets no time to save: what hangs cannot."""
         self.hung = True
-        told = self._program.tell(signal.SIGABRT)
-        self._of.log.error("the trainer gives no sign of life and is ended", processes=told)
-        self._of.event("hung", processes=len(told))
+        processes = self._program.tell(signal.SIGABRT)
+        self._of.log.error("the trainer gives no sign of life and is ended", processes=processes)
+        self._of.event("hung", processes=len(processes))
         self._clock.sleep(_ABORT_SECONDS, until=self._program.ended)
 
     def _rebalance(self) -> None:
         self._publish(self._folders.rebalance_file, "{}\n")
-        told = self._program.tell_handlers(signal.SIGUSR1)
-        self._of.log.info("told the trainer of the rebalance recommendation", signalled=told)
-        self._of.event("rebalance-told", signalled=len(told))
+        processes = self._program.tell_handlers(signal.SIGUSR1)
+        self._of.log.info("told the trainer of the rebalance recommendation", signalled=processes)
+        self._of.event("rebalance-told", signalled=len(processes))
 
     def look(self) -> None:
         """Read the progress file, and after a while look where the trainer writes."""
-        found = progress_of(self._folders.progress_file)
-        if found is not None and found[1] != self._written:
-            self._written = found[1]
+        progress = progress_of(self._folders.progress_file)
+        if progress is not None and progress[1] != self._written:
+            self._written = progress[1]
             self._silence.heard()
-            self.gained = self._of.note(found[0]) or self.gained
+            self.gained = self._of.note(progress[0]) or self.gained
             if not self.reported:
                 self.reported = True
-                self.tell_started(_resumed_step(found[0]))
+                self.tell_started(_resumed_step(progress[0]))
         lasted = self._clock.monotonic() - self._start
         if lasted > self._timing.silent_seconds:
             self.tell_started()

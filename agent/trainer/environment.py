@@ -30,13 +30,13 @@ def trainer_environment(
 ) -> dict[str, str]:
     """The whole environment of a trainer (and of `setup`): the contract's variables over `given` (the trainer's
     secrets, the cage's metadata service) over [environment] over `own`."""
-    found = base_environment(own, account, folders.home)
-    found.setdefault("AWS_REGION", config.region)
-    found.setdefault("PYTHONUNBUFFERED", "1")  # through a pipe, Python would keep back the last lines before a kill
-    found.setdefault("PYTHONFAULTHANDLER", "1")  # a Python that hangs says where, at the SIGABRT that ends it
-    found |= {**config.job.environment, **(given or {})}
-    _name_the_tracked_run(found, config.run)
-    found |= {
+    variables = base_environment(own, account, folders.home)
+    variables.setdefault("AWS_REGION", config.region)
+    variables.setdefault("PYTHONUNBUFFERED", "1")  # through a pipe, Python would keep back the last lines before a kill
+    variables.setdefault("PYTHONFAULTHANDLER", "1")  # a Python that hangs says where, at the SIGABRT that ends it
+    variables |= {**config.job.environment, **(given or {})}
+    _name_the_tracked_run(variables, config.run)
+    variables |= {
         contract.JOB: config.job.job.name,
         contract.RUN: config.run,
         contract.DATASETS_DIR: str(folders.datasets),
@@ -52,16 +52,16 @@ def trainer_environment(
     index = own.get(contract.INDEX) or own.get(contract.BATCH_INDEX)
     if config.index is not None:
         index = str(config.index)
-        found[contract.PARAMS_FILE] = str(folders.params_file)
+        variables[contract.PARAMS_FILE] = str(folders.params_file)
     if index is not None:
-        found |= {contract.INDEX: index, contract.BATCH_INDEX: index}
+        variables |= {contract.INDEX: index, contract.BATCH_INDEX: index}
     shims = make_shims(folders.run_dir / "bin", interpreter)
-    found["PATH"] = ":".join([str(interpreter.parent), *shims, found["PATH"]])
+    variables["PATH"] = ":".join([str(interpreter.parent), *shims, variables["PATH"]])
     if os.path.exists(interpreter.parent.parent / "pyvenv.cfg"):
-        found["VIRTUAL_ENV"] = str(interpreter.parent.parent)
-    path = [found["PYTHONPATH"]] if found.get("PYTHONPATH") else []
-    found["PYTHONPATH"] = ":".join([*path, str(folders.trainer_lib)])
-    return found
+        variables["VIRTUAL_ENV"] = str(interpreter.parent.parent)
+    path = [variables["PYTHONPATH"]] if variables.get("PYTHONPATH") else []
+    variables["PYTHONPATH"] = ":".join([*path, str(folders.trainer_lib)])
+    return variables
 
 
 def _name_the_tracked_run(environment: dict[str, str], run: str) -> None:
@@ -70,12 +70,12 @@ def _name_the_tracked_run(environment: dict[str, str], run: str) -> None:
     An id may have no `/\\#?%:` and at most 64 characters (docs.wandb.ai, "Resume a run"); ours, of a run or of an entry
     of a sweep, have at most 40 letters and digits. W&B refuses an empty value, so an empty one asks for none of both.
     """
-    given = {name: environment[name] for name in _WANDB if name in environment}
-    if "" in given.values():
-        for name in given:
+    tracker = {name: environment[name] for name in _WANDB if name in environment}
+    if "" in tracker.values():
+        for name in tracker:
             del environment[name]
-    elif "WANDB_RESUME" not in given:
-        environment |= {"WANDB_RUN_ID": run, "WANDB_RESUME": "allow", **given}
+    elif "WANDB_RESUME" not in tracker:
+        environment |= {"WANDB_RUN_ID": run, "WANDB_RESUME": "allow", **tracker}
 
 
 def make_shims(folder: Path, interpreter: Path) -> list[str]:
@@ -100,9 +100,9 @@ def expand(argv: Sequence[str], environment: Mapping[str, str], interpreter: Pat
 
     def value(match: re.Match[str]) -> str:
         if match.group(1) not in environment:
-            known = ", ".join(sorted(name for name in environment if name.startswith("SPOTHEAL_")))
+            names = ", ".join(sorted(name for name in environment if name.startswith("SPOTHEAL_")))
             raise SetupFailed(
-                f"the command names ${{{match.group(1)}}}, which is not set", next_step=f"use one of {known}"
+                f"the command names ${{{match.group(1)}}}, which is not set", next_step=f"use one of {names}"
             )
         return environment[match.group(1)]
 

@@ -51,9 +51,9 @@ class Teller:
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._busy, seconds)
 
-    def _put(self, what: Progress | tuple[str, dict[str, Any]]) -> None:
+    def _put(self, news: Progress | tuple[str, dict[str, Any]]) -> None:
         with self._changed:
-            self._waiting.append(what)
+            self._waiting.append(news)
             if self._thread is None:
                 self._start()
             self._changed.notify_all()
@@ -84,11 +84,11 @@ class Teller:
                 if not self._changed.wait_for(lambda: bool(self._waiting), 60):
                     self._thread = None
                     return
-                what, self._busy = self._waiting.popleft(), True
+                news, self._busy = self._waiting.popleft(), True
             try:
-                if isinstance(what, Progress):
-                    self._hooks.on_progress(what)
+                if isinstance(news, Progress):
+                    self._hooks.on_progress(news)
                 else:
-                    self._hooks.on_event(what[0], **what[1])
+                    self._hooks.on_event(news[0], **news[1])
             except (OSError, SpothealError) as error:
                 self._log.warning("what the trainer did could not be recorded", error=str(error))

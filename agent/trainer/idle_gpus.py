@@ -22,12 +22,12 @@ _POLL_SECONDS = 5.0
 def gpus_in_use() -> int:
     """GPUs with at least one process; 0 where none is seen (no driver, or a container that hides processes)."""
     try:
-        found = programs.run(_QUERY, seconds_max=60)
+        answer = programs.run(_QUERY, seconds_max=60)
     except SpothealError:
         return 0
-    if found.code != 0:
+    if answer.code != 0:
         return 0
-    return len({line.split(",")[0].strip() for line in found.out.splitlines() if "," in line})
+    return len({line.split(",")[0].strip() for line in answer.out.splitlines() if "," in line})
 
 
 def watch(

@@ -40,7 +40,7 @@ class Interpreter:
     site: tuple[str, ...]
 
 
-def find_interpreter(config: InstanceConfig, folders: Folders, where: Surroundings, log: Any) -> Interpreter:
+def find_interpreter(config: InstanceConfig, folders: Folders, surroundings: Surroundings, log: Any) -> Interpreter:
     """Raises SetupFailed where the configured Python cannot run, or there is none at all.
 
     Without `python` in job.toml: the first of `candidates` that can import torch, else the first that runs.
@@ -48,20 +48,20 @@ def find_interpreter(config: InstanceConfig, folders: Folders, where: Surroundin
     named = config.job.job.python
     if named:
         path = named if os.path.isabs(named) else shutil.which(named)
-        found = probe(Path(path), folders, where) if path else None
-        if found is None:
+        interpreter = probe(Path(path), folders, surroundings) if path else None
+        if interpreter is None:
             raise SetupFailed(
                 f"the Python {named!r} cannot be run on this machine",
                 next_step="correct `python` in job.toml, or leave it out for the AMI's environment with torch",
             )
-        return found
+        return interpreter
     usable = []
     for candidate in candidates():
-        found = probe(candidate, folders, where)
-        if found is not None and found.torch:
-            log.info("using the Python with torch", path=str(found.path), torch=found.torch)
-            return found
-        usable += [found] if found is not None else []
+        interpreter = probe(candidate, folders, surroundings)
+        if interpreter is not None and interpreter.torch:
+            log.info("using the Python with torch", path=str(interpreter.path), torch=interpreter.torch)
+            return interpreter
+        usable += [interpreter] if interpreter is not None else []
     if not usable:
         raise SetupFailed("this machine has no Python", next_step="use an AMI with Python, such as a deep learning AMI")
     log.info("no Python on this machine has torch; using the first that runs", path=str(usable[0].path))
@@ -71,23 +71,23 @@ def find_interpreter(config: InstanceConfig, folders: Folders, where: Surroundin
 def candidates(root: Path = Path("/")) -> Iterator[Path]:
     """Where machine images have their environment with torch, the likeliest first; each path once."""
     conda = os.environ.get("CONDA_PREFIX")
-    found = [Path(conda, "bin/python")] if conda else []
-    found += [root / "opt/pytorch/bin/python"]  # deep learning AMIs since 2024
+    paths = [Path(conda, "bin/python")] if conda else []
+    paths += [root / "opt/pytorch/bin/python"]  # deep learning AMIs since 2024
     for base in ("opt/conda", "opt/miniconda3", "opt/miniforge3", "home/ubuntu/anaconda3", "home/ec2-user/anaconda3"):
         environments = sorted((root / base / "envs").glob("*/bin/python"), key=lambda path: "torch" not in str(path))
-        found += [root / base / "bin/python", *environments]
-    found += [Path(path) for name in ("python3", "python") if (path := shutil.which(name))]
-    yield from dict.fromkeys(path for path in found if path.exists())
+        paths += [root / base / "bin/python", *environments]
+    paths += [Path(path) for name in ("python3", "python") if (path := shutil.which(name))]
+    yield from dict.fromkeys(path for path in paths if path.exists())
 
 
-def probe(path: Path, folders: Folders, where: Surroundings) -> Interpreter | None:
+def probe(path: Path, folders: Folders, surroundings: Surroundings) -> Interpreter | None:
     """What `path` is, asked as the trainer's user and without importing torch; None where it cannot run."""
-    environment = base_environment(os.environ, where.account, folders.home)
+    environment = base_environment(os.environ, surroundings.account, folders.home)
     environment.pop("PYTHONPATH", None)
     try:
         ended = run_command(
             [str(path), "-c", _PROBE],
-            where,
+            surroundings,
             directory=Path("/"),  # -c puts the working directory on the path
             environment=environment,
             seconds_max=_PROBE_SECONDS_MAX,
@@ -97,7 +97,7 @@ def probe(path: Path, folders: Folders, where: Surroundings) -> Interpreter | No
     if not ended.ok or not ended.lines:
         return None
     try:
-        said = bounded_json.parse_object(ended.lines[-1])
-        return Interpreter(path, said["version"], said["torch"], said["venv"], tuple(said["site"]))
+        answer = bounded_json.parse_object(ended.lines[-1])
+        return Interpreter(path, answer["version"], answer["torch"], answer["venv"], tuple(answer["site"]))
     except (ValueError, KeyError, TypeError):
         return None

@@ -59,40 +59,43 @@ def mark_of(folders: Iterable[Path]) -> Mark:
 
     Small ones (an event file, a configuration written at each start) say nothing about progress.
     """
-    return mark_of_files((str(folder), seen) for folder in folders for seen in files_below(folder))
+    return mark_of_files((str(folder), file) for folder in folders for file in files_below(folder))
 
 
 def mark_of_files(files: Iterable[tuple[str, Seen]]) -> Mark:
     """The same of (folder, file) each."""
-    found = list(files)
-    largest = max((seen.size for _, seen in found), default=0)
-    return frozenset((top, seen.path, seen.size, seen.changed) for top, seen in found if seen.size * 10 >= largest)
+    listed = list(files)
+    largest = max((file.size for _, file in listed), default=0)
+    return frozenset((top, file.path, file.size, file.changed) for top, file in listed if file.size * 10 >= largest)
 
 
 def newest(folder: Path) -> Seen | None:
     return max(files_below(folder), key=lambda seen: (seen.changed, seen.path), default=None)
 
 
-def describe(seen: Seen) -> str:
+def describe(file: Seen) -> str:
     """`checkpoint-500/model.safetensors (0 bytes, written 2026-11-21T08:00:00Z)`."""
     try:
-        when = rfc3339(datetime.fromtimestamp(seen.changed, timezone.utc))
+        time = rfc3339(datetime.fromtimestamp(file.changed, timezone.utc))
     except (ValueError, OverflowError, OSError):  # a trainer sets any time
-        when = "at no time"
-    return f"{seen.shown} ({seen.size} bytes, written {when})"
+        time = "at no time"
+    return f"{file.shown} ({file.size} bytes, written {time})"
 
 
 def grown_elsewhere(clone: Path, since: float, count: int = 5) -> list[Seen]:
     """The largest files in the clone that were written after `since` (seconds since 1970)."""
-    found = [s for s in files_below(clone) if s.changed >= since and s.size >= _SMALL_BYTES]
-    return sorted(found, key=lambda seen: (-seen.size, seen.path))[:count]
+    files = [s for s in files_below(clone) if s.changed >= since and s.size >= _SMALL_BYTES]
+    return sorted(files, key=lambda seen: (-seen.size, seen.path))[:count]
 
 
 def progress_of(path: Path) -> tuple[Progress, int] | None:
     """The progress document and a number that changes whenever it is written anew; None where there is none."""
     try:
-        with untrusted_folders.file(path.parent, path.name) as seen, open(seen, "rb", closefd=False) as file:
-            status = os.fstat(seen)  # of what is open: a name may mean another file a moment later
+        with (
+            untrusted_folders.file(path.parent, path.name) as descriptor,
+            open(descriptor, "rb", closefd=False) as file,
+        ):
+            status = os.fstat(descriptor)  # of what is open: a name may mean another file a moment later
             text = file.read(_PROGRESS_BYTES_MAX + 1)
         if len(text) > _PROGRESS_BYTES_MAX:
             return None
@@ -114,20 +117,20 @@ def drop_metrics_after(path: Path, step: int) -> int:
 
 
 def _drop_after(path: Path, step: int) -> int:
-    with untrusted_folders.file(path.parent, path.name) as seen, open(seen, "rb", closefd=False) as file:
-        status = os.fstat(seen)
+    with untrusted_folders.file(path.parent, path.name) as descriptor, open(descriptor, "rb", closefd=False) as file:
+        status = os.fstat(descriptor)
         if status.st_size > _METRICS_BYTES_MAX:
             return 0
         dropped = sum(_is_dropped(line, step) for line in _lines(file))
         if not dropped:
             return 0
         file.seek(0)
-        beside, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with open(beside, "wb") as kept:
-            kept.writelines(line for line in _lines(file) if not _is_dropped(line, step))
-            os.fchmod(kept.fileno(), stat.S_IMODE(status.st_mode))
+        part_file, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with open(part_file, "wb") as new_file:
+            new_file.writelines(line for line in _lines(file) if not _is_dropped(line, step))
+            os.fchmod(new_file.fileno(), stat.S_IMODE(status.st_mode))
             if os.geteuid() == 0:
-                os.fchown(kept.fileno(), status.st_uid, status.st_gid)
+                os.fchown(new_file.fileno(), status.st_uid, status.st_gid)
     os.replace(name, path)
     return dropped
 

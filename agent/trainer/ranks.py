@@ -63,21 +63,21 @@ def gpu_count() -> int:
     Retryable where it hangs.
     """
     try:
-        found = programs.run(_QUERY, seconds_max=NVIDIA_SMI_SECONDS_MAX)
+        answer = programs.run(_QUERY, seconds_max=NVIDIA_SMI_SECONDS_MAX)
     except Retryable:
         raise
     except Fatal:
         return 0
-    lines = [line.strip() for line in found.out.splitlines()]
-    return sum(line.isdigit() for line in lines) if found.code == 0 else 0
+    lines = [line.strip() for line in answer.out.splitlines()]
+    return sum(line.isdigit() for line in lines) if answer.code == 0 else 0
 
 
 def visible(gpus: int, environment: Mapping[str, str]) -> int:
     """How many of `gpus` the job leaves itself with CUDA_VISIBLE_DEVICES."""
-    said = environment.get("CUDA_VISIBLE_DEVICES")
-    if said is None or not gpus:
+    devices = environment.get("CUDA_VISIBLE_DEVICES")
+    if devices is None or not gpus:
         return gpus
-    named = [word.strip() for word in said.split(",")]
+    named = [word.strip() for word in devices.split(",")]
     return min(gpus, len([word for word in named if word and word != "-1"]))
 
 
@@ -111,13 +111,20 @@ def world_of(
     if count == 0:
         raise SetupFailed('nproc_per_node = "gpu", but nvidia-smi shows no GPU on this machine', next_step=_NEXT)
     if gpus and count != gpus:
-        what = f"{gpus - count} would stay idle" if count < gpus else "two ranks cannot share one"
+        consequence = f"{gpus - count} would stay idle" if count < gpus else "two ranks cannot share one"
         raise SetupFailed(
-            f"nproc_per_node = {count}, but this machine has {gpus} GPUs: {what}",
+            f"nproc_per_node = {count}, but this machine has {gpus} GPUs: {consequence}",
             next_step=_NEXT + "; CUDA_VISIBLE_DEVICES in [environment] leaves GPUs out on purpose",
         )
-    where = rendezvous or ["--standalone"]
-    torchrun = [str(interpreter), "-m", RANKS_MODULE, *where, f"--nproc_per_node={count}", "--max_restarts=0"]
+    rendezvous_options = rendezvous or ["--standalone"]
+    torchrun = [
+        str(interpreter),
+        "-m",
+        RANKS_MODULE,
+        *rendezvous_options,
+        f"--nproc_per_node={count}",
+        "--max_restarts=0",
+    ]
     if count > 1:  # both outputs of all ranks but the first go to files
         torchrun += [f"--log_dir={logs}", "--redirects=" + ",".join(f"{rank}:3" for rank in range(1, count))]
     says = "" if rendezvous else describe(count, gpus)
@@ -131,28 +138,28 @@ def describe(processes: int, gpus: int) -> str:
 
 def last_words(logs: Path | None, lines_max: int = 15) -> list[str]:
     """The end of what the ranks that were not in the log said, of at most two that failed: why they ended."""
-    found: list[str] = []
+    texts: list[str] = []
     paths = sorted(_ranks_errors(logs)) if logs is not None else []
     tails = [(path.split("/")[-2], _tail(logs, path, lines_max)) for path in paths if logs is not None]
     failed = [tail for tail in tails if any("Error" in line or "error" in line for line in tail[1])]
     for rank, lines in failed[:2]:
-        found += [f"rank {rank} | {line}" for line in lines]
-    return found
+        texts += [f"rank {rank} | {line}" for line in lines]
+    return texts
 
 
-def _launched_by_itself(asked: int | str, argv: tuple[str, ...], gpus: int) -> World:
-    said = processes_asked(argv)
-    number = int(said) if said is not None and said.isdigit() else None
-    if asked != 1 and number is not None and number != (gpus if asked == "gpu" else asked):
+def _launched_by_itself(processes: int | str, argv: tuple[str, ...], gpus: int) -> World:
+    own_processes = processes_asked(argv)
+    number = int(own_processes) if own_processes is not None and own_processes.isdigit() else None
+    if processes != 1 and number is not None and number != (gpus if processes == "gpu" else processes):
         raise SetupFailed(
-            f"nproc_per_node = {asked!r}, but the command starts {number} processes by itself",
+            f"nproc_per_node = {processes!r}, but the command starts {number} processes by itself",
             next_step="leave `nproc_per_node` out, or the launcher out of `command`: then it is added",
         )
     idle = gpus - (number or gpus)
     return World(
         argv,
         gpus=gpus,
-        says="the command launches its ranks itself" + (f": {said} on this machine" if said else ""),
+        says="the command launches its ranks itself" + (f": {own_processes} on this machine" if own_processes else ""),
         warns=f"{idle} of {gpus} GPUs stay idle: the command starts {number} processes" if idle > 0 else "",
     )
 
@@ -179,6 +186,6 @@ def _tail(logs: Path, path: str, lines_max: int) -> list[str]:
     return list(SECRETS.stream().lines([readable(line) for line in whole]))[-lines_max:]
 
 
-def _some(count: int, what: str) -> str:
-    plural = what + ("es" if what.endswith("s") else "s")
-    return f"{count} {what if count == 1 else plural}"
+def _some(count: int, thing: str) -> str:
+    plural = thing + ("es" if thing.endswith("s") else "s")
+    return f"{count} {thing if count == 1 else plural}"

@@ -39,8 +39,8 @@ class SavedFiles:
 
     def mark(self) -> Mark:
         """As `trainer_files.mark_of`: it changes when something is saved."""
-        seen = [(str(self._folders.clone), file) for file in self._next_to_code()]
-        return mark_of(self.kept) | mark_of_files([] if self._over.is_set() else seen)
+        files = [(str(self._folders.clone), file) for file in self._next_to_code()]
+        return mark_of(self.kept) | mark_of_files([] if self._over.is_set() else files)
 
     def newer_than(self, moment: float) -> bool:
         """Whether something was saved after `moment` (seconds since 1970)."""
@@ -48,7 +48,7 @@ class SavedFiles:
 
     def anything(self) -> bool:
         """Whether there is something that `resume_command` can resume from."""
-        return anything_saved(*self.kept) or any(seen.size for seen in self._next_to_code())
+        return anything_saved(*self.kept) or any(file.size for file in self._next_to_code())
 
     def torn(self) -> list[TornSave]:
         """The saves that are surely incomplete."""

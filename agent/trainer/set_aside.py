@@ -33,8 +33,8 @@ class SetAside:
     def put_back(self) -> bool:
         """False if the trainer has written something of that name since, or the volume refuses."""
         try:
-            with untrusted_folders.folder(self.save.folder, os.path.dirname(self.save.name)) as there:
-                untrusted_folders.rename(self.moved.parent, self.moved.name, there, self.original.name)
+            with untrusted_folders.folder(self.save.folder, os.path.dirname(self.save.name)) as folder:
+                untrusted_folders.rename(self.moved.parent, self.moved.name, folder, self.original.name)
         except OSError:
             return False
         return True
@@ -71,8 +71,8 @@ class SaveShelf:
         before, self.saves = self.saves, (*self.saves, aside)
         try:
             self._write(now)  # before the move: what is on record and was never moved is only not put back
-            with untrusted_folders.folder(aside.moved.parent) as there:
-                untrusted_folders.rename(save.folder, save.name, there, aside.moved.name)
+            with untrusted_folders.folder(aside.moved.parent) as folder:
+                untrusted_folders.rename(save.folder, save.name, folder, aside.moved.name)
         except OSError:
             self.saves = before
             raise
@@ -111,10 +111,10 @@ class SaveShelf:
         publish(self._record, json.dumps({"time": now.timestamp(), "saves": saves}), durable=True)
 
     def _saves_of(self, record: dict[str, list[dict[str, str]]]) -> Iterator[SetAside]:
-        for each in record["saves"]:
-            folder = self._folders[int(each["folder"])]
-            save = TornSave(folder, each["name"], each["reason"])
-            yield SetAside(save, folder / save.name, _aside_folder(folder) / each["moved"])
+        for entry in record["saves"]:
+            folder = self._folders[int(entry["folder"])]
+            save = TornSave(folder, entry["name"], entry["reason"])
+            yield SetAside(save, folder / save.name, _aside_folder(folder) / entry["moved"])
 
 
 def _aside_folder(folder: Path) -> Path:

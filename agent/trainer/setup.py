@@ -50,7 +50,7 @@ def prepare(
     config: InstanceConfig,
     folders: Folders,
     interpreter: Interpreter,
-    where: Surroundings,
+    surroundings: Surroundings,
     log: Any,
     *,
     copy: str = "",
@@ -67,18 +67,20 @@ def prepare(
     setup = config.job.job.setup
     if not setup:
         return interpreter
-    folders.make(where.account)
+    folders.make(surroundings.account)
     place = _place(config, folders, interpreter, copy)
-    if (found := made_before(config, folders, interpreter, where, copy=copy)) is not None:
+    if (earlier := made_before(config, folders, interpreter, surroundings, copy=copy)) is not None:
         log.info("the environment of `setup` is there already", path=str(place))
         os.utime(place)
-        return found
+        return earlier
     log.info("making the environment of `setup`", path=str(place), base=str(interpreter.path))
-    made = _make(place, interpreter, folders, where)
-    environment = trainer_environment(config, folders, made.path, os.environ, where.account, 1, where.environment)
+    made = _make(place, interpreter, folders, surroundings)
+    environment = trainer_environment(
+        config, folders, made.path, os.environ, surroundings.account, 1, surroundings.environment
+    )
     with around or contextlib.nullcontext():
         for command in setup:
-            _run(command, made.path, config, folders, environment, where, log, network_seconds_max)
+            _run(command, made.path, config, folders, environment, surroundings, log, network_seconds_max)
     marker = json.dumps({"setup": setup, "revision": config.revision, "base": made.version})
     try:
         _sync(place)
@@ -90,13 +92,13 @@ def prepare(
 
 
 def made_before(
-    config: InstanceConfig, folders: Folders, interpreter: Interpreter, where: Surroundings, *, copy: str = ""
+    config: InstanceConfig, folders: Folders, interpreter: Interpreter, surroundings: Surroundings, *, copy: str = ""
 ) -> Interpreter | None:
     """The interpreter that `prepare` would find: `interpreter` if there is no `setup`; None if it must run."""
     if not config.job.job.setup:
         return interpreter
     place = _place(config, folders, interpreter, copy)
-    return probe(place / "bin/python", folders, where) if os.path.isfile(place / _COMPLETE) else None
+    return probe(place / "bin/python", folders, surroundings) if os.path.isfile(place / _COMPLETE) else None
 
 
 def _place(config: InstanceConfig, folders: Folders, interpreter: Interpreter, copy: str) -> Path:
@@ -106,36 +108,38 @@ def _place(config: InstanceConfig, folders: Folders, interpreter: Interpreter, c
 def _sync(place: Path) -> None:
     """All that the commands wrote, before it is called complete: of a machine that is killed within half a minute the
     packages may be empty files, and every successor would believe them."""
-    found = programs.run(["sync", "-f", str(place)], seconds_max=SYNC_SECONDS_MAX)
-    if found.code != 0:
-        raise Retryable(f"`sync -f {place}` failed: {found.said}")
+    answer = programs.run(["sync", "-f", str(place)], seconds_max=SYNC_SECONDS_MAX)
+    if answer.code != 0:
+        raise Retryable(f"`sync -f {place}` failed: {answer.said}")
 
 
 def key_of(config: InstanceConfig, interpreter: Interpreter, copy: str = "") -> str:
     """Equal where the environment would come out equal: commands, revision, folder, working copy, the image's Python
     and torch."""
-    said = [config.job.job.setup, config.revision, config.job.job.directory, copy]
+    parts = [config.job.job.setup, config.revision, config.job.job.directory, copy]
     image = [str(interpreter.path), interpreter.version, interpreter.torch]
-    return hashlib.sha256(json.dumps([said, image]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([parts, image]).encode()).hexdigest()[:16]
 
 
-def _make(place: Path, interpreter: Interpreter, folders: Folders, where: Surroundings) -> Interpreter:
+def _make(place: Path, interpreter: Interpreter, folders: Folders, surroundings: Surroundings) -> Interpreter:
     """A virtual environment that sees all packages of `interpreter`, at `place`, with pip.
 
     Built in place (an environment cannot be moved), so that only the marker says it is complete.
     """
     untrusted_folders.remove(place)
     place.mkdir()
-    give(place, where.account)
+    give(place, surroundings.account)
     venv = [str(interpreter.path), "-I", "-m", "venv", "--system-site-packages", "--without-pip", str(place)]
     environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(folders.home)}
 
     def run(argv: Sequence[str]) -> Finished:
-        return run_command(argv, where, directory=Path("/"), environment=environment, seconds_max=COMMAND_SECONDS_MAX)
+        return run_command(
+            argv, surroundings, directory=Path("/"), environment=environment, seconds_max=COMMAND_SECONDS_MAX
+        )
 
     ended = run(venv)
-    found = probe(place / "bin/python", folders, where) if ended.ok else None
-    if found is None:
+    environment_python = probe(place / "bin/python", folders, surroundings) if ended.ok else None
+    if environment_python is None:
         raise SetupFailed(
             f"no virtual environment could be made with {interpreter.path}:\n{ended.tail(_TAIL_LINES)}",
             next_step="name another `python` in job.toml, or an AMI whose Python has the module venv",
@@ -156,7 +160,7 @@ def _make(place: Path, interpreter: Interpreter, folders: Folders, where: Surrou
             raise SetupFailed(f"{name} of the environment {place} cannot be written:\n{ended.tail(_TAIL_LINES)}")
     if not has_pip:
         run([python, "-I", "-m", "ensurepip"])  # without pip a `setup` that needs none still works
-    return probe(place / "bin/python", folders, where) or found
+    return probe(place / "bin/python", folders, surroundings) or environment_python
 
 
 def _run(
@@ -165,20 +169,20 @@ def _run(
     config: InstanceConfig,
     folders: Folders,
     environment: dict[str, str],
-    where: Surroundings,
+    surroundings: Surroundings,
     log: Any,
     network_seconds_max: float,
 ) -> None:
     directory = folders.clone / config.job.job.directory
     argv = expand(command, environment, python)
-    shown = json.dumps(list(command), ensure_ascii=False)  # as job.toml has it, on one line
+    text = json.dumps(list(command), ensure_ascii=False)  # as job.toml has it, on one line
 
     def once() -> None:
-        log.info("setup", command=shown)
+        log.info("setup", command=text)
         try:
             ended = run_command(
                 argv,
-                where,
+                surroundings,
                 directory=directory,
                 environment=environment,
                 seconds_max=COMMAND_SECONDS_MAX,
@@ -186,37 +190,37 @@ def _run(
             )
         except OSError as error:
             raise SetupFailed(
-                f"the setup command {shown} could not be started: {error.strerror}",
+                f"the setup command {text} could not be started: {error.strerror}",
                 next_step="correct `setup` in job.toml",
             ) from error
         if ended.ok:
             return
         if _NETWORK.search(ended.tail(100)):
             raise Retryable(
-                f"the network was down for the setup command {shown}:\n{ended.tail(_TAIL_LINES)}",
+                f"the network was down for the setup command {text}:\n{ended.tail(_TAIL_LINES)}",
                 next_step="check the subnet's route to the internet",
             )
-        how = f"exited with {ended.exit_code}"
+        manner = f"exited with {ended.exit_code}"
         if ended.timed_out:
-            how = f"had not ended after {COMMAND_SECONDS_MAX:.0f} s"
+            manner = f"had not ended after {COMMAND_SECONDS_MAX:.0f} s"
         raise SetupFailed(
-            f"the setup command {shown} {how}; its last lines:\n{ended.tail(_TAIL_LINES)}",
+            f"the setup command {text} {manner}; its last lines:\n{ended.tail(_TAIL_LINES)}",
             next_step="correct `setup` in job.toml; `fleetctl rehearse` runs it here",
         )
 
     until_it_works(
-        once, where.clock, pause=back_off, seconds_max=network_seconds_max, stop=where.stop,
+        once, surroundings.clock, pause=back_off, seconds_max=network_seconds_max, stop=surroundings.stop,
         log=log, line="the network failed a setup command; trying again",
     )  # fmt: skip
 
 
 def _drop_old(folder: Path, current: Path) -> None:
     """Keep the environments used last; the others only fill the volume."""
-    others = sorted(
+    places = sorted(
         (path for path in folder.glob("env-*") if path != current and not path.is_symlink()),
         key=lambda path: path.stat().st_mtime,
         reverse=True,
     )
-    for path in others[ENVIRONMENTS_KEPT - 1 :]:
+    for path in places[ENVIRONMENTS_KEPT - 1 :]:
         with contextlib.suppress(OSError, Retryable):
             untrusted_folders.remove(path)

@@ -168,10 +168,10 @@ class Supervisor:
             if self._request is not None:
                 return self._ended(self._request.kind, None, self._request.reason)
             if self._meeting is not None:
-                found = self._meeting.meet(self._requested)
-                if found is None:
+                meeting_end = self._meeting.meet(self._requested)
+                if meeting_end is None:
                     continue
-                self._rendezvous = found
+                self._rendezvous = meeting_end
             self._put_back_of_an_earlier_agent()
             end = self._attempt()
             verdict = decide(end, self._tally, self._config.job.limits.failures)
@@ -180,18 +180,18 @@ class Supervisor:
                     self._put_back(end)
                     request = self._request
                     kind: Kind = request.kind if request else "interrupted"
-                    why = request.reason if request else "saved and stopped"
-                    return self._report(self._ended(kind, end, f"{why}; the trainer {end}"))
+                    reason = request.reason if request else "saved and stopped"
+                    return self._report(self._ended(kind, end, f"{reason}; the trainer {end}"))
                 case Done():
                     return self._report(self._ended("done", end, "the trainer exited with 0"))
-                case GiveUp(tally, why):
+                case GiveUp(tally, reason):
                     self._tally = tally
                     self._put_back(end)
-                    return self._report(self._ended("failed", end, why + self._suspect(tally)))
-                case StartAgain(seconds, tally, why):
+                    return self._report(self._ended("failed", end, reason + self._suspect(tally)))
+                case StartAgain(seconds, tally, reason):
                     self._tally = tally
-                    self._report(self._ended("failed", end, why), restarting=True)
-                    self.log.warning("starting the trainer again", why=why, failures=tally.failures, after=seconds)
+                    self._report(self._ended("failed", end, reason), restarting=True)
+                    self.log.warning("starting the trainer again", why=reason, failures=tally.failures, after=seconds)
                     self._put_back(end)
                     self._set_aside_torn(tally)
                     self._clock.sleep(seconds, until=self._requested)
@@ -204,10 +204,16 @@ class Supervisor:
         self._began = self._clock.now().timestamp()
         self._tail.clear()
         self._silence = Silence(self._clock, self._silent_seconds, self._saved_files.mark)
-        found = progress_of(self._folders.progress_file)
+        progress = progress_of(self._folders.progress_file)
         world, program = self._start()
         watch = Watch(
-            self, program, self._folders, self._clock, self._timing, self._silence, written=found[1] if found else 0
+            self,
+            program,
+            self._folders,
+            self._clock,
+            self._timing,
+            self._silence,
+            written=progress[1] if progress else 0,
         )
         over = threading.Event()
         if world.gpus > 1:
@@ -218,10 +224,10 @@ class Supervisor:
             watch.until_end()
         finally:
             over.set()
-            left = program.end_all(self._clock)
-            if left:
-                self.log.error("processes of the trainer cannot be killed", processes=left)
-                self.event("unkillable", processes=left)
+            orphans = program.end_all(self._clock)
+            if orphans:
+                self.log.error("processes of the trainer cannot be killed", processes=orphans)
+                self.event("unkillable", processes=orphans)
         watch.look()
         watch.tell_started()
         if program.exit_code and not watch.asked:
@@ -229,11 +235,11 @@ class Supervisor:
                 self._line(line)
         self.warn_of_empty_checkpoints()
         gained = watch.gained if self._reports else bool(self._saved_files.mark() - before)
-        asked = watch.asked
-        if program.exit_code == contract.EXIT_SAVED_AND_STOPPED and not asked:
-            asked = self._clock.sleep(self._timing.unasked_wait_seconds, until=self._requested)
+        was_asked = watch.asked
+        if program.exit_code == contract.EXIT_SAVED_AND_STOPPED and not was_asked:
+            was_asked = self._clock.sleep(self._timing.unasked_wait_seconds, until=self._requested)
         hung = self._config.job.limits.silent if watch.hung else ""
-        return AttemptEnd(program.exit_code, program.signal, asked, gained, self._reports, hung)
+        return AttemptEnd(program.exit_code, program.signal, was_asked, gained, self._reports, hung)
 
     def _drop(self, path: Path) -> None:
         """A `setup` or a trainer may have made a folder of that name; one that cannot be removed ends no agent."""
@@ -253,14 +259,14 @@ class Supervisor:
                 self.log.info("dropped metrics of steps that are done again", lines=dropped, after=saved.step)
         return self._saved_files.mark()
 
-    def _on_idle_gpus(self, what: str) -> None:
-        self.event("gpus-idle", what=what)
+    def _on_idle_gpus(self, text: str) -> None:
+        self.event("gpus-idle", what=text)
         job = self._config.job.job
         if job.nproc_per_node == 1 and job.gpus < 2:  # nobody has said that it takes more than one
-            self.log.warning(what)
+            self.log.warning(text)
             return
         notice = Notice("shutdown", self._clock.now() + timedelta(seconds=_LIMIT_SECONDS))
-        self._ask(Request("failed", notice, self._clock.monotonic() + _LIMIT_SECONDS, what))
+        self._ask(Request("failed", notice, self._clock.monotonic() + _LIMIT_SECONDS, text))
 
     def _world(self, argv: list[str], directory: Path, environment: Mapping[str, str]) -> World:
         """The ranks of this attempt, said in the log. SetupFailed where they are not what was asked for."""
@@ -355,9 +361,9 @@ class Supervisor:
             return "; " + ", ".join(f"{aside.save} was set aside as {aside.moved.name}" for aside in self._aside.saves)
         torn = self._saved_files.torn()
         if torn:
-            more = f" and {len(torn) - _NAMED_MAX} more" if len(torn) > _NAMED_MAX else ""
-            return f"; incomplete: {', '.join(map(str, torn[:_NAMED_MAX]))}{more}"
-        newest_files = [found for found in map(newest, self._saved_files.kept) if found]
+            rest = f" and {len(torn) - _NAMED_MAX} more" if len(torn) > _NAMED_MAX else ""
+            return f"; incomplete: {', '.join(map(str, torn[:_NAMED_MAX]))}{rest}"
+        newest_files = [name for name in map(newest, self._saved_files.kept) if name]
         last = max(newest_files, key=lambda seen: seen.changed, default=None)
         return f"; the newest file that it has saved is {describe(last)}" if last else ""
 
@@ -405,13 +411,13 @@ class Supervisor:
         """Name the files that grew next to the code while the checkpoint folder stayed empty."""
         if self._warned or any(newest(folder) for folder in self._saved_files.kept):
             return
-        found = grown_elsewhere(self._folders.clone, self._began)
-        if found:
+        grown = grown_elsewhere(self._folders.clone, self._began)
+        if grown:
             self._warned = True
-            files = [f"{seen.shown} ({seen.size} bytes)" for seen in found]
+            files = [f"{file.shown} ({file.size} bytes)" for file in grown]
             if self._folders.has_working_copy:
-                said = "the trainer writes next to its code: that outlives the machine, and the next one finds it"
-                self.log.info(said, files=files, folder=str(self._folders.clone))
+                message = "the trainer writes next to its code: that outlives the machine, and the next one finds it"
+                self.log.info(message, files=files, folder=str(self._folders.clone))
                 return
             self.log.warning(
                 "nothing is written to the checkpoint folder, but these files grew in the clone and will be lost with"
@@ -429,8 +435,8 @@ class Supervisor:
             return self._request
 
     def take_rebalance(self) -> bool:
-        taken, self._rebalance = self._rebalance, False
-        return taken
+        is_asked, self._rebalance = self._rebalance, False
+        return is_asked
 
     def note(self, progress: Progress) -> bool:
         """A new progress document; whether it is a step beyond the best so far."""

@@ -66,22 +66,22 @@ def anything_saved(checkpoints: Path, elsewhere: Path) -> bool:
 
     In the checkpoint folder any file that is not empty is; `elsewhere` data and logs lie too, so a name must say it.
     """
-    if any(seen.size for seen in files_below(checkpoints)):
+    if any(file.size for file in files_below(checkpoints)):
         return True
-    return any(seen.size and has_save_suffix(seen.path) for seen in files_below(elsewhere))
+    return any(file.size and has_save_suffix(file.path) for file in files_below(elsewhere))
 
 
 # --------------------------------------------------------------------------------------------------------------- files
 def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str], int]]:
-    for below, folders, names, here in untrusted_folders.walk(folder):
+    for below, folders, names, descriptor in untrusted_folders.walk(folder):
         folders[:] = [name for name in folders if name not in NOT_GROWTH]
-        yield below, folders, names, here
+        yield below, folders, names, descriptor
 
 
 def _torn_files(folder: Path) -> Iterator[TornSave]:
-    for below, _, names, here in _walk(folder):
+    for below, _, names, descriptor in _walk(folder):
         for name in names:
-            reason = _file_reason(here, name)
+            reason = _file_reason(descriptor, name)
             if reason:
                 path = Path(below, name)
                 unit = _unit(path)
@@ -181,7 +181,7 @@ def _torn_folders(folder: Path) -> Iterator[TornSave]:
 
 
 def _names_below(folder: Path, path: str) -> frozenset[str]:
-    return frozenset(_masked(found) for found, _ in untrusted_folders.files(folder, NOT_GROWTH, below=path))
+    return frozenset(_masked(name) for name, _ in untrusted_folders.files(folder, NOT_GROWTH, below=path))
 
 
 def _masked(name: str) -> str:

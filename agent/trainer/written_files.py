@@ -37,11 +37,11 @@ Files = Mapping[str, Seen]  # by place and path: `working-copy/last.pt`
 def files_of(folders: Folders, home: Path) -> Iterator[tuple[str, Seen]]:
     """All files in the places that a trainer can write, by place and path, less logs, caches and temporary files."""
     for place, folder in _places(folders, home).items():
-        for seen in files_below(folder):
-            *above, name = Path(seen.path).parts
+        for file in files_below(folder):
+            *above, name = Path(file.path).parts
             hidden = any(part.startswith(".") or part in _LEFT_OUT_FOLDERS for part in above)
             if not hidden and not _LEFT_OUT_NAMES.match(name):
-                yield f"{place}/{seen.path}", seen
+                yield f"{place}/{file.path}", file
 
 
 def path_of(folders: Folders, home: Path, name: str) -> Path:
@@ -55,16 +55,16 @@ def _places(folders: Folders, home: Path) -> dict[str, Path]:
             "results": folders.results}  # fmt: skip
 
 
-def is_written(first: Files, name: str, seen: Seen) -> bool:
+def is_written(first: Files, name: str, file: Seen) -> bool:
     """Whether the file is new or another one than in `first`, the list at the trainer's start."""
-    known = first.get(name)
-    return known is None or (known.size, known.changed) != (seen.size, seen.changed)
+    earlier = first.get(name)
+    return earlier is None or (earlier.size, earlier.changed) != (file.size, file.changed)
 
 
 def missing(lasting: Iterable[str], present: Iterable[str]) -> tuple[str, ...]:
     """The names that have no namesake among those that are present."""
-    there = {masked(name) for name in present}
-    return tuple(sorted(name for name in lasting if masked(name) not in there))
+    names = {masked(name) for name in present}
+    return tuple(sorted(name for name in lasting if masked(name) not in names))
 
 
 def masked(name: str) -> str:
@@ -84,12 +84,12 @@ class Record:
     def read(cls, path: Path, run: str) -> Record | None:
         """None if there is none, it cannot be read, or it is another run's."""
         try:
-            found = cls(**bounded_json.parse_object(path.read_text(encoding="utf-8")))
+            record = cls(**bounded_json.parse_object(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
-        if found.run != run:
+        if record.run != run:
             return None
-        return replace(found, written=tuple(found.written), lasting=tuple(found.lasting))
+        return replace(record, written=tuple(record.written), lasting=tuple(record.lasting))
 
 
 class WrittenFiles:
@@ -126,9 +126,9 @@ class WrittenFiles:
         files = self._files() if self._first is not None else None
         if files is None or self._first is None:
             return
-        both = [name for name in files if name in self._last and len(name) <= _PATH_MAX and shown(name) == name]
-        written = [name for name in both if is_written(self._first, name, files[name])]
-        lasting = [name for name in both if name in self._known] + written
+        kept_names = [name for name in files if name in self._last and len(name) <= _PATH_MAX and shown(name) == name]
+        written = [name for name in kept_names if is_written(self._first, name, files[name])]
+        lasting = [name for name in kept_names if name in self._known] + written
         self._last = files
         names = _bounded(written)
         record = Record(self._run, self._instance, attempt, names, len(written), _bounded(lasting))
@@ -139,10 +139,10 @@ class WrittenFiles:
     def _files(self) -> Files | None:
         """None if there are too many, or the look must end."""
         files: dict[str, Seen] = {}
-        for name, seen in files_of(self._folders, self._home):
+        for name, file in files_of(self._folders, self._home):
             if len(files) >= FILES_MAX or self._over.is_set():
                 return None
-            files[name] = seen
+            files[name] = file
         return files
 
 
