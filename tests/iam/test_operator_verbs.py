@@ -288,6 +288,7 @@ def test_every_verb_that_asks_aws_is_lived_under_the_printed_policies(life: Life
 # (statement, action) -> why no question of a verb needs it
 EXPLAINED = {
     ("Look", "sts:GetCallerIdentity"): "AWS asks nothing for it; it is printed because fleetctl calls it",
+    ("Look", "kms:DescribeKey"): "asked for a customer key; without it `request` notes that the key was not checked",
     ("Store", "s3:AbortMultipartUpload"): "asked where an upload in parts fails",
     **{("ImageOfBatch", action): "asked by Docker, where it pushes an image" for action in NOT_CALLS
        if action.startswith("ecr:")},

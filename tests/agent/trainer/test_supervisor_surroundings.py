@@ -88,8 +88,8 @@ def test_a_trainer_gets_no_credentials_of_the_agent_but_its_endpoints(
 
 
 def test_only_variables_of_the_contract_are_expanded_in_the_command(bench: Bench) -> None:
-    found = told(bench, "--out=${SPOTHEAL_CHECKPOINT_DIR}/x", "${other}", "$SPOTHEAL_JOB", "`id`")
-    assert found["argv"] == [f"--out={bench.folders.checkpoints}/x", "${other}", "$SPOTHEAL_JOB", "`id`"]
+    found = told(bench, "--out=${SPOTHEAL_CHECKPOINT_DIR}/x", "${other}", "`id`")
+    assert found["argv"] == [f"--out={bench.folders.checkpoints}/x", "${other}", "`id`"]
 
 
 def test_an_unknown_variable_in_the_command_is_a_setup_failure(bench: Bench) -> None:

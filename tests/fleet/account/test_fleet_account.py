@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -190,7 +191,7 @@ def test_a_policy_that_this_version_writes_otherwise_is_updated(empty: Desk, mot
 
 
 def key_of(desk: Desk, region: str = "us-west-2") -> str:
-    key = f"arn:aws:kms:{region}:123456789012:key/1"
+    key = str(boto3.client("kms", region_name=region).create_key()["KeyMetadata"]["Arn"])
     with (desk.folder / "job.toml").open("a") as job:
         job.write(f'[volume]\nkms_key = "{key}"\n')
     return key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,11 @@ def test_the_whole_life_of_a_volume(
     assert made["id"] not in [one["id"] for one in cloud_desk.good("volume", "ls")["volumes"]]
 
 
+def until_available(cloud_desk: CloudDesk, volume: str) -> None:
+    while getattr(cloud_desk.cloud.rules.volume(volume), "state", "") == "creating":
+        time.sleep(0.01)
+
+
 def test_a_volume_is_adopted_by_its_name_and_never_a_runs(cloud_desk: CloudDesk) -> None:
     (cloud_desk.folder / "job.toml").write_text(
         '[job]\nname = "bert"\nrepository = "."\ncommand = ["true"]\n[volume]\nname = "bert-data"\n'
@@ -149,6 +155,7 @@ def test_a_volume_is_adopted_by_its_name_and_never_a_runs(cloud_desk: CloudDesk)
     refused = cloud_desk.run("volume", "adopt", taken, "--yes")
     assert refused.exit_code == ExitCode.CONFLICT and "belongs to run x" in refused.stderr
     for volume in (free, taken):
+        until_available(cloud_desk, volume)  # EC2 deletes no volume that it still creates
         cloud_desk.good("volume", "rm", volume, "--yes")
 
 
